@@ -1,0 +1,50 @@
+"""Every method of the family; one paper, one file."""
+
+from __future__ import annotations
+
+from fedadmm.algorithms.fed_admm import FedADMM
+from fedadmm.algorithms.fed_admm_insa import FedADMMIn, FedADMMInSa
+from fedadmm.algorithms.fed_avg import FedAvg
+from fedadmm.algorithms.fed_dr import FedDR, FedDRII
+from fedadmm.algorithms.fed_dyn import FedDyn
+from fedadmm.algorithms.fed_pd import FedPD
+from fedadmm.algorithms.fed_prox import FedProx
+from fedadmm.algorithms.fed_sgd import FedSGD
+from fedadmm.algorithms.fed_split import FedSplit
+from fedadmm.algorithms.scaffold import Scaffold
+from fedadmm.protocols import AnyAlgorithm
+
+REGISTRY: dict[str, type[AnyAlgorithm]] = {
+    method.name: method
+    for method in (
+        FedSGD,
+        FedAvg,
+        FedProx,
+        Scaffold,
+        FedDyn,
+        FedPD,
+        FedADMM,
+        FedADMMIn,
+        FedADMMInSa,
+        FedDR,
+        FedDRII,
+        FedSplit,
+    )
+}
+"""Name on the command line and in configurations -> class; the only place that lists them."""
+
+__all__ = [
+    "REGISTRY",
+    "FedADMM",
+    "FedADMMIn",
+    "FedADMMInSa",
+    "FedAvg",
+    "FedDR",
+    "FedDRII",
+    "FedDyn",
+    "FedPD",
+    "FedProx",
+    "FedSGD",
+    "FedSplit",
+    "Scaffold",
+]

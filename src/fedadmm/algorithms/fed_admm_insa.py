@@ -1,0 +1,172 @@
+"""FedADMM-In and FedADMM-InSa: inexact local solves, self-adaptive penalties.
+
+Song, Wang, Zuazua: FedADMM-InSa: An Inexact and Self-Adaptive ADMM for Federated Learning,
+Neural Networks 2025; slides by Wang, 2024.  Signs follow y_i = -lambda_i.
+
+    client   w_i+ with ||e(w_i+)|| <= sigma_i ||e(w_i)||,  e the gradient of
+             f_i(w) + <y_i, w> + (beta_i/2) ||w - theta||^2
+             y_i+ = y_i + beta_i (w_i+ - theta)
+             send the increments of  beta_i w_i + y_i  and of  beta_i
+    server   theta = sum a_i (beta_i w_i + y_i) / sum a_i beta_i, then prox_{g / sum a_i beta_i}
+
+In keeps beta_i; InSa balances the residuals.  A new beta_i holds from the client's next round:
+the upload of this round uses the one the round was solved with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.errors import check_choice, check_positive, check_range
+from fedadmm.penalties import FixedPenalty, PenaltyRule, ResidualBalancing
+from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer, norm
+from fedadmm.rng import Key
+from fedadmm.stopping import InSaCriterion
+
+
+class Server(NamedTuple):
+    """sum a_i (beta_i w_i + y_i), sum a_i beta_i, and theta."""
+
+    numerator: Tensor
+    denominator: Tensor
+    theta: Tensor
+
+
+class Client(NamedTuple):
+    """Primal, dual, the penalty of the next round, and the one the server counts."""
+
+    w: Tensor
+    y: Tensor
+    beta: Tensor
+    sent: Tensor
+
+
+class Broadcast(NamedTuple):
+    """The global model."""
+
+    theta: Tensor
+
+
+class Message(NamedTuple):
+    """The increments of beta_i w_i + y_i and of beta_i."""
+
+    numerator: Tensor
+    denominator: Tensor
+
+
+@dataclass(frozen=True)
+class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
+    """FedADMM-In: a fixed penalty and the inexactness criterion as stopping rule.
+
+    Args:
+        beta: the penalty every client starts with.
+        start: local training begins at the client's own w_i or at the "global" theta.
+        members: the mean runs over "all" clients, or over those "seen" so far.
+        memory: delta of the released program, theta <- (theta_new + delta theta)/(1 + delta).
+    """
+
+    name: ClassVar[str] = "fedadmm-in"
+    paper: ClassVar[str] = "Song, Wang, Zuazua, FedADMM-InSa, Neural Networks 2025"
+    accepts_regularizer: ClassVar[bool] = True
+
+    beta: float
+    start: Literal["own", "global"] = "own"
+    members: Literal["all", "seen"] = "all"
+    memory: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "beta", self.beta)
+        check_choice(self, "start", self.start, ("own", "global"))
+        check_choice(self, "members", self.members, ("all", "seen"))
+        check_range(self, "memory", self.memory, 0.0)
+
+    @property
+    def penalty(self) -> PenaltyRule:
+        """How beta_i moves: not at all."""
+        return FixedPenalty()
+
+    @property
+    def prox_step(self) -> float:
+        """1 / beta at the start."""
+        return 1 / self.beta
+
+    def default_stop(self) -> InSaCriterion:
+        """The inexactness criterion of the paper."""
+        return InSaCriterion()
+
+    def init_server(self, params: Tensor) -> Server:
+        """theta^0; every client counts with (beta theta^0, beta), or none yet."""
+        beta = params.new_full((1,), self.beta if self.members == "all" else 0.0)
+        return Server(beta * params, beta, params)
+
+    def init_client(self, params: Tensor) -> Client:
+        """w_i = theta^0, y_i = 0, beta_i = beta."""
+        beta = params.new_full((1,), self.beta)
+        sent = beta if self.members == "all" else torch.zeros_like(beta)
+        return Client(params, torch.zeros_like(params), beta, sent)
+
+    def broadcast(self, server: Server, key: Key) -> Broadcast:
+        """Theta."""
+        return Broadcast(server.theta)
+
+    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
+        """Min f_i(w) + <y_i, w> + (beta_i/2) ||w - theta||^2."""
+        start = client.w if self.start == "own" else cast.theta
+        return LocalProblem(start, client.y, client.beta, cast.theta)
+
+    def client_update(
+        self, cast: Broadcast, client: Client, result: LocalResult
+    ) -> tuple[Client, Message]:
+        """Move the dual, send both increments, choose the next penalty."""
+        w = result.params
+        y = client.y + client.beta * (w - cast.theta)
+        numerator = client.beta * w + y - (client.sent * client.w + client.y)
+        beta = self.penalty.next(client.beta, norm(w - client.w), norm(w - cast.theta))
+        return Client(w, y, beta, client.beta), Message(numerator, client.beta - client.sent)
+
+    def server_update(
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+    ) -> Server:
+        """Fold both increments; theta minimises the augmented Lagrangian."""
+        numerator = server.numerator + total.numerator
+        denominator = server.denominator + total.denominator
+        fresh = regularizer.prox(numerator / denominator, 1 / float(denominator))
+        theta = (fresh + self.memory * server.theta) / (1 + self.memory)
+        return Server(numerator, denominator, theta)
+
+    def global_params(self, server: Server) -> Tensor:
+        """Theta."""
+        return server.theta
+
+    def local_params(self, client: Client) -> Tensor:
+        """w_i."""
+        return client.w
+
+
+@dataclass(frozen=True)
+class FedADMMInSa(FedADMMIn):
+    """FedADMM-InSa: FedADMM-In whose penalties balance the residuals (mu, tau).
+
+    beta_i stays within [beta_min, beta_max].
+    """
+
+    name: ClassVar[str] = "fedadmm-insa"
+
+    mu: float = 5.0
+    tau: float = 2.0
+    beta_min: float = 1e-4
+    beta_max: float = 1e4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "beta", self.beta, self.beta_min, self.beta_max)
+        ResidualBalancing(self.mu, self.tau, self.beta_min, self.beta_max)
+
+    @property
+    def penalty(self) -> PenaltyRule:
+        """Residual balancing."""
+        return ResidualBalancing(self.mu, self.tau, self.beta_min, self.beta_max)

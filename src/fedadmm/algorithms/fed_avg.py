@@ -1,0 +1,65 @@
+"""FedAvg: several local steps from the global model, then a weighted mean.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep
+Networks from Decentralized Data, AISTATS 2017.
+
+    client   w <- local steps on f_i, started at theta;  send w - theta
+    server   theta <- theta + weighted mean over S
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedadmm.algorithms.fed_sgd import Server, Stateless
+from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer
+from fedadmm.rng import Key
+
+
+class Delta(NamedTuple):
+    """How far the local steps moved the model."""
+
+    delta: Tensor
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
+    """FedAvg; all hyper-parameters are those of the solver and its stopping rule."""
+
+    name: ClassVar[str] = "fedavg"
+    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
+
+    def init_server(self, params: Tensor) -> Server:
+        """theta^0."""
+        return Server(params)
+
+    def init_client(self, params: Tensor) -> Stateless:
+        """Nothing."""
+        return Stateless()
+
+    def broadcast(self, server: Server, key: Key) -> Server:
+        """Theta."""
+        return server
+
+    def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
+        """Min f_i, started at theta."""
+        return LocalProblem(start=cast.theta)
+
+    def client_update(
+        self, cast: Server, client: Stateless, result: LocalResult
+    ) -> tuple[Stateless, Delta]:
+        """Send w - theta."""
+        return client, Delta(result.params - cast.theta)
+
+    def server_update(
+        self, server: Server, total: Delta, received: Received, regularizer: Regularizer
+    ) -> Server:
+        """Add the replies' weighted mean."""
+        return Server(server.theta + total.delta / received.weight)
+
+    def global_params(self, server: Server) -> Tensor:
+        """Theta."""
+        return server.theta

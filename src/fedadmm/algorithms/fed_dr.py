@@ -1,0 +1,170 @@
+"""FedDR: randomised Douglas-Rachford splitting.
+
+Tran-Dinh, Pham, Phan, Nguyen: FedDR: Randomized Douglas-Rachford Splitting Algorithms for
+Nonconvex Federated Composite Optimization, NeurIPS 2021, Algorithm 1 (its y_i is v_i here).
+asyncFedDR (Algorithm 2) is the same file under an asynchronous engine.
+
+    client   v_i+ = v_i + alpha (xbar - x_i)
+             x_i+ ~ prox_{eta f_i}(v_i+)
+             send the increment of  xhat_i = 2 x_i - v_i
+    server   xtilde <- xtilde + (1/n) sum over S;   xbar = prox_{eta g}(xtilde)
+
+The paper starts clients at x_i = prox_{eta f_i}(x^0) but the server at x^0, so that xtilde is not
+the mean of the xhat_i.  Here init="start" begins with x_i = x^0 everywhere, and init="prox" runs
+one round with all clients first: both keep xtilde = mean xhat_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedadmm.errors import check_choice, check_positive, check_range
+from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer
+from fedadmm.rng import Key
+
+
+class Server(NamedTuple):
+    """The mean of all xhat_i and its prox, the global model."""
+
+    xtilde: Tensor
+    xbar: Tensor
+
+
+class Client(NamedTuple):
+    """The governing sequence v_i and the local model x_i."""
+
+    v: Tensor
+    x: Tensor
+
+
+class ClientII(NamedTuple):
+    """FedDR-II: w_i = x_i - v_i and the local model x_i."""
+
+    w: Tensor
+    x: Tensor
+
+
+State = TypeVar("State", Client, ClientII)
+
+
+class Broadcast(NamedTuple):
+    """The global model."""
+
+    theta: Tensor
+
+
+class Message(NamedTuple):
+    """The increment of xhat_i."""
+
+    increment: Tensor
+
+
+class _DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
+    """The server's half, which every Douglas-Rachford method of this file shares."""
+
+    eta: float
+
+    @property
+    def prox_step(self) -> float:
+        """Eta."""
+        return self.eta
+
+    def init_server(self, params: Tensor) -> Server:
+        """Xtilde = xbar = x^0."""
+        return Server(params, params)
+
+    def broadcast(self, server: Server, key: Key) -> Broadcast:
+        """Xbar."""
+        return Broadcast(server.xbar)
+
+    def server_update(
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+    ) -> Server:
+        """Fold the increments, which keeps the exact mean, and apply prox_{eta g}."""
+        xtilde = server.xtilde + total.increment
+        return Server(xtilde, regularizer.prox(xtilde, self.eta))
+
+    def global_params(self, server: Server) -> Tensor:
+        """Xbar."""
+        return server.xbar
+
+    def local_params(self, client: State) -> Tensor:
+        """x_i."""
+        return client.x
+
+
+@dataclass(frozen=True)
+class FedDR(_DouglasRachford[Client]):
+    """FedDR with step `eta`, relaxation 0 < `alpha` < 2 and a choice of initialisation."""
+
+    name: ClassVar[str] = "feddr"
+    paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021"
+    accepts_regularizer: ClassVar[bool] = True
+
+    eta: float
+    alpha: float = 1.0
+    init: Literal["start", "prox"] = "start"
+
+    def __post_init__(self) -> None:
+        check_positive(self, "eta", self.eta)
+        check_range(self, "alpha", self.alpha, 0.0, 2.0, open_low=True, open_high=True)
+        check_choice(self, "init", self.init, ("start", "prox"))
+
+    @property
+    def starts_with_everyone(self) -> bool:
+        """init="prox": v_i stays at x^0 in that round, so x_i = prox_{eta f_i}(x^0)."""
+        return self.init == "prox"
+
+    def init_client(self, params: Tensor) -> Client:
+        """v_i = x_i = x^0."""
+        return Client(params, params)
+
+    def _governing(self, cast: Broadcast, client: Client) -> Tensor:
+        return client.v + self.alpha * (cast.theta - client.x)
+
+    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
+        """prox_{eta f_i}(v_i+), started at x_i."""
+        return LocalProblem(client.x, None, 1 / self.eta, self._governing(cast, client))
+
+    def client_update(
+        self, cast: Broadcast, client: Client, result: LocalResult
+    ) -> tuple[Client, Message]:
+        """Send the increment of xhat_i = 2 x_i - v_i."""
+        new = Client(self._governing(cast, client), result.params)
+        return new, Message((2 * new.x - new.v) - (2 * client.x - client.v))
+
+
+@dataclass(frozen=True)
+class FedDRII(_DouglasRachford[ClientII]):
+    """FedDR in the variables of Wang et al. (11): w_i = x_i - v_i, alpha = 1.
+
+    client   x_i+ ~ prox_{eta f_i}(xbar - w_i);  w_i+ = w_i + x_i+ - xbar;  xhat_i = x_i + w_i
+    """
+
+    name: ClassVar[str] = "feddr-ii"
+    paper: ClassVar[str] = "Wang et al., FedADMM, CDC 2022, section IV.B"
+    accepts_regularizer: ClassVar[bool] = True
+
+    eta: float
+
+    def __post_init__(self) -> None:
+        check_positive(self, "eta", self.eta)
+
+    def init_client(self, params: Tensor) -> ClientII:
+        """w_i = 0, x_i = x^0."""
+        return ClientII(torch.zeros_like(params), params)
+
+    def local_problem(self, cast: Broadcast, client: ClientII) -> LocalProblem:
+        """prox_{eta f_i}(xbar - w_i), started at x_i."""
+        return LocalProblem(client.x, None, 1 / self.eta, cast.theta - client.w)
+
+    def client_update(
+        self, cast: Broadcast, client: ClientII, result: LocalResult
+    ) -> tuple[ClientII, Message]:
+        """Send the increment of xhat_i = x_i + w_i."""
+        new = ClientII(client.w + result.params - cast.theta, result.params)
+        return new, Message((new.x + new.w) - (client.x + client.w))

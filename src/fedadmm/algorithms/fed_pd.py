@@ -1,0 +1,111 @@
+"""FedPD: primal-dual with all clients, and rounds in which nobody communicates.
+
+Zhang, Hong, Dhople, Yin, Liu: FedPD: A Federated Learning Framework with Adaptivity to Non-IID
+Data, IEEE TSP 2021; Algorithm 1 in Zhang and Hong, On the connection between FedDyn and FedPD.
+
+    client   w_i ~ argmin f_i(w) + <y_i, w> + ||w - theta_i||^2 / (2 eta), started at w_i
+             y_i <- y_i + (w_i - theta_i) / eta
+    with probability 1 - p   send w_i + eta y_i;  server: theta <- mean;  theta_i <- theta
+    with probability p       nothing is sent;     theta_i <- w_i + eta y_i
+
+theta_i need not be stored: it is either the theta just received or w_i + eta y_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.errors import check_positive, check_range
+from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer
+from fedadmm.rng import Key, uniform
+
+
+class Server(NamedTuple):
+    """The global model, and whether the clients have yet to receive it (1) or not (0)."""
+
+    theta: Tensor
+    news: Tensor
+
+
+class Client(NamedTuple):
+    """The client's primal and dual."""
+
+    w: Tensor
+    y: Tensor
+
+
+class Broadcast(NamedTuple):
+    """theta, or None after a silent round; and whether this round is silent."""
+
+    theta: Tensor | None
+    silent: bool
+
+
+class Message(NamedTuple):
+    """w_i + eta y_i, or None in a silent round."""
+
+    augmented: Tensor | None
+
+
+@dataclass(frozen=True)
+class FedPD(Algorithm[Server, Client, Broadcast, Message]):
+    """FedPD with step `eta`; a round is silent with probability `skip_probability`."""
+
+    name: ClassVar[str] = "fedpd"
+    paper: ClassVar[str] = "Zhang et al., FedPD, IEEE TSP 2021"
+    accepts_partial: ClassVar[bool] = False
+
+    eta: float
+    skip_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "eta", self.eta)
+        check_range(self, "skip_probability", self.skip_probability, 0.0, 1.0, open_high=True)
+
+    def init_server(self, params: Tensor) -> Server:
+        """theta^0, which everybody receives first."""
+        return Server(params, params.new_ones(1))
+
+    def init_client(self, params: Tensor) -> Client:
+        """w_i = theta^0, y_i = 0."""
+        return Client(params, torch.zeros_like(params))
+
+    def broadcast(self, server: Server, key: Key) -> Broadcast:
+        """Theta when it is news, and the coin of this round."""
+        silent = uniform(key) < self.skip_probability
+        return Broadcast(server.theta if bool(server.news) else None, silent)
+
+    def _centre(self, cast: Broadcast, client: Client) -> Tensor:
+        return client.w + self.eta * client.y if cast.theta is None else cast.theta
+
+    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
+        """Min f_i(w) + <y_i, w> + ||w - theta_i||^2 / (2 eta), started at w_i."""
+        return LocalProblem(client.w, client.y, 1 / self.eta, self._centre(cast, client))
+
+    def client_update(
+        self, cast: Broadcast, client: Client, result: LocalResult
+    ) -> tuple[Client, Message]:
+        """Move primal and dual; send their sum unless the round is silent."""
+        y = client.y + (result.params - self._centre(cast, client)) / self.eta
+        augmented = None if cast.silent else result.params + self.eta * y
+        return Client(result.params, y), Message(augmented)
+
+    def server_update(
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+    ) -> Server:
+        """The mean of everybody's augmented models; a silent round changes nothing."""
+        if total.augmented is None:
+            return Server(server.theta, torch.zeros_like(server.news))
+        return Server(total.augmented, torch.ones_like(server.news))
+
+    def global_params(self, server: Server) -> Tensor:
+        """Theta of the last communication."""
+        return server.theta
+
+    def local_params(self, client: Client) -> Tensor:
+        """w_i."""
+        return client.w

@@ -1,0 +1,35 @@
+"""FedProx: FedAvg whose local problem is held near the global model.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks,
+MLSys 2020.
+
+    client   w ~ argmin f_i(w) + (rho/2) ||w - theta||^2, started at theta;  send w - theta
+    server   as FedAvg
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedadmm.algorithms.fed_avg import FedAvg
+from fedadmm.algorithms.fed_sgd import Server, Stateless
+from fedadmm.errors import check_range
+from fedadmm.protocols import LocalProblem
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedProx with proximal coefficient `rho`; rho = 0 is FedAvg, bit for bit."""
+
+    name: ClassVar[str] = "fedprox"
+    paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        check_range(self, "rho", self.rho, 0.0)
+
+    def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
+        """Min f_i + (rho/2) ||w - theta||^2, started at theta."""
+        return LocalProblem(start=cast.theta, weight=self.rho, centre=cast.theta)

@@ -1,0 +1,110 @@
+"""SCAFFOLD: control variates that take the drift out of local steps.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning, ICML 2020, Algorithm 1.
+
+    client   w <- local steps with gradients  g(w) - c_i + c,  started at theta
+             option 1   c_i+ = grad f_i(theta)
+             option 2   c_i+ = c_i - c + (theta - w) / (K lr)
+             send  w - theta  and  c_i+ - c_i
+    server   theta <- theta + step * mean over S;   c <- c + (1/n) sum over S of (c_i+ - c_i)
+
+Option 2 is written here as the mean of the K gradients that the steps used.  For plain SGD this
+is the printed formula, because theta - w = lr * sum_k (g_k - c_i + c); it needs no learning rate
+and stays right with momentum.  All control variates start at zero, so that c is their mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.errors import check_choice, check_positive
+from fedadmm.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    Needs,
+    Received,
+    Regularizer,
+)
+from fedadmm.rng import Key
+
+
+class Server(NamedTuple):
+    """The global model and the mean of all control variates; also what is broadcast."""
+
+    theta: Tensor
+    c: Tensor
+
+
+class Client(NamedTuple):
+    """The client's control variate."""
+
+    c_i: Tensor
+
+
+class Message(NamedTuple):
+    """The moves of the model and of the control variate: twice FedAvg's upload."""
+
+    delta: Tensor
+    control: Tensor
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm[Server, Client, Server, Message]):
+    """SCAFFOLD with option 1 or 2 for the control variates and a server step."""
+
+    name: ClassVar[str] = "scaffold"
+    paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
+
+    option: int = 2
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice(self, "option", self.option, (1, 2))
+        check_positive(self, "step", self.step)
+
+    @property
+    def needs(self) -> Needs:
+        """A gradient at theta (option 1) or the mean gradient of the steps (option 2)."""
+        return Needs(start_gradient=self.option == 1, mean_gradient=self.option == 2)
+
+    def init_server(self, params: Tensor) -> Server:
+        """theta^0 and c = 0."""
+        return Server(params, torch.zeros_like(params))
+
+    def init_client(self, params: Tensor) -> Client:
+        """c_i = 0."""
+        return Client(torch.zeros_like(params))
+
+    def broadcast(self, server: Server, key: Key) -> Server:
+        """Theta and c."""
+        return server
+
+    def local_problem(self, cast: Server, client: Client) -> LocalProblem:
+        """Min f_i(w) + <c - c_i, w>, started at theta."""
+        return LocalProblem(start=cast.theta, linear=cast.c - client.c_i)
+
+    def client_update(
+        self, cast: Server, client: Client, result: LocalResult
+    ) -> tuple[Client, Message]:
+        """Replace c_i and send both moves."""
+        c_i = result.start_gradient if self.option == 1 else result.mean_gradient
+        assert c_i is not None
+        return Client(c_i), Message(result.params - cast.theta, c_i - client.c_i)
+
+    def server_update(
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+    ) -> Server:
+        """A step with the replies' mean; c keeps the mean over all clients."""
+        return Server(
+            server.theta + self.step * total.delta / received.weight, server.c + total.control
+        )
+
+    def global_params(self, server: Server) -> Tensor:
+        """Theta."""
+        return server.theta

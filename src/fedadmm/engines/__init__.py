@@ -1,0 +1,20 @@
+"""Ways of running the clients of a round.
+
+An engine is chosen by a small frozen dataclass (its options), which starts it when called with
+a job and a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedadmm.engines.job import Job, run_client
+from fedadmm.engines.sequential import Sequential
+from fedadmm.protocols import ClientStateStore, Engine
+
+EngineChoice = Callable[[Job, ClientStateStore], Engine]
+
+ENGINES: dict[str, type[EngineChoice]] = {Sequential.name: Sequential}
+"""Name on the command line and in configurations -> choice; the only place that lists them."""
+
+__all__ = ["ENGINES", "EngineChoice", "Job", "Sequential", "run_client"]

@@ -1,0 +1,91 @@
+"""Every error that fedadmm raises on purpose.
+
+    FedADMMError
+    ├── ParameterError       a hyper-parameter or an argument is out of its range
+    ├── PairingError         two parts were combined that do not fit each other
+    ├── DataError            a file or a data set is missing, damaged or unusable
+    ├── ConfigError          a configuration cannot be understood
+    ├── StateError           stored client or server state is missing or damaged
+    └── EngineError          the machinery that runs clients failed
+
+A message names the field, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+class FedADMMError(Exception):
+    """The root of everything that fedadmm raises on purpose."""
+
+
+class ParameterError(FedADMMError, ValueError):
+    """A hyper-parameter or an argument is out of its range."""
+
+
+class PairingError(FedADMMError, ValueError):
+    """Two parts were combined that do not fit each other; says what is missing."""
+
+
+class DataError(FedADMMError):
+    """A file or a data set is missing, damaged or unusable; names the file."""
+
+
+class ConfigError(FedADMMError, ValueError):
+    """A configuration cannot be understood; names the key."""
+
+
+class StateError(FedADMMError):
+    """Stored client or server state is missing or damaged."""
+
+
+class EngineError(FedADMMError, RuntimeError):
+    """The machinery that runs clients failed (a worker died, a wait timed out)."""
+
+
+def check_range(
+    owner: object,
+    field: str,
+    value: float,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """Refuse a number outside its interval, naming the owner, the field and the interval."""
+    name = owner if isinstance(owner, str) else type(owner).__name__
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    below = is_number and (value <= low if open_low else value < low)
+    above = is_number and (value >= high if open_high else value > high)
+    if not is_number or math.isnan(value) or below or above:
+        bounds = []
+        if low > -math.inf:
+            bounds.append(f"{'>' if open_low else '>='} {low:g}")
+        if high < math.inf:
+            bounds.append(f"{'<' if open_high else '<='} {high:g}")
+        allowed = " and ".join(bounds) or "a number"
+        raise ParameterError(f"{name}: {field} is {value!r}, but must be {allowed}")
+
+
+def check_positive(owner: object, field: str, value: float) -> None:
+    """Refuse a number that is not finite and greater than zero."""
+    check_range(owner, field, value, 0.0, math.inf, open_low=True, open_high=True)
+
+
+def check_count(owner: object, field: str, value: int, low: int = 1) -> None:
+    """Refuse anything but an integer of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        name = owner if isinstance(owner, str) else type(owner).__name__
+        raise ParameterError(
+            f"{name}: {field} is {value!r}, but must be a whole number of at least {low}"
+        )
+
+
+def check_choice(owner: object, field: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Refuse a value that is not one of the allowed ones."""
+    if value not in allowed:
+        name = owner if isinstance(owner, str) else type(owner).__name__
+        choices = ", ".join(repr(choice) for choice in allowed)
+        raise ParameterError(f"{name}: {field} is {value!r}, but must be one of {choices}")

@@ -1,0 +1,122 @@
+"""What is measured between rounds, on which vector, and how often."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedadmm.engines.job import Job, client_record
+from fedadmm.errors import PairingError, check_choice, check_count
+from fedadmm.protocols import ClientStateStore, Evaluator
+from fedadmm.regularizers import Zero
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measure every `every` rounds, and after the last one.
+
+    Args:
+        every: rounds between two measurements.
+        target: "global" evaluates the broadcast vector; "local" every client's own model on its
+            own data (methods without local models fall back on the global vector, which is what
+            their clients hold).  It is the same for all methods that are compared.
+        objective: measure f, F = f + g and the gradient mapping over all clients' data.
+        test: use the problem's held-out evaluators.
+        extra: one more function of the global vector that returns metrics.
+    """
+
+    every: int = 1
+    target: Literal["global", "local"] = "global"
+    objective: bool = True
+    test: bool = True
+    extra: Evaluator | None = None
+
+    def __post_init__(self) -> None:
+        check_count(self, "every", self.every)
+        check_choice(self, "target", self.target, ("global", "local"))
+
+    def due(self, round_number: int, rounds: int) -> bool:
+        """Whether round `round_number` (from 1) is measured."""
+        return round_number % self.every == 0 or round_number == rounds
+
+    def check(self, job: Job) -> None:
+        """Refuse to evaluate a global model whose statistics exist on the clients only."""
+        if job.problem.buffers == "keep-local" and self.target == "global":
+            raise PairingError(
+                "buffers='keep-local' leaves BatchNorm statistics on the clients, but the global "
+                "model is to be evaluated; use Evaluation(target='local')"
+            )
+
+    def measure(
+        self, job: Job, store: ClientStateStore, params: Tensor, buffers: Tensor | None
+    ) -> dict[str, float]:
+        """The metrics of one round."""
+        if self.target == "local":
+            return self._local(job, store, params) | self._extra(params)
+        _load(job, buffers)
+        record: dict[str, float] = {}
+        if self.objective:
+            record |= _objective(job, params)
+        if self.test and job.problem.test is not None:
+            record |= job.problem.test(params)
+        return record | self._extra(params)
+
+    def _extra(self, params: Tensor) -> dict[str, float]:
+        return dict(self.extra(params)) if self.extra is not None else {}
+
+    def _local(self, job: Job, store: ClientStateStore, params: Tensor) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        tests = job.problem.client_tests if self.test else None
+        for index, objective in enumerate(job.problem.clients):
+            record = client_record(job, store, index)
+            own = job.algorithm.local_params(record.state)
+            model = params if own is None else own
+            if record.buffers is not None:
+                cast_any: Any = objective
+                cast_any.flat.load_buffers(record.buffers)
+            values = dict(tests[index](model)) if tests is not None else {}
+            if self.objective:
+                values["loss"] = float(objective.value(model))
+            for name, value in values.items():
+                totals[name] = totals.get(name, 0.0) + job.problem.weight(index) * value
+        return totals
+
+
+def _objective(job: Job, params: Tensor) -> dict[str, float]:
+    problem = job.problem
+    loss = float(problem.value(params))
+    mapping = problem.gradient_mapping(params, job.algorithm.prox_step)
+    record = {
+        "loss": loss,
+        "objective": loss + float(problem.regularizer.value(params)),
+        "gradient_mapping": float(torch.linalg.vector_norm(mapping)),
+    }
+    if not isinstance(problem.regularizer, Zero):
+        record["sparsity"] = float((params == 0).double().mean())
+    return record
+
+
+def _load(job: Job, buffers: Tensor | None) -> None:
+    if buffers is not None:
+        client: Any = job.problem.clients[0]
+        client.flat.load_buffers(buffers)
+
+
+@dataclass(frozen=True)
+class Target:
+    """End the run when a metric is at least (or, for losses, at most) a value."""
+
+    metric: str
+    value: float
+    at_least: bool = True
+
+    def reached(self, record: dict[str, Any]) -> bool:
+        """Whether a round's record meets the target; False when it was not measured."""
+        value = record.get(self.metric)
+        if value is None or math.isnan(value):
+            return False
+        return bool(value >= self.value if self.at_least else value <= self.value)

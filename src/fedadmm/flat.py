@@ -1,0 +1,105 @@
+"""One flat vector for all trainable parameters of a module.
+
+The module's parameters become views of one buffer, and so do their gradients, so that a solver
+step is a handful of operations on vectors of length D instead of a Python loop over layers.
+Frozen parameters stay in the module and never travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm.errors import ParameterError
+
+
+class Slot(NamedTuple):
+    """Where one parameter lives in the flat vector."""
+
+    name: str
+    shape: torch.Size
+    begin: int
+    end: int
+
+
+class FlatModule:
+    """A module whose trainable parameters live in one vector.
+
+    `vector` and `gradient` are the live buffers: writing to `vector` changes the module.  The
+    module given is taken over; copy it first (`copy.deepcopy`) to keep an independent one.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise ParameterError(
+                f"module is {type(module).__name__} with no trainable parameter, but must have one"
+            )
+        kinds = {(p.dtype, p.device) for _, p in trainable}
+        if len(kinds) > 1:
+            raise ParameterError(f"module has parameters of several kinds {kinds}, but needs one")
+        self.module = module
+        self.slots = tuple(_slots(trainable))
+        (dtype, device) = kinds.pop()
+        self._bind(trainable, dtype, device)
+
+    def _bind(
+        self, trainable: list[tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        length = self.slots[-1].end
+        self.vector = torch.empty(length, dtype=dtype, device=device)
+        self.gradient = torch.zeros(length, dtype=dtype, device=device)
+        for slot, (_, parameter) in zip(self.slots, trainable, strict=True):
+            view = self.vector[slot.begin : slot.end].view(slot.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = self.gradient[slot.begin : slot.end].view(slot.shape)
+
+    @property
+    def num_parameters(self) -> int:
+        """D, the number of trainable parameters."""
+        return self.vector.numel()
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> FlatModule:
+        """Move module and buffers to another precision or device, in place."""
+        target = torch.device(device)
+        if (dtype, target) != (self.vector.dtype, self.vector.device):
+            self.module.to(device=target, dtype=dtype)
+            trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+            self._bind(trainable, dtype, target)
+        return self
+
+    def load(self, params: Tensor) -> Tensor:
+        """Copy a vector into the module and return the live buffer."""
+        if params.data_ptr() != self.vector.data_ptr():
+            self.vector.copy_(params)
+        return self.vector
+
+    def views(self, params: Tensor) -> dict[str, Tensor]:
+        """The vector cut into named, shaped views, for `torch.func.functional_call`."""
+        return {s.name: params[s.begin : s.end].view(s.shape) for s in self.slots}
+
+    def buffers(self) -> Tensor | None:
+        """The module's floating-point buffers (BatchNorm statistics) as one vector, or None."""
+        parts = [buffer.detach().reshape(-1) for buffer in self._float_buffers()]
+        return torch.cat(parts) if parts else None
+
+    def load_buffers(self, values: Tensor) -> None:
+        """Set the floating-point buffers from one vector."""
+        offset = 0
+        for buffer in self._float_buffers():
+            buffer.copy_(values[offset : offset + buffer.numel()].view_as(buffer))
+            offset += buffer.numel()
+
+    def _float_buffers(self) -> Iterator[Tensor]:
+        return (b for b in self.module.buffers() if b.is_floating_point())
+
+
+def _slots(trainable: list[tuple[str, nn.Parameter]]) -> Iterator[Slot]:
+    begin = 0
+    for name, parameter in trainable:
+        yield Slot(name, parameter.shape, begin, begin + parameter.numel())
+        begin += parameter.numel()

@@ -1,0 +1,277 @@
+"""Local objectives f_i on flat vectors: closed-form ones, and any module with a loss and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm.errors import DataError, ParameterError
+from fedadmm.flat import FlatModule
+
+EVALUATION_ROWS = 2048
+"""Rows per forward pass when a loss over all data is wanted; bounds memory, not the result."""
+
+
+@runtime_checkable
+class QuadraticObjective(Protocol):
+    """An objective of the form x'Ax/2 - b'x + const, which `ExactSolver` can solve."""
+
+    def hessian(self) -> Tensor:
+        """A, symmetric."""
+
+    def offset(self) -> Tensor:
+        """B."""
+
+
+class _Deterministic:
+    """Shared by closed-form objectives: plain vectors, no hidden buffers, no dropout."""
+
+    is_random = False
+
+    def workspace(self, params: Tensor) -> Tensor:
+        """A copy that a solver may change in place."""
+        return params.clone()
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic(_Deterministic):
+    """f(x) = x'Ax/2 - b'x + constant with A symmetric; `A` is a matrix, `b` a vector.
+
+    It has one "sample": a mini-batch of a quadratic is the quadratic.
+    """
+
+    A: Tensor
+    b: Tensor
+    constant: float = 0.0
+
+    def __post_init__(self) -> None:
+        n = self.b.numel()
+        if self.b.ndim != 1 or tuple(self.A.shape) != (n, n):
+            raise DataError(
+                f"Quadratic: A has shape {tuple(self.A.shape)} and b {tuple(self.b.shape)}, "
+                "but A must be (D, D) and b (D,)"
+            )
+        if not torch.allclose(self.A, self.A.T, rtol=1e-6, atol=1e-8):
+            raise DataError("Quadratic: A is not symmetric, but must be")
+
+    @property
+    def num_parameters(self) -> int:
+        """D."""
+        return self.b.numel()
+
+    @property
+    def num_samples(self) -> int:
+        """One."""
+        return 1
+
+    def value(self, params: Tensor) -> Tensor:
+        """x'Ax/2 - b'x + constant."""
+        return params @ (self.A @ params) / 2 - self.b @ params + self.constant
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Ax - b."""
+        return self.A @ params - self.b
+
+    def hessian(self) -> Tensor:
+        """A."""
+        return self.A
+
+    def offset(self) -> Tensor:
+        """B."""
+        return self.b
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Quadratic:
+        """The same objective in another precision or on another device."""
+        return Quadratic(self.A.to(device, dtype), self.b.to(device, dtype), self.constant)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows(_Deterministic):
+    """Shared by linear models: a feature matrix, a target per row, and a ridge term."""
+
+    features: Tensor
+    targets: Tensor
+    ridge: float = 0.0
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.features.ndim != 2 or self.targets.shape != self.features.shape[:1]:
+            raise DataError(
+                f"{name}: features have shape {tuple(self.features.shape)} and targets "
+                f"{tuple(self.targets.shape)}, but must be (m, D) and (m,)"
+            )
+        if self.targets.numel() == 0:
+            raise DataError(f"{name}: no rows, but at least one is needed")
+        if self.ridge < 0:
+            raise ParameterError(f"{name}: ridge is {self.ridge}, but must be >= 0")
+
+    @property
+    def num_parameters(self) -> int:
+        """D, the number of features."""
+        return self.features.shape[1]
+
+    @property
+    def num_samples(self) -> int:
+        """The number of rows."""
+        return self.features.shape[0]
+
+    def _batch(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        if rows is None:
+            return self.features, self.targets
+        return self.features[rows], self.targets[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class LeastSquares(_Rows):
+    """f(x) = ||Xx - y||^2 / (2m) + ridge ||x||^2 / 2."""
+
+    def value(self, params: Tensor) -> Tensor:
+        """Half the mean squared residual plus the ridge term."""
+        residual = self.features @ params - self.targets
+        return residual.square().mean() / 2 + self.ridge * params.square().sum() / 2
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """X'(Xx - y)/m + ridge x."""
+        x, y = self._batch(rows)
+        return x.T @ (x @ params - y) / y.numel() + self.ridge * params
+
+    def hessian(self) -> Tensor:
+        """X'X/m + ridge I."""
+        identity = torch.eye(self.num_parameters, dtype=self.features.dtype)
+        return self.features.T @ self.features / self.num_samples + self.ridge * identity
+
+    def offset(self) -> Tensor:
+        """X'y/m."""
+        return self.features.T @ self.targets / self.num_samples
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> LeastSquares:
+        """The same objective in another precision or on another device."""
+        return LeastSquares(
+            self.features.to(device, dtype), self.targets.to(device, dtype), self.ridge
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticRegression(_Rows):
+    """f(x) = mean log(1 + exp(-s <row, x>)) + ridge ||x||^2 / 2; s = 2y - 1 for y in {0, 1}."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not bool(((self.targets == 0) | (self.targets == 1)).all()):
+            raise DataError("LogisticRegression: targets must be 0 or 1")
+
+    def value(self, params: Tensor) -> Tensor:
+        """The mean logistic loss plus the ridge term."""
+        margin = (self.features @ params) * (2 * self.targets.to(params.dtype) - 1)
+        return nn.functional.softplus(-margin).mean() + self.ridge * params.square().sum() / 2
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """X'(sigmoid(Xx) - y)/m + ridge x."""
+        x, y = self._batch(rows)
+        error = torch.sigmoid(x @ params) - y.to(params.dtype)
+        return x.T @ error / y.numel() + self.ridge * params
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> LogisticRegression:
+        """The same objective in another precision or on another device."""
+        return LogisticRegression(
+            self.features.to(device, dtype), self.targets.to(device), self.ridge
+        )
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Prepare = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelObjective:
+    """A module, a mean loss and one client's tensors as f_i on the module's flat vector.
+
+    The module is shared by all clients of a problem; hand the same `FlatModule` to each of them
+    (a bare module is wrapped).  `loss(outputs, targets)` is the mean over the rows it is given.
+    `prepare` turns stored rows into the module's input, batch by batch: uint8 images can stay
+    uint8 in memory.
+    """
+
+    module: FlatModule | nn.Module
+    loss: Loss
+    inputs: Tensor
+    targets: Tensor
+    prepare: Prepare | None = None
+    flat: FlatModule = field(init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise DataError(
+                f"ModelObjective: {len(self.inputs)} inputs and {len(self.targets)} targets, "
+                "but there must be one target an input"
+            )
+        if len(self.targets) == 0:
+            raise DataError("ModelObjective: no rows, but at least one is needed")
+        flat = self.module if isinstance(self.module, FlatModule) else FlatModule(self.module)
+        object.__setattr__(self, "flat", flat)
+
+    @property
+    def num_parameters(self) -> int:
+        """D, the number of trainable parameters."""
+        return self.flat.num_parameters
+
+    @property
+    def num_samples(self) -> int:
+        """The number of rows."""
+        return len(self.targets)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a forward pass in training mode draws random numbers (dropout)."""
+        dropout = nn.modules.dropout._DropoutNd
+        return any(isinstance(m, dropout) and m.p > 0 for m in self.flat.module.modules())
+
+    def workspace(self, params: Tensor) -> Tensor:
+        """The module's live vector, set to `params`: steps on it need no copy."""
+        return self.flat.load(params)
+
+    def value(self, params: Tensor) -> Tensor:
+        """The mean loss over all rows, in evaluation mode."""
+        self.flat.load(params)
+        self.flat.module.eval()
+        total = torch.zeros((), dtype=params.dtype, device=params.device)
+        with torch.no_grad():
+            for begin in range(0, self.num_samples, EVALUATION_ROWS):
+                part = slice(begin, begin + EVALUATION_ROWS)
+                targets = self.targets[part]
+                total += self.loss(self._outputs(self.inputs[part]), targets) * len(targets)
+        return total / self.num_samples
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The gradient of the mean loss over the rows, in training mode."""
+        self.flat.load(params)
+        self.flat.module.train()
+        inputs = self.inputs if rows is None else self.inputs[rows]
+        targets = self.targets if rows is None else self.targets[rows]
+        self.flat.gradient.zero_()
+        with torch.enable_grad():
+            self.loss(self._outputs(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        return self.flat.gradient
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelObjective:
+        """The same objective in another precision or on another device.
+
+        The shared module moves with it, so move all clients of a problem or none.
+        """
+        self.flat.to(dtype, device)
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        if inputs.is_floating_point():
+            inputs = inputs.to(dtype)
+        if targets.is_floating_point():
+            targets = targets.to(dtype)
+        return replace(self, module=self.flat, inputs=inputs, targets=targets)
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        if self.prepare is not None:
+            inputs = self.prepare(inputs).to(self.flat.vector.dtype)
+        outputs: Tensor = self.flat.module(inputs)
+        return outputs

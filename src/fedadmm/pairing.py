@@ -1,0 +1,81 @@
+"""Refuses combinations that make no sense, before round 0, in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedadmm.engines.job import Job
+from fedadmm.errors import PairingError, ParameterError
+from fedadmm.objective import QuadraticObjective
+from fedadmm.problem import Problem
+from fedadmm.protocols import Sampler
+from fedadmm.regularizers import Zero
+from fedadmm.sampling import FullParticipation
+from fedadmm.solvers import ExactSolver
+
+
+def check(job: Job, sampler: Sampler, rounds: int) -> None:
+    """Refuse a run whose parts do not fit each other."""
+    sampler.check(job.problem.num_clients, rounds)
+    _check_algorithm(job, sampler)
+    _check_solver(job)
+    _check_initial(job)
+    _check_buffers(job.problem)
+
+
+def _check_algorithm(job: Job, sampler: Sampler) -> None:
+    method = type(job.algorithm).__name__
+    if not job.algorithm.accepts_partial and not isinstance(sampler, FullParticipation):
+        raise PairingError(
+            f"{method} needs all clients in every round, but the sampler is "
+            f"{type(sampler).__name__}; use FullParticipation"
+        )
+    if not job.algorithm.accepts_regularizer and not isinstance(job.problem.regularizer, Zero):
+        raise PairingError(
+            f"{method} has no proximal server step, but the problem's regularizer is "
+            f"{type(job.problem.regularizer).__name__}; use FedADMM, FedADMMIn, FedADMMInSa, FedDR "
+            "or FedDRII"
+        )
+
+
+def _check_solver(job: Job) -> None:
+    method, needs = type(job.algorithm).__name__, job.algorithm.needs
+    if not needs.local_solve:
+        return
+    if job.solver is None:
+        raise PairingError(
+            f"{method} needs a local solver, but solver is None; choose one, such as SGD(lr=0.1)"
+        )
+    if needs.mean_gradient and not job.solver.averages_gradients:
+        raise PairingError(
+            f"{method} averages the gradients of its local steps, but "
+            f"{type(job.solver).__name__} has none to average; use SGD, GradientDescent or "
+            "AcceleratedGradient, or option=1"
+        )
+    client = job.problem.clients[0]
+    if isinstance(job.solver, ExactSolver) and not isinstance(client, QuadraticObjective):
+        raise PairingError(
+            f"ExactSolver needs quadratic objectives, but the clients' are "
+            f"{type(client).__name__}; use SGD, GradientDescent, AcceleratedGradient or LBFGS"
+        )
+
+
+def _check_initial(job: Job) -> None:
+    if tuple(job.initial.shape) != (job.problem.num_parameters,):
+        raise ParameterError(
+            f"simulate: initial has shape {tuple(job.initial.shape)}, but must be "
+            f"({job.problem.num_parameters},)"
+        )
+    if not job.initial.is_floating_point() or not bool(job.initial.isfinite().all()):
+        raise ParameterError("simulate: initial must be a vector of finite floating-point numbers")
+
+
+def _check_buffers(problem: Problem) -> None:
+    client: Any = problem.clients[0]
+    flat = getattr(client, "flat", None)
+    if flat is not None and flat.buffers() is not None and problem.buffers is None:
+        names = ", ".join(name for name, _ in flat.module.named_buffers())
+        raise PairingError(
+            f"the model has buffers ({names}), but the problem has no policy for them; choose "
+            "buffers='keep-local' or buffers='average'"
+        )

@@ -1,0 +1,174 @@
+"""The problem: minimise F(x) = sum_i a_i f_i(x) + g(x) over the clients of a federation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from fedadmm.errors import DataError, ParameterError, check_choice
+from fedadmm.protocols import Evaluator, Objective, Regularizer
+from fedadmm.regularizers import Zero
+
+Buffers = Literal["keep-local", "average"]
+
+
+class Facts(NamedTuple):
+    """What is known about a problem beyond its data; None when it is not known."""
+
+    smoothness: float | None = None
+    """L: every f_i is L-smooth."""
+    infimum: float | None = None
+    """F*, the infimum of F."""
+    optimum: Tensor | None = None
+    """A minimiser of F."""
+
+
+NOTHING_KNOWN = Facts()
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """The clients' objectives, their weights, and what they share.
+
+    `clients` may be any sequence: one that builds a client when it is asked for (`LazyClients`)
+    describes a million clients without making them.  `weights` are a_i up to a common factor;
+    None means 1/n each.  `test` maps a parameter vector to metrics on held-out data,
+    `client_tests` does so for each client.  `initial` is a start vector, or a function of the
+    seed that makes one.  `buffers` says what happens to BatchNorm statistics.  `data` is how rows
+    were split among the clients (a `fedadmm.data.FederatedData`), for reports; None when the
+    clients were not made from one data set.
+    """
+
+    clients: Sequence[Objective]
+    regularizer: Regularizer = field(default_factory=Zero)
+    weights: Sequence[float] | Tensor | None = None
+    test: Evaluator | None = None
+    client_tests: Sequence[Evaluator] | None = None
+    initial: Tensor | Callable[[int], Tensor] | None = None
+    buffers: Buffers | None = None
+    facts: Facts = NOTHING_KNOWN
+    name: str = "problem"
+    data: Any = None
+
+    def __post_init__(self) -> None:
+        if len(self.clients) == 0:
+            raise DataError("Problem: clients is empty, but at least one is needed")
+        if self.buffers is not None:
+            check_choice(self, "buffers", self.buffers, ("keep-local", "average"))
+        if self.weights is not None:
+            object.__setattr__(self, "weights", _normalised(self.weights, len(self.clients)))
+        if self.client_tests is not None and len(self.client_tests) != len(self.clients):
+            raise DataError(
+                f"Problem: {len(self.client_tests)} client_tests for {len(self.clients)} clients, "
+                "but there must be one a client"
+            )
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.clients)
+
+    @property
+    def num_parameters(self) -> int:
+        """D."""
+        return self.clients[0].num_parameters
+
+    def weight(self, client: int) -> float:
+        """a_i; all n of them add up to one."""
+        return 1.0 / len(self.clients) if self.weights is None else float(self.weights[client])
+
+    def start(self, seed: int) -> Tensor:
+        """The initial vector for a seed."""
+        if self.initial is None:
+            raise ParameterError(
+                "simulate: initial is None, but must be a vector, because the problem has no "
+                "initial vector of its own"
+            )
+        if callable(self.initial):
+            return self.initial(seed)
+        return self.initial.clone()
+
+    def value(self, params: Tensor) -> Tensor:
+        """f(x) = sum_i a_i f_i(x), without g."""
+        total = params.new_zeros(())
+        for index, client in enumerate(self.clients):
+            total += self.weight(index) * client.value(params)
+        return total
+
+    def gradient(self, params: Tensor) -> Tensor:
+        """The gradient of f, without g."""
+        total = torch.zeros_like(params)
+        for index, client in enumerate(self.clients):
+            total.add_(client.gradient(params), alpha=self.weight(index))
+        return total
+
+    def gradient_mapping(self, params: Tensor, step: float) -> Tensor:
+        """G(x) = (x - prox_{step g}(x - step grad f(x))) / step; zero exactly at stationarity."""
+        moved = self.regularizer.prox(params - step * self.gradient(params), step)
+        return (params - moved) / step
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Problem:
+        """The same problem with every objective in another precision or on another device."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["clients"] = _Converted(self.clients, dtype, device)
+        return Problem(**values)
+
+
+class LazyClients(Sequence[Objective]):
+    """`count` clients that `build(i)` makes when they are asked for.
+
+    Iteration builds one at a time; nothing is kept.
+    """
+
+    def __init__(self, count: int, build: Callable[[int], Objective]) -> None:
+        self._count = count
+        self._build = build
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._build(i) for i in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        return self._build(index % self._count)
+
+
+class _Converted(Sequence[Objective]):
+    """Clients in another precision; closed-form ones are converted when asked for."""
+
+    def __init__(
+        self, clients: Sequence[Objective], dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self._clients = clients
+        self._dtype = dtype
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[Objective]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        client = self._clients[index]
+        return cast(Any, client).to(self._dtype, self._device)
+
+
+def _normalised(weights: Sequence[float] | Tensor, clients: int) -> Tensor:
+    values = torch.as_tensor(weights, dtype=torch.float64)
+    if values.shape != (clients,):
+        raise ParameterError(
+            f"Problem: weights has shape {tuple(values.shape)}, but must hold one number for each "
+            f"of the {clients} clients"
+        )
+    total = float(values.sum())
+    if not bool((values > 0).all()) or not math.isfinite(total):
+        raise ParameterError("Problem: weights must be finite and greater than zero")
+    return values / total

@@ -1,0 +1,44 @@
+"""Random numbers without global state.
+
+Every draw comes from a key derived from (seed, purpose, round, client …).  The same seed
+therefore gives the same batches, cohorts and coins on every engine, in every order, and
+after a resume: there is no generator whose position could be lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Key = int
+"""A 63-bit integer; `derive` makes more of them, `generator` and `numpy_generator` use them."""
+
+
+def derive(key: Key, purpose: str, *indices: int) -> Key:
+    """A new key for one purpose, independent of every other (purpose, indices)."""
+    text = f"{key}/{purpose}/{'/'.join(map(str, indices))}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def generator(key: Key) -> torch.Generator:
+    """A torch generator on the CPU; draws are moved to a device afterwards, so devices agree."""
+    return torch.Generator().manual_seed(key)
+
+
+def numpy_generator(key: Key) -> np.random.Generator:
+    """A numpy generator, for draws that torch has no good routine for."""
+    return np.random.Generator(np.random.PCG64(key))
+
+
+def uniform(key: Key) -> float:
+    """One number from [0, 1)."""
+    return float(torch.rand((), generator=generator(key), dtype=torch.float64))
+
+
+def permutation(key: Key, epoch: int, length: int) -> Tensor:
+    """The order in which one epoch visits the samples of one client."""
+    return torch.randperm(length, generator=generator(derive(key, "epoch", epoch)))

@@ -1,0 +1,209 @@
+"""The only training loop.
+
+    sampler -> who takes part           algorithm.broadcast -> what they get
+    engine.run_clients -> their uploads, streamed into one weighted sum
+    algorithm.server_update -> one step; then evaluation and the round's record
+
+Everything random is derived from (seed, purpose, round, client), so a run is the pair of its
+state and its round number: it can be resumed anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm import trees
+from fedadmm.engines.job import Job
+from fedadmm.evaluation import Evaluation, Target
+from fedadmm.protocols import (
+    ClientInfo,
+    ClientStateStore,
+    Download,
+    Engine,
+    Received,
+    Sampler,
+    Upload,
+)
+from fedadmm.rng import derive
+
+EXPLOSION = 1e6
+"""A loss this many times its first value (plus one) counts as exploded."""
+
+Record = dict[str, Any]
+
+
+class RunState(NamedTuple):
+    """All that a run needs to go on, besides its clients' records."""
+
+    round: int
+    """Rounds done so far."""
+    server: Any
+    buffers: Tensor | None
+
+
+class Ending(NamedTuple):
+    """Why a run ended: one word for programs, one sentence for people."""
+
+    code: str
+    sentence: str
+
+
+class RoundReport(NamedTuple):
+    """What observers get after every round."""
+
+    state: RunState
+    record: Record
+    infos: Sequence[ClientInfo]
+    ending: Ending | None
+
+
+class Schedule(NamedTuple):
+    """How long a run goes and what is looked at on the way."""
+
+    rounds: int
+    evaluation: Evaluation
+    target: Target | None = None
+    tolerance: float | None = None
+
+
+def initial_state(job: Job) -> RunState:
+    """The state before the first round."""
+    return RunState(0, job.algorithm.init_server(job.initial), job.initial_buffers)
+
+
+def run(
+    job: Job,
+    sampler: Sampler,
+    engine: Engine,
+    store: ClientStateStore,
+    schedule: Schedule,
+    state: RunState,
+    first_loss: float | None = None,
+) -> Iterator[RoundReport]:
+    """Yield a report after every round; the last one carries the ending."""
+    before: Record = {}
+    if state.round == 0 and job.algorithm.starts_with_everyone:
+        state, before, _ = run_round(job, range(job.problem.num_clients), engine, state, -1)
+        state = state._replace(round=0)
+    while state.round < schedule.rounds:
+        ids = sampler.sample(job.seed, state.round, job.problem.num_clients)
+        following, record, infos = run_round(job, ids, engine, state, state.round)
+        for name in ("bytes_up", "bytes_down", "seconds"):
+            record[name] += before.pop(name, 0)
+        broken = next((info for info in infos if not info.finite), None)
+        if broken is not None:
+            sentence = (
+                f"diverged in round {following.round}: client {broken.client} returned a vector "
+                "with NaN or infinite entries"
+            )
+            yield RoundReport(state, record, infos, Ending("diverged", sentence))
+            return
+        if schedule.evaluation.due(following.round, schedule.rounds):
+            began = time.perf_counter()
+            params = job.algorithm.global_params(following.server)
+            record |= schedule.evaluation.measure(job, store, params, following.buffers)
+            record["evaluation_seconds"] = time.perf_counter() - began
+        ending = _ending(record, infos, schedule, first_loss)
+        if first_loss is None:
+            first_loss = record.get("loss")
+        state = following
+        yield RoundReport(state, record, infos, ending)
+        if ending is not None:
+            return
+
+
+def run_round(
+    job: Job, ids: Sequence[int], engine: Engine, state: RunState, round_index: int
+) -> tuple[RunState, Record, list[ClientInfo]]:
+    """One round: broadcast, stream the weighted sum of the replies, one server step."""
+    began = time.perf_counter()
+    algorithm, problem = job.algorithm, job.problem
+    cast = algorithm.broadcast(state.server, derive(job.seed, "broadcast", round_index))
+    download = Download(cast, state.buffers)
+    down, up, weight = trees.num_bytes(download), 0, 0.0
+    total: Upload | None = None
+    infos: list[ClientInfo] = []
+    for client, upload, info in engine.run_clients(ids, download, round_index):
+        infos.append(info)
+        if not info.finite:
+            break
+        share = problem.weight(client)
+        weight += share
+        up += trees.num_bytes(upload)
+        if total is None:
+            total = trees.scaled(upload, share)
+        else:
+            trees.add_scaled_(total, upload, share)
+    server, buffers = state.server, state.buffers
+    if total is not None and infos[-1].finite:
+        received = Received(len(infos), weight, problem.num_clients)
+        server = algorithm.server_update(server, total.message, received, problem.regularizer)
+        buffers = total.buffers / weight if total.buffers is not None else buffers
+    seconds = time.perf_counter() - began
+    following = RunState(state.round + 1, server, buffers)
+    move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
+    record = _record(following.round, infos, weight, job, move)
+    record |= {"bytes_up": up, "bytes_down": down * len(infos), "seconds": seconds}
+    return following, record, infos
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float(torch.linalg.vector_norm(a - b))
+
+
+def _record(
+    number: int, infos: Sequence[ClientInfo], weight: float, job: Job, move: float
+) -> Record:
+    """What is known about a round without evaluating anything."""
+    penalties = torch.tensor([info.weight for info in infos] or [0.0], dtype=torch.float64)
+    shares = [job.problem.weight(info.client) for info in infos]
+    drift = sum(a * info.drift**2 for a, info in zip(shares, infos, strict=True))
+    return {
+        "round": number,
+        "participants": len(infos),
+        "clients": [info.client for info in infos],
+        "primal_residual": math.sqrt(drift / weight) if weight else 0.0,
+        "dual_residual": float(penalties.mean()) * move,
+        "epochs": sum(info.solve.epochs for info in infos) / max(len(infos), 1),
+        "steps": sum(info.solve.steps for info in infos),
+        "penalty_mean": float(penalties.mean()),
+        "penalty_min": float(penalties.min()),
+        "penalty_max": float(penalties.max()),
+        "penalty_quartiles": [float(q) for q in penalties.quantile(_QUARTILES)],
+    }
+
+
+_QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+
+
+def _ending(
+    record: Record, infos: Sequence[ClientInfo], schedule: Schedule, first_loss: float | None
+) -> Ending | None:
+    number, loss = record["round"], record.get("loss", 0.0)
+    exploded = first_loss is not None and loss > EXPLOSION * (1 + abs(first_loss))
+    if not math.isfinite(loss) or exploded:
+        worst = max(infos, key=lambda info: info.drift, default=None)
+        client = f"; client {worst.client} moved furthest from it" if worst is not None else ""
+        return Ending(
+            "diverged",
+            f"diverged in round {number}: the loss of the global model is {loss:g}{client}",
+        )
+    if schedule.target is not None and schedule.target.reached(record):
+        metric = schedule.target.metric
+        return Ending(
+            "target", f"{metric} {record[metric]:.4g} reached the target in round {number}"
+        )
+    mapping = record.get("gradient_mapping", math.inf)
+    if schedule.tolerance is not None and mapping <= schedule.tolerance:
+        return Ending(
+            "tolerance", f"gradient mapping {mapping:.3g} met the tolerance in round {number}"
+        )
+    if number >= schedule.rounds:
+        return Ending("completed", f"completed all {schedule.rounds} rounds")
+    return None

@@ -1,0 +1,74 @@
+"""Numbers that may change over the rounds: server steps, penalties, learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from fedadmm.errors import ParameterError, check_choice, check_count, check_positive, check_range
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A positive number for every round, counted from zero."""
+
+    def __call__(self, round_index: int) -> float:
+        """The value in this round."""
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """Constant between change points: {0: 1.0, 60: 0.5} is 1.0 until round 59, then 0.5."""
+
+    values: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        if 0 not in self.values:
+            raise ParameterError(
+                f"Piecewise: values has change points {sorted(self.values)}, but needs one at 0"
+            )
+        for begin, value in self.values.items():
+            check_count(self, "values (a change point)", begin, 0)
+            check_positive(self, f"values[{begin}]", value)
+
+    def __call__(self, round_index: int) -> float:
+        """The value of the last change point that has been passed."""
+        return self.values[max(begin for begin in self.values if begin <= round_index)]
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """initial * factor^t, never below `floor`.
+
+    As a server step the floor may be "tracking": the step then falls until it meets the
+    participation, from where on the server holds the exact mean of what it folds.
+    """
+
+    initial: float = 1.0
+    factor: float = 0.9
+    floor: float | Literal["tracking"] = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "initial", self.initial)
+        check_positive(self, "factor", self.factor)
+        if isinstance(self.floor, str):
+            check_choice(self, "floor", self.floor, ("tracking",))
+        else:
+            check_range(self, "floor", self.floor, 0.0)
+
+    def __call__(self, round_index: int) -> float:
+        """The value in this round; a "tracking" floor is applied by whoever knows the replies."""
+        value = self.initial * self.factor**round_index
+        return value if isinstance(self.floor, str) else max(value, self.floor)
+
+
+def check_schedule(owner: object, field: str, value: float | Schedule) -> None:
+    """Refuse anything but a positive number or a schedule."""
+    if not callable(value):
+        check_positive(owner, field, value)
+
+
+def at(value: float | Schedule, round_index: int) -> float:
+    """The value of a number or a schedule in one round."""
+    return value(round_index) if callable(value) else value

@@ -1,0 +1,158 @@
+"""The one loop that all iterative solvers share: epochs, batches, stopping, reporting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedadmm.protocols import (
+    LocalProblem,
+    LocalResult,
+    Objective,
+    Progress,
+    SolveContext,
+    SolveInfo,
+    StoppingRule,
+    norm,
+)
+from fedadmm.rng import Key, derive, permutation
+
+
+class LocalLoss:
+    """L(w) = f_i(w) + <linear, w> + (weight/2) ||w - centre||^2 and its gradient.
+
+    grad L(w) = grad f_i(w) + weight * w + offset, with offset = linear - weight * centre computed
+    once; `offset` is None and `weight` 0.0 for the bare f_i.
+    """
+
+    def __init__(self, objective: Objective, problem: LocalProblem) -> None:
+        self.objective = objective
+        self.problem = problem
+        self.weight = problem.weight if problem.centre is not None else 0.0
+        self.offset = problem.linear
+        if problem.centre is not None and not _is_zero(problem.weight):
+            pull = -problem.weight * problem.centre
+            self.offset = pull if problem.linear is None else problem.linear + pull
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether L is f_i itself."""
+        return self.offset is None and _is_zero(self.weight)
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The gradient of L as a new tensor."""
+        return self.complete(params, self.objective.gradient(params, rows))
+
+    def complete(self, params: Tensor, gradient: Tensor) -> Tensor:
+        """From the gradient of f_i to the gradient of L, as a new tensor."""
+        if _is_zero(self.weight):
+            return gradient.clone() if self.offset is None else gradient + self.offset
+        total = gradient + self.weight * params
+        return total if self.offset is None else total.add_(self.offset)
+
+    def value(self, params: Tensor) -> Tensor:
+        """L up to the constant (weight/2) ||centre||^2."""
+        total = self.objective.value(params)
+        if self.offset is not None:
+            total = total + (self.offset * params).sum()
+        return total + (self.weight * params.square()).sum() / 2
+
+
+def _is_zero(weight: Tensor | float) -> bool:
+    return not isinstance(weight, Tensor) and weight == 0.0
+
+
+class Stepper(Protocol):
+    """One solver at work on one local problem."""
+
+    @property
+    def params(self) -> Tensor:
+        """The current iterate, live."""
+
+    def step(self, rows: Tensor | None) -> Tensor:
+        """Make one step; return the gradient of f_i that it used."""
+
+
+def batches(samples: int, batch_size: int | None, key: Key, epoch: int) -> Iterator[Tensor | None]:
+    """The rows of one epoch's mini-batches; None stands for all rows."""
+    if batch_size is None or batch_size >= samples:
+        yield None
+        return
+    yield from torch.split(permutation(key, epoch, samples), batch_size)
+
+
+def steps_per_epoch(samples: int, batch_size: int | None) -> int:
+    """How many mini-batches one epoch has; the last one may be smaller."""
+    return 1 if batch_size is None else -(-samples // batch_size)
+
+
+def descend(
+    objective: Objective,
+    problem: LocalProblem,
+    stop: StoppingRule,
+    key: Key,
+    context: SolveContext,
+    make: Callable[[LocalLoss], Stepper],
+    batch_size: int | None,
+) -> tuple[LocalResult, SolveInfo]:
+    """Run a stepper until its stopping rule or its budget ends it."""
+    loss, needs = LocalLoss(objective, problem), context.needs
+    per_epoch = steps_per_epoch(objective.num_samples, batch_size)
+    budget = stop.budget(per_epoch, derive(key, "budget"))
+    start_gradient = objective.gradient(problem.start).clone() if needs.start_gradient else None
+    gradient_sum = torch.zeros_like(problem.start) if needs.mean_gradient else None
+    watch = _Watch(loss, stop, context)
+    stepper = make(loss)
+    steps, epoch = 0, 0
+    while not watch.reached(stepper.params) and steps < budget:
+        for rows in batches(objective.num_samples, batch_size, key, epoch):
+            gradient = stepper.step(rows)
+            if gradient_sum is not None:
+                gradient_sum.add_(gradient)
+            steps += 1
+            if steps == budget:
+                break
+        epoch += 1
+    mean_gradient = None
+    if gradient_sum is not None:
+        mean_gradient = gradient_sum.div_(steps) if steps else objective.gradient(problem.start)
+        mean_gradient = mean_gradient.clone()
+    result = LocalResult(stepper.params.clone(), start_gradient, mean_gradient)
+    return result, SolveInfo(steps, steps / per_epoch, watch.sentence(), watch.accuracy)
+
+
+class _Watch:
+    """Asks the stopping rule between epochs and remembers the accuracy it saw last."""
+
+    def __init__(self, loss: LocalLoss, stop: StoppingRule, context: SolveContext) -> None:
+        self._loss = loss
+        self._stop = stop
+        self._context = context
+        self._reference_norm: Tensor | None = None
+        self._reached = False
+        self.accuracy = float("nan")
+
+    def reached(self, params: Tensor) -> bool:
+        if not self._stop.needs_gradient:
+            return False
+        if self._reference_norm is None and self._stop.reference == "global":
+            assert self._context.reference is not None
+            point = params.clone()
+            self._reference_norm = norm(self._loss.gradient(self._context.reference))
+            params.copy_(point)  # a model's gradient at theta moved the live vector there
+        gradient_norm = norm(self._loss.gradient(params))
+        if self._reference_norm is None:
+            self._reference_norm = gradient_norm
+        move = norm(params - self._loss.problem.start)
+        progress = Progress(
+            gradient_norm, self._reference_norm, move, self._loss.weight, self._context.round_index
+        )
+        self.accuracy = float(gradient_norm)
+        self._reached = bool(self._stop.reached(progress))
+        return self._reached
+
+    def sentence(self) -> str:
+        return self._stop.sentence(self._reached)

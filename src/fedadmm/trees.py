@@ -1,0 +1,85 @@
+"""Arithmetic on the NamedTuples of tensors that states and messages are made of.
+
+A leaf is a tensor, None (a field this method does not send), or a plain Python value that
+travels along unchanged.  Only tensors take part in sums and in byte counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+Tree = TypeVar("Tree")
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
+    """Apply `function` to every tensor of a nested tuple; other leaves stay as they are."""
+    if isinstance(tree, Tensor):
+        return cast(Tree, function(tree))
+    if isinstance(tree, tuple):
+        parts = [map_tensors(function, part) for part in tree]
+        return cast(Tree, type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts))
+    return tree
+
+
+def tensors(tree: object) -> Iterator[Tensor]:
+    """Every tensor of a nested tuple, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, tuple):
+        for part in tree:
+            yield from tensors(part)
+
+
+def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its dotted path, for storage by name."""
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+    elif isinstance(tree, tuple):
+        names = getattr(tree, "_fields", [str(index) for index in range(len(tree))])
+        for name, part in zip(names, tree, strict=True):
+            yield from named_tensors(part, f"{prefix}.{name}" if prefix else name)
+
+
+def rebuild(template: Tree, values: dict[str, Tensor], prefix: str = "") -> Tree:
+    """The inverse of `named_tensors`: the template's shape filled with stored tensors."""
+    if isinstance(template, Tensor):
+        return cast(Tree, values[prefix])
+    if isinstance(template, tuple):
+        names = getattr(template, "_fields", [str(index) for index in range(len(template))])
+        parts = [
+            rebuild(part, values, f"{prefix}.{name}" if prefix else name)
+            for name, part in zip(names, template, strict=True)
+        ]
+        return cast(Tree, type(template)(*parts) if hasattr(template, "_fields") else tuple(parts))
+    return template
+
+
+def clone(tree: Tree) -> Tree:
+    """A deep copy: nothing that is done to it reaches the original."""
+    return map_tensors(torch.clone, tree)
+
+
+def scaled(tree: Tree, factor: float) -> Tree:
+    """Every tensor times `factor`, as new tensors."""
+    return map_tensors(lambda leaf: leaf * factor, tree)
+
+
+def add_scaled_(total: Tree, tree: Tree, factor: float) -> Tree:
+    """`total += factor * tree` in place, so that a streamed sum needs no memory of its own."""
+    for into, leaf in zip(tensors(total), tensors(tree), strict=True):
+        into.add_(leaf, alpha=factor)
+    return total
+
+
+def num_bytes(tree: object) -> int:
+    """The bytes that the tensors of a message occupy on the wire."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tensors(tree))
+
+
+def all_finite(tree: object) -> bool:
+    """True when no tensor holds a NaN or an infinity."""
+    return all(bool(torch.isfinite(leaf).all()) for leaf in tensors(tree))
