@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import re
 from collections.abc import Callable
 from functools import partial
@@ -84,7 +85,7 @@ def mlp(*sizes: int, as_released: bool = False) -> nn.Module:
             raise ParameterError(f"mlp: sizes is {sizes}, but as_released needs a hidden layer")
         sizes = (*sizes[:-1], *sizes[-2:])
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -164,7 +165,7 @@ def build(model: Model, *, seed: Key = 0, **options: Any) -> nn.Module:
     """
     make = factory(model, **options)
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(derive(seed, "model"))
+        torch.default_generator.manual_seed(derive(seed, "model"))
         module = make()
     if not isinstance(module, nn.Module):
         raise ParameterError(

@@ -1,0 +1,148 @@
+"""What every loader gives: rows, targets, and who they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedadmm.errors import DataError, ParameterError
+
+Prepare = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """Turn stored pixels into (pixel / scale - mean) / std, as float32.
+
+    `mean` and `std` hold one number, or one a channel (the second dimension).  `invert` turns
+    dark ink on white paper into bright ink on black, as in MNIST.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 255.0
+    invert: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ParameterError(
+                f"Normalise: mean is {self.mean} and std {self.std}, but must be equally long"
+            )
+        if min(self.std) <= 0 or self.scale <= 0:
+            raise ParameterError(
+                f"Normalise: std is {self.std} and scale {self.scale}, but must be > 0"
+            )
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        """The batch as floats: one multiplication and one addition."""
+        sign = -1.0 if self.invert else 1.0
+        offset = 1.0 if self.invert else 0.0
+        slope = [sign / (self.scale * s) for s in self.std]
+        shift = [(offset - m) / s for m, s in zip(self.mean, self.std, strict=True)]
+        if len(slope) == 1:
+            return batch.to(torch.float32).mul(slope[0]).add_(shift[0])
+        shape = (1, -1) + (1,) * (batch.ndim - 2)
+        factors = torch.tensor(slope, device=batch.device).view(shape)
+        return (
+            batch.to(torch.float32)
+            .mul(factors)
+            .add_(torch.tensor(shift, device=batch.device).view(shape))
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Rows with their targets, from one place.
+
+    `num_classes` is None for a regression.  `groups` says which natural client (writer, hospital,
+    speaker) each row belongs to, as numbers that index `group_names`.  `prepare` turns stored rows
+    into the model's input.  `name` is what error messages call the data.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    num_classes: int | None = None
+    groups: NDArray[np.int64] | None = None
+    group_names: tuple[str, ...] = ()
+    prepare: Prepare | None = None
+    name: str = "data"
+
+    def __post_init__(self) -> None:
+        rows = len(self.inputs)
+        if rows == 0:
+            raise DataError(f"{self.name}: holds no rows, but at least one is needed")
+        if len(self.targets) != rows:
+            raise DataError(
+                f"{self.name}: {rows} inputs and {len(self.targets)} targets, but there must be "
+                "one target an input"
+            )
+        for part, values in (("inputs", self.inputs), ("targets", self.targets)):
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                raise DataError(f"{self.name}: {part} hold a NaN or an infinity")
+        self._check_labels()
+        self._check_groups()
+
+    def _check_labels(self) -> None:
+        if self.num_classes is None:
+            return
+        if self.targets.dtype != torch.int64 or self.targets.ndim != 1:
+            raise DataError(
+                f"{self.name}: class labels are {self.targets.dtype} of shape "
+                f"{tuple(self.targets.shape)}, but must be int64 of shape (rows,)"
+            )
+        low, high = int(self.targets.min()), int(self.targets.max())
+        if low < 0 or high >= self.num_classes:
+            raise DataError(
+                f"{self.name}: labels run from {low} to {high}, but must lie in "
+                f"0 … {self.num_classes - 1}"
+            )
+
+    def _check_groups(self) -> None:
+        if self.groups is None:
+            return
+        if self.groups.shape != (len(self),):
+            raise DataError(
+                f"{self.name}: groups must hold one number for each of {len(self)} rows"
+            )
+        low, high = int(self.groups.min()), int(self.groups.max())
+        if low < 0 or high >= len(self.group_names):
+            raise DataError(
+                f"{self.name}: groups run from {low} to {high}, but {len(self.group_names)} group "
+                "names are given"
+            )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The class labels as an array."""
+        if self.num_classes is None:
+            raise DataError(f"{self.name}: has no class labels, because it is a regression")
+        labels: NDArray[np.int64] = self.targets.numpy()
+        return labels
+
+    def take(self, rows: NDArray[np.int64]) -> Dataset:
+        """The given rows, in the given order, as a copy."""
+        index = torch.from_numpy(np.ascontiguousarray(rows))
+        groups = None if self.groups is None else self.groups[rows]
+        return replace(self, inputs=self.inputs[index], targets=self.targets[index], groups=groups)
+
+    def prepared(self) -> Dataset:
+        """The same rows, prepared once into one float tensor."""
+        if self.prepare is None:
+            return self
+        return replace(self, inputs=self.prepare(self.inputs), prepare=None)
+
+
+class TrainTest(NamedTuple):
+    """Training rows and held-out rows; `test` is None when nothing is held out."""
+
+    train: Dataset
+    test: Dataset | None = None

@@ -1,0 +1,149 @@
+"""Reading files that may be damaged or hostile, without ever trusting what a header promises.
+
+A header is compared with the size of the file before anything is allocated; a compressed file
+may promise at most what its compressor could have packed into it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import os
+import tempfile
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedadmm.errors import DataError
+
+EXPANSION = 1100
+"""Deflate packs at most 1032 bytes into one; a promise beyond this is a lie or an attack."""
+
+_READ_ERRORS = (OSError, EOFError, zlib.error)
+
+
+def check_promise(path: Path, promised: int) -> None:
+    """Refuse a header that promises more bytes than the file can hold."""
+    size = path.stat().st_size
+    if promised > size * (EXPANSION if path.suffix in (".gz", ".npz") else 1):
+        raise DataError(
+            f"{path}: its header promises {promised} bytes, more than {size} bytes of file can hold"
+        )
+
+
+@contextmanager
+def open_plain_or_gz(path: Path) -> Iterator[BinaryIO]:
+    """The file's bytes, unpacked when the name ends in .gz; reading errors name the file."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            yield cast(BinaryIO, stream)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except _READ_ERRORS as error:
+        raise DataError(f"{path}: cannot be read, it is truncated or damaged ({error})") from None
+
+
+def read_exactly(stream: BinaryIO, count: int, path: Path, what: str) -> NDArray[np.uint8]:
+    """`count` bytes as a writable array, or a refusal that names the file."""
+    data = np.empty(count, np.uint8)
+    view, filled = data.data, 0
+    while filled < count:
+        got: int = cast(Any, stream).readinto(view[filled:])
+        if not got:
+            raise DataError(
+                f"{path}: ends after {filled} of the {count} bytes of its {what}, it is truncated"
+            )
+        filled += got
+    return data
+
+
+def refuse_more(stream: BinaryIO, path: Path) -> None:
+    """Refuse bytes behind the end that the header announced."""
+    if stream.read(1):
+        raise DataError(f"{path}: goes on behind the end that its header announces")
+
+
+def read_text(path: Path, limit: int | None = None) -> str:
+    """A UTF-8 text, plain or .gz, of at most `limit` bytes (else what the file could hold)."""
+    with open_plain_or_gz(path) as stream:
+        most = path.stat().st_size * EXPANSION if limit is None else limit
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise DataError(f"{path}: unpacks to more than {most} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is no UTF-8 text ({error.reason} at {error.start})") from None
+
+
+def read_npz(path: Path, required: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """All arrays of an .npz file, never unpickling; the `required` names must be there."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+            missing = [name for name in required if name not in members]
+            if missing:
+                raise DataError(
+                    f"{path}: has no array {', '.join(missing)} (it has {', '.join(members)})"
+                )
+            check_promise(path, sum(member.file_size for member in members.values()))
+            return {name: _read_member(archive, m, path) for name, m in members.items()}
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, *_READ_ERRORS) as error:
+        raise DataError(f"{path}: is no readable .npz file ({error})") from None
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NDArray[Any]:
+    with cast(BinaryIO, archive.open(member)) as stream:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                version = np.lib.format.read_magic(stream)
+                read_header = {
+                    (1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0,
+                }[version]
+                shape, fortran, dtype = read_header(stream)
+        except (ValueError, KeyError, Warning) as error:
+            raise DataError(f"{path}: {member.filename} is no .npy array ({error})") from None
+        if dtype.hasobject:
+            raise DataError(f"{path}: {member.filename} holds pickled objects, which are refused")
+        size = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or size > member.file_size:
+            raise DataError(
+                f"{path}: {member.filename} promises {size} bytes, but holds {member.file_size}"
+            )
+        data = read_exactly(stream, size, path, f"array {member.filename}")
+        refuse_more(stream, path)
+    return data.view(dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def replace_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Write a file under its name only once it is complete; a failure leaves nothing behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

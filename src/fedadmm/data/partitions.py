@@ -1,0 +1,269 @@
+"""Who gets which rows: pure functions of (labels or groups, clients, seed).
+
+Every function returns a `Partition`: disjoint lists of row numbers, one a client, in random order
+within a client.  Unless its docstring says otherwise, every row belongs to somebody.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedadmm.data.files import read_npz, replace_atomically
+from fedadmm.errors import DataError, ParameterError, check_count, check_positive, check_range
+from fedadmm.rng import Key, derive, numpy_generator
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Disjoint lists of row numbers: client i holds `indices[offsets[i] : offsets[i + 1]]`."""
+
+    indices: Indices
+    offsets: Indices
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Indices:
+        if not -len(self) <= client < len(self):
+            raise IndexError(client)
+        begin, end = self.offsets[client % len(self)], self.offsets[client % len(self) + 1]
+        return self.indices[begin:end]
+
+    def __iter__(self) -> Iterator[Indices]:
+        return (self[client] for client in range(len(self)))
+
+    @property
+    def sizes(self) -> Indices:
+        """How many rows each client holds."""
+        return np.diff(self.offsets)
+
+    @property
+    def owners(self) -> Indices:
+        """The client of each entry of `indices`."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def save(self, path: str | Path) -> None:
+        """Write the partition as .npz, atomically."""
+        with replace_atomically(Path(path)) as stream:
+            np.savez_compressed(stream, indices=self.indices, offsets=self.offsets)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Partition:
+        """Read what `save` wrote; a file that is no partition is refused with its name."""
+        arrays = read_npz(Path(path), ("indices", "offsets"))
+        indices, offsets = arrays["indices"], arrays["offsets"]
+        sound = (
+            indices.dtype == np.int64
+            and offsets.dtype == np.int64
+            and indices.ndim == offsets.ndim == 1
+            and len(offsets) >= 2
+            and offsets[0] == 0
+            and offsets[-1] == len(indices)
+            and bool((np.diff(offsets) >= 0).all())
+            and bool((indices >= 0).all())
+            and len(np.unique(indices)) == len(indices)
+        )
+        if not sound:
+            raise DataError(f"{path}: is no partition (disjoint row numbers and rising offsets)")
+        return cls(indices, offsets)
+
+
+def iid(num_samples: int, clients: int, seed: Key) -> Partition:
+    """Random rows, as evenly as possible: sizes differ by at most one."""
+    _check_enough("iid", num_samples, clients)
+    order = _generator(seed, "iid").permutation(num_samples)
+    return Partition(order, _even_offsets(num_samples, clients))
+
+
+def shards(labels: ArrayLike, clients: int, seed: Key, *, per_client: int = 2) -> Partition:
+    """Sort by label, cut into per_client * clients shards, deal per_client shards to each client.
+
+    McMahan et al. (2017) and Gong et al.; shards differ in size by at most one row, so that any
+    number of clients works and no row is left over.
+    """
+    check_count("shards", "per_client", per_client)
+    values = _labels("shards", labels, clients)
+    count = per_client * clients
+    if count > len(values):
+        raise ParameterError(
+            f"shards: {clients} clients with {per_client} shards each need {count} rows, but there "
+            f"are {len(values)}"
+        )
+    order, generator = _label_sorted(values, seed, "shards")
+    return _deal(order, count, np.full(clients, per_client), generator)
+
+
+def dirichlet(
+    labels: ArrayLike, clients: int, seed: Key, *, alpha: float = 0.5, min_size: int = 1
+) -> Partition:
+    """Divide each label among the clients in proportions drawn from Dirichlet(alpha).
+
+    Small alpha: few labels a client; large alpha: iid.  A client below `min_size` receives random
+    rows of the client that is largest at that moment, so that the promise holds whenever
+    clients * min_size rows exist.
+    """
+    check_positive("dirichlet", "alpha", alpha)
+    check_count("dirichlet", "min_size", min_size, 0)
+    values = _labels("dirichlet", labels, clients)
+    if clients * min_size > len(values):
+        raise ParameterError(
+            f"dirichlet: {clients} clients with min_size {min_size} need {clients * min_size} "
+            f"rows, but there are {len(values)}"
+        )
+    order, generator = _label_sorted(values, seed, "dirichlet")
+    owners = np.empty(len(values), np.int64)
+    begin = 0
+    for count in np.unique(values, return_counts=True)[1]:
+        mix = generator.dirichlet(np.full(clients, alpha))
+        cuts = np.floor(np.cumsum(mix) * count + 0.5).astype(np.int64).clip(0, count)
+        cuts[-1] = count
+        owners[begin : begin + count] = np.repeat(np.arange(clients), np.diff(cuts, prepend=0))
+        begin += count
+    _fill_up(owners, clients, min_size, generator)
+    return _by_owner(order, owners, clients, generator)
+
+
+def imbalanced(
+    labels: ArrayLike, clients: int, seed: Key, *, shards: int = 10_000, members: int = 2
+) -> Partition:
+    """Gong's imbalanced volumes: a member of group j holds j shards, the last group the rest.
+
+    The label-sorted rows are cut into `shards` shards; the clients form groups of `members`.  With
+    200 clients, 10,000 shards and groups of two, 99 groups take 9,900 shards and the two members
+    of the last group 50 each.
+    """
+    check_count("imbalanced", "shards", shards)
+    check_count("imbalanced", "members", members)
+    values = _labels("imbalanced", labels, clients)
+    if clients % members:
+        raise ParameterError(
+            f"imbalanced: clients is {clients}, but must be a multiple of members ({members})"
+        )
+    groups = clients // members
+    counts = np.repeat(np.arange(1, groups + 1), members)
+    rest = shards - int(counts[:-members].sum())
+    if rest < members or shards > len(values):
+        raise ParameterError(
+            f"imbalanced: shards is {shards}, but {clients} clients in groups of {members} need "
+            f"at least {shards - rest + members} and {len(values)} rows allow at most {len(values)}"
+        )
+    counts[-members:] = rest // members
+    counts[clients - rest % members :] += 1
+    order, generator = _label_sorted(values, seed, "imbalanced")
+    return _deal(order, shards, counts, generator)
+
+
+def lognormal(
+    num_samples: int, clients: int, seed: Key, *, sigma: float = 1.0, min_size: int = 1
+) -> Partition:
+    """Random rows with client sizes proportional to LogNormal(0, sigma), each >= min_size."""
+    check_range("lognormal", "sigma", sigma, 0.0)
+    check_count("lognormal", "min_size", min_size)
+    spare = num_samples - clients * min_size
+    if spare < 0:
+        raise ParameterError(
+            f"lognormal: {clients} clients with min_size {min_size} need {clients * min_size} "
+            f"rows, but there are {num_samples}"
+        )
+    generator = _generator(seed, "lognormal")
+    share = generator.lognormal(0.0, sigma, clients)
+    cuts = np.floor(np.cumsum(share / share.sum()) * spare + 0.5).astype(np.int64)
+    cuts[-1] = spare
+    offsets = np.concatenate([[0], cuts + min_size * np.arange(1, clients + 1)])
+    return Partition(generator.permutation(num_samples), offsets)
+
+
+def natural(groups: ArrayLike, clients: int | None, seed: Key) -> Partition:
+    """One client a group (writer, hospital, speaker), in the order of the group numbers.
+
+    With fewer clients than groups, a random choice of groups takes part and the other rows belong
+    to nobody.
+    """
+    values = np.asarray(groups)
+    present = np.unique(values)
+    wanted = len(present) if clients is None else clients
+    check_count("natural", "clients", wanted)
+    if wanted > len(present):
+        raise ParameterError(
+            f"natural: clients is {wanted}, but the data has only {len(present)} groups"
+        )
+    generator = _generator(seed, "natural")
+    chosen = np.sort(generator.choice(present, wanted, replace=False))
+    position = np.searchsorted(chosen, values).clip(max=wanted - 1)
+    rows = np.flatnonzero(chosen[position] == values)
+    return _by_owner(rows, position[rows], wanted, generator)
+
+
+def _generator(seed: Key, name: str) -> np.random.Generator:
+    return numpy_generator(derive(seed, f"partition/{name}"))
+
+
+def _check_enough(name: str, rows: int, clients: int) -> None:
+    check_count(name, "clients", clients)
+    if clients > rows:
+        raise ParameterError(f"{name}: clients is {clients}, but there are only {rows} rows")
+
+
+def _labels(name: str, labels: ArrayLike, clients: int) -> NDArray[np.int64]:
+    values = np.asarray(labels)
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise DataError(f"{name}: labels must be one whole number a row")
+    _check_enough(name, len(values), clients)
+    return values.astype(np.int64, copy=False)
+
+
+def _label_sorted(
+    labels: NDArray[np.int64], seed: Key, name: str
+) -> tuple[Indices, np.random.Generator]:
+    """Row numbers sorted by label, in random order within a label."""
+    generator = _generator(seed, name)
+    shuffled = generator.permutation(len(labels))
+    return shuffled[np.argsort(labels[shuffled], kind="stable")], generator
+
+
+def _even_offsets(rows: int, parts: int) -> Indices:
+    return np.arange(parts + 1, dtype=np.int64) * rows // parts
+
+
+def _deal(
+    order: Indices, count: int, per_client: Indices, generator: np.random.Generator
+) -> Partition:
+    """Cut `order` into `count` shards and give client i `per_client[i]` random ones of them."""
+    owner_of_shard = np.empty(count, np.int64)
+    owner_of_shard[generator.permutation(count)] = np.repeat(np.arange(len(per_client)), per_client)
+    owners = np.repeat(owner_of_shard, np.diff(_even_offsets(len(order), count)))
+    return _by_owner(order, owners, len(per_client), generator)
+
+
+def _by_owner(
+    rows: Indices, owners: Indices, clients: int, generator: np.random.Generator
+) -> Partition:
+    """Collect the rows of each owner, in random order within an owner."""
+    shuffle = generator.permutation(len(rows))
+    order = shuffle[np.argsort(owners[shuffle], kind="stable")]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=clients))])
+    return Partition(rows[order], offsets)
+
+
+def _fill_up(owners: Indices, clients: int, least: int, generator: np.random.Generator) -> None:
+    """Move random rows from the largest clients until nobody holds fewer than `least`."""
+    sizes = np.bincount(owners, minlength=clients)
+    poor = np.flatnonzero(sizes < least)
+    if not len(poor):
+        return
+    held = _by_owner(np.arange(len(owners)), owners, clients, generator)
+    rows_of = {c: held[c].tolist() for c in np.flatnonzero(sizes > least).tolist()}
+    rich = [(-len(rows), client) for client, rows in rows_of.items()]
+    heapq.heapify(rich)
+    for client in np.repeat(poor, least - sizes[poor]).tolist():
+        negative_size, donor = heapq.heappop(rich)
+        owners[rows_of[donor].pop()] = client
+        heapq.heappush(rich, (negative_size + 1, donor))

@@ -1,0 +1,96 @@
+"""Problems by name: a frozen dataclass of options and a function that makes the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from fedadmm import models
+from fedadmm.data.partitions import Partition
+from fedadmm.errors import ParameterError
+from fedadmm.problem import Buffers, Problem
+from fedadmm.protocols import Regularizer
+
+
+class Extras(NamedTuple):
+    """What a caller may hand over as an object instead of a name."""
+
+    model: models.Model | None = None
+    partition: Partition | None = None
+    regularizer: Regularizer | None = None
+    buffers: Buffers | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named problem."""
+
+    name: str
+    options: type[Any]
+    """A frozen dataclass; its fields are what a configuration may set."""
+    make: Callable[[Any, Extras], Problem]
+    summary: str
+    dataset: str | None = None
+    """The data set it needs (`fedadmm.data.catalogue`), None when nothing has to be fetched."""
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(entry: Entry) -> Entry:
+    """Make a problem known under its name; a taken name is refused."""
+    if entry.name in _ENTRIES:
+        raise ParameterError(f"problem: name {entry.name!r} is taken already")
+    _ENTRIES[entry.name] = entry
+    return entry
+
+
+def names() -> list[str]:
+    """The names of all problems."""
+    return sorted(_ENTRIES)
+
+
+def entry(name: str) -> Entry:
+    """The named problem's entry."""
+    if name not in _ENTRIES:
+        raise ParameterError(
+            f"problem: name is {name!r}, but must be one of {', '.join(sorted(_ENTRIES))}"
+        )
+    return _ENTRIES[name]
+
+
+def options(name: str) -> type[Any]:
+    """The frozen dataclass of options of a named problem."""
+    return entry(name).options
+
+
+def load(
+    name: str,
+    *,
+    regularizer: Regularizer | None = None,
+    buffers: Buffers | None = None,
+    **choices: Any,
+) -> Problem:
+    """The named problem; `choices` are the fields of its options.
+
+    `model` may also be a module or a function that makes one, `partition` also a `Partition`.
+    """
+    chosen = entry(name)
+    model, partition = choices.get("model"), choices.get("partition")
+    if model is not None and not isinstance(model, str):
+        del choices["model"]
+    if isinstance(partition, Partition):
+        del choices["partition"]
+    known = [field.name for field in fields(chosen.options)]
+    objects = {"model": model, "partition": partition}
+    for field in [*choices, *(key for key, value in objects.items() if value is not None)]:
+        if field not in known:
+            raise ParameterError(f"{name}: there is no option {field!r}, but {', '.join(known)}")
+    extras = Extras(
+        model=None if isinstance(model, str) else model,
+        partition=partition if isinstance(partition, Partition) else None,
+        regularizer=regularizer,
+        buffers=buffers,
+    )
+    return chosen.make(chosen.options(**choices), extras)

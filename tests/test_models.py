@@ -1,0 +1,118 @@
+"""Models: the papers' sizes, what stands where, and pure initialisation."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedadmm import models
+from fedadmm.errors import ParameterError
+
+# Counted by hand from the papers' layer lists: convolution k*k*in*out + out, dense in*out + out.
+SIZES = {
+    "cnn1": (5 * 5 * 32 + 32) + (25 * 32 * 64 + 64) + (3136 * 512 + 512) + (512 * 10 + 10),
+    "cnn2": (75 * 32 + 32) + (25 * 32 * 64 + 64) + (4096 * 256 + 256) + (256 * 10 + 10),
+    "femnist-cnn": 832 + 51_264 + (3136 * 2048 + 2048) + (2048 * 62 + 62),
+    "insa-cnn": 832 + 51_264 + (1024 * 512 + 512) + 5130,
+    "mlp-60-32-10": 60 * 32 + 32 + 32 * 10 + 10,
+    "mlp-784-128-10": 784 * 128 + 128 + 128 * 10 + 10,
+    "mlp-64-32-10": 64 * 32 + 32 + 32 * 10 + 10,
+}
+PRINTED = {
+    "cnn1": 1_663_370,
+    "cnn2": 1_105_098,
+    "femnist-cnn": 6_603_710,
+    "insa-cnn": 582_026,
+    "mlp-60-32-10": 2_282,
+}
+IMAGES = {"cnn1": (1, 28, 28), "cnn2": (3, 32, 32), "femnist-cnn": (1, 28, 28)}
+IMAGES["insa-cnn"] = (1, 28, 28)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameter_counts(name: str) -> None:
+    assert models.count_parameters(models.build(name)) == SIZES[name]
+    assert SIZES[name] == PRINTED.get(name, SIZES[name])
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_relu_follows_every_convolution_and_no_softmax_ends_the_model(name: str) -> None:
+    layers = list(models.build(name))
+    after = [layers[i + 1] for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    assert len(after) == 2
+    assert all(isinstance(layer, nn.ReLU) for layer in after)
+    assert isinstance(layers[-1], nn.Linear)
+    assert models.build(name)(torch.zeros(3, *IMAGES[name])).shape == (3, layers[-1].out_features)
+
+
+@pytest.mark.parametrize("name", ["cnn1", "cnn2"])
+def test_gong_as_released(name: str) -> None:
+    released = models.build(name, as_released=True)
+    layers = list(released)
+    after = [layers[i + 1] for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    assert all(isinstance(layer, nn.MaxPool2d) for layer in after)
+    torch.testing.assert_close(released(torch.randn(2, *IMAGES[name])).sum(-1), torch.ones(2))
+    assert models.count_parameters(released) == PRINTED[name]
+
+
+def test_wang_as_released_has_a_second_hidden_layer() -> None:
+    released = models.build("mlp-60-32-10", as_released=True)
+    assert [m.out_features for m in released if isinstance(m, nn.Linear)] == [32, 32, 10]
+
+
+def test_linear_and_logistic_take_sizes() -> None:
+    assert models.count_parameters(models.build("linear", inputs=7)) == 8
+    assert models.count_parameters(models.build("linear", inputs=7, bias=False)) == 7
+    assert models.count_parameters(models.build("logistic", inputs=13)) == 14
+    assert models.count_parameters(models.build("logistic", inputs=13, classes=3)) == 42
+
+
+def test_char_lstm_scores_the_next_character() -> None:
+    model = models.build("char-lstm", classes=65, hidden=16, layers=1)
+    assert model(torch.zeros(4, 20, dtype=torch.uint8)).shape == (4, 65)
+
+
+def test_initialisation_is_a_function_of_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = models.initial_vector("mlp-64-32-10", 5)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    torch.testing.assert_close(first, models.initial_vector("mlp-64-32-10", 5), rtol=0, atol=0)
+    assert not torch.equal(first, models.initial_vector("mlp-64-32-10", 6))
+
+
+def test_a_module_of_the_user_is_copied_and_keeps_its_parameters() -> None:
+    mine = nn.Linear(3, 2)
+    built = models.build(mine, seed=3)
+    assert built is not mine
+    torch.testing.assert_close(built.weight, mine.weight, rtol=0, atol=0)
+    with torch.no_grad():
+        built.weight.zero_()
+    assert mine.weight.abs().sum() > 0
+
+
+def test_a_factory_of_the_user_is_called_under_the_seed() -> None:
+    def mine(width: int) -> nn.Module:
+        return nn.Linear(width, 1)
+
+    first = models.initial_vector(mine, 1, width=4)
+    assert first.shape == (5,)
+    assert torch.equal(first, models.initial_vector(mine, 1, width=4))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: models.build("resnet"), "name is 'resnet', but must be one of char-lstm, cnn1"),
+        (lambda: models.build("mlp-60"), "name is 'mlp-60'"),
+        (lambda: models.build("mlp-0-3"), "mlp: sizes is 0"),
+        (lambda: models.build("mlp-4-3", as_released=True), "needs a hidden layer"),
+        (lambda: models.build("linear"), "missing a required argument: 'inputs'"),
+        (lambda: models.build("cnn1", width=3), "unexpected keyword argument 'width'"),
+        (lambda: models.build(nn.Linear(1, 1), width=3), "do not apply to a module"),
+        (lambda: models.build(lambda: 3), "made int, but must make a module"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(call, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        call()
