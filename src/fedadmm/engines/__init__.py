@@ -14,7 +14,7 @@ from fedadmm.protocols import ClientStateStore, Engine
 
 EngineChoice = Callable[[Job, ClientStateStore], Engine]
 
-ENGINES: dict[str, type[EngineChoice]] = {Sequential.name: Sequential}
+ENGINES: dict[str, Callable[[], EngineChoice]] = {Sequential.name: Sequential}
 """Name on the command line and in configurations -> choice; the only place that lists them."""
 
 __all__ = ["ENGINES", "EngineChoice", "Job", "Sequential", "run_client"]
