@@ -14,6 +14,7 @@ A message names the field, the value and what is allowed.
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 
 
 class FedADMMError(Exception):
@@ -47,7 +48,7 @@ class EngineError(FedADMMError, RuntimeError):
 def check_range(
     owner: object,
     field: str,
-    value: float,
+    value: object,
     low: float = -math.inf,
     high: float = math.inf,
     *,
@@ -56,27 +57,36 @@ def check_range(
 ) -> None:
     """Refuse a number outside its interval, naming the owner, the field and the interval."""
     name = owner if isinstance(owner, str) else type(owner).__name__
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    below = is_number and (value <= low if open_low else value < low)
-    above = is_number and (value >= high if open_high else value > high)
-    if not is_number or math.isnan(value) or below or above:
-        bounds = []
-        if low > -math.inf:
-            bounds.append(f"{'>' if open_low else '>='} {low:g}")
-        if high < math.inf:
-            bounds.append(f"{'<' if open_high else '<='} {high:g}")
-        allowed = " and ".join(bounds) or "a number"
-        raise ParameterError(f"{name}: {field} is {value!r}, but must be {allowed}")
+    if not isinstance(value, bool) and isinstance(value, Real):  # numpy's numbers are Real too
+        number = float(value)
+        above_low = number > low if open_low else number >= low
+        below_high = number < high if open_high else number <= high
+        if above_low and below_high:
+            return
+    bounds = []
+    if low > -math.inf:
+        bounds.append(f"{'>' if open_low else '>='} {low:g}")
+    if high < math.inf:
+        bounds.append(f"{'<' if open_high else '<='} {high:g}")
+    elif open_high:
+        bounds.append("finite")
+    allowed = " and ".join(bounds) or "a number"
+    raise ParameterError(f"{name}: {field} is {value!r}, but must be {allowed}")
 
 
-def check_positive(owner: object, field: str, value: float) -> None:
+def check_positive(owner: object, field: str, value: object) -> None:
     """Refuse a number that is not finite and greater than zero."""
     check_range(owner, field, value, 0.0, math.inf, open_low=True, open_high=True)
 
 
-def check_count(owner: object, field: str, value: int, low: int = 1) -> None:
+def check_not_negative(owner: object, field: str, value: object) -> None:
+    """Refuse a number that is not finite and at least zero."""
+    check_range(owner, field, value, 0.0, math.inf, open_high=True)
+
+
+def check_count(owner: object, field: str, value: object, low: int = 1) -> None:
     """Refuse anything but an integer of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
         name = owner if isinstance(owner, str) else type(owner).__name__
         raise ParameterError(
             f"{name}: {field} is {value!r}, but must be a whole number of at least {low}"

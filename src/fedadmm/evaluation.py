@@ -45,7 +45,8 @@ class Evaluation:
 
     def check(self, job: Job) -> None:
         """Refuse to evaluate a global model whose statistics exist on the clients only."""
-        if job.problem.buffers == "keep-local" and self.target == "global":
+        measures = self.objective or self.test or self.extra is not None
+        if measures and job.problem.buffers == "keep-local" and self.target == "global":
             raise PairingError(
                 "buffers='keep-local' leaves BatchNorm statistics on the clients, but the global "
                 "model is to be evaluated; use Evaluation(target='local')"
@@ -56,8 +57,8 @@ class Evaluation:
     ) -> dict[str, float]:
         """The metrics of one round."""
         if self.target == "local":
-            return self._local(job, store, params) | self._extra(params)
-        _load(job, buffers)
+            return self._local(job, store, params, buffers) | self._extra(params)
+        _load(job.problem.clients[0], buffers)
         record: dict[str, float] = {}
         if self.objective:
             record |= _objective(job, params)
@@ -68,16 +69,17 @@ class Evaluation:
     def _extra(self, params: Tensor) -> dict[str, float]:
         return dict(self.extra(params)) if self.extra is not None else {}
 
-    def _local(self, job: Job, store: ClientStateStore, params: Tensor) -> dict[str, float]:
+    def _local(
+        self, job: Job, store: ClientStateStore, params: Tensor, buffers: Tensor | None
+    ) -> dict[str, float]:
         totals: dict[str, float] = {}
         tests = job.problem.client_tests if self.test else None
         for index, objective in enumerate(job.problem.clients):
             record = client_record(job, store, index)
             own = job.algorithm.local_params(record.state)
             model = params if own is None else own
-            if record.buffers is not None:
-                cast_any: Any = objective
-                cast_any.flat.load_buffers(record.buffers)
+            keeps = job.problem.buffers == "keep-local"
+            _load(objective, record.buffers if keeps else buffers)
             values = dict(tests[index](model)) if tests is not None else {}
             if self.objective:
                 values["loss"] = float(objective.value(model))
@@ -100,10 +102,9 @@ def _objective(job: Job, params: Tensor) -> dict[str, float]:
     return record
 
 
-def _load(job: Job, buffers: Tensor | None) -> None:
+def _load(objective: Any, buffers: Tensor | None) -> None:
     if buffers is not None:
-        client: Any = job.problem.clients[0]
-        client.flat.load_buffers(buffers)
+        objective.flat.load_buffers(buffers)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedadmm.errors import DataError, ParameterError
 from fedadmm.flat import FlatModule
+from fedadmm.protocols import Objective
 
 EVALUATION_ROWS = 2048
 """Rows per forward pass when a loss over all data is wanted; bounds memory, not the result."""
@@ -25,6 +26,21 @@ class QuadraticObjective(Protocol):
 
     def offset(self) -> Tensor:
         """B."""
+
+
+def _is(tensor: Tensor, dtype: torch.dtype, device: torch.device | str) -> bool:
+    return tensor.dtype == dtype and tensor.device == torch.device(device)
+
+
+def evaluation_gradient(objective: Objective, params: Tensor) -> Tensor:
+    """The gradient of `objective.value`, which measures and never trains.
+
+    For a model it differs from `objective.gradient`, which runs in training mode: dropout is off
+    and BatchNorm statistics are used, not moved.  The result may be a buffer that the next call
+    overwrites.
+    """
+    own: Callable[[Tensor], Tensor] = getattr(objective, "evaluation_gradient", objective.gradient)
+    return own(params)
 
 
 class _Deterministic:
@@ -86,6 +102,8 @@ class Quadratic(_Deterministic):
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Quadratic:
         """The same objective in another precision or on another device."""
+        if _is(self.b, dtype, device):
+            return self
         return Quadratic(self.A.to(device, dtype), self.b.to(device, dtype), self.constant)
 
 
@@ -141,7 +159,7 @@ class LeastSquares(_Rows):
 
     def hessian(self) -> Tensor:
         """X'X/m + ridge I."""
-        identity = torch.eye(self.num_parameters, dtype=self.features.dtype)
+        identity = torch.eye(self.num_parameters).to(self.features)
         return self.features.T @ self.features / self.num_samples + self.ridge * identity
 
     def offset(self) -> Tensor:
@@ -150,6 +168,8 @@ class LeastSquares(_Rows):
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> LeastSquares:
         """The same objective in another precision or on another device."""
+        if _is(self.features, dtype, device):
+            return self
         return LeastSquares(
             self.features.to(device, dtype), self.targets.to(device, dtype), self.ridge
         )
@@ -177,9 +197,19 @@ class LogisticRegression(_Rows):
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> LogisticRegression:
         """The same objective in another precision or on another device."""
+        if _is(self.features, dtype, device):
+            return self
         return LogisticRegression(
             self.features.to(device, dtype), self.targets.to(device), self.ridge
         )
+
+
+def _draws_numbers(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    # recurrent and attention layers have a rate of their own
+    rate = getattr(module, "dropout", 0.0)
+    return isinstance(module, nn.RReLU) or (isinstance(rate, float | int) and rate > 0)
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -227,8 +257,7 @@ class ModelObjective:
     @property
     def is_random(self) -> bool:
         """Whether a forward pass in training mode draws random numbers (dropout)."""
-        dropout = nn.modules.dropout._DropoutNd
-        return any(isinstance(m, dropout) and m.p > 0 for m in self.flat.module.modules())
+        return any(_draws_numbers(module) for module in self.flat.module.modules())
 
     def workspace(self, params: Tensor) -> Tensor:
         """The module's live vector, set to `params`: steps on it need no copy."""
@@ -255,6 +284,19 @@ class ModelObjective:
         self.flat.gradient.zero_()
         with torch.enable_grad():
             self.loss(self._outputs(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        return self.flat.gradient
+
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
+        """The gradient of `value`: no dropout, and no batch moves a BatchNorm statistic."""
+        self.flat.load(params)
+        self.flat.module.eval()
+        self.flat.gradient.zero_()
+        with torch.enable_grad():
+            for begin in range(0, self.num_samples, EVALUATION_ROWS):
+                part = slice(begin, begin + EVALUATION_ROWS)
+                share = len(self.targets[part]) / self.num_samples
+                loss = self.loss(self._outputs(self.inputs[part]), self.targets[part])
+                (share * loss).backward()  # type: ignore[no-untyped-call]
         return self.flat.gradient
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelObjective:

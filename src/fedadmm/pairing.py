@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from fedadmm.engines.job import Job
 from fedadmm.errors import PairingError, ParameterError
 from fedadmm.objective import QuadraticObjective
 from fedadmm.problem import Problem
-from fedadmm.protocols import Sampler
+from fedadmm.protocols import Progress, Sampler
 from fedadmm.regularizers import Zero
 from fedadmm.sampling import FullParticipation
 from fedadmm.solvers import ExactSolver
@@ -19,7 +21,7 @@ def check(job: Job, sampler: Sampler, rounds: int) -> None:
     sampler.check(job.problem.num_clients, rounds)
     _check_algorithm(job, sampler)
     _check_solver(job)
-    _check_initial(job)
+    _check_stop(job)
     _check_buffers(job.problem)
 
 
@@ -60,13 +62,33 @@ def _check_solver(job: Job) -> None:
         )
 
 
-def _check_initial(job: Job) -> None:
-    if tuple(job.initial.shape) != (job.problem.num_parameters,):
-        raise ParameterError(
-            f"simulate: initial has shape {tuple(job.initial.shape)}, but must be "
-            f"({job.problem.num_parameters},)"
+def _check_stop(job: Job) -> None:
+    if not job.algorithm.needs.local_solve or not job.stop.needs_gradient:
+        return
+    method, rule = type(job.algorithm).__name__, type(job.stop).__name__
+    if job.stop.reference == "global" and not job.algorithm.always_sends_theta:
+        raise PairingError(
+            f"{rule} with reference='global' measures against theta, but {method} does not send it "
+            "in every round; use reference='own'"
         )
-    if not job.initial.is_floating_point() or not bool(job.initial.isfinite().all()):
+    # A rule that certifies an accuracy refuses a penalty that is too small for it.
+    cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), job.seed)
+    first = job.algorithm.local_problem(cast, job.algorithm.init_client(job.initial))
+    zero = job.initial.new_zeros(1)
+    job.stop.reached(Progress(zero, zero, zero, first.weight, 0))
+
+
+def check_initial(initial: object, num_parameters: int) -> None:
+    """Refuse a start vector of the wrong kind, before anything is converted to its precision."""
+    if not isinstance(initial, Tensor):
+        raise ParameterError(
+            f"simulate: initial is a {type(initial).__name__}, but must be a torch.Tensor"
+        )
+    if tuple(initial.shape) != (num_parameters,):
+        raise ParameterError(
+            f"simulate: initial has shape {tuple(initial.shape)}, but must be ({num_parameters},)"
+        )
+    if not initial.is_floating_point() or not bool(initial.isfinite().all()):
         raise ParameterError("simulate: initial must be a vector of finite floating-point numbers")
 
 

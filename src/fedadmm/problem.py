@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.errors import DataError, ParameterError, check_choice
+from fedadmm.objective import evaluation_gradient
 from fedadmm.protocols import Evaluator, Objective, Regularizer
 from fedadmm.regularizers import Zero
 
@@ -58,6 +59,8 @@ class Problem:
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
             raise DataError("Problem: clients is empty, but at least one is needed")
+        if isinstance(self.clients, list | tuple):
+            _check_lengths(self.clients)
         if self.buffers is not None:
             check_choice(self, "buffers", self.buffers, ("keep-local", "average"))
         if self.weights is not None:
@@ -104,7 +107,7 @@ class Problem:
         """The gradient of f, without g."""
         total = torch.zeros_like(params)
         for index, client in enumerate(self.clients):
-            total.add_(client.gradient(params), alpha=self.weight(index))
+            total.add_(evaluation_gradient(client, params), alpha=self.weight(index))
         return total
 
     def gradient_mapping(self, params: Tensor, step: float) -> Tensor:
@@ -157,8 +160,20 @@ class _Converted(Sequence[Objective]):
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
         client = self._clients[index]
         return cast(Any, client).to(self._dtype, self._device)
+
+
+def _check_lengths(clients: Sequence[Objective]) -> None:
+    lengths = [client.num_parameters for client in clients]
+    for index, length in enumerate(lengths):
+        if length != lengths[0]:
+            raise DataError(
+                f"Problem: client {index} has {length} parameters, but must have as many as "
+                f"client 0, {lengths[0]}"
+            )
 
 
 def _normalised(weights: Sequence[float] | Tensor, clients: int) -> Tensor:

@@ -139,6 +139,11 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         return False
 
     @property
+    def always_sends_theta(self) -> bool:
+        """Whether every broadcast carries the global vector."""
+        return True
+
+    @property
     def prox_step(self) -> float:
         """The step of prox_{step * g} in the server update; also that of the gradient mapping."""
         return 1.0

@@ -10,10 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedadmm.errors import ParameterError, check_count, check_positive, check_range
+from fedadmm.errors import (
+    ParameterError,
+    check_count,
+    check_not_negative,
+    check_positive,
+    check_range,
+)
 
 
 def _indicator(inside: Tensor, like: Tensor) -> Tensor:
@@ -40,7 +47,7 @@ class L1:
     lam: float
 
     def __post_init__(self) -> None:
-        check_range(self, "lam", self.lam, 0.0)
+        check_not_negative(self, "lam", self.lam)
 
     def value(self, params: Tensor) -> Tensor:
         """Lam times the sum of absolute values."""
@@ -58,7 +65,7 @@ class SquaredL2:
     lam: float
 
     def __post_init__(self) -> None:
-        check_range(self, "lam", self.lam, 0.0)
+        check_not_negative(self, "lam", self.lam)
 
     def value(self, params: Tensor) -> Tensor:
         """Half lam times the squared norm."""
@@ -77,8 +84,8 @@ class ElasticNet:
     l2: float
 
     def __post_init__(self) -> None:
-        check_range(self, "l1", self.l1, 0.0)
-        check_range(self, "l2", self.l2, 0.0)
+        check_not_negative(self, "l1", self.l1)
+        check_not_negative(self, "l2", self.l2)
 
     def value(self, params: Tensor) -> Tensor:
         """The sum of both parts."""
@@ -97,7 +104,7 @@ class GroupLasso:
     sizes: Sequence[int]
 
     def __post_init__(self) -> None:
-        check_range(self, "lam", self.lam, 0.0)
+        check_not_negative(self, "lam", self.lam)
         for size in self.sizes:
             check_count(self, "sizes", size)
 
@@ -136,6 +143,7 @@ class Box:
     high: float
 
     def __post_init__(self) -> None:
+        check_range(self, "low", self.low)
         check_range(self, "high", self.high, self.low)
 
     def value(self, params: Tensor) -> Tensor:
@@ -198,7 +206,7 @@ class PyProximal:
     def value(self, params: Tensor) -> Tensor:
         """The operator's value; an indicator's boolean becomes zero or infinity."""
         value = self.operator(params.detach().cpu().numpy())
-        if isinstance(value, bool):
+        if isinstance(value, bool | np.bool_):
             value = 0.0 if value else math.inf
         return params.new_tensor(float(value))
 

@@ -63,12 +63,26 @@ class Geometric:
         return value if isinstance(self.floor, str) else max(value, self.floor)
 
 
-def check_schedule(owner: object, field: str, value: float | Schedule) -> None:
-    """Refuse anything but a positive number or a schedule."""
+def check_schedule(
+    owner: object, field: str, value: float | Schedule, *, may_track: bool = False
+) -> None:
+    """Refuse anything but a positive number or a schedule.
+
+    Only a server step knows the participation that a "tracking" floor refers to (`may_track`).
+    """
     if not callable(value):
         check_positive(owner, field, value)
+    elif getattr(value, "floor", None) == "tracking" and not may_track:
+        raise ParameterError(
+            f"{type(owner).__name__}: {field} has the floor 'tracking', but only a server step can "
+            "have it; use a number"
+        )
 
 
 def at(value: float | Schedule, round_index: int) -> float:
-    """The value of a number or a schedule in one round."""
-    return value(round_index) if callable(value) else value
+    """The value of a number or a schedule in one round; an initial round counts as the first."""
+    if not callable(value):
+        return value
+    number = value(max(round_index, 0))
+    check_positive(type(value).__name__, f"its value in round {max(round_index, 0)}", number)
+    return number

@@ -115,7 +115,9 @@ def make_job(
     initial: Tensor | None,
 ) -> Job:
     """Fill in defaults and put the whole problem into the precision of the initial vector."""
-    start = (initial if initial is not None else problem.start(seed)).detach().clone()
+    start = initial if initial is not None else problem.start(seed)
+    pairing.check_initial(start, problem.num_parameters)
+    start = start.detach().clone()
     rule = stop if stop is not None else algorithm.default_stop()
     converted = problem.to(start.dtype, start.device)
     client: Any = converted.clients[0]

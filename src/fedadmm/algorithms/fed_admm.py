@@ -90,7 +90,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         if isinstance(self.step, str):
             check_choice(self, "step", self.step, ("tracking",))
         else:
-            check_schedule(self, "step", self.step)
+            check_schedule(self, "step", self.step, may_track=True)
             if self.members == "seen":
                 raise ParameterError(
                     f"FedADMM: step is {self.step!r}, but must be 'tracking' with members='seen', "
@@ -136,7 +136,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         before = self._own(cast, client) + client.y / client.rho
         after = result.params + y / cast.rho
         new = Client(
-            result.params, y, cast.rho.expand_as(client.rho), torch.ones_like(client.joined)
+            result.params, y, cast.rho.expand_as(client.rho).clone(), torch.ones_like(client.joined)
         )
         if self.members == "all":
             return new, Message(after - before, None)

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.errors import check_choice, check_positive, check_range
+from fedadmm.errors import check_choice, check_not_negative, check_positive, check_range
 from fedadmm.penalties import FixedPenalty, PenaltyRule, ResidualBalancing
 from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer, norm
 from fedadmm.rng import Key
@@ -82,7 +82,7 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         check_positive(self, "beta", self.beta)
         check_choice(self, "start", self.start, ("own", "global"))
         check_choice(self, "members", self.members, ("all", "seen"))
-        check_range(self, "memory", self.memory, 0.0)
+        check_not_negative(self, "memory", self.memory)
 
     @property
     def penalty(self) -> PenaltyRule:
@@ -163,8 +163,11 @@ class FedADMMInSa(FedADMMIn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_positive(self, "beta_min", self.beta_min)
+        check_range(self, "beta_max", self.beta_max, self.beta_min)
         check_range(self, "beta", self.beta, self.beta_min, self.beta_max)
-        ResidualBalancing(self.mu, self.tau, self.beta_min, self.beta_max)
+        check_range(self, "mu", self.mu, 1.0, open_low=True)
+        check_range(self, "tau", self.tau, 1.0, open_low=True)
 
     @property
     def penalty(self) -> PenaltyRule:

@@ -66,6 +66,11 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         check_positive(self, "eta", self.eta)
         check_range(self, "skip_probability", self.skip_probability, 0.0, 1.0, open_high=True)
 
+    @property
+    def always_sends_theta(self) -> bool:
+        """Not after a silent round."""
+        return self.skip_probability == 0
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0, which everybody receives first."""
         return Server(params, params.new_ones(1))

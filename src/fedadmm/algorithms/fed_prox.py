@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from fedadmm.algorithms.fed_avg import FedAvg
 from fedadmm.algorithms.fed_sgd import Server, Stateless
-from fedadmm.errors import check_range
+from fedadmm.errors import check_not_negative
 from fedadmm.protocols import LocalProblem
 
 
@@ -28,7 +28,7 @@ class FedProx(FedAvg):
     rho: float
 
     def __post_init__(self) -> None:
-        check_range(self, "rho", self.rho, 0.0)
+        check_not_negative(self, "rho", self.rho)
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
         """Min f_i + (rho/2) ||w - theta||^2, started at theta."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedadmm.objective import evaluation_gradient
 from fedadmm.protocols import (
     LocalProblem,
     LocalResult,
@@ -42,9 +43,9 @@ class LocalLoss:
         """Whether L is f_i itself."""
         return self.offset is None and _is_zero(self.weight)
 
-    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The gradient of L as a new tensor."""
-        return self.complete(params, self.objective.gradient(params, rows))
+    def gradient(self, params: Tensor) -> Tensor:
+        """The gradient of `value` over all data as a new tensor, for measuring."""
+        return self.complete(params, evaluation_gradient(self.objective, params))
 
     def complete(self, params: Tensor, gradient: Tensor) -> Tensor:
         """From the gradient of f_i to the gradient of L, as a new tensor."""
