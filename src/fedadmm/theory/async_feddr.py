@@ -1,0 +1,259 @@
+"""asyncFedDR of Tran-Dinh, Pham, Phan and Nguyen (2021): Theorem 4.1 and what can be certified.
+
+`async_constants` computes (8) and (9) as printed, apart from one slip in eta_bar. Theorem 4.1 does
+not hold as printed, though: with clients taking turns (n = 100, T = 99, p_hat = 1, no delay) and
+alpha = 0.1, identical quadratics exceed its bound several times. A client's distance to the server
+model counts in each of the T + 1 steps of its window, and D counts it once. `async_certificate`
+derives the bound anew, step by step:
+
+With x = eta L, w_k = ||x_i⁺ - x_i||² of the step k and V as in `fedadmm.theory.feddr`,
+
+    sum_k (rho/2) w_k <= V^0 - F*           descent, each stale model paid for by the server's moves
+    sum_k sum_i ||xbar^k - x_i^k||² <= D sum_k w_k
+    ||G_eta(xbar)||² <= (1 + x)²/eta² (1/n) sum_i ||xbar - x_i||²
+
+where ||xhat_i⁺ - xhat_i|| <= (1 + x) ||x_i⁺ - x_i|| bounds the server's moves (the printed rho has
+1 + x² where (1 + x)² is needed unless the f_i are convex).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fedadmm.errors import (
+    ParameterError,
+    check_count,
+    check_not_negative,
+    check_positive,
+    check_range,
+)
+from fedadmm.theory.search import positive_root
+
+_SLACK_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+
+
+class AsyncConstants(NamedTuple):
+    """The constants of Theorem 4.1 as printed: (8), (9) and C_hat of (10)."""
+
+    alpha_bar: float
+    eta_bar: float
+    rho: float
+    D: float
+    C_hat: float
+
+
+class AsyncCertificate(NamedTuple):
+    """The constants of the bound derived in this module; B multiplies the start's gradients."""
+
+    alpha_bar: float
+    eta_bar: float
+    rho: float
+    D: float
+    C_hat: float
+    B: float
+
+
+def _check_setting(owner: str, n: int, tau: int, p_hat: float, L: float) -> None:
+    check_count(owner, "n", n)
+    check_count(owner, "tau", tau, low=0)
+    check_range(owner, "p_hat", p_hat, 0.0, 1.0, open_low=True)
+    check_positive(owner, "L", L)
+
+
+def _check_steps(
+    owner: str, alpha: float, alpha_bar: float, eta: float, eta_bar: float, why: str
+) -> None:
+    if not 0.0 < eta < eta_bar:
+        raise ParameterError(
+            f"{owner}: eta is {eta!r}, but alpha = {alpha:g} and {why} need "
+            f"0 < eta < eta_bar = {eta_bar:.4g} (alpha_bar = {alpha_bar:.4g})"
+        )
+
+
+def _check_alpha(owner: str, alpha: float, alpha_bar: float, why: str) -> None:
+    if not 0.0 < alpha < alpha_bar:
+        raise ParameterError(
+            f"{owner}: alpha is {alpha!r}, but {why} need 0 < alpha < alpha_bar = {alpha_bar:.4g}"
+        )
+
+
+def async_alpha_bar(n: int, tau: int) -> float:
+    """The limit of alpha (8): 1 if 2 tau² <= n, else 2/(2 + c) with c = (2 tau² - n)/n²."""
+    check_count("async_alpha_bar", "n", n)
+    check_count("async_alpha_bar", "tau", tau, low=0)
+    return 2.0 / (2.0 + max(0, 2 * tau**2 - n) / n**2)
+
+
+def async_eta_bar(n: int, tau: int, L: float, alpha: float) -> float:
+    """The limit of eta (8), with c = max(0, 2 tau² - n)/n².
+
+        eta_bar = (sqrt(16 - 8 alpha - (7 + 12c + 4c²) alpha²) - alpha) / (2L [2 + (1 + c) alpha])
+
+    The paper prints 4c in place of 12c. That is a slip: rho of (9) vanishes at the value given
+    here, eta_bar then reaches 0 at alpha_bar as it must, and between this value and the printed
+    one rho is negative.
+    """
+    _check_setting("async_eta_bar", n, tau, 1.0, L)
+    alpha_bar = async_alpha_bar(n, tau)
+    _check_alpha("async_eta_bar", alpha, alpha_bar, f"n = {n} and tau = {tau}")
+    c = max(0, 2 * tau**2 - n) / n**2
+    return positive_root(2.0 - (2.0 + c) * alpha, alpha, 2.0 + (1.0 + c) * alpha) / L
+
+
+def async_constants(
+    n: int, tau: int, T: int, p_hat: float, L: float, alpha: float, eta: float
+) -> AsyncConstants:
+    """alpha_bar and eta_bar (8), rho and D (9), C_hat (10), as printed but for eta_bar.
+
+        rho   = ( n² [2(1 - alpha) - (2 + alpha) x² - alpha x] - alpha (1 + x²) max(0, 2 tau² - n) )
+                / (alpha eta n³),                                                     x = eta L
+        D     = ( 8 alpha² (1 + x²)(tau² + 2 T n p_hat) + 8 n² (1 + x² + T alpha² p_hat) )
+                / (p_hat alpha² n²)
+        C_hat = 2 (1 + x)² D / (n eta² rho)
+
+    These numbers do not certify a run: see the module's first lines and `async_certificate`.
+
+    Args:
+        n: number of clients.
+        tau: the largest delay, in server steps.
+        T: within T steps every client has a chance to be updated (Assumption 4.1).
+        p_hat: the least probability of that chance.
+        L: Lipschitz constant of the gradients.
+        alpha: relaxation, below alpha_bar.
+        eta: step of the proximal operators, below eta_bar.
+    """
+    owner = "async_constants"
+    _check_setting(owner, n, tau, p_hat, L)
+    check_count(owner, "T", T)
+    alpha_bar = async_alpha_bar(n, tau)
+    why = f"n = {n}, tau = {tau} (Theorem 4.1)"
+    _check_alpha(owner, alpha, alpha_bar, why)
+    eta_bar = async_eta_bar(n, tau, L, alpha)
+    _check_steps(owner, alpha, alpha_bar, eta, eta_bar, why)
+    x = eta * L
+    excess = max(0, 2 * tau**2 - n)
+    descent = n**2 * (2.0 * (1.0 - alpha) - (2.0 + alpha) * x**2 - alpha * x)
+    rho = (descent - alpha * (1.0 + x**2) * excess) / (alpha * eta * n**3)
+    stale = 8.0 * alpha**2 * (1.0 + x**2) * (tau**2 + 2.0 * T * n * p_hat)
+    waiting = 8.0 * n**2 * (1.0 + x**2 + T * alpha**2 * p_hat)
+    D = (stale + waiting) / (p_hat * alpha**2 * n**2)
+    return AsyncConstants(alpha_bar, eta_bar, rho, D, 2.0 * (1.0 + x) ** 2 * D / (n * eta**2 * rho))
+
+
+def async_certificate(
+    n: int,
+    tau: int,
+    T: int,
+    p_hat: float,
+    L: float,
+    alpha: float,
+    eta: float,
+    *,
+    slack: float = 0.0,
+) -> AsyncCertificate:
+    """The constants of a bound that holds: mean E||G_eta(xbar^k)||² <= (C_hat gap + B G0)/(K + 1).
+
+    With s = slack, m = max(0, 2 tau² - n), x = eta L:
+
+        A     = 2 - alpha (1 + x) - 2 (1 + s) x² - alpha (1 + s)(1 + x²)
+        rho   = (n² A - alpha (1 + s)(1 + x)² m) / (alpha eta n³)
+        E     = 4 (T + 1)/(p_hat alpha²) + 4 (T + 1) tau²/(p_hat n²) + 4 T²/n
+        D     = (1 + s)(1 + x)² E + 4 T²
+        C_hat = 2 (1 + s)(1 + x)² D / (n eta² rho)
+        B     = (1 + 1/s) [ C_hat eta (1/alpha + 1/4 + m/(2n²))
+                            + (1 + s)(1 + x)² E + (T + 1)/p_hat ]
+
+    Here T >= 0 counts as in Assumption 4.1: among any T + 1 steps k ... k + T there is one at which
+    client i is the active one with probability at least p_hat (uniformly drawn clients: T = 0).
+
+    Args:
+        n: number of clients.
+        tau: the largest delay, in server steps.
+        T: see above.
+        p_hat: see above.
+        L: Lipschitz constant of the gradients.
+        alpha: relaxation.
+        eta: step of the proximal operators.
+        slack: s > 0 to cover `init="start"` (G0 = (1/n) sum ||grad f_i(x0)||²); 0 gives B = inf.
+    """
+    owner = "async_certificate"
+    _check_setting(owner, n, tau, p_hat, L)
+    check_count(owner, "T", T, low=0)
+    check_not_negative(owner, "slack", slack)
+    excess = max(0, 2 * tau**2 - n)
+    wide, c = 1.0 + slack, excess / n**2
+    alpha_bar = 2.0 / (1.0 + wide * (1.0 + c))
+    why = f"n = {n}, tau = {tau}, slack = {slack:g}"
+    _check_alpha(owner, alpha, alpha_bar, why)
+    constant = 2.0 - alpha * (1.0 + wide * (1.0 + c))
+    eta_bar = positive_root(
+        constant, alpha * (1.0 + 2.0 * wide * c), wide * (2.0 + alpha * (1.0 + c))
+    )
+    eta_bar /= L
+    _check_steps(owner, alpha, alpha_bar, eta, eta_bar, why)
+    x = eta * L
+    moves = wide * (1.0 + x) ** 2
+    descent = 2.0 - alpha * (1.0 + x) - 2.0 * wide * x**2 - alpha * wide * (1.0 + x**2)
+    rho = (n**2 * descent - alpha * moves * excess) / (alpha * eta * n**3)
+    window = (T + 1) / p_hat
+    spread = 4.0 * window * (1.0 / alpha**2 + tau**2 / n**2) + 4.0 * T**2 / n
+    D = moves * spread + 4.0 * T**2
+    C_hat = 2.0 * moves * D / (n * eta**2 * rho)
+    if slack == 0.0:
+        return AsyncCertificate(alpha_bar, eta_bar, rho, D, C_hat, math.inf)
+    first_steps = C_hat * eta * (1.0 / alpha + 0.25 + c / 2.0)
+    B = (1.0 + 1.0 / slack) * (first_steps + moves * spread + window)
+    return AsyncCertificate(alpha_bar, eta_bar, rho, D, C_hat, B)
+
+
+def async_feddr_bound(
+    n: int,
+    tau: int,
+    T: int,
+    p_hat: float,
+    L: float,
+    alpha: float,
+    eta: float,
+    rounds: int,
+    gap: float,
+    *,
+    start_gradient: float = 0.0,
+) -> float:
+    """The certified bound on the mean of E||G_eta(xbar^k)||² over k = 0 ... K, K = rounds.
+
+        (C_hat gap + B G0) / (K + 1)          with the constants of `async_certificate`
+
+    A round is one server step. Exact local solves. The slack is chosen from a fixed ladder so that
+    the bound is smallest. With `init="prox"` leave start_gradient at 0 and add
+    `feddr_prox_start_excess` to the gap.
+
+    Args:
+        n: number of clients.
+        tau: the largest delay, in server steps.
+        T: see `async_certificate`.
+        p_hat: see `async_certificate`.
+        L: Lipschitz constant of the gradients.
+        alpha: relaxation.
+        eta: step of the proximal operators.
+        rounds: K.
+        gap: F(x0) - F*.
+        start_gradient: G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
+    """
+    check_count("async_feddr_bound", "rounds", rounds)
+    check_not_negative("async_feddr_bound", "gap", gap)
+    check_not_negative("async_feddr_bound", "start_gradient", start_gradient)
+    exact = async_certificate(n, tau, T, p_hat, L, alpha, eta)
+    if start_gradient == 0.0:
+        return exact.C_hat * gap / (rounds + 1)
+    # rho falls linearly with the slack; the ladder spends at most half of it.
+    x, excess = eta * L, max(0, 2 * tau**2 - n)
+    price = n**2 * (2.0 * x**2 + alpha * (1.0 + x**2)) + alpha * (1.0 + x) ** 2 * excess
+    slack_max = exact.rho * alpha * eta * n**3 / price
+
+    def total(scale: float) -> float:
+        slack = slack_max * scale / (1.0 + scale)
+        certificate = async_certificate(n, tau, T, p_hat, L, alpha, eta, slack=slack)
+        return certificate.C_hat * gap + certificate.B * start_gradient
+
+    return min(total(scale) for scale in _SLACK_SCALES) / (rounds + 1)

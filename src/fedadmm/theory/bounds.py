@@ -1,0 +1,77 @@
+"""One door to every theorem: its bound after a number of rounds, and the rounds for an accuracy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from fedadmm.errors import ParameterError, check_choice, check_positive
+from fedadmm.theory.async_feddr import async_feddr_bound
+from fedadmm.theory.feddr import feddr_bound, feddr_corollary_bound
+from fedadmm.theory.gong import gong_bound
+from fedadmm.theory.search import first_count_where
+from fedadmm.theory.wang import wang_bound
+
+_BOUNDS: dict[str, Callable[..., float]] = {
+    "gong": gong_bound,
+    "feddr": feddr_bound,
+    "feddr_corollary": feddr_corollary_bound,
+    "wang": wang_bound,
+    "async_feddr": async_feddr_bound,
+}
+THEOREMS = tuple(_BOUNDS)
+
+_ROUNDS_LIMIT = 10**15
+
+
+def _checked_bound(theorem: str, quantities: dict[str, float]) -> Callable[..., float]:
+    check_choice("bound", "theorem", theorem, THEOREMS)
+    function = _BOUNDS[theorem]
+    parameters = inspect.signature(function).parameters
+    known = [name for name in parameters if name != "rounds"]
+    unknown = sorted(set(quantities) - set(known))
+    missing = [
+        name
+        for name in known
+        if parameters[name].default is inspect.Parameter.empty and name not in quantities
+    ]
+    if unknown or missing:
+        wrong = f"does not know {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
+        raise ParameterError(f"bound: theorem {theorem!r} {wrong}; it takes {', '.join(known)}")
+    return function
+
+
+def bound(theorem: str, rounds: int, **quantities: float) -> float:
+    """The right-hand side of a theorem after `rounds` rounds.
+
+    Args:
+        theorem: "gong" bounds the mean of V^t/n over the states before each of the rounds; "feddr",
+            "feddr_corollary", "wang" and "async_feddr" the mean of ||G_eta(xbar^k)||² over the
+            rounds + 1 models that the server has had.
+        rounds: communication rounds; server steps for "async_feddr".
+        **quantities: what the theorem's own function takes: `gong_bound`, `feddr_bound`,
+            `feddr_corollary_bound`, `wang_bound`, `async_feddr_bound`.
+    """
+    return _checked_bound(theorem, quantities)(rounds=rounds, **quantities)
+
+
+def rounds_needed(theorem: str, accuracy: float, **quantities: float) -> int:
+    """The smallest number of rounds after which the theorem's bound is at most `accuracy`.
+
+    Args:
+        theorem: as in `bound`.
+        accuracy: the wanted mean of the squared measure (eps² of FedDR's Definition 2.2).
+        **quantities: as in `bound`.
+    """
+    check_positive("rounds_needed", "accuracy", accuracy)
+    function = _checked_bound(theorem, quantities)
+    rounds = first_count_where(
+        lambda count: function(rounds=count, **quantities) <= accuracy, _ROUNDS_LIMIT
+    )
+    if rounds is None:
+        floor = function(rounds=_ROUNDS_LIMIT, **quantities)
+        raise ParameterError(
+            f"rounds_needed: accuracy is {accuracy!r}, but the bound of {theorem!r} stays above "
+            f"{floor:.4g} however many rounds are made"
+        )
+    return rounds

@@ -1,0 +1,257 @@
+"""FedDR of Tran-Dinh, Pham, Phan and Nguyen (2021): Theorem 3.1 and Corollary 3.1.
+
+The paper puts its step-size conditions (33) and the constants (35) into a supplement and only
+Wang, Marella and Anderson (2022, Theorem 2) print them, for alpha = 1. The general form is derived
+here from one descent inequality. With x = eta L, d_i = (y_i - x_i)/eta and the Lyapunov function
+
+    V = g(xbar) + (1/n) sum_i [ f_i(x_i) + <d_i, xbar - x_i> + ||xbar - x_i||²/(2 eta) ]
+
+an exact step of client i changes its term by at most -N/(2 alpha eta) ||x_i⁺ - x_i||², where
+N = 2 - alpha (1 + x) - 2x² = (1 + x)(2 - 2x - alpha), and
+alpha² ||xbar - x_i||² <= 2 (1 + x²) ||x_i⁺ - x_i||². So the steps are admissible exactly when
+eta L < 1 - alpha/2. For alpha = 1 everything agrees with Wang's Theorem 2, and eta = 1/(3L),
+p_i = 1/n give C1 = 160 L n / 3 as in Corollary 3.1.
+
+The server must hold xtilde = mean of the xhat_i from the start, as with both choices of `init`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fedadmm.errors import (
+    ParameterError,
+    check_count,
+    check_not_negative,
+    check_positive,
+    check_range,
+)
+from fedadmm.theory.search import positive_root
+
+_SLACK_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+
+
+class FedDRConstants(NamedTuple):
+    """The constants of Theorem 3.1; those that multiply local errors are infinite without slack."""
+
+    beta: float
+    rho1: float
+    rho2: float
+    C1: float
+    C2: float
+    C3: float
+
+
+def feddr_eta_max(L: float, alpha: float = 1.0, gamma4: float = 0.0) -> float:
+    """The largest eta, itself excluded, that keeps beta of (35) positive: the condition (33).
+
+    It solves 2 - alpha (1 + x) - 2x² - 4 gamma4 (1 + x²) = 0 for x = eta L; without slack
+    (exact local solves) that is eta = (2 - alpha) / (2L).
+    """
+    check_positive("feddr_eta_max", "L", L)
+    check_range("feddr_eta_max", "gamma4", gamma4, 0.0, 0.5, open_high=True)
+    high = 2.0 - 4.0 * gamma4
+    if not 0.0 < alpha < high:
+        raise ParameterError(
+            f"feddr_eta_max: alpha is {alpha!r}, but Theorem 3.1 needs "
+            f"0 < alpha < 2 - 4 gamma4 = {high:g}"
+        )
+    return positive_root(high - alpha, alpha, 2.0 + 4.0 * gamma4) / L
+
+
+def feddr_alpha_max(L: float, eta: float, gamma4: float = 0.0) -> float:
+    """The largest alpha, itself excluded, for a given eta: the condition (33) read the other way.
+
+    alpha < (2 - 2x² - 4 gamma4 (1 + x²)) / (1 + x) with x = eta L; without slack 2 (1 - eta L).
+    """
+    check_positive("feddr_alpha_max", "L", L)
+    check_positive("feddr_alpha_max", "eta", eta)
+    check_range("feddr_alpha_max", "gamma4", gamma4, 0.0, 0.5, open_high=True)
+    x = eta * L
+    alpha = (2.0 - 2.0 * x**2 - 4.0 * gamma4 * (1.0 + x**2)) / (1.0 + x)
+    if alpha <= 0.0:
+        limit = math.sqrt((1.0 - 2.0 * gamma4) / (1.0 + 2.0 * gamma4)) / L
+        raise ParameterError(
+            f"feddr_alpha_max: eta is {eta!r}, but Theorem 3.1 allows no alpha unless "
+            f"eta < {limit:.4g}"
+        )
+    return alpha
+
+
+def feddr_constants(
+    L: float,
+    eta: float,
+    alpha: float = 1.0,
+    p_hat: float = 1.0,
+    *,
+    gamma1: float = 0.0,
+    gamma2: float = 0.0,
+    gamma4: float = 0.0,
+) -> FedDRConstants:
+    """beta, rho1, rho2 (35) and C1, C2, C3 (5) of Theorem 3.1, for any 0 < alpha < 2.
+
+        N    = 2 - alpha (1 + x) - 2x² - 4 gamma4 (1 + x²),                       x = eta L
+        beta = alpha p_hat N / (2 eta (1 + gamma1)(1 + x²))
+        rho1 = (1 + x)²/(alpha eta) [ 2 + 1/gamma4 + N/(2 gamma1 (1 + x²)) ]
+        rho2 = rho1 + alpha (1 + x)²/(8 gamma4 eta)
+        C1   = 2 (1 + x)² (1 + gamma2)/(eta² beta)
+        C2   = rho1 C1 + (1 + x)² (1 + gamma2)/(eta² gamma2),     C3 = rho2 C1
+
+    N, beta and C1 are the paper's. rho1 and rho2 are derived here for every alpha (the paper's
+    stand in its supplement; for those printed by Wang at alpha = 1 see `wang_constants`), and the
+    last term of C2 stands with eps_{i,k} instead of eps_{i,k+1}: it comes from the gradient
+    mapping at xbar^k, which sees the present errors. gamma3 of the paper appears nowhere.
+
+    Args:
+        L: Lipschitz constant of the gradients.
+        eta: step of the proximal operators.
+        alpha: relaxation, 0 < alpha < 2.
+        p_hat: the smallest probability of taking part (Assumption 3.1).
+        gamma1: slack of the step against local errors; 0 suits exact solves only.
+        gamma2: slack of the gradient mapping against local errors; 0 suits exact solves only.
+        gamma4: slack of the descent against local errors; 0 suits exact solves only.
+    """
+    check_positive("feddr_constants", "L", L)
+    check_positive("feddr_constants", "eta", eta)
+    check_range("feddr_constants", "p_hat", p_hat, 0.0, 1.0, open_low=True)
+    check_not_negative("feddr_constants", "gamma1", gamma1)
+    check_not_negative("feddr_constants", "gamma2", gamma2)
+    eta_max = feddr_eta_max(L, alpha, gamma4)
+    x = eta * L
+    descent = 2.0 - alpha * (1.0 + x) - 2.0 * x**2 - 4.0 * gamma4 * (1.0 + x**2)
+    if eta >= eta_max or descent <= 0.0:
+        raise ParameterError(
+            f"feddr_constants: eta is {eta!r}, but Theorem 3.1 with alpha = {alpha:g} and "
+            f"gamma4 = {gamma4:g} needs eta < {eta_max:.4g}"
+        )
+    beta = alpha * p_hat * descent / (2.0 * eta * (1.0 + gamma1) * (1.0 + x**2))
+    c1 = 2.0 * (1.0 + x) ** 2 * (1.0 + gamma2) / (eta**2 * beta)
+    if min(gamma1, gamma2, gamma4) == 0.0:
+        return FedDRConstants(beta, math.inf, math.inf, c1, math.inf, math.inf)
+    rho1 = 2.0 + 1.0 / gamma4 + descent / (2.0 * gamma1 * (1.0 + x**2))
+    rho1 *= (1.0 + x) ** 2 / (alpha * eta)
+    rho2 = rho1 + alpha * (1.0 + x) ** 2 / (8.0 * gamma4 * eta)
+    mapping = (1.0 + x) ** 2 * (1.0 + gamma2) / (eta**2 * gamma2)
+    return FedDRConstants(beta, rho1, rho2, c1, rho1 * c1 + mapping, rho2 * c1)
+
+
+def feddr_bound(
+    L: float,
+    eta: float,
+    alpha: float,
+    p_hat: float,
+    rounds: int,
+    gap: float,
+    *,
+    error_sum: float = 0.0,
+    start_gradient: float = 0.0,
+) -> float:
+    """Theorem 3.1 (5): a bound on the mean of E||G_eta(xbar^k)||² over k = 0 ... K, K = rounds.
+
+        [ C1 gap + (C2 + C3) error_sum
+          + (rho1 C1 + Q/p_hat) eta² G0/(1 + x)² ] / (K + 1),     Q = C2 - rho1 C1
+
+    After K rounds the server has had K + 1 models, xbar^0 ... xbar^K. The slacks gamma are chosen
+    from a fixed ladder so that the bound is smallest; without any error they are 0.
+
+    The last term is not printed. With `init="start"` (x_i = y_i = x0) a client that has not yet
+    solved carries the error grad f_i(x0) in place of eps_{i,0}, and carries it for 1/p_i rounds.
+    Without it (5) is wrong: started at the minimiser of F it says that the model never moves. With
+    `init="prox"` leave start_gradient at 0 and add `feddr_prox_start_excess` to the gap.
+
+    Args:
+        L: Lipschitz constant of the gradients.
+        eta: step of the proximal operators.
+        alpha: relaxation.
+        p_hat: the smallest probability of taking part.
+        rounds: K.
+        gap: F(x0) - F*.
+        error_sum: (1/n) sum_i sum_{k=1}^{K+1} eps_{i,k}², eps the distance to the exact prox.
+        start_gradient: G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
+    """
+    check_count("feddr_bound", "rounds", rounds)
+    check_not_negative("feddr_bound", "gap", gap)
+    check_not_negative("feddr_bound", "error_sum", error_sum)
+    check_not_negative("feddr_bound", "start_gradient", start_gradient)
+    exact = feddr_constants(L, eta, alpha, p_hat)
+    if error_sum == 0.0 and start_gradient == 0.0:
+        return exact.C1 * gap / (rounds + 1)
+    x = eta * L
+    gamma4_max = (2.0 - alpha * (1.0 + x) - 2.0 * x**2) / (4.0 * (1.0 + x**2))
+
+    def total(scale: float) -> float:
+        constants = feddr_constants(
+            L,
+            eta,
+            alpha,
+            p_hat,
+            gamma1=scale,
+            gamma2=scale,
+            gamma4=gamma4_max * scale / (1 + scale),
+        )
+        carried = constants.rho1 * constants.C1
+        start = (carried + (constants.C2 - carried) / p_hat) * (eta / (1.0 + x)) ** 2
+        errors = (constants.C2 + constants.C3) * error_sum
+        return constants.C1 * gap + errors + start * start_gradient
+
+    return min(total(scale) for scale in _SLACK_SCALES) / (rounds + 1)
+
+
+def feddr_prox_start_excess(L: float, eta: float, start_gradient: float) -> float:
+    """What `init="prox"` adds to the gap of Theorem 3.1: eta G0 / (1 - eta L)².
+
+    The paper bounds V^0 by F(x0). But x_i^0 = prox_{eta f_i}(x0) differ from each other, and
+    V^0 <= F(x0) + eta (1/n) sum ||grad f_i(x_i^0)||², with
+    ||grad f_i(x_i^0)|| <= ||grad f_i(x0)|| / (1 - eta L). Derived here.
+    """
+    check_positive("feddr_prox_start_excess", "L", L)
+    check_range("feddr_prox_start_excess", "eta", eta, 0.0, 1.0 / L, open_low=True, open_high=True)
+    check_not_negative("feddr_prox_start_excess", "start_gradient", start_gradient)
+    return eta * start_gradient / (1.0 - eta * L) ** 2
+
+
+def feddr_corollary_bound(L: float, n: int, rounds: int, gap: float) -> float:
+    """Corollary 3.1 (6), K = rounds: 160 L n / (3 (K + 1)) [F(x0) - F*].
+
+    Exact local solves, alpha = 1, eta = 1/(3L), one client a round (p_i = 1/n). It is Theorem 3.1
+    without slack: beta = 3L/(5n), C1 = 160 L n / 3. The remarks on the start in `feddr_bound` hold
+    here too.
+    """
+    check_positive("feddr_corollary_bound", "L", L)
+    check_count("feddr_corollary_bound", "n", n)
+    check_count("feddr_corollary_bound", "rounds", rounds)
+    check_not_negative("feddr_corollary_bound", "gap", gap)
+    return 160.0 * L * n / (3.0 * (rounds + 1)) * gap
+
+
+def feddr_best_steps(L: float) -> tuple[float, float]:
+    """The eta and alpha that make C1, and with it the bound for exact solves, smallest.
+
+    C1 = (4L/p_hat) (1 + x)(1 + x²) / (alpha x (2 - 2x - alpha)) is smallest at alpha = 1 - x and
+    3x³ + 3x² + 3x = 1: eta = 0.2531/L, alpha = 0.7469, C1 = 37.77 L/p_hat, where Corollary 3.1 has
+    53.33 L/p_hat.
+    """
+    check_positive("feddr_best_steps", "L", L)
+    x = 0.25
+    for _ in range(20):  # Newton's method on an increasing convex cubic
+        x -= (3 * x**3 + 3 * x**2 + 3 * x - 1.0) / (9 * x**2 + 6 * x + 3.0)
+    return x / L, 1.0 - x
+
+
+def feddr_accuracy(budget: float, round_index: int) -> float:
+    """eps_{i,k} of Remark 3.1, sqrt(M / (2 (k + 1)²)): the squares sum to less than M = budget."""
+    check_positive("feddr_accuracy", "budget", budget)
+    check_count("feddr_accuracy", "round_index", round_index, low=0)
+    return math.sqrt(budget / 2.0) / (round_index + 1)
+
+
+def prox_error_bound(L: float, eta: float, gradient_norm: float) -> float:
+    """The distance to the exact prox certified by a local gradient norm: ||grad|| / (1/eta - L).
+
+    The local problem f_i(w) + ||w - v||²/(2 eta) is (1/eta - L)-strongly convex for eta < 1/L.
+    """
+    check_positive("prox_error_bound", "L", L)
+    check_range("prox_error_bound", "eta", eta, 0.0, 1.0 / L, open_low=True, open_high=True)
+    check_not_negative("prox_error_bound", "gradient_norm", gradient_norm)
+    return gradient_norm / (1.0 / eta - L)
