@@ -1,17 +1,40 @@
-"""Data: where it comes from, how it is read, and how it is split among clients."""
+"""Data: where it comes from, how it is read, and how it is split among clients.
 
-from fedadmm.data import partitions
-from fedadmm.data.dataset import Dataset, Normalise, TrainTest
-from fedadmm.data.digits import digits
-from fedadmm.data.federated import FederatedData
-from fedadmm.data.partitions import Partition
+Names are imported when they are first used, so that listing data sets need not wait for torch.
+"""
 
-__all__ = [
-    "Dataset",
-    "FederatedData",
-    "Normalise",
-    "Partition",
-    "TrainTest",
-    "digits",
-    "partitions",
-]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_EXPORTS = {
+    "fedadmm.data.adapters": "from_hugging_face from_torch",
+    "fedadmm.data.cifar": "cifar10 cifar10_small",
+    "fedadmm.data.dataset": "Dataset Normalise TrainTest",
+    "fedadmm.data.digits": "digits",
+    "fedadmm.data.federated": "FederatedData",
+    "fedadmm.data.femnist": "femnist",
+    "fedadmm.data.heart": "heart",
+    "fedadmm.data.hold_out": "hold_out",
+    "fedadmm.data.idx": "fashion_mnist idx_folder mnist mnist_writers",
+    "fedadmm.data.partitions": "Partition",
+    "fedadmm.data.regression": "MixedRows",
+    "fedadmm.data.summary": "Summary summarise",
+    "fedadmm.data.synthetic": "SyntheticUsers",
+    "fedadmm.data.tabular": "tabular",
+    "fedadmm.data.text": "shakespeare",
+}
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'fedadmm.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,8 +6,10 @@ may promise at most what its compressor could have packed into it.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import math
 import os
 import tempfile
@@ -71,10 +73,10 @@ def refuse_more(stream: BinaryIO, path: Path) -> None:
         raise DataError(f"{path}: goes on behind the end that its header announces")
 
 
-def read_text(path: Path, limit: int | None = None) -> str:
-    """A UTF-8 text, plain or .gz, of at most `limit` bytes (else what the file could hold)."""
+def read_text(path: Path) -> str:
+    """A UTF-8 text, plain or .gz."""
     with open_plain_or_gz(path) as stream:
-        most = path.stat().st_size * EXPANSION if limit is None else limit
+        most = path.stat().st_size * EXPANSION
         data = stream.read(most + 1)
     if len(data) > most:
         raise DataError(f"{path}: unpacks to more than {most} bytes")
@@ -82,6 +84,15 @@ def read_text(path: Path, limit: int | None = None) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is no UTF-8 text ({error.reason} at {error.start})") from None
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    """The cells of a CSV file, plain or .gz."""
+    text = read_text(path)
+    try:
+        return list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise DataError(f"{path}: is no CSV file ({error})") from None
 
 
 def read_npz(path: Path, required: Sequence[str]) -> dict[str, NDArray[Any]]:

@@ -1,6 +1,8 @@
 """Every experiment by name: `load("mnist", clients=100, partition="shards")`."""
 
-from fedadmm.problems import digits as _digits
+from fedadmm.problems import generated as generated
+from fedadmm.problems import recorded as recorded
+from fedadmm.problems import theory as theory
 from fedadmm.problems.federation import SplitOptions, from_data
 from fedadmm.problems.registry import Entry, Extras, entry, load, names, options, register
 
@@ -15,5 +17,3 @@ __all__ = [
     "options",
     "register",
 ]
-
-del _digits

@@ -20,10 +20,10 @@ from fedadmm.errors import DataError, ParameterError, check_choice, check_count,
 from fedadmm.flat import FlatModule
 from fedadmm.objective import Loss
 from fedadmm.problem import Buffers, Problem
-from fedadmm.problems.evaluation import (
+from fedadmm.problems.held_out import (
     ClientEvaluations,
     DataClients,
-    Evaluation,
+    HeldOut,
     choose_loss,
 )
 from fedadmm.protocols import Regularizer
@@ -145,9 +145,9 @@ def federate(
         empty = int(partition.sizes.argmin())
         raise DataError(f"{name}: client {empty} of the partition holds no rows, but needs one")
     data = FederatedData.gather(train, partition, options.validation)
-    make = _model_factory(model or options.model, train, options.as_released)
+    make = model_factory(model or options.model, train, options.as_released)
     flat = FlatModule(models.build(make))
-    clients = DataClients(data, flat, _loss(flat.module, train))
+    clients = DataClients(data, flat, fit_loss(flat.module, train))
     tests = _client_tests(data, test)
     if tests is not None:
         test = tests.rows
@@ -159,7 +159,7 @@ def federate(
         weights=None if options.weights == "uniform" else torch.from_numpy(data.train_sizes),
         test=None
         if test is None
-        else Evaluation(flat, clients.loss, test.inputs, test.targets, test.prepare),
+        else HeldOut(flat, clients.loss, test.inputs, test.targets, test.prepare),
         client_tests=own,
         initial=partial(models.initial_vector, make),
         buffers=buffers,
@@ -210,7 +210,7 @@ def _limited(rows: Dataset, most: int | None, seed: int) -> Dataset:
     return rows.take(partitions.iid(len(rows), 1, seed)[0][:most])
 
 
-def _model_factory(model: models.Model, rows: Dataset, as_released: bool) -> models.Factory:
+def model_factory(model: models.Model, rows: Dataset, as_released: bool) -> models.Factory:
     """The model's factory with the data's sizes filled in where it asks for them."""
     known: dict[str, Any] = {"inputs": math.prod(rows.inputs.shape[1:])}
     if rows.num_classes is not None:
@@ -227,7 +227,7 @@ def _model_factory(model: models.Model, rows: Dataset, as_released: bool) -> mod
     return models.factory(model, **options)
 
 
-def _loss(module: nn.Module, rows: Dataset) -> Loss:
+def fit_loss(module: nn.Module, rows: Dataset) -> Loss:
     """The loss that fits; a model that cannot read the rows is refused here, not in round 0."""
     row = rows.inputs[:1] if rows.prepare is None else rows.prepare(rows.inputs[:1])
     module.eval()

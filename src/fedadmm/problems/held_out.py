@@ -57,7 +57,7 @@ def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class HeldOut:
     """The mean loss and the accuracy of a vector on some rows, in evaluation mode.
 
     Metrics are `{prefix}_loss` and, for classes, `{prefix}_accuracy`; no rows, no metrics.
@@ -142,16 +142,16 @@ class ClientEvaluations(Sequence[Evaluator]):
             parts.append(self._evaluation(self._tests.train(client), "test"))
         return _Together(tuple(parts))
 
-    def _evaluation(self, rows: Rows, prefix: str) -> Evaluation:
+    def _evaluation(self, rows: Rows, prefix: str) -> HeldOut:
         clients = self._clients
-        return Evaluation(clients.flat, clients.loss, *rows, clients.data.rows.prepare, prefix)
+        return HeldOut(clients.flat, clients.loss, *rows, clients.data.rows.prepare, prefix)
 
 
 @dataclass(frozen=True)
 class _Together:
     """Several evaluations as one."""
 
-    parts: tuple[Evaluation, ...]
+    parts: tuple[HeldOut, ...]
 
     def __call__(self, params: Tensor) -> Metrics:
         return {name: value for part in self.parts for name, value in part(params).items()}

@@ -1,0 +1,115 @@
+"""Data that is in memory already: torch datasets and Hugging Face datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import TensorDataset
+
+from fedadmm.data.dataset import Dataset
+from fedadmm.data.tabular import Kind, make_dataset
+from fedadmm.errors import DataError
+
+
+def from_torch(
+    clients: Sequence[TorchDataset[Any]],
+    *,
+    num_classes: int | None = None,
+    names: Sequence[str] | None = None,
+) -> Dataset:
+    """One client for each torch dataset of (input, target) pairs.
+
+    With `num_classes` targets are class numbers, without it real numbers to regress on.
+    """
+    if not clients:
+        raise DataError("from_torch: no datasets, but at least one is needed")
+    parts = [_stack(index, dataset) for index, dataset in enumerate(clients)]
+    shapes = {tuple(inputs.shape[1:]) for inputs, _ in parts}
+    if len(shapes) > 1:
+        raise DataError(f"from_torch: datasets have inputs of different shapes {sorted(shapes)}")
+    targets = torch.cat([targets for _, targets in parts])
+    labels = tuple(names) if names is not None else tuple(f"client {i}" for i in range(len(parts)))
+    if len(labels) != len(parts):
+        raise DataError(f"from_torch: {len(labels)} names for {len(parts)} datasets")
+    return Dataset(
+        torch.cat([inputs for inputs, _ in parts]),
+        targets.to(torch.float32) if num_classes is None else targets.to(torch.int64),
+        num_classes,
+        np.repeat(np.arange(len(parts)), [len(inputs) for inputs, _ in parts]),
+        labels,
+        name="torch datasets",
+    )
+
+
+def _stack(index: int, dataset: TorchDataset[Any]) -> tuple[Tensor, Tensor]:
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        inputs, targets = dataset.tensors
+    else:
+        pairs = [dataset[row] for row in range(len(dataset))]  # type: ignore[arg-type]
+        if not pairs:
+            raise DataError(f"from_torch: dataset {index} is empty")
+        try:
+            inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+            targets = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
+        except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
+            raise DataError(
+                f"from_torch: dataset {index} does not give (input, target) pairs of one shape "
+                f"({error})"
+            ) from None
+    if len(inputs) == 0:
+        raise DataError(f"from_torch: dataset {index} is empty")
+    return inputs, targets
+
+
+def from_hugging_face(
+    dataset: Any,
+    *,
+    inputs: str | Sequence[str],
+    target: str,
+    client: str | None = None,
+    kind: Kind = "classes",
+) -> Dataset:
+    """Rows of a Hugging Face `datasets.Dataset`, by the names of its columns.
+
+    `inputs` is one column of arrays (or images), or several columns of numbers.  Nothing of the
+    package `datasets` is imported: anything with `column_names` and `with_format` will do.
+    """
+    if not hasattr(dataset, "column_names") or not hasattr(dataset, "with_format"):
+        raise DataError(
+            f"from_hugging_face: got {type(dataset).__name__}, but needs a datasets.Dataset "
+            "(of a DatasetDict, pick one split)"
+        )
+    several = [inputs] if isinstance(inputs, str) else list(inputs)
+    wanted = [*several, target, *([client] if client else [])]
+    missing = [name for name in wanted if name not in dataset.column_names]
+    if missing:
+        raise DataError(
+            f"from_hugging_face: no column {', '.join(missing)} (there are "
+            f"{', '.join(dataset.column_names)})"
+        )
+    view = dataset.with_format("numpy")
+    columns = {name: _column(view, name) for name in wanted}
+    if isinstance(inputs, str):
+        rows = columns[inputs]
+        rows = rows[:, None] if rows.ndim == 1 else rows
+    else:
+        rows = np.stack([columns[name] for name in several], axis=1)
+    if rows.dtype.kind not in "uifb":
+        raise DataError(f"from_hugging_face: {inputs!r} holds {rows.dtype}, but must hold numbers")
+    if rows.dtype != np.uint8:
+        rows = rows.astype(np.float32)
+    return make_dataset(
+        rows, columns[target], columns[client] if client else None, kind, "Hugging Face dataset"
+    )
+
+
+def _column(view: Any, name: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.stack([np.asarray(value) for value in view[name]])
+    except ValueError as error:
+        raise DataError(f"from_hugging_face: column {name!r} is ragged ({error})") from None

@@ -1,0 +1,157 @@
+"""FEMNIST: LEAF's folders of JSON as LEAF writes them, and an npz of the same rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedadmm.data.dataset import Dataset, Normalise, TrainTest
+from fedadmm.data.files import read_npz, read_text
+from fedadmm.data.known import FEMNIST, find_leaf_folder
+from fedadmm.data.sources import locate
+from fedadmm.errors import DataError, check_choice
+
+Subset = Literal["all", "digits", "upper", "lower"]
+_LABELS = {"all": (0, 62), "digits": (0, 10), "upper": (10, 36), "lower": (36, 62)}
+_PREPARE = Normalise(invert=True)
+"""LEAF stores dark ink on white paper; inverted, the background is zero as in MNIST."""
+_PIXELS = 28 * 28
+
+User = tuple[str, NDArray[np.uint8], NDArray[np.int64]]
+"""A writer with pixels (rows, 784) and labels."""
+
+
+def femnist(path: str | Path | None = None, subset: Subset = "all") -> TrainTest:
+    """Handwritten characters (rows, 1, 28, 28) by writer, training and test rows of each.
+
+    `path` is an .npz or LEAF's `data` folder with `train` and `test`; without it, the data set's
+    folder is searched for either.  `subset` keeps digits (10 classes) or letters (26).
+    """
+    check_choice("femnist", "subset", subset, tuple(_LABELS))
+    if path is None:
+        path = find_leaf_folder() or locate(FEMNIST, FEMNIST.files[0])
+    path = Path(path)
+    rows = _from_leaf(path) if path.is_dir() else _from_npz(path)
+    test = None if rows.test is None else _keep(rows.test, subset)
+    return TrainTest(_keep(rows.train, subset), test)
+
+
+def _from_npz(path: Path) -> TrainTest:
+    arrays = read_npz(path, ("images", "labels", "writer", "split", "is_dup", "writer_ids"))
+    images, labels, writer = arrays["images"], arrays["labels"], arrays["writer"]
+    split, duplicate = arrays["split"], arrays["is_dup"]
+    if images.shape[1:] != (28, 28) or images.dtype != np.uint8:
+        raise DataError(f"{path}: images have shape {images.shape}, but must be (rows, 28, 28)")
+    for name in ("labels", "writer", "split", "is_dup"):
+        if arrays[name].shape != (len(images),) or arrays[name].dtype.kind not in "iub":
+            raise DataError(f"{path}: {name} must hold one whole number for each of the images")
+    names = tuple(str(name) for name in arrays["writer_ids"])
+    parts = []
+    for part in (0, 1):
+        rows = np.flatnonzero((split == part) & ~duplicate.astype(bool))
+        parts.append(_dataset(images[rows], labels[rows], writer[rows], names, path))
+    return TrainTest(*parts)
+
+
+def _dataset(
+    pixels: NDArray[np.uint8],
+    labels: NDArray[Any],
+    writers: NDArray[Any],
+    names: tuple[str, ...],
+    path: Path,
+) -> Dataset:
+    return Dataset(
+        torch.from_numpy(pixels.reshape(-1, 1, 28, 28)),
+        torch.from_numpy(labels.astype(np.int64)),
+        num_classes=62,
+        groups=writers.astype(np.int64),
+        group_names=names,
+        prepare=_PREPARE,
+        name=str(path),
+    )
+
+
+def _keep(rows: Dataset, subset: Subset) -> Dataset:
+    """Only some classes, counted from zero."""
+    if subset == "all":
+        return rows
+    low, high = _LABELS[subset]
+    wanted = rows.take(np.flatnonzero((rows.labels >= low) & (rows.labels < high)))
+    return Dataset(
+        wanted.inputs,
+        wanted.targets - low,
+        high - low,
+        wanted.groups,
+        wanted.group_names,
+        wanted.prepare,
+        wanted.name,
+    )
+
+
+def _from_leaf(folder: Path) -> TrainTest:
+    """LEAF's `train/*.json` and, if there, `test/*.json`."""
+    train, test = (_read_folder(folder / name) for name in ("train", "test"))
+    if not train:
+        raise DataError(f"{folder / 'train'}: holds no .json file")
+    writers = tuple(sorted({user for user, _, _ in train + test}))
+    return TrainTest(
+        _together(train, writers, folder / "train"),
+        _together(test, writers, folder / "test") if test else None,
+    )
+
+
+def _together(users: list[User], writers: tuple[str, ...], path: Path) -> Dataset:
+    number = {user: index for index, user in enumerate(writers)}
+    return _dataset(
+        np.concatenate([x for _, x, _ in users]),
+        np.concatenate([y for _, _, y in users]),
+        np.concatenate([np.full(len(y), number[user]) for user, _, y in users]),
+        writers,
+        path,
+    )
+
+
+def _read_folder(folder: Path) -> list[User]:
+    return [user for path in sorted(folder.glob("*.json")) for user in read_leaf(path)]
+
+
+def read_leaf(path: str | Path) -> list[User]:
+    """The users of one LEAF file: name, pixels as uint8 (rows, 784), labels."""
+    path = Path(path)
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is no JSON ({error})") from None
+    if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
+        raise DataError(f"{path}: has no user_data, so that it is no LEAF file")
+    users, data = content.get("users"), content["user_data"]
+    counts = content.get("num_samples")
+    if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
+        raise DataError(f"{path}: users and num_samples must be equally long lists")
+    return [_user(path, user, data, count) for user, count in zip(users, counts, strict=True)]
+
+
+def _user(path: Path, user: Any, data: dict[str, Any], count: Any) -> User:
+    entry = data.get(user) if isinstance(user, str) else None
+    if not isinstance(entry, dict) or "x" not in entry or "y" not in entry:
+        raise DataError(f"{path}: user {user!r} has no x and y")
+    try:
+        x = np.asarray(entry["x"], np.float64).reshape(len(entry["y"]), -1)
+        y = np.asarray(entry["y"], np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"{path}: x or y of user {user!r} is not a table of numbers") from None
+    if y.ndim != 1 or y.size != count or y.size == 0 or x.shape[1] != _PIXELS:
+        raise DataError(
+            f"{path}: user {user!r} has x of shape {x.shape} and {y.size} labels, but must have "
+            f"{count!r} rows of {_PIXELS} pixels"
+        )
+    if not bool(((x >= 0) & (x <= 1)).all()):
+        raise DataError(f"{path}: user {user!r} has a pixel that is no number from 0 to 1")
+    if not bool(((y >= 0) & (y < 62) & (y == np.floor(y))).all()):
+        raise DataError(f"{path}: user {user!r} has a label that is none of 0 … 61")
+    return user, np.rint(x * 255).astype(np.uint8), y.astype(np.int64)

@@ -1,0 +1,130 @@
+"""UCI heart disease: four hospitals that measure the same things, each in its own way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedadmm.data.dataset import Dataset, TrainTest
+from fedadmm.data.files import read_csv
+from fedadmm.data.known import HEART
+from fedadmm.data.sources import locate
+from fedadmm.errors import DataError, check_range
+from fedadmm.rng import derive, numpy_generator
+
+NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak")
+COLUMNS = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
+    *("thalach", "exang", "oldpeak", "slope", "ca", "thal"),
+)
+_FILES = {
+    "Cleveland": "processed.cleveland.data",
+    "Hungary": "processed.hungarian.data",
+    "Switzerland": "processed.switzerland.data",
+    "Long Beach VA": "processed.va.data",
+}
+
+Table = NDArray[np.float64]
+
+
+def heart(test_fraction: float = 0.2, seed: int = 0) -> TrainTest:
+    """13 measurements of each patient, and whether the heart is diseased; clients are hospitals.
+
+    Missing values are filled with the hospital's median (of a category: its most frequent value),
+    then columns are scaled to mean 0 and deviation 1.  Both are fitted on the training rows of
+    that hospital alone: no hospital sees another's patients, and no test row is looked at.  A
+    column that a hospital never measured is 0, its mean, for all its patients.
+    """
+    check_range("heart", "test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
+    paths = {name: locate(HEART, HEART.file(file)) for name, file in _FILES.items()}
+    return read_hospitals(paths, test_fraction, seed)
+
+
+def read_hospitals(paths: dict[str, Path], test_fraction: float, seed: int) -> TrainTest:
+    """The hospitals' files, each split into training and test rows with equal shares of disease."""
+    parts: tuple[list[Table], list[Table]] = ([], [])
+    for index, path in enumerate(paths.values()):
+        table = read_hospital(path)
+        train, test = _split(table[:, -1] > 0, test_fraction, derive(seed, "heart", index))
+        fit = _fit(table[train, :-1])
+        for rows, into in ((train, parts[0]), (test, parts[1])):
+            sick = (table[rows, -1:] > 0).astype(np.float64)
+            owner = np.full((len(rows), 1), float(index))
+            into.append(np.hstack([_apply(table[rows, :-1], fit), sick, owner]))
+    return TrainTest(*(_dataset(np.concatenate(part), tuple(paths)) for part in parts))
+
+
+def read_hospital(path: str | Path) -> Table:
+    """The 14 columns of a hospital's file; `?` becomes NaN, but the last column must be there."""
+    path = Path(path)
+    lines = [row for row in read_csv(path) if row]
+    if not lines:
+        raise DataError(f"{path}: is empty")
+    for number, row in enumerate(lines, 1):
+        if len(row) != len(COLUMNS) + 1:
+            raise DataError(
+                f"{path}: line {number} has {len(row)} values, but must have {len(COLUMNS) + 1}"
+            )
+    try:
+        values = [[np.nan if v.strip() == "?" else float(v) for v in row] for row in lines]
+    except ValueError as error:
+        raise DataError(
+            f"{path}: holds something that is neither a number nor ? ({error})"
+        ) from None
+    table = np.array(values)
+    written = np.array([[v.strip() != "?" for v in row] for row in lines])
+    if not bool(np.isfinite(table[written]).all()):
+        raise DataError(f"{path}: holds a NaN or an infinity; a missing value is written ?")
+    if not bool(np.isfinite(table[:, -1]).all()):
+        raise DataError(f"{path}: a row has no diagnosis (the last column)")
+    return table
+
+
+def _split(
+    sick: NDArray[np.bool_], fraction: float, key: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    generator = numpy_generator(key)
+    train, test = [], []
+    for value in (False, True):
+        rows = generator.permutation(np.flatnonzero(sick == value))
+        cut = int(np.floor(len(rows) * fraction + 0.5))
+        test.append(rows[:cut])
+        train.append(rows[cut:])
+    return np.concatenate(train), np.concatenate(test)
+
+
+def _fit(table: Table) -> tuple[Table, Table, Table]:
+    """Fill, mean and deviation of each column, from the values that are there."""
+    fill = np.zeros(table.shape[1])
+    for column in range(table.shape[1]):
+        seen = table[~np.isnan(table[:, column]), column]
+        if len(seen) == 0:
+            continue
+        if COLUMNS[column] in NUMBERS:
+            fill[column] = np.median(seen)
+        else:
+            values, counts = np.unique(seen, return_counts=True)
+            fill[column] = values[counts.argmax()]
+    filled = np.where(np.isnan(table), fill, table)
+    deviation = filled.std(axis=0)
+    return fill, filled.mean(axis=0), np.where(deviation > 0, deviation, 1.0)
+
+
+def _apply(table: Table, fit: tuple[Table, Table, Table]) -> Table:
+    fill, mean, deviation = fit
+    scaled: Table = (np.where(np.isnan(table), fill, table) - mean) / deviation
+    return scaled
+
+
+def _dataset(rows: Table, hospitals: tuple[str, ...]) -> Dataset:
+    return Dataset(
+        torch.from_numpy(rows[:, :-2].astype(np.float32)),
+        torch.from_numpy(rows[:, -2].astype(np.int64)),
+        num_classes=2,
+        groups=rows[:, -1].astype(np.int64),
+        group_names=hospitals,
+        name="heart-disease",
+    )

@@ -1,0 +1,109 @@
+"""synthetic(alpha, beta) of Li et al. (FedProx), as the well-known generator draws it.
+
+    n_i = int(LogNormal(4, 2)) + 50
+    u_i ~ N(0, alpha),  B_i ~ N(0, beta)            alpha, beta are standard deviations
+    W_i, b_i ~ N(u_i, 1),  v_i ~ N(B_i, 1)
+    x ~ N(v_i, diag(j^-1.2)),  y = argmax(x W_i + b_i)
+
+alpha moves the users' models apart, beta their inputs.  In the iid variant all users share one
+W, b ~ N(0, 1), and v_i = 0.  The first 90 % of a user's rows are for training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedadmm.data.dataset import Dataset, TrainTest
+from fedadmm.data.federated import Rows
+from fedadmm.errors import check_count, check_range
+from fedadmm.rng import derive, numpy_generator
+
+_FEATURES, _CLASSES = 60, 10
+
+
+@dataclass(frozen=True)
+class SyntheticUsers:
+    """The users, each a function of the seed and of its number: any one can be drawn alone."""
+
+    alpha: float = 0.0
+    beta: float = 0.0
+    iid: bool = False
+    users: int = 30
+    seed: int = 0
+    max_samples: int | None = None
+    """No user holds more rows; the law has a heavy tail, a few users among many are huge."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "alpha", self.alpha, 0.0)
+        check_range(self, "beta", self.beta, 0.0)
+        check_count(self, "users", self.users)
+        check_count(self, "seed", self.seed, 0)
+        if self.max_samples is not None:
+            check_count(self, "max_samples", self.max_samples, 2)
+
+    def _generator(self, purpose: str, *indices: int) -> np.random.Generator:
+        return numpy_generator(derive(self.seed, f"synthetic/{purpose}", *indices))
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """n_i, how many rows each user holds."""
+        drawn = self._generator("sizes").lognormal(4.0, 2.0, self.users).astype(np.int64) + 50
+        return drawn if self.max_samples is None else np.minimum(drawn, self.max_samples)
+
+    @cached_property
+    def train_sizes(self) -> NDArray[np.int64]:
+        """How many of them are for training."""
+        return (self.sizes * 0.9).astype(np.int64)
+
+    @cached_property
+    def _centres(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """u_i and B_i."""
+        return (
+            self._generator("models").normal(0.0, self.alpha, self.users),
+            self._generator("inputs").normal(0.0, self.beta, self.users),
+        )
+
+    def draw(self, user: int) -> tuple[Rows, Rows]:
+        """The training rows and the test rows of one user."""
+        generator = self._generator("user", user)
+        if self.iid:
+            shared = self._generator("shared")
+            weights = shared.normal(0.0, 1.0, (_FEATURES, _CLASSES))
+            bias = shared.normal(0.0, 1.0, _CLASSES)
+            mean = np.zeros(_FEATURES)
+        else:
+            model_centre, input_centre = (float(centre[user]) for centre in self._centres)
+            weights = generator.normal(model_centre, 1.0, (_FEATURES, _CLASSES))
+            bias = generator.normal(model_centre, 1.0, _CLASSES)
+            mean = generator.normal(input_centre, 1.0, _FEATURES)
+        deviation = np.arange(1, _FEATURES + 1) ** -0.6
+        x = generator.normal(mean, deviation, (int(self.sizes[user]), _FEATURES))
+        y = (x @ weights + bias).argmax(axis=1)
+        inputs, targets = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
+        cut = int(self.train_sizes[user])
+        return (inputs[:cut], targets[:cut]), (inputs[cut:], targets[cut:])
+
+    def everybody(self) -> TrainTest:
+        """All users' rows."""
+        return self.some(range(self.users))
+
+    def some(self, users: range) -> TrainTest:
+        """The rows of some users."""
+        drawn = [self.draw(user) for user in users]
+        return TrainTest(*(_dataset([pair[part] for pair in drawn], users) for part in (0, 1)))
+
+
+def _dataset(rows: list[Rows], users: range) -> Dataset:
+    return Dataset(
+        torch.cat([inputs for inputs, _ in rows]),
+        torch.cat([targets for _, targets in rows]),
+        num_classes=_CLASSES,
+        groups=np.repeat(np.arange(len(rows)), [len(targets) for _, targets in rows]),
+        group_names=tuple(f"user {user}" for user in users),
+        name="synthetic",
+    )

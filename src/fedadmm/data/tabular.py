@@ -1,0 +1,213 @@
+"""Your own tables: a file or a folder of CSV, Parquet or npz, with a column of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedadmm.data.dataset import Dataset
+from fedadmm.data.files import read_csv, read_npz
+from fedadmm.errors import DataError, check_choice
+
+Kind = Literal["classes", "numbers"]
+_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
+_PARQUET_EXPANSION = 20_000
+"""Cells a byte of a Parquet file may unpack to; run-length coding packs constant columns hard."""
+
+
+class Columns(NamedTuple):
+    """One file: numbers of shape (rows, …), a target a row, and a client a row (or None)."""
+
+    inputs: NDArray[np.float32]
+    targets: NDArray[Any]
+    clients: NDArray[Any] | None
+
+
+def tabular(
+    path: str | Path,
+    *,
+    target: str = "target",
+    client: str | None = "client",
+    inputs: str | Sequence[str] | None = None,
+    kind: Kind = "classes",
+) -> Dataset:
+    """Rows from a file or from all files of a folder, in the order of their names.
+
+    `target` and `client` name columns (in an npz: arrays).  With `client=None` every file is one
+    client, named after it.  `inputs` names the feature columns, by default all others; in an npz
+    it is one array of any shape, by default `inputs`.  Targets are class names of any type, or,
+    with `kind="numbers"`, real numbers to regress on.  A value that is missing or not finite is
+    refused with its file and line.
+    """
+    check_choice("tabular", "kind", kind, ("classes", "numbers"))
+    root = Path(path)
+    files = (
+        [root]
+        if root.is_file()
+        else sorted(file for file in root.glob("*") if file.name.endswith(_SUFFIXES))
+    )
+    if not files:
+        raise DataError(f"{root}: is neither a file nor a folder with files {', '.join(_SUFFIXES)}")
+    tables = [_read(file, target, client, inputs) for file in files]
+    shapes = {table.inputs.shape[1:] for table in tables}
+    if len(shapes) > 1:
+        raise DataError(f"{root}: its files hold rows of different shapes {sorted(shapes)}")
+    return make_dataset(
+        np.concatenate([table.inputs for table in tables]),
+        np.concatenate([table.targets for table in tables]),
+        np.concatenate([_owners(t, f) for t, f in zip(tables, files, strict=True)]),
+        kind,
+        str(root),
+    )
+
+
+def make_dataset(
+    inputs: NDArray[Any],
+    targets: NDArray[Any],
+    clients: NDArray[Any] | None,
+    kind: Kind,
+    name: str,
+) -> Dataset:
+    """A dataset from arrays: classes are numbered in the order of their names."""
+    num_classes = None
+    if kind == "numbers":
+        values = torch.from_numpy(_numbers(targets, name, "target"))
+    else:
+        classes, codes = np.unique(_whole_numbers(targets), return_inverse=True)
+        num_classes, values = len(classes), torch.from_numpy(codes.reshape(-1).astype(np.int64))
+        if num_classes < 2:
+            raise DataError(f"{name}: has one class only ({classes[0]}), but needs two")
+    groups, names = None, tuple[str, ...]()
+    if clients is not None:
+        unique, owners = np.unique(clients, return_inverse=True)
+        groups, names = owners.reshape(-1).astype(np.int64), tuple(str(u) for u in unique)
+    rows = torch.from_numpy(np.ascontiguousarray(inputs))
+    return Dataset(rows, values, num_classes, groups, names, name=name)
+
+
+def _whole_numbers(classes: NDArray[Any]) -> NDArray[Any]:
+    """Class names that are all whole numbers as numbers, so that 2 comes before 10."""
+    try:
+        return classes.astype(np.int64) if classes.dtype.kind in "UO" else classes
+    except (TypeError, ValueError, OverflowError):
+        return classes.astype(str)
+
+
+def _owners(table: Columns, file: Path) -> NDArray[Any]:
+    if table.clients is not None:
+        return table.clients.astype(str)
+    return np.full(len(table.targets), file.name.split(".")[0])
+
+
+def _read(
+    path: Path, target: str, client: str | None, inputs: str | Sequence[str] | None
+) -> Columns:
+    if path.name.endswith(".npz"):
+        return _read_npz(path, target, client, "inputs" if inputs is None else str(inputs))
+    wanted = [inputs] if isinstance(inputs, str) else inputs
+    cells = _read_parquet(path) if path.name.endswith(".parquet") else _read_table(path)
+    for name in [target, *([client] if client else []), *(wanted or [])]:
+        if name not in cells:
+            raise DataError(f"{path}: has no column {name!r} (it has {', '.join(cells)})")
+    features = wanted or [name for name in cells if name not in (target, client)]
+    if not features:
+        raise DataError(f"{path}: has no feature column besides target and client")
+    columns = [_numbers(cells[name], str(path), name) for name in features]
+    for name in [target, *([client] if client else [])]:
+        _refuse_missing(cells[name], path, name)
+    return Columns(np.stack(columns, axis=1), cells[target], cells[client] if client else None)
+
+
+def _read_npz(path: Path, target: str, client: str | None, inputs: str) -> Columns:
+    arrays = read_npz(path, [inputs, target, *([client] if client else [])])
+    for name in (target, *([client] if client else [])):
+        if arrays[name].shape != arrays[inputs].shape[:1] or arrays[inputs].ndim < 2:
+            raise DataError(
+                f"{path}: {inputs} has shape {arrays[inputs].shape} and {name} "
+                f"{arrays[name].shape}, but must be (rows, …) and (rows,)"
+            )
+        _refuse_missing(arrays[name], path, name)
+    values = _numbers(arrays[inputs], str(path), inputs)
+    return Columns(values, arrays[target], arrays[client] if client else None)
+
+
+def _read_table(path: Path) -> dict[str, NDArray[Any]]:
+    """The columns of a CSV file, as text."""
+    lines = [row for row in read_csv(path) if row]
+    if len(lines) < 2:
+        raise DataError(f"{path}: must have a line of column names and at least one row")
+    header = [name.strip() for name in lines[0]]
+    if len(set(header)) != len(header):
+        raise DataError(f"{path}: two columns have the same name")
+    for number, row in enumerate(lines[1:], 2):
+        if len(row) != len(header):
+            raise DataError(
+                f"{path}: line {number} has {len(row)} values, but the header has {len(header)}"
+            )
+    columns = zip(*lines[1:], strict=True)
+    return {
+        name: np.array([cell.strip() for cell in column])
+        for name, column in zip(header, columns, strict=True)
+    }
+
+
+def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ModuleNotFoundError:
+        raise DataError(
+            f"{path}: reading Parquet needs pyarrow: pip install 'fedadmm[parquet]'"
+        ) from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            cells = file.metadata.num_rows * file.metadata.num_columns
+            if cells > path.stat().st_size * _PARQUET_EXPANSION:
+                raise DataError(f"{path}: promises {cells} values, more than the file can hold")
+            table = file.read()
+        columns = {name: table.column(name) for name in table.column_names}
+        for name, column in columns.items():
+            if column.null_count:
+                raise DataError(f"{path}: column {name!r} misses {column.null_count} values")
+        return {name: column.to_numpy() for name, column in columns.items()}
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: is no readable Parquet file ({error})") from None
+
+
+def _numbers(values: NDArray[Any], name: str, column: str) -> NDArray[np.float32]:
+    """Finite numbers, or a refusal that names the row."""
+    try:
+        numbers = values.astype(np.float32)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"{name}: {column!r} holds {_first_bad(values)}, which is no number"
+        ) from None
+    bad = ~np.isfinite(numbers).reshape(len(numbers), -1).all(axis=1)
+    if bool(bad.any()):
+        raise DataError(
+            f"{name}: {column!r} is missing or not finite in row {int(bad.argmax()) + 1}"
+        )
+    return numbers
+
+
+def _first_bad(values: NDArray[Any]) -> str:
+    for row, value in enumerate(values.reshape(-1).tolist(), 1):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return f"{value!r} in row {row}"
+    return "something"
+
+
+def _refuse_missing(values: NDArray[Any], path: Path, column: str) -> None:
+    if values.dtype.kind == "f":
+        missing = ~np.isfinite(values)
+    else:
+        missing = np.array([value is None or str(value) == "" for value in values.tolist()])
+    if bool(missing.any()):
+        raise DataError(f"{path}: {column!r} is missing in row {int(missing.argmax()) + 1}")
