@@ -50,7 +50,7 @@ class L1:
         check_not_negative(self, "lam", self.lam)
 
     def value(self, params: Tensor) -> Tensor:
-        """Lam times the sum of absolute values."""
+        """lam times the sum of absolute values."""
         return self.lam * params.abs().sum()
 
     def prox(self, params: Tensor, step: float) -> Tensor:
@@ -72,7 +72,7 @@ class SquaredL2:
         return self.lam * params.square().sum() / 2
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """Params / (1 + step lam)."""
+        """params / (1 + step lam)."""
         return params / (1 + step * self.lam)
 
 
@@ -124,7 +124,7 @@ class GroupLasso:
         return groups, squares.sqrt(), roots
 
     def value(self, params: Tensor) -> Tensor:
-        """Lam times the weighted sum of the groups' norms."""
+        """lam times the weighted sum of the groups' norms."""
         _, norms, roots = self._norms(params)
         return self.lam * (roots * norms).sum()
 

@@ -86,7 +86,7 @@ class UniformSampling:
         return _sorted(_draws(seed, round_index).choice(clients, count, replace=False))
 
     def probabilities(self, clients: int) -> Probabilities:
-        """Size / n each."""
+        """size / n each."""
         return np.full(clients, _count(self, self.size, clients) / clients)
 
     def check(self, clients: int, rounds: int) -> None:
@@ -154,7 +154,7 @@ class WeightedSampling:
         return _sorted(np.unique(order[picks]))
 
     def probabilities(self, clients: int) -> Probabilities:
-        """Size * w_i / sum w, capped at one."""
+        """size * w_i / sum w, capped at one."""
         if len(self.weights) != clients:
             raise ParameterError(
                 f"WeightedSampling: weights has {len(self.weights)} entries, but must have one for "
@@ -242,7 +242,7 @@ class CyclicSampling:
         return sorted((round_index * count + offset) % clients for offset in range(count))
 
     def probabilities(self, clients: int) -> Probabilities:
-        """Size / n each: the frequency over a full cycle."""
+        """size / n each: the frequency over a full cycle."""
         return np.full(clients, _count(self, self.size, clients) / clients)
 
     def check(self, clients: int, rounds: int) -> None:

@@ -103,7 +103,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         return 1 / at(self.rho, 0)
 
     def init_server(self, params: Tensor) -> Server:
-        """Mean = theta = theta^0; every client counts, or none yet."""
+        """mean = theta = theta^0; every client counts, or none yet."""
         members = params.new_full((1,), 1.0 if self.members == "all" else 0.0)
         return Server(params, params, members, torch.zeros(1, dtype=torch.int64))
 
@@ -113,7 +113,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         return Client(params, torch.zeros_like(params), rho, params.new_zeros(1))
 
     def broadcast(self, server: Server, key: Key) -> Broadcast:
-        """Theta and rho."""
+        """theta and rho."""
         rho = at(self.rho, int(server.round))
         return Broadcast(server.theta, server.theta.new_full((1,), rho))
 
@@ -124,7 +124,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         return torch.where(client.joined > 0, client.w, cast.theta)
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """Min f_i(w) + <y_i, w> + (rho/2) ||w - theta||^2."""
+        """min f_i(w) + <y_i, w> + (rho/2) ||w - theta||^2."""
         start = self._own(cast, client) if self.start == "own" else cast.theta
         return LocalProblem(start, client.y, cast.rho, cast.theta)
 
@@ -164,7 +164,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         return max(step, 1.0) if getattr(self.step, "floor", None) == "tracking" else step
 
     def global_params(self, server: Server) -> Tensor:
-        """Theta."""
+        """theta."""
         return server.theta
 
     def local_params(self, client: Client) -> Tensor:

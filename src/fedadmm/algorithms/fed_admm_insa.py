@@ -110,11 +110,11 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         return Client(params, torch.zeros_like(params), beta, sent)
 
     def broadcast(self, server: Server, key: Key) -> Broadcast:
-        """Theta."""
+        """theta."""
         return Broadcast(server.theta)
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """Min f_i(w) + <y_i, w> + (beta_i/2) ||w - theta||^2."""
+        """min f_i(w) + <y_i, w> + (beta_i/2) ||w - theta||^2."""
         start = client.w if self.start == "own" else cast.theta
         return LocalProblem(start, client.y, client.beta, cast.theta)
 
@@ -139,7 +139,7 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         return Server(numerator, denominator, theta)
 
     def global_params(self, server: Server) -> Tensor:
-        """Theta."""
+        """theta."""
         return server.theta
 
     def local_params(self, client: Client) -> Tensor:

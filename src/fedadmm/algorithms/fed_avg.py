@@ -41,11 +41,11 @@ class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
         return Stateless()
 
     def broadcast(self, server: Server, key: Key) -> Server:
-        """Theta."""
+        """theta."""
         return server
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
-        """Min f_i, started at theta."""
+        """min f_i, started at theta."""
         return LocalProblem(start=cast.theta)
 
     def client_update(
@@ -61,5 +61,5 @@ class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
         return Server(server.theta + total.delta / received.weight)
 
     def global_params(self, server: Server) -> Tensor:
-        """Theta."""
+        """theta."""
         return server.theta

@@ -70,7 +70,7 @@ class _DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
 
     @property
     def prox_step(self) -> float:
-        """Eta."""
+        """eta."""
         return self.eta
 
     def init_server(self, params: Tensor) -> Server:
@@ -78,7 +78,7 @@ class _DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
         return Server(params, params)
 
     def broadcast(self, server: Server, key: Key) -> Broadcast:
-        """Xbar."""
+        """xbar."""
         return Broadcast(server.xbar)
 
     def server_update(
@@ -89,7 +89,7 @@ class _DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
         return Server(xtilde, regularizer.prox(xtilde, self.eta))
 
     def global_params(self, server: Server) -> Tensor:
-        """Xbar."""
+        """xbar."""
         return server.xbar
 
     def local_params(self, client: State) -> Tensor:

@@ -11,33 +11,38 @@ and FedPD, 2021, whose "grad f_i" is the dual y_i = -grad f_i(w_i).
 
 The primal part averages over the participants, the dual part over everybody: with full
 participation this is FedPD, with partial participation it is not FedADMM.
+
+With members="seen" the dual part averages over the clients that have taken part so far.  A client
+that never did has y_i = 0 because nothing is known of it, not because its gradient is zero; it is
+left out until it joins.  Once everybody has been seen the two are the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_avg import Delta
-from fedadmm.errors import check_positive
+from fedadmm.errors import check_choice, check_positive
 from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer
 from fedadmm.rng import Key
 
 
 class Server(NamedTuple):
-    """The global model and h, the mean of all duals."""
+    """The global model, h = sum a_i y_i, and the weight of the members."""
 
     theta: Tensor
     h: Tensor
+    members: Tensor
 
 
 class Client(NamedTuple):
-    """The client's dual."""
+    """The client's dual, and whether it ever took part."""
 
     y: Tensor
+    joined: Tensor
 
 
 class Broadcast(NamedTuple):
@@ -46,48 +51,66 @@ class Broadcast(NamedTuple):
     theta: Tensor
 
 
+class Message(NamedTuple):
+    """w - theta; with members="seen" also 1 from a client that joins."""
+
+    delta: Tensor
+    joined: Tensor | None
+
+
 @dataclass(frozen=True)
-class FedDyn(Algorithm[Server, Client, Broadcast, Delta]):
-    """FedDyn with step `eta`, the inverse of the paper's regularisation weight."""
+class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
+    """FedDyn with step `eta`, the inverse of the paper's regularisation weight.
+
+    Args:
+        eta: the step.
+        members: the mean dual runs over "all" clients as printed, or over those "seen" so far.
+    """
 
     name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "Acar et al., Dynamic Regularization, ICLR 2021"
 
     eta: float
+    members: Literal["all", "seen"] = "all"
 
     def __post_init__(self) -> None:
         check_positive(self, "eta", self.eta)
+        check_choice(self, "members", self.members, ("all", "seen"))
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0 and h = 0."""
-        return Server(params, torch.zeros_like(params))
+        """theta^0 and h = 0; every client counts, or none yet."""
+        members = params.new_full((1,), 1.0 if self.members == "all" else 0.0)
+        return Server(params, torch.zeros_like(params), members)
 
     def init_client(self, params: Tensor) -> Client:
         """y_i = 0."""
-        return Client(torch.zeros_like(params))
+        return Client(torch.zeros_like(params), params.new_zeros(1))
 
     def broadcast(self, server: Server, key: Key) -> Broadcast:
-        """Theta."""
+        """theta."""
         return Broadcast(server.theta)
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """Min f_i(w) + <y_i, w> + ||w - theta||^2 / (2 eta), started at theta."""
+        """min f_i(w) + <y_i, w> + ||w - theta||^2 / (2 eta), started at theta."""
         return LocalProblem(cast.theta, client.y, 1 / self.eta, cast.theta)
 
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
-    ) -> tuple[Client, Delta]:
+    ) -> tuple[Client, Message]:
         """Move the dual and send w - theta."""
         delta = result.params - cast.theta
-        return Client(client.y + delta / self.eta), Delta(delta)
+        new = Client(client.y + delta / self.eta, torch.ones_like(client.joined))
+        return new, Message(delta, None if self.members == "all" else 1 - client.joined)
 
     def server_update(
-        self, server: Server, total: Delta, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """The participants' mean move plus eta times the mean dual of everybody."""
+        """The participants' mean move plus eta times the members' mean dual."""
         h = server.h + total.delta / self.eta
-        return Server(server.theta + total.delta / received.weight + self.eta * h, h)
+        members = server.members if total.joined is None else server.members + total.joined
+        theta = server.theta + total.delta / received.weight + self.eta * h / members
+        return Server(theta, h, members)
 
     def global_params(self, server: Server) -> Tensor:
-        """Theta."""
+        """theta."""
         return server.theta

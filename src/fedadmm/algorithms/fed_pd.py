@@ -80,7 +80,7 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         return Client(params, torch.zeros_like(params))
 
     def broadcast(self, server: Server, key: Key) -> Broadcast:
-        """Theta when it is news, and the coin of this round."""
+        """theta when it is news, and the coin of this round."""
         silent = uniform(key) < self.skip_probability
         return Broadcast(server.theta if bool(server.news) else None, silent)
 
@@ -88,7 +88,7 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         return client.w + self.eta * client.y if cast.theta is None else cast.theta
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """Min f_i(w) + <y_i, w> + ||w - theta_i||^2 / (2 eta), started at w_i."""
+        """min f_i(w) + <y_i, w> + ||w - theta_i||^2 / (2 eta), started at w_i."""
         return LocalProblem(client.w, client.y, 1 / self.eta, self._centre(cast, client))
 
     def client_update(
@@ -108,7 +108,7 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         return Server(total.augmented, torch.ones_like(server.news))
 
     def global_params(self, server: Server) -> Tensor:
-        """Theta of the last communication."""
+        """theta of the last communication."""
         return server.theta
 
     def local_params(self, client: Client) -> Tensor:

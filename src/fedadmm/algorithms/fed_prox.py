@@ -31,5 +31,5 @@ class FedProx(FedAvg):
         check_not_negative(self, "rho", self.rho)
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
-        """Min f_i + (rho/2) ||w - theta||^2, started at theta."""
+        """min f_i + (rho/2) ||w - theta||^2, started at theta."""
         return LocalProblem(start=cast.theta, weight=self.rho, centre=cast.theta)

@@ -68,7 +68,7 @@ class FedSGD(Algorithm[Server, Stateless, Server, Gradient]):
         return Stateless()
 
     def broadcast(self, server: Server, key: Key) -> Server:
-        """Theta."""
+        """theta."""
         return server
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
@@ -89,5 +89,5 @@ class FedSGD(Algorithm[Server, Stateless, Server, Gradient]):
         return Server(server.theta - self.lr * total.gradient / received.weight)
 
     def global_params(self, server: Server) -> Tensor:
-        """Theta."""
+        """theta."""
         return server.theta

@@ -82,11 +82,11 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
         return Client(torch.zeros_like(params))
 
     def broadcast(self, server: Server, key: Key) -> Server:
-        """Theta and c."""
+        """theta and c."""
         return server
 
     def local_problem(self, cast: Server, client: Client) -> LocalProblem:
-        """Min f_i(w) + <c - c_i, w>, started at theta."""
+        """min f_i(w) + <c - c_i, w>, started at theta."""
         return LocalProblem(start=cast.theta, linear=cast.c - client.c_i)
 
     def client_update(
@@ -106,5 +106,5 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
         )
 
     def global_params(self, server: Server) -> Tensor:
-        """Theta."""
+        """theta."""
         return server.theta
