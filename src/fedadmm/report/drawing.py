@@ -1,0 +1,144 @@
+"""The report's figures as PNG and SVG, drawn by matplotlib without a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedadmm.data.files import replace_atomically
+from fedadmm.report.curves import Axis
+from fedadmm.report.palette import Style, styles
+from fedadmm.report.panels import Bars, Heat, Lines, Panel, Section
+from fedadmm.report.reading import Content
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DASHES: dict[str, Any] = {
+    "solid": "-",
+    "dash": (0, (5, 2.5)),
+    "dot": (0, (1.2, 1.8)),
+    "dashdot": (0, (5, 2, 1.2, 2)),
+    "longdash": (0, (9, 2.5)),
+}
+SETTINGS = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e8ebf0",
+    "axes.edgecolor": "#9aa0a8",
+    "legend.frameon": False,
+    "legend.handlelength": 3,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedadmm",
+}
+
+
+def draw_figures(content: Content, sections: list[Section], directory: Path) -> list[Path]:
+    """Every panel, on every axis it has, as `<panel>[-<axis>].png` and `.svg`."""
+    import matplotlib
+
+    chosen = styles({label: runs[0].algorithm for label, runs in content.labels.items()})
+    directory.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
+        for section in sections:
+            for panel in section.panels:
+                choices: Sequence[Axis | None] = section.axes or [None]
+                for axis in choices:
+                    ending = f"-{axis.name}" if axis and len(section.axes) > 1 else ""
+                    figure = _figure(panel, axis, chosen)
+                    written += _save(figure, directory, _file_name(panel.name) + ending)
+    return written
+
+
+def _file_name(name: str) -> str:
+    """A metric may be called anything; a file may not."""
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+
+
+def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
+    paths = [directory / f"{name}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        with replace_atomically(path) as stream:
+            form = path.suffix[1:]
+            figure.savefig(stream, format=form, dpi=200, metadata=_undated(form))
+    return paths
+
+
+def _undated(form: str) -> dict[str, Any]:
+    """The same data give the same file."""
+    return {"Date": None} if form == "svg" else {}
+
+
+def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    plot = figure.subplots()
+    plot.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
+    if isinstance(panel, Lines):
+        assert axis is not None
+        _lines(plot, panel, axis, chosen)
+    elif isinstance(panel, Heat):
+        image = plot.imshow(panel.values, aspect="auto", cmap="Blues", interpolation="nearest")
+        plot.grid(visible=False)
+        if len(panel.rows) <= 40:
+            plot.set_yticks(range(len(panel.rows)), panel.rows)
+        plot.set(xlabel="client", ylabel="label")
+        figure.colorbar(image, ax=plot, label="rows")
+    else:
+        _bars(plot, panel, chosen)
+    return figure
+
+
+def _lines(plot: Axes, panel: Lines, axis: Axis, chosen: dict[str, Style]) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    calm = [line for line in panel.lines if not line.ended]
+    for line in [*calm, *(line for line in panel.lines if line.ended)]:
+        x, style = line.x[axis.name], chosen[line.label]
+        if line.low:
+            plot.fill_between(x, line.low, line.high, color=style.light, alpha=0.14, linewidth=0)
+        if line.ended and calm:
+            plot.autoscale(enable=False)
+        dash = "dot" if line.part.endswith("bound") else style.dash
+        name = f"{line.label}: {line.part}" if line.part else line.label
+        plot.plot(
+            x,
+            line.y,
+            color=style.light,
+            linestyle=DASHES[dash],
+            linewidth=0.8 if line.ended else 1.6,
+            marker="x" if line.ended else None,
+            markevery=[len(x) - 1] if line.ended else None,
+            label=f"{name} (diverged)" if line.ended else name,
+        )
+    if panel.log:
+        plot.set_yscale("log")
+    if panel.share:
+        plot.yaxis.set_major_formatter(PercentFormatter(1.0))
+    plot.set_xlabel(axis.title)
+    if len(panel.lines) > 1:
+        plot.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _bars(plot: Axes, panel: Bars, chosen: dict[str, Style]) -> None:
+    width = 0.85 / len(panel.groups)
+    for index, (labels, values) in enumerate(panel.groups):
+        single = len(labels) == 1
+        offset = (index - (len(panel.groups) - 1) / 2) * width
+        plot.bar(
+            [i + offset for i in range(len(values))],
+            values,
+            width,
+            color=chosen[labels[0]].light if single else "#0072b2",
+            label=", ".join(labels) or panel.title,
+        )
+    plot.set(xlabel="client", ylabel=panel.y_title)
+    if len(panel.groups) > 1:
+        plot.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15))

@@ -1,0 +1,295 @@
+"""What the figures show: data series, built once, drawn by the page and by `drawing`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fedadmm.report.curves import Axis, Line, Value, axes, lines, quartile_lines
+from fedadmm.report.reading import LOWER_IS_BETTER, Content, Record
+
+MOST_CLIENTS = 500
+"""Figures with one mark a client show at most this many of them."""
+
+BOOKKEEPING = {
+    *("round", "participants", "clients", "epochs", "steps", "bytes_up", "bytes_down"),
+    *("primal_residual", "dual_residual", "seconds", "evaluation_seconds", "virtual_time"),
+    *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
+}
+"""Keys of a record that have a figure or an axis of their own."""
+
+NOTES = {
+    "loss": "f, the weighted mean of the clients' training losses at the global model.",
+    "objective": "F = f + g, the training loss with the regulariser.",
+    "gradient_mapping": "Its norm is zero exactly at a stationary point of F.",
+    "sparsity": "The share of the global model's parameters that are exactly zero.",
+    "test_loss": "The mean loss of the global model on held-out rows.",
+    "test_accuracy": "The share of held-out rows that the global model classifies rightly.",
+}
+
+
+class Lines(NamedTuple):
+    """Curves over rounds, or over another axis."""
+
+    name: str
+    title: str
+    note: str
+    lines: list[Line]
+    log: bool = False
+    share: bool = False
+    """Values between 0 and 1 that read better as percentages."""
+    kind: str = "lines"
+
+
+class Bars(NamedTuple):
+    """One bar a client; several groups of labels when their clients took part differently."""
+
+    name: str
+    title: str
+    note: str
+    y_title: str
+    groups: list[tuple[list[str], list[float]]]
+    kind: str = "bars"
+
+
+class Heat(NamedTuple):
+    """Labels × clients."""
+
+    name: str
+    title: str
+    note: str
+    rows: list[str]
+    values: list[list[float]]
+    kind: str = "heat"
+
+
+Panel = Lines | Bars | Heat
+
+
+class Section(NamedTuple):
+    """Some panels under one heading; `axes` are those the reader may choose from."""
+
+    name: str
+    title: str
+    note: str
+    axes: list[Axis]
+    panels: list[Panel]
+
+
+def sections(content: Content) -> list[Section]:
+    """Every figure of a report; what was not measured has none."""
+    known = axes(content.runs)
+    rounds = known[:1]
+    every = [
+        Section(
+            "learning",
+            "Learning curves",
+            "What the rounds, the bytes and the time buy.",
+            known,
+            list(_learning(content, known)),
+        ),
+        Section(
+            "residuals",
+            "Consensus",
+            "Both residuals fall to zero when the clients agree and the global model rests.",
+            rounds,
+            list(_residuals(content, rounds)),
+        ),
+        Section(
+            "work",
+            "Local work",
+            "What the participants of a round did.",
+            rounds,
+            list(_work(content, rounds)),
+        ),
+        Section(
+            "more",
+            "Further measurements",
+            "Whatever else the runs recorded.",
+            rounds,
+            list(_more(content, rounds)),
+        ),
+        Section("clients", "Clients", "Who holds what, and who took part.", [], _clients(content)),
+    ]
+    return [section for section in every if section.panels]
+
+
+def metric_names(content: Content) -> list[str]:
+    """The evaluated metrics: accuracies first, then losses, in the order they were recorded."""
+    names = dict.fromkeys(
+        key
+        for run in content.runs
+        for record in run.records
+        for key, value in record.items()
+        if key not in BOOKKEEPING and isinstance(value, int | float) and not isinstance(value, bool)
+    )
+    if not _differ(content, "loss", "objective"):
+        names.pop("objective", None)
+    return sorted(names, key=lambda name: ("accuracy" not in name, "loss" not in name))
+
+
+def primary_metric(content: Content) -> str | None:
+    """The one metric to tell a run by: the target's, else an accuracy, else a loss."""
+    if content.target is not None:
+        return content.target.metric
+    return next(iter(metric_names(content)), None)
+
+
+def pretty(name: str) -> str:
+    """A metric's name as a title."""
+    text = name.replace("_", " ").strip()
+    return text[:1].upper() + text[1:]
+
+
+def _differ(content: Content, one: str, other: str) -> bool:
+    return any(
+        record.get(one) != record.get(other) for run in content.runs for record in run.records
+    )
+
+
+def _is_learning(name: str) -> bool:
+    return name in NOTES or "accuracy" in name or "loss" in name
+
+
+def _learning(content: Content, known: list[Axis]) -> Iterator[Panel]:
+    for name in metric_names(content):
+        if _is_learning(name):
+            yield from _panel(content, known, name)
+
+
+def _more(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+    """One panel a key; `X_bound` and `X_measured` share the panel `X`."""
+    families: dict[str, list[str]] = {}
+    for name in metric_names(content):
+        if not _is_learning(name):
+            families.setdefault(_stem(name), []).append(name)
+    for stem, names in families.items():
+        yield from _panel(content, rounds, *names, title=pretty(stem))
+
+
+def _stem(name: str) -> str:
+    for ending in ("bound", "measured"):
+        if name == ending:
+            return "certificate"
+        if name.endswith("_" + ending):
+            return name.removesuffix("_" + ending)
+    return name
+
+
+def _panel(
+    content: Content, known: list[Axis], *names: str, title: str = "", log: bool = False
+) -> Iterator[Lines]:
+    curves: list[Line] = []
+    for name in names:
+        part = name if len(names) > 1 else ""
+        curves += lines(content, known, _get(name), part)
+    values = [y for line in curves if not line.ended for y in line.y]
+    if not values:
+        return
+    positive = min(values) > 0
+    wide = positive and max(values) > 50 * min(values)
+    falling = bool(LOWER_IS_BETTER.search(names[0]))
+    yield Lines(
+        name=names[0],
+        title=title or pretty(names[0]),
+        note=NOTES.get(names[0], ""),
+        lines=curves,
+        log=positive and (log or wide or (falling and max(values) > 5 * min(values))),
+        share="accuracy" in names[0] or "sparsity" in names[0],
+    )
+
+
+def _get(name: str) -> Value:
+    return lambda record: record.get(name)
+
+
+def _positive(name: str) -> Value:
+    """What a log axis can show: a residual that is exactly zero has no place on it."""
+    return lambda record: record.get(name) or None
+
+
+def _residuals(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+    notes = {
+        "primal_residual": "How far the participants' models are from the global model they "
+        "received: the root of the weighted mean of ‖wᵢ − θ‖².",
+        "dual_residual": "How far the global model moved, times the mean penalty: "
+        "mean β · ‖θ⁺ − θ‖. Methods without a penalty have none.",
+    }
+    for name, note in notes.items():
+        curves = lines(content, rounds, _positive(name))
+        if curves:
+            yield Lines(name, pretty(name), note, curves, log=True)
+
+
+def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+    penalties = quartile_lines(content, rounds)
+    if penalties:
+        yield Lines(
+            "penalty",
+            "Penalties βᵢ",
+            "The weight of the quadratic term in the local problems: the median participant, the "
+            "band from the first to the third quartile. Methods without one are left out.",
+            penalties,
+            log=True,
+        )
+    notes = {
+        "epochs": ("Local epochs", "Passes over its data that a participant made, on average."),
+        "steps": ("Local steps", "Steps that all participants of a round made together."),
+        "participants": ("Participants", "How many clients took part in each round."),
+    }
+    for name, (title, note) in notes.items():
+        curves = lines(content, rounds, _get(name))
+        if curves:
+            yield Lines(name, title, note, curves)
+
+
+def _clients(content: Content) -> list[Panel]:
+    panels: list[Panel] = []
+    partition = content.partition
+    if partition is not None and partition.counts:
+        shown = partition.counts[:MOST_CLIENTS]
+        columns = len(shown[0])
+        labels = partition.labels or [str(index) for index in range(columns)]
+        values = [[float(row[label]) for row in shown] for label in range(columns)]
+        note = "Rows of each label that each client holds." + _limit(len(partition.counts))
+        panels.append(Heat("partition", "Partition", note, labels, values))
+    if partition is not None:
+        note = "How many rows each client holds." + _limit(len(partition.sizes))
+        sizes = [float(size) for size in partition.sizes[:MOST_CLIENTS]]
+        panels.append(Bars("sizes", "Client sizes", note, "rows", [([], sizes)]))
+    counts = _participation(content)
+    if counts:
+        longest = max(len(values) for _, values in counts)
+        note = "Rounds each client took part in, averaged over seeds." + _limit(longest)
+        cut = [(labels, values[:MOST_CLIENTS]) for labels, values in counts]
+        panels.append(Bars("participation", "Participation", note, "rounds", cut))
+    return panels
+
+
+def _limit(clients: int) -> str:
+    return f" The first {MOST_CLIENTS} of {clients} clients." if clients > MOST_CLIENTS else ""
+
+
+def _participation(content: Content) -> list[tuple[list[str], list[float]]]:
+    """The labels whose clients took part equally often, and how often each client did."""
+    known = content.partition.sizes if content.partition else []
+    highest = max(
+        (max(_ids(record), default=-1) for run in content.runs for record in run.records),
+        default=-1,
+    )
+    number = max(len(known), highest + 1)
+    groups: dict[tuple[float, ...], list[str]] = {}
+    for label, runs in content.labels.items():
+        counts = [0.0] * number
+        for run in runs:
+            for record in run.records:
+                for client in _ids(record):
+                    counts[client] += 1 / len(runs)
+        if any(counts):
+            groups.setdefault(tuple(round(count, 3) for count in counts), []).append(label)
+    return [(labels, list(values)) for values, labels in groups.items()]
+
+
+def _ids(record: Record) -> list[int]:
+    ids = record.get("clients")
+    return [i for i in ids if isinstance(i, int) and i >= 0] if isinstance(ids, list) else []

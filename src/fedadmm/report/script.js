@@ -1,0 +1,186 @@
+"use strict";
+// Draws every panel from the JSON in the page; nothing is fetched from anywhere.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const styles = new Map(data.legend.map((entry) => [entry.label, entry]));
+  const hidden = new Set();
+  const axis = Object.fromEntries(data.sections.map((s) => [s.name, s.axes[0]]));
+  let theme = null; // null follows the system
+
+  const dark = () => root.dataset.theme === "dark";
+  const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const colour = (label) => (dark() ? styles.get(label).dark : styles.get(label).light);
+  const faded = (hex, alpha) => {
+    const channels = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+    return `rgba(${channels.join(",")},${alpha})`;
+  };
+  const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+  function lineTraces(panel, where) {
+    const traces = [];
+    const format = panel.share ? ".2%" : ".4~g";
+    for (const line of panel.lines) {
+      const x = line.x[where.name];
+      const name = plain(line.part ? `${line.label}: ${line.part}` : line.label);
+      const shade = colour(line.label);
+      const common = { x, meta: line.label, visible: !hidden.has(line.label), showlegend: false };
+      if (line.low.length) {
+        const edge = { ...common, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
+        traces.push({ ...edge, y: line.high });
+        traces.push({ ...edge, y: line.low, fill: "tonexty", fillcolor: faded(shade, 0.14) });
+      }
+      const dash = line.part.endsWith("bound") ? "dot" : styles.get(line.label).dash;
+      const last = line.y.map((_, i) => (i === line.y.length - 1 ? 11 : 0));
+      const trace = {
+        ...common, y: line.y, name: line.ended ? `${name} (diverged)` : name,
+        mode: line.ended ? "lines+markers" : line.y.length < 2 ? "markers" : "lines",
+        line: { color: shade, width: line.ended ? 1 : 2.2, dash },
+        marker: { color: shade, size: line.ended ? last : 8, symbol: line.ended ? "x-thin" : "circle" },
+        hovertemplate: `%{y:${format}}<extra>%{fullData.name}</extra>`,
+      };
+      if (line.ended) trace.marker.line = { color: shade, width: 2 };
+      traces.push(trace);
+    }
+    return traces;
+  }
+
+  function barTraces(panel) {
+    return panel.groups.map(([labels, values]) => ({
+      type: "bar", y: values, x: values.map((_, i) => i), showlegend: false,
+      name: plain(labels.length && labels.length < styles.size ? labels.join(", ") : panel.title),
+      meta: labels.length === 1 ? labels[0] : null,
+      marker: { color: labels.length === 1 ? colour(labels[0]) : css("--accent"), line: { width: 0 } },
+      hovertemplate: `client %{x}: %{y:.4~g} ${panel.y_title}<extra>%{fullData.name}</extra>`,
+    }));
+  }
+
+  function heatTraces(panel) {
+    const light = [[0, "#ffffff"], [0.15, "#dcebf5"], [0.5, "#6baed6"], [1, "#08427a"]];
+    const night = [[0, "#191d24"], [0.15, "#17354c"], [0.5, "#2d7fb5"], [1, "#c8e9ff"]];
+    return [{
+      type: "heatmap", z: panel.values, y: panel.rows.map(plain), colorscale: dark() ? night : light,
+      xgap: panel.values[0].length > 120 ? 0 : 1, ygap: 1, name: panel.title,
+      colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: css("--soft"), size: 11 },
+        title: { text: "rows", font: { color: css("--soft"), size: 11 } } },
+      hovertemplate: "client %{x}, label %{y}: %{z} rows<extra></extra>",
+    }];
+  }
+
+  // Diverged seeds leave the stage: the axis is made for the others.
+  function range(panel) {
+    const calm = panel.lines.filter((line) => !line.ended && !hidden.has(line.label));
+    if (!panel.lines.some((line) => line.ended) || !calm.length) return undefined;
+    const values = calm.flatMap((line) => [...line.y, ...line.low, ...line.high])
+      .filter((value) => !panel.log || value > 0).map((v) => (panel.log ? Math.log10(v) : v));
+    const low = values.reduce((a, b) => Math.min(a, b), Infinity);
+    const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
+    const space = (high - low || 1) * 0.08;
+    return [low - space, high + space];
+  }
+
+  function layout(panel, where) {
+    const lines = panel.kind === "lines";
+    const few = lines && panel.lines.length <= 8;
+    const own = {
+      automargin: true, gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false,
+      tickfont: { color: css("--soft"), size: 12 },
+      title: { font: { color: css("--soft"), size: 12 }, standoff: 8 },
+    };
+    const result = {
+      font: { family: css("--sans"), color: css("--ink"), size: 12 },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 44, r: 10, t: 14, b: 40 }, showlegend: false, dragmode: "zoom",
+      hovermode: few ? "x unified" : "closest", bargap: 0.12,
+      hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"),
+        font: { color: css("--ink"), family: css("--sans"), size: 12 }, namelength: -1 },
+      xaxis: { ...own, showgrid: false, showline: true, ticks: "outside", ticklen: 4, tickcolor: css("--line"),
+        title: { ...own.title, text: where ? where.title : "client" } },
+      yaxis: { ...own },
+    };
+    if (lines) {
+      const fixed = range(panel);
+      const share = panel.share ? { tickformat: "~%" } : {};
+      const log = panel.log ? { type: "log", dtick: undefined, exponentformat: "power", minor: { showgrid: false } } : {};
+      Object.assign(result.yaxis, share, log, fixed ? { range: fixed } : { autorange: true });
+    } else if (panel.kind === "heat") {
+      Object.assign(result.yaxis, { type: "category", autorange: "reversed", showgrid: false, title: { ...own.title, text: "label" } });
+      Object.assign(result.xaxis, { showline: false, ticks: "" });
+    } else {
+      Object.assign(result.yaxis, { title: { ...own.title, text: panel.y_title }, rangemode: "tozero" });
+    }
+    return Object.assign(result, target(panel));
+  }
+
+  function target(panel) {
+    if (!data.target || panel.name !== data.target.metric) return {};
+    const y = panel.log ? Math.log10(data.target.value) : data.target.value;
+    return {
+      shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.target.value, y1: data.target.value,
+        line: { color: css("--soft"), width: 1, dash: "dot" }, layer: "below" }],
+      annotations: [{ xref: "paper", x: 1, y, text: "target", showarrow: false, xanchor: "right", yanchor: "bottom",
+        font: { color: css("--soft"), size: 11 } }],
+    };
+  }
+
+  const makers = { lines: lineTraces, bars: barTraces, heat: heatTraces };
+  const config = {
+    responsive: true, displaylogo: false, displayModeBar: "hover",
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+  };
+
+  function draw(section) {
+    return Promise.all(section.panels.map((panel, index) => {
+      const place = document.getElementById(`plot-${section.name}-${index}`);
+      const where = axis[section.name];
+      const named = { ...config, toImageButtonOptions: { filename: panel.name, format: "svg" } };
+      return Plotly.react(place, makers[panel.kind](panel, where), layout(panel, where), named);
+    }));
+  }
+  const drawAll = () => Promise.all(data.sections.map(draw));
+
+  function applyTheme(forced) {
+    const name = forced || theme || (system.matches ? "dark" : "light");
+    root.dataset.theme = name;
+    document.querySelector("#theme span").textContent = name === "dark" ? "Dark" : "Light";
+    return drawAll();
+  }
+
+  const methods = [...document.querySelectorAll(".method")];
+  function applyLegend() {
+    for (const button of methods) button.setAttribute("aria-pressed", String(!hidden.has(button.dataset.label)));
+    document.getElementById("everything").hidden = hidden.size === 0;
+    return drawAll();
+  }
+  for (const button of methods) {
+    const label = button.dataset.label;
+    button.addEventListener("click", () => {
+      if (!hidden.delete(label)) hidden.add(label);
+      applyLegend();
+    });
+    button.addEventListener("dblclick", () => {
+      for (const other of methods) hidden.add(other.dataset.label);
+      hidden.delete(label);
+      applyLegend();
+    });
+  }
+  if (methods.length) document.getElementById("everything").addEventListener("click", () => { hidden.clear(); applyLegend(); });
+
+  for (const chooser of document.querySelectorAll(".switch")) {
+    const section = data.sections.find((s) => s.name === chooser.dataset.section);
+    chooser.addEventListener("change", (event) => {
+      axis[section.name] = section.axes.find((a) => a.name === event.target.value);
+      draw(section);
+    });
+  }
+  document.getElementById("theme").addEventListener("click", () => {
+    theme = dark() ? "light" : "dark";
+    applyTheme();
+  });
+  system.addEventListener("change", () => applyTheme());
+  window.addEventListener("beforeprint", () => applyTheme("light"));
+  window.addEventListener("afterprint", () => applyTheme());
+
+  applyTheme().then(() => { root.dataset.ready = "yes"; });
+})();
