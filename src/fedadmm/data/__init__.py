@@ -9,21 +9,21 @@ from importlib import import_module
 from typing import Any
 
 _EXPORTS = {
-    "fedadmm.data.adapters": "from_hugging_face from_torch",
-    "fedadmm.data.cifar": "cifar10 cifar10_small",
+    "fedadmm.data.loaders.adapters": "from_hugging_face from_torch",
+    "fedadmm.data.loaders.cifar": "cifar10 cifar10_small",
     "fedadmm.data.dataset": "Dataset Normalise TrainTest",
-    "fedadmm.data.digits": "digits",
+    "fedadmm.data.loaders.digits": "digits",
     "fedadmm.data.federated": "FederatedData",
-    "fedadmm.data.femnist": "femnist",
-    "fedadmm.data.heart": "heart",
-    "fedadmm.data.hold_out": "hold_out",
-    "fedadmm.data.idx": "fashion_mnist idx_folder mnist mnist_writers",
+    "fedadmm.data.loaders.femnist": "femnist",
+    "fedadmm.data.loaders.heart": "heart",
+    "fedadmm.data.splitting": "hold_out",
+    "fedadmm.data.loaders.idx": "fashion_mnist idx_folder mnist mnist_writers",
     "fedadmm.data.partitions": "Partition",
     "fedadmm.data.regression": "MixedRows",
     "fedadmm.data.summary": "Summary summarise",
     "fedadmm.data.synthetic": "SyntheticUsers",
-    "fedadmm.data.tabular": "tabular",
-    "fedadmm.data.text": "shakespeare",
+    "fedadmm.data.loaders.tabular": "tabular",
+    "fedadmm.data.loaders.text": "shakespeare",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 

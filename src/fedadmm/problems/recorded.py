@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedadmm.data.cifar import HALVES, NORMALISE, cifar10, cifar10_small
 from fedadmm.data.dataset import TrainTest
-from fedadmm.data.digits import digits
-from fedadmm.data.femnist import femnist
-from fedadmm.data.heart import heart
-from fedadmm.data.hold_out import hold_out
-from fedadmm.data.idx import fashion_mnist, mnist, mnist_writers
-from fedadmm.data.tabular import tabular
-from fedadmm.data.text import shakespeare
+from fedadmm.data.loaders.cifar import HALVES, NORMALISE, cifar10, cifar10_small
+from fedadmm.data.loaders.digits import digits
+from fedadmm.data.loaders.femnist import femnist
+from fedadmm.data.loaders.heart import heart
+from fedadmm.data.loaders.idx import fashion_mnist, mnist, mnist_writers
+from fedadmm.data.loaders.tabular import tabular
+from fedadmm.data.loaders.text import shakespeare
+from fedadmm.data.splitting import hold_out
 from fedadmm.errors import check_choice, check_count, check_range
 from fedadmm.problem import Problem
 from fedadmm.problems.federation import SplitOptions, federate

@@ -37,8 +37,10 @@ def femnist(path: str | Path | None = None, subset: Subset = "all") -> TrainTest
         path = find_leaf_folder() or locate(FEMNIST, FEMNIST.files[0])
     path = Path(path)
     rows = _from_leaf(path) if path.is_dir() else _from_npz(path)
-    test = None if rows.test is None else _keep(rows.test, subset)
-    return TrainTest(_keep(rows.train, subset), test)
+    train = _keep(rows.train, subset)
+    if train is None:
+        raise DataError(f"{path}: has no training row of the subset {subset!r}")
+    return TrainTest(train, None if rows.test is None else _keep(rows.test, subset))
 
 
 def _from_npz(path: Path) -> TrainTest:
@@ -51,11 +53,11 @@ def _from_npz(path: Path) -> TrainTest:
         if arrays[name].shape != (len(images),) or arrays[name].dtype.kind not in "iub":
             raise DataError(f"{path}: {name} must hold one whole number for each of the images")
     names = tuple(str(name) for name in arrays["writer_ids"])
-    parts = []
-    for part in (0, 1):
-        rows = np.flatnonzero((split == part) & ~duplicate.astype(bool))
-        parts.append(_dataset(images[rows], labels[rows], writer[rows], names, path))
-    return TrainTest(*parts)
+    train, test = (np.flatnonzero((split == part) & ~duplicate.astype(bool)) for part in (0, 1))
+    return TrainTest(
+        _dataset(images[train], labels[train], writer[train], names, path),
+        _dataset(images[test], labels[test], writer[test], names, path) if len(test) else None,
+    )
 
 
 def _dataset(
@@ -76,12 +78,15 @@ def _dataset(
     )
 
 
-def _keep(rows: Dataset, subset: Subset) -> Dataset:
-    """Only some classes, counted from zero."""
+def _keep(rows: Dataset, subset: Subset) -> Dataset | None:
+    """Only some classes, counted from zero; None when no row is left."""
     if subset == "all":
         return rows
     low, high = _LABELS[subset]
-    wanted = rows.take(np.flatnonzero((rows.labels >= low) & (rows.labels < high)))
+    kept = np.flatnonzero((rows.labels >= low) & (rows.labels < high))
+    if len(kept) == 0:
+        return None
+    wanted = rows.take(kept)
     return Dataset(
         wanted.inputs,
         wanted.targets - low,

@@ -54,7 +54,11 @@ def read_hospitals(paths: dict[str, Path], test_fraction: float, seed: int) -> T
             sick = (table[rows, -1:] > 0).astype(np.float64)
             owner = np.full((len(rows), 1), float(index))
             into.append(np.hstack([_apply(table[rows, :-1], fit), sick, owner]))
-    return TrainTest(*(_dataset(np.concatenate(part), tuple(paths)) for part in parts))
+    train_rows, test_rows = (np.concatenate(part) for part in parts)
+    names = tuple(paths)
+    return TrainTest(
+        _dataset(train_rows, names), _dataset(test_rows, names) if len(test_rows) else None
+    )
 
 
 def read_hospital(path: str | Path) -> Table:

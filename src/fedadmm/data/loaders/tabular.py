@@ -11,13 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedadmm.data.dataset import Dataset
-from fedadmm.data.files import read_csv, read_npz
+from fedadmm.data.files import EXPANSION, read_csv, read_npz
 from fedadmm.errors import DataError, check_choice
 
 Kind = Literal["classes", "numbers"]
 _SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
-_PARQUET_EXPANSION = 20_000
-"""Cells a byte of a Parquet file may unpack to; run-length coding packs constant columns hard."""
 
 
 class Columns(NamedTuple):
@@ -167,7 +165,7 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with parquet.ParquetFile(path) as file:
             cells = file.metadata.num_rows * file.metadata.num_columns
-            if cells > path.stat().st_size * _PARQUET_EXPANSION:
+            if cells > path.stat().st_size * EXPANSION:
                 raise DataError(f"{path}: promises {cells} values, more than the file can hold")
             table = file.read()
         columns = {name: table.column(name) for name in table.column_names}

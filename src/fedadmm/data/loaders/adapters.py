@@ -12,7 +12,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
 from fedadmm.data.dataset import Dataset
-from fedadmm.data.tabular import Kind, make_dataset
+from fedadmm.data.loaders.tabular import Kind, make_dataset
 from fedadmm.errors import DataError
 
 
