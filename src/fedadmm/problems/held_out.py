@@ -1,4 +1,4 @@
-"""Losses, and what a parameter vector is worth on held-out rows."""
+"""The loss that fits a model, and what a parameter vector is worth on held-out rows."""
 
 from __future__ import annotations
 
@@ -7,30 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedadmm.data.dataset import Prepare
 from fedadmm.data.federated import FederatedData, Rows
 from fedadmm.errors import DataError
 from fedadmm.flat import FlatModule
+from fedadmm.losses import binary_cross_entropy, cross_entropy, half_squared_error
 from fedadmm.objective import EVALUATION_ROWS, Loss, ModelObjective
 from fedadmm.protocols import Evaluator, Metrics, Objective
-
-
-def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy of one score a class."""
-    return nn.functional.cross_entropy(scores, targets)
-
-
-def binary_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """The mean logistic loss of one score for two classes."""
-    flat = scores.squeeze(-1)
-    return nn.functional.binary_cross_entropy_with_logits(flat, targets.to(flat.dtype))
-
-
-def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the mean squared error."""
-    return (outputs.squeeze(-1) - targets).square().mean() / 2
 
 
 def choose_loss(outputs: Tensor, num_classes: int | None, name: str) -> Loss:
