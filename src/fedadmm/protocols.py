@@ -318,8 +318,23 @@ class ClientInfo(NamedTuple):
     """False when the client produced a NaN or an infinity."""
 
 
+class Partial(NamedTuple):
+    """The replies of several clients, summed where the clients are."""
+
+    total: Upload
+    """sum of a_i * upload_i over these clients."""
+    weight: float
+    """sum of a_i."""
+    bytes_up: int
+    """What the clients themselves sent."""
+    infos: Sequence[ClientInfo]
+
+
 class ClientStateStore(Protocol):
     """Keeps client records; a client that was never committed has none."""
+
+    def bind(self, template: ClientRecord, primal: str | None) -> None:
+        """Learn how records look, and which of their tensors is the client's own model."""
 
     def get(self, client: int) -> ClientRecord | None:
         """The last committed record, or None."""
@@ -330,14 +345,26 @@ class ClientStateStore(Protocol):
     def clients(self) -> Sequence[int]:
         """The ids that have a record, sorted."""
 
+    def prefetch(self, clients: Sequence[int]) -> None:
+        """Announce who will be asked for next, while others compute."""
+
+    def mark(self) -> None:
+        """Remember this point between two rounds; it replaces the last one."""
+
+    def undo(self) -> None:
+        """Go back to the marked point."""
+
 
 class Engine(Protocol):
     """Runs the clients of a round."""
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
-    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        """Each client's upload, in the order of `ids`, so that sums are reproducible."""
+    ) -> Iterator[tuple[int, Upload, ClientInfo] | Partial]:
+        """Each client's upload in the order of `ids`, or sums over some of them.
+
+        The order of what is yielded is the same in every run, so that sums are reproducible.
+        """
 
     def close(self) -> None:
         """Give back processes, files and memory."""

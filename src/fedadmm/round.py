@@ -21,11 +21,13 @@ from torch import Tensor
 from fedadmm import trees
 from fedadmm.engines.job import Job
 from fedadmm.evaluation import Evaluation, Target
+from fedadmm.problem import Problem
 from fedadmm.protocols import (
     ClientInfo,
     ClientStateStore,
     Download,
     Engine,
+    Partial,
     Received,
     Sampler,
     Upload,
@@ -45,6 +47,8 @@ class RunState(NamedTuple):
     """Rounds done so far."""
     server: Any
     buffers: Tensor | None
+    first_loss: float | None = None
+    """The first loss that was measured, which divergence is judged by."""
 
 
 class Ending(NamedTuple):
@@ -84,15 +88,18 @@ def run(
     store: ClientStateStore,
     schedule: Schedule,
     state: RunState,
-    first_loss: float | None = None,
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
     before: Record = {}
     if state.round == 0 and job.algorithm.starts_with_everyone:
         state, before, _ = run_round(job, range(job.problem.num_clients), engine, state, -1)
         state = state._replace(round=0)
+    upcoming = sampler.sample(job.seed, state.round, job.problem.num_clients)
     while state.round < schedule.rounds:
-        ids = sampler.sample(job.seed, state.round, job.problem.num_clients)
+        ids = upcoming
+        if state.round + 1 < schedule.rounds:
+            upcoming = sampler.sample(job.seed, state.round + 1, job.problem.num_clients)
+            store.prefetch(_newcomers(upcoming, ids))
         following, record, infos = run_round(job, ids, engine, state, state.round)
         for name in ("bytes_up", "bytes_down", "seconds"):
             record[name] += before.pop(name, 0)
@@ -109,13 +116,50 @@ def run(
             params = job.algorithm.global_params(following.server)
             record |= schedule.evaluation.measure(job, store, params, following.buffers)
             record["evaluation_seconds"] = time.perf_counter() - began
-        ending = _ending(record, infos, schedule, first_loss)
-        if first_loss is None:
-            first_loss = record.get("loss")
+        ending = _ending(record, infos, schedule, state.first_loss)
+        if state.first_loss is None:
+            following = following._replace(first_loss=record.get("loss"))
         state = following
         yield RoundReport(state, record, infos, ending)
         if ending is not None:
             return
+
+
+def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:
+    """Who takes part next but not now: the records of the others are about to change."""
+    current = set(ids)
+    return [client for client in upcoming if client not in current]
+
+
+class _Sum:
+    """The weighted sum of a round's replies, streamed: its memory does not grow with them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.total: Upload | None = None
+        self.weight = 0.0
+        self.bytes_up = 0
+        self.infos: list[ClientInfo] = []
+
+    def add(self, reply: tuple[int, Upload, ClientInfo] | Partial) -> bool:
+        """Fold a client's reply, or the sum of several; False when one is not finite."""
+        if isinstance(reply, Partial):
+            share, weight, upload, infos = 1.0, reply.weight, reply.total, reply.infos
+            sent = reply.bytes_up
+        else:
+            client, upload, info = reply
+            share = weight = self._problem.weight(client)
+            sent, infos = trees.num_bytes(upload), (info,)
+        self.infos.extend(infos)
+        if not all(info.finite for info in infos):
+            return False
+        self.weight += weight
+        self.bytes_up += sent
+        if self.total is None:
+            self.total = trees.scaled(upload, share)
+        else:
+            trees.add_scaled_(self.total, upload, share)
+        return True
 
 
 def run_round(
@@ -126,30 +170,20 @@ def run_round(
     algorithm, problem = job.algorithm, job.problem
     cast = algorithm.broadcast(state.server, derive(job.seed, "broadcast", round_index))
     download = Download(cast, state.buffers)
-    down, up, weight = trees.num_bytes(download), 0, 0.0
-    total: Upload | None = None
-    infos: list[ClientInfo] = []
-    for client, upload, info in engine.run_clients(ids, download, round_index):
-        infos.append(info)
-        if not info.finite:
-            break
-        share = problem.weight(client)
-        weight += share
-        up += trees.num_bytes(upload)
-        if total is None:
-            total = trees.scaled(upload, share)
-        else:
-            trees.add_scaled_(total, upload, share)
+    replies = _Sum(problem)
+    finite = all(map(replies.add, engine.run_clients(ids, download, round_index)))
+    infos = sorted(replies.infos, key=lambda info: info.client)
     server, buffers = state.server, state.buffers
-    if total is not None and infos[-1].finite:
-        received = Received(len(infos), weight, problem.num_clients)
+    if replies.total is not None and finite:
+        total, received = replies.total, Received(len(infos), replies.weight, problem.num_clients)
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
-        buffers = total.buffers / weight if total.buffers is not None else buffers
+        buffers = total.buffers / replies.weight if total.buffers is not None else buffers
     seconds = time.perf_counter() - began
-    following = RunState(state.round + 1, server, buffers)
+    following = state._replace(round=state.round + 1, server=server, buffers=buffers)
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
-    record = _record(following.round, infos, weight, job, move)
-    record |= {"bytes_up": up, "bytes_down": down * len(infos), "seconds": seconds}
+    record = _record(following.round, infos, replies.weight, job, move)
+    down = trees.num_bytes(download) * len(infos)
+    record |= {"bytes_up": replies.bytes_up, "bytes_down": down, "seconds": seconds}
     return following, record, infos
 
 

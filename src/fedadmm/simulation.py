@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,15 +16,16 @@ from fedadmm.problem import Problem
 from fedadmm.protocols import (
     AnyAlgorithm,
     ClientStateStore,
-    Engine,
     Evaluator,
     LocalSolver,
     Sampler,
     StoppingRule,
 )
-from fedadmm.round import Record, RoundReport, Schedule, initial_state, run
+from fedadmm.resuming import Journal, Start, interrupts_deferred
+from fedadmm.round import Ending, Record, RoundReport, Schedule, run
 from fedadmm.sampling import FullParticipation
-from fedadmm.state import MemoryStore
+from fedadmm.state import Checkpoints, MemoryStore
+from fedadmm.state.records import StoredStates
 from fedadmm.stopping import Epochs
 
 Observer = Callable[[RoundReport], None]
@@ -36,17 +37,17 @@ class Result(NamedTuple):
     params: Tensor
     """The broadcast global vector after the last round."""
     trajectory: list[Tensor]
-    """That vector after every round, when `keep_trajectory` was asked for."""
+    """That vector after every round run now, when `keep_trajectory` was asked for."""
     history: list[Record]
-    """One record a round."""
+    """One record for every round run now: a resumed run has only the new ones."""
     status: str
     """Why it ended, a sentence."""
     code: str
     """The same in a word: completed, target, tolerance or diverged."""
     server: Any
     """The server's state."""
-    clients: dict[int, Any]
-    """The state of every client that took part."""
+    clients: Mapping[int, Any]
+    """The state of every client that took part, read when it is asked for."""
 
 
 def simulate(
@@ -65,6 +66,10 @@ def simulate(
     target: Target | None = None,
     tolerance: float | None = None,
     observers: Iterable[Observer] = (),
+    store: ClientStateStore | None = None,
+    checkpoints: Checkpoints | None = None,
+    resume: bool = False,
+    fingerprint: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run a federated method on a problem in this process.
 
@@ -84,6 +89,10 @@ def simulate(
         target: end as soon as a metric meets it.
         tolerance: end as soon as the norm of the gradient mapping is at most this.
         observers: called with a `RoundReport` after every round.
+        store: where client state is kept between rounds; in memory by default.
+        checkpoints: where and how often to save the run, so that it can be resumed.
+        resume: go on from the newest good checkpoint; from round 0 when there is none.
+        fingerprint: plain values that describe the run; a checkpoint with others is refused.
     """
     check_count("simulate", "rounds", rounds)
     if tolerance is not None:
@@ -95,15 +104,23 @@ def simulate(
     chosen = sampler if sampler is not None else FullParticipation()
     pairing.check(job, chosen, rounds)
     evaluation.check(job)
-    store = MemoryStore()
     choice = ENGINES[engine]() if isinstance(engine, str) else engine
-    running = choice(job, store)
+    kept = store if store is not None else MemoryStore()
+    journal = Journal(job, kept, checkpoints, fingerprint)
+    start = journal.begin(resume)
     schedule = Schedule(rounds, evaluation, target, tolerance)
     try:
-        with torch.no_grad():
-            return _collect(job, chosen, running, store, schedule, keep_trajectory, list(observers))
-    finally:
-        running.close()
+        running = choice(job, kept)
+        try:
+            with torch.no_grad():
+                reports = run(job, chosen, running, kept, schedule, start.state)
+                watchers = [*observers, journal.completed]
+                return _collect(job, kept, start, schedule, reports, watchers, keep_trajectory)
+        finally:
+            running.close()
+    except KeyboardInterrupt:
+        journal.interrupted()
+        raise
 
 
 def make_job(
@@ -136,35 +153,32 @@ def _evaluation(evaluate: Evaluation | Evaluator | bool) -> Evaluation:
 
 def _collect(
     job: Job,
-    sampler: Sampler,
-    engine: Engine,
     store: ClientStateStore,
+    start: Start,
     schedule: Schedule,
-    keep_trajectory: bool,
+    reports: Iterator[RoundReport],
     observers: list[Observer],
+    keep_trajectory: bool,
 ) -> Result:
     history: list[Record] = []
     trajectory: list[Tensor] = []
-    report: RoundReport | None = None
-    for report in run(job, sampler, engine, store, schedule, initial_state(job)):
-        history.append(report.record)
-        if keep_trajectory:
-            trajectory.append(job.algorithm.global_params(report.state.server).clone())
-        for observer in observers:
-            observer(report)
-    assert report is not None
-    assert report.ending is not None
-    states = {}
-    for client in store.clients():
-        record = store.get(client)
-        assert record is not None
-        states[client] = trees.clone(record.state)
+    state, ending = start
+    if ending is None or ending.code == "completed":
+        ending = Ending("completed", f"completed all {schedule.rounds} rounds")
+        for report in reports:
+            state, ending = report.state, report.ending or ending
+            history.append(report.record)
+            if keep_trajectory:
+                trajectory.append(job.algorithm.global_params(state.server).clone())
+            with interrupts_deferred():
+                for observer in observers:
+                    observer(report)
     return Result(
-        params=job.algorithm.global_params(report.state.server).clone(),
+        params=job.algorithm.global_params(state.server).clone(),
         trajectory=trajectory,
         history=history,
-        status=report.ending.sentence,
-        code=report.ending.code,
-        server=trees.clone(report.state.server),
-        clients=states,
+        status=ending.sentence,
+        code=ending.code,
+        server=trees.clone(state.server),
+        clients=StoredStates(store),
     )

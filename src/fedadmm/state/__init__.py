@@ -1,7 +1,10 @@
-"""Where client state is kept between rounds."""
+"""Where client state is kept between rounds, and how a run survives its process."""
 
 from __future__ import annotations
 
+from fedadmm.state.checkpoint import Checkpoint, Checkpoints
+from fedadmm.state.digest import params_sha256
+from fedadmm.state.disk import DiskStore
 from fedadmm.state.memory import MemoryStore
 
-__all__ = ["MemoryStore"]
+__all__ = ["Checkpoint", "Checkpoints", "DiskStore", "MemoryStore", "params_sha256"]

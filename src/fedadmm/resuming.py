@@ -1,0 +1,158 @@
+"""Between two rounds: what a run must leave behind to be taken up again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from fedadmm import trees
+from fedadmm.engines.job import Job
+from fedadmm.errors import PairingError, ParameterError, StateError
+from fedadmm.protocols import ClientStateStore
+from fedadmm.round import Ending, RoundReport, RunState, initial_state
+from fedadmm.state.checkpoint import Checkpoint, Checkpoints, SnapshotStore
+from fedadmm.state.records import layout, separate
+
+
+class Start(NamedTuple):
+    """Where a run begins, and how it had ended if it was over already."""
+
+    state: RunState
+    ending: Ending | None
+
+
+class Journal:
+    """Saves a run between rounds and takes it up again; without checkpoints it does nothing."""
+
+    def __init__(
+        self,
+        job: Job,
+        store: ClientStateStore,
+        checkpoints: Checkpoints | None,
+        fingerprint: Mapping[str, Any] | None,
+    ) -> None:
+        self._job = job
+        self._store = store
+        self._checkpoints = checkpoints
+        self._fingerprint = fingerprint if fingerprint is not None else _described(job)
+        self._latest: Start | None = None
+        self._saved = 0
+
+    def begin(self, resume: bool) -> Start:
+        """The newest good checkpoint when the run is resumed, or else round 0."""
+        self._store.bind(*layout(self._job.algorithm, self._job.initial, self._job.initial_buffers))
+        if self._checkpoints is None:
+            if resume:
+                raise ParameterError(
+                    "simulate: resume is True, but checkpoints is None; it must say where they are"
+                )
+            if self._store.clients():
+                raise StateError(
+                    f"the client state store already holds records of "
+                    f"{len(self._store.clients())} clients, but a run from round 0 needs an empty "
+                    "one; clear it"
+                )
+            return Start(initial_state(self._job), None)
+        found = self._checkpoints.begin(resume, self._fingerprint, self._snapshots())
+        self._store.mark()
+        if found is None:
+            return Start(initial_state(self._job), None)
+        self._saved = found.round
+        return _unpack(self._job, found)
+
+    def completed(self, report: RoundReport) -> None:
+        """A round is over and observers have seen it: remember it, and save it when it is time."""
+        if self._checkpoints is None:
+            return
+        if report.state.round == report.record["round"]:
+            self._store.mark()
+            self._latest = Start(report.state, report.ending)
+        else:
+            # The round was refused: its clients go back, and a resumed run meets it again.
+            self._store.undo()
+            self._latest = Start(report.state, None)
+        if report.ending is not None or report.state.round % self._checkpoints.every == 0:
+            self._save()
+
+    def interrupted(self) -> None:
+        """Save the last complete round, whatever the current one has done already."""
+        self._store.undo()
+        self._save()
+
+    def _save(self) -> None:
+        latest = self._latest
+        if self._checkpoints is None or latest is None or latest.state.round == self._saved:
+            return
+        self._checkpoints.save(_pack(latest), self._fingerprint, self._snapshots())
+        self._saved = latest.state.round
+
+    def _snapshots(self) -> SnapshotStore:
+        if not isinstance(self._store, SnapshotStore):
+            raise PairingError(
+                f"checkpoints need a store that can be saved, but {type(self._store).__name__} "
+                "cannot; use MemoryStore or DiskStore"
+            )
+        return self._store
+
+
+def _described(job: Job) -> dict[str, Any]:
+    """What can be said about a run whose caller gives no fingerprint."""
+    return {
+        "algorithm": job.algorithm.name,
+        "clients": job.problem.num_clients,
+        "parameters": job.problem.num_parameters,
+        "precision": str(job.initial.dtype).removeprefix("torch."),
+        "seed": job.seed,
+    }
+
+
+def _pack(latest: Start) -> Checkpoint:
+    state = latest.state
+    named = dict(trees.named_tensors(state.server, "server"))
+    if state.buffers is not None:
+        named["buffers"] = state.buffers
+    values = {"first_loss": state.first_loss, "ending": latest.ending}
+    return Checkpoint(state.round, separate(named), values)
+
+
+def _unpack(job: Job, found: Checkpoint) -> Start:
+    template = job.algorithm.init_server(job.initial)
+    wanted = dict(trees.named_tensors(template, "server"))
+    named = {}
+    for name, like in wanted.items():
+        if name not in found.tensors:
+            raise StateError(
+                f"the checkpoint of round {found.round} holds {', '.join(sorted(found.tensors))}, "
+                f"but {job.algorithm.name} needs {name}"
+            )
+        named[name] = found.tensors[name].to(like.device)
+    buffers = found.tensors.get("buffers")
+    if buffers is not None:
+        buffers = buffers.to(job.initial.device)
+    server = trees.rebuild(template, named, "server")
+    state = RunState(found.round, server, buffers, found.values["first_loss"])
+    ending = found.values["ending"]
+    return Start(state, None if ending is None else Ending(*ending))
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Let Ctrl-C wait: what is written between two rounds is written whole or not at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[Any] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if received:
+            previous(*received[0])
