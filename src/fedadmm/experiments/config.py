@@ -130,8 +130,7 @@ def run_model() -> type[RunConfig]:
     """`RunConfig` with every family's parts in place."""
     tables: dict[str, Any] = {key: (union_of(key), ...) for key in TABLES}
     tables["stop"] = (union_of("stop") | None, None)
-    made = create_model("RunConfig", __base__=RunConfig, __doc__="One run.", **tables)
-    return made
+    return create_model("RunConfig", __base__=RunConfig, __doc__="One run.", **tables)
 
 
 def resolve(tree: Mapping[str, Any], where: str = "") -> RunConfig:

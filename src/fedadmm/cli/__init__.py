@@ -1,0 +1,66 @@
+"""The command line.
+
+Every command is a module of this package with a function `register(app)`; adding one is adding
+its name to COMMANDS.  Modules import typer at their top and everything heavy inside the command,
+so that `fedadmm --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from fedadmm.cli.group import Group
+
+COMMANDS = (
+    "run",
+    "compare",
+    "sweep",
+    "report",
+    "export",
+    "algorithms",
+    "data",
+    "config",
+)
+"""The modules, in the order of the help page."""
+
+app = typer.Typer(
+    name="fedadmm",
+    cls=Group,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    epilog="Example: fedadmm compare quickstart",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from fedadmm import __version__
+
+        typer.echo(f"fedadmm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _fedadmm(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+) -> None:
+    """Primal-dual federated learning: run, compare, understand."""
+
+
+for _command in COMMANDS:
+    import_module(f"fedadmm.cli.{_command}").register(app)
+
+
+def main() -> None:
+    """The entry point of the command `fedadmm`."""
+    app()

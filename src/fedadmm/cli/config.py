@@ -1,0 +1,59 @@
+"""`fedadmm config`: the presets, and the schema for editors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedadmm.cli import options
+
+app = typer.Typer(no_args_is_help=True, help="Presets, and the schema of configuration files.")
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the commands."""
+    parent.add_typer(app, name="config", epilog="Example: fedadmm config schema > schema.json")
+
+
+@app.command(epilog="Example: fedadmm config presets")
+def presets(as_json: options.AsJson = False) -> None:
+    """List the presets and what each is."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.experiments import loading
+
+    about = {
+        name: " ".join(
+            line.lstrip("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("#")
+        )
+        for name, text in loading.presets().items()
+    }
+    if as_json:
+        print_json({"presets": about})
+        return
+    for name, text in about.items():
+        typer.echo(f"{name:20} {text}")
+
+
+@app.command(epilog="Example: fedadmm config show quickstart > mine.toml")
+def show(
+    name: Annotated[str, typer.Argument(help="A preset's name.")],
+) -> None:
+    """Print a preset as it was written, to start your own file from."""
+    from fedadmm.errors import ConfigError
+    from fedadmm.experiments import loading
+    from fedadmm.experiments.messages import suggestion
+
+    known = loading.presets()
+    if name not in known:
+        raise ConfigError(f"there is no preset {name!r}; {suggestion(name, known)}")
+    typer.echo(known[name], nl=False)
+
+
+@app.command(epilog="Example: fedadmm config schema > fedadmm.schema.json")
+def schema() -> None:
+    """Print the JSON schema of configuration files."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.experiments.comparing import comparison_model
+
+    print_json(comparison_model().model_json_schema())

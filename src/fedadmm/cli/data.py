@@ -1,0 +1,143 @@
+"""`fedadmm data`: what data there is, where it lies, and how a problem splits it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedadmm.cli import options
+
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, as `data list` shows it.")]
+
+app = typer.Typer(no_args_is_help=True, help="Data sets and how problems split them.")
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the commands."""
+    parent.add_typer(app, name="data", epilog="Example: fedadmm data show digits")
+
+
+@app.command("list", epilog="Example: fedadmm data list")
+def list_(as_json: options.AsJson = False) -> None:
+    """List the data sets, whether they are on this machine, and the named problems."""
+    from fedadmm import problems
+    from fedadmm.cli.display import print_json
+    from fedadmm.data import catalogue
+
+    found = catalogue.list_datasets()
+    entries = [problems.entry(name) for name in problems.names()]
+    if as_json:
+        rows = [info._asdict() | {"folder": str(info.folder)} for info in found]
+        named = [{"name": e.name, "summary": e.summary, "dataset": e.dataset} for e in entries]
+        print_json({"datasets": rows, "problems": named})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    sets = Table("data set", "here", "what", "licence", "folder", title="Data sets")
+    for info in found:
+        sets.add_row(
+            info.name, "yes" if info.present else "no", info.about, info.licence, str(info.folder)
+        )
+    named_table = Table("problem", "what", "needs", title="Problems")
+    for entry in entries:
+        named_table.add_row(entry.name, entry.summary, entry.dataset or "nothing")
+    console = Console()
+    console.print(sets)
+    console.print(named_table)
+
+
+@app.command(epilog="Example: fedadmm data fetch mnist")
+def fetch(name: _Name, as_json: options.AsJson = False) -> None:
+    """Download a data set unless it is on this machine, and check every file."""
+    import sys
+
+    from fedadmm.cli.display import print_json
+    from fedadmm.data import catalogue
+
+    folder = catalogue.fetch(name, progress=sys.stderr.isatty())
+    if as_json:
+        print_json({"name": name, "folder": str(folder)})
+        return
+    typer.echo(f"{name}  {folder}")
+
+
+@app.command(epilog="Example: fedadmm data path mnist")
+def path(name: _Name, as_json: options.AsJson = False) -> None:
+    """Print the folder of a data set that is on this machine."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.data import catalogue
+
+    folder = catalogue.path(name)
+    if as_json:
+        print_json({"name": name, "folder": str(folder)})
+        return
+    typer.echo(str(folder))
+
+
+@app.command(epilog="Example: fedadmm data check mnist")
+def check(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A data set; all of them if absent.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Verify the files that are here; a damaged one makes the exit code 2."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.data import catalogue
+
+    rows = catalogue.check(name)
+    damaged = [row for row in rows if row.status == "damaged"]
+    if as_json:
+        print_json({"files": [row._asdict() for row in rows]})
+    else:
+        for row in rows:
+            typer.echo(f"{row.status:8} {row.dataset}/{row.file}  {row.detail}")
+    if damaged:
+        raise typer.Exit(2)
+
+
+@app.command(epilog="Example: fedadmm data show mnist --set clients=100 --set partition=shards")
+def show(
+    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="A named problem.")],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the problem."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The picture; PROBLEM-partition.png if absent.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Draw labels × clients and print how different the clients of a problem are."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.data.show import describe_problem
+    from fedadmm.experiments import config, loading
+
+    tree: config.Tree = {"problem": {"name": problem}}
+    for text in sets or ():
+        key, value = loading.assignment(text)
+        loading.assign(tree, f"problem.{key}", value)
+    loaded = config.load_problem(config.resolve(tree))
+    drawable = hasattr(loaded.data, "partition")
+    picture = out or Path(f"{problem}-partition.png")
+    found = describe_problem(loaded, picture if drawable or out is not None else None)
+    if as_json:
+        summary = found.summary._asdict() if found.summary is not None else None
+        drawn = str(found.picture) if found.picture is not None else None
+        print_json(
+            {
+                "problem": problem,
+                "parameters": found.parameters,
+                "summary": summary,
+                "picture": drawn,
+            }
+        )
+        return
+    width = max(len(key) for key, _ in found.rows)
+    for key, text in found.rows:
+        typer.echo(f"{key:{width}}  {text}")
+    if found.picture is not None:
+        typer.echo(f"{'picture':{width}}  {found.picture}")

@@ -1,0 +1,82 @@
+"""Bad input ends in one short message and exit code 2, never in a traceback."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from fedadmm.errors import FedADMMError
+
+BAD_INPUT, INTERNAL, INTERRUPTED = 2, 1, 130
+
+
+class Group(TyperGroup):
+    """All commands; the one place where errors become messages."""
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line and exit with its code."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        debug = "--debug" in arguments
+        arguments = [argument for argument in arguments if argument != "--debug"]
+        try:
+            code = super().main(arguments, prog_name, complete_var, standalone_mode=False, **extra)
+        except (click.exceptions.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
+        except click.ClickException as error:
+            code = complain(_usage(error))
+        except (FedADMMError, OSError) as error:
+            if debug:
+                raise
+            code = complain(message_of(error))
+        except Exception as error:
+            if debug:
+                raise
+            code = complain(
+                f"internal error ({type(error).__name__}: {error}); --debug shows where", INTERNAL
+            )
+        if standalone_mode:
+            sys.exit(code if isinstance(code, int) else 0)
+        return code
+
+
+def complain(message: str, code: int = BAD_INPUT) -> int:
+    """Say what is wrong on standard error."""
+    sys.stderr.write(f"fedadmm: {message}\n")
+    return code
+
+
+def message_of(error: Exception) -> str:
+    """An error in one sentence."""
+    if isinstance(error, OSError) and not isinstance(error, FedADMMError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _usage(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context is not None else ""
+    return f"{error.format_message()}{hint}"
+
+
+@contextmanager
+def resumable(command: Sequence[str]) -> Iterator[None]:
+    """Turn Ctrl-C into exit code 130 and the command that goes on from here."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; go on with: {shlex.join(command)}\n")
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,110 @@
+"""Options that several commands share, and what they do to a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedadmm.experiments.config import Tree
+
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A preset's name, a TOML file, or a run directory.",
+        show_default=False,
+    ),
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="How many rounds.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The seed of everything random.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="The folder to write; a new one under runs/ if absent.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
+CheckpointEvery = Annotated[
+    int | None, typer.Option("--checkpoint-every", help="Rounds between checkpoints; 0 for none.")
+]
+Engine = Annotated[str | None, typer.Option("--engine", help="How clients are run.")]
+Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes of the engine.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 …")]
+Precision = Annotated[str | None, typer.Option("--precision", help="float32, float64 or bfloat16.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key, as in algorithm.rho=0.1."),
+]
+Trackers = Annotated[
+    list[str] | None, typer.Option("--tracker", help="tensorboard, mlflow or package.module:name.")
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Runs at the same time; by default one a core.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the complete configuration and stop.")
+]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")]
+
+
+def apply(tree: Tree, shortcuts: dict[str, Any], sets: list[str] | None) -> None:
+    """Write shortcuts that were given into a configuration, then every --set."""
+    from fedadmm.experiments.loading import assign, assign_all
+
+    for key, value in shortcuts.items():
+        if value is not None:
+            assign(tree, key, value)
+    assign_all(tree, sets or ())
+
+
+def listed(text: str | None, option: str) -> list[str]:
+    """The words of `a,b,c`."""
+    words = [word.strip() for word in (text or "").split(",")]
+    if text is not None and not all(words):
+        raise typer.BadParameter(f"{option} is {text!r}, but must be a list such as a,b,c")
+    return [word for word in words if word]
+
+
+def whole_numbers(text: str | None, option: str) -> list[int] | None:
+    """The numbers of `0,1,2`, or of `3`, which stands for the single seed 3."""
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in listed(text, option)]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{option} is {text!r}, but must be whole numbers such as 0,1,2"
+        ) from None
+
+
+def output_folder(out: Path | None, base: str, resume: bool) -> Path:
+    """The folder to write: the given one, else a new one under runs/, or the last to go on with."""
+    if out is not None:
+        return out
+    taken = 0
+    while _numbered(base, taken + 1).exists():
+        taken += 1
+    if resume and taken == 0:
+        raise typer.BadParameter(
+            f"--resume finds no folder {_numbered(base, 1)}; name one by --out"
+        )
+    return _numbered(base, taken if resume else taken + 1)
+
+
+def _numbered(base: str, number: int) -> Path:
+    return Path("runs") / (base if number == 1 else f"{base}-{number}")
+
+
+def processes(jobs: int | None, engine: str) -> int:
+    """How many runs at once: one a core, unless the engine uses all cores by itself."""
+    import os
+    from dataclasses import fields
+
+    from fedadmm.experiments.registry import families
+
+    if jobs is not None:
+        return jobs
+    own = families()["engine"].get(engine)
+    parallel = own is not None and any(field.name == "workers" for field in fields(own))
+    return 1 if parallel else len(os.sched_getaffinity(0))
