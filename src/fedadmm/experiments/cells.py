@@ -24,6 +24,7 @@ _NO_MATTER = ("engine", "device", "checkpoint", "trackers")
 def cell_hash(config: RunConfig) -> str:
     """Sixteen hexadecimal digits."""
     tree = {key: value for key, value in config.tree().items() if key not in _NO_MATTER}
+    tree["store"] = config.store.primal
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -66,7 +66,17 @@ class TargetTable(Table):
 class CheckpointTable(Table):
     """What is kept to resume from."""
 
-    every: Natural = Field(default=0, description="rounds between two checkpoints; 0 writes none")
+    every: Natural = Field(default=10, description="rounds between two checkpoints; 0 writes none")
+
+
+class StoreTable(Table):
+    """Where the clients' states are kept between rounds."""
+
+    name: Literal["memory", "disk"] = "memory"
+    cache_bytes: Natural = Field(default=2**30, description="disk: how much stays in memory")
+    primal: Literal["same", "bfloat16", "float16"] = Field(
+        default="same", description="disk: the precision of the clients' own models"
+    )
 
 
 class RunConfig(BaseModel):
@@ -93,6 +103,7 @@ class RunConfig(BaseModel):
     engine: Part
     evaluate: EvaluateTable = EvaluateTable()
     target: TargetTable | None = None
+    store: StoreTable = StoreTable()
     checkpoint: CheckpointTable = CheckpointTable()
 
     @model_validator(mode="before")

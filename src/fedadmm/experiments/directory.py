@@ -23,7 +23,7 @@ CONFIG, METRICS, SUMMARY, PARTITION = (
     "summary.json",
     "partition.json",
 )
-CHECKPOINT = "checkpoint"
+CHECKPOINT, CLIENTS = "checkpoint", "clients"
 _ROOM = 1 << 20
 """Bytes that must be free before round 0: configuration, metrics and summary fit in them."""
 

@@ -70,7 +70,8 @@ def _tried(name: str) -> AnyAlgorithm:
     """The method with its defaults; what has none gets a one, which is in every range."""
     model = model_of("algorithm", name)
     missing = [key for key, field in model.model_fields.items() if field.is_required()]
-    made: AnyAlgorithm = model(**(dict.fromkeys(missing, 1.0) | {"name": name})).build()
+    table: dict[str, Any] = dict.fromkeys(missing, 1.0) | {"name": name}
+    made: AnyAlgorithm = model.model_validate(table).build()
     return made
 
 

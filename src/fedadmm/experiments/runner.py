@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,14 @@ import torch
 from fedadmm.errors import ConfigError, StateError
 from fedadmm.experiments import directory as files
 from fedadmm.experiments import loading
-from fedadmm.experiments.config import Built, RunConfig, build
+from fedadmm.experiments.config import Built, RunConfig, build, resolve
 from fedadmm.experiments.messages import suggestion
 from fedadmm.experiments.summary import Summary, metrics_of, partition_of, summarise
 from fedadmm.experiments.trackers import Tracker, flattened, tracker
 from fedadmm.problem import Problem
 from fedadmm.round import Ending, Record, RoundReport
 from fedadmm.simulation import simulate
-from fedadmm.state import Checkpoints
-from fedadmm.state.digest import params_sha256
+from fedadmm.state import Checkpoints, DiskStore, MemoryStore, params_sha256
 
 Watcher = Callable[[Record], None]
 """Called with every new record: progress, pipes, anything that only looks."""
@@ -62,20 +62,20 @@ def run(
     built = build(config, problem)
     followers = [tracker(name) for name in config.trackers]
     checkpoints = _checkpoints(config, directory)
-    done = _done_so_far(config, directory, checkpoints)
+    done = _done_so_far(directory, checkpoints)
+    store = _store(config, directory, fresh=not done)
     files.write_text(directory / files.CONFIG, loading.write(config.tree()))
     partition = partition_of(built.problem)
     if partition is not None:
         files.write_json(directory / files.PARTITION, partition)
     for follower in followers:
         follower.start(directory, config.tree(), len(done) + 1)
-    return _Session(config, directory, label, followers, watchers).go(built, checkpoints, done)
+    session = _Session(config, directory, label, followers, watchers)
+    return session.go(built, store, checkpoints, resume=bool(done))
 
 
 def _finished(config: RunConfig, directory: Path) -> Summary | None:
     """The summary of a run that needs no more rounds for this configuration."""
-    from fedadmm.experiments.config import resolve
-
     before = resolve(loading.read(str(directory)), f"{directory}: ")
     old, new = fingerprint(before), fingerprint(config)
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
@@ -101,9 +101,18 @@ def _checkpoints(config: RunConfig, directory: Path) -> Checkpoints | None:
     return Checkpoints(directory / files.CHECKPOINT, every) if every else None
 
 
-def _done_so_far(
-    config: RunConfig, directory: Path, checkpoints: Checkpoints | None
-) -> list[Record]:
+def _store(config: RunConfig, directory: Path, fresh: bool) -> MemoryStore | DiskStore:
+    """Where client state is kept; what an abandoned start left on disk is removed."""
+    if config.store.name == "memory":
+        return MemoryStore()
+    folder = directory / files.CLIENTS
+    if fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    primal = None if config.store.primal == "same" else getattr(torch, config.store.primal)
+    return DiskStore(folder, primal_dtype=primal, cache_bytes=config.store.cache_bytes)
+
+
+def _done_so_far(directory: Path, checkpoints: Checkpoints | None) -> list[Record]:
     """The records that stay; the others will be made again."""
     latest = checkpoints.latest_round() if checkpoints is not None else None
     return files.cut_metrics(directory, latest or 0)
@@ -126,7 +135,13 @@ class _Session:
         self._followers = followers
         self._watchers = watchers
 
-    def go(self, built: Built, checkpoints: Checkpoints | None, done: Sequence[Record]) -> Summary:
+    def go(
+        self,
+        built: Built,
+        store: MemoryStore | DiskStore,
+        checkpoints: Checkpoints | None,
+        resume: bool,
+    ) -> Summary:
         """Simulate, and leave a summary whatever happens."""
         config = self._config
         writer = files.MetricsWriter(self._directory)
@@ -145,8 +160,9 @@ class _Session:
                 target=built.target if config.target and config.target.end_run else None,
                 tolerance=None if isinstance(config.tolerance, str) else config.tolerance,
                 observers=[writer, self._observe],
+                store=store,
                 checkpoints=checkpoints,
-                resume=bool(done),
+                resume=resume,
                 fingerprint=fingerprint(config),
             )
         except KeyboardInterrupt:
