@@ -19,7 +19,7 @@ HALVES = Normalise((0.5,), (0.5,))
 """Gong's program maps pixels to -1 … 1."""
 
 _ROW = 1 + 3 * 32 * 32
-_CHUNK = _ROW * 4096
+_CHUNK = _ROW * 256
 
 
 def read_batch(path: str | Path) -> NDArray[np.uint8]:

@@ -1,0 +1,124 @@
+"""The real files, where FEDADMM_DATA has them: counts, class histograms, checksums."""
+
+import os
+
+import numpy as np
+import pytest
+
+from fedadmm import data
+from fedadmm.data import catalogue
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("FEDADMM_DATA"), reason="FEDADMM_DATA is not set, so there are no real files"
+)
+
+
+def need(*names: str) -> None:
+    for name in names:
+        if not {i.name: i for i in catalogue.list_datasets()}[name].present:
+            pytest.skip(f"{name} is not in FEDADMM_DATA")
+
+
+@pytest.mark.parametrize("name", sorted(catalogue.SOURCES))
+def test_checksums(name: str) -> None:
+    rows = catalogue.check(name)
+    if all(row.status == "missing" for row in rows):
+        pytest.skip(f"{name} is not in FEDADMM_DATA")
+    assert {row.status for row in rows} == {"ok"}
+
+
+# The class counts that LeCun's page and the data sets' papers give.
+MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+def test_mnist() -> None:
+    need("mnist")
+    rows = data.mnist()
+    assert rows.train.inputs.shape == (60_000, 1, 28, 28)
+    assert np.bincount(rows.train.labels).tolist() == MNIST_TRAIN
+    assert rows.test is not None
+    assert np.bincount(rows.test.labels).tolist() == MNIST_TEST
+    prepared = rows.train.prepared().inputs
+    assert float(prepared.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(prepared.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_fashion_mnist() -> None:
+    need("fashion-mnist")
+    rows = data.fashion_mnist()
+    assert np.bincount(rows.train.labels).tolist() == [6000] * 10
+    assert rows.test is not None
+    assert np.bincount(rows.test.labels).tolist() == [1000] * 10
+    prepared = rows.train.prepared().inputs
+    assert float(prepared.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(prepared.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_mnist_writers() -> None:
+    need("mnist", "mnist-writers")
+    rows = data.mnist_writers().train
+    sizes = np.bincount(rows.groups)
+    assert (len(sizes), sizes.min(), sizes.max(), sizes.sum()) == (539, 19, 131, 60_000)
+
+
+def test_cifar10() -> None:
+    need("cifar10")
+    rows = data.cifar10()
+    assert np.bincount(rows.train.labels).tolist() == [5000] * 10
+    assert rows.test is not None
+    assert np.bincount(rows.test.labels).tolist() == [1000] * 10
+
+
+def test_cifar10_small() -> None:
+    need("cifar10-small")
+    rows = data.cifar10_small()
+    assert np.bincount(rows.train.labels).tolist() == [500] * 10
+    assert rows.test is not None
+    assert np.bincount(rows.test.labels).tolist() == [100] * 10
+    # The first training image of CIFAR-10 is a frog whose first pixel is (59, 62, 63).
+    assert rows.train.inputs[0, :, 0, 0].tolist() == [59, 62, 63]
+
+
+def test_femnist() -> None:
+    need("femnist")
+    rows = data.femnist()
+    assert rows.train.num_classes == 62
+    assert len(np.unique(rows.train.groups)) == 300
+    assert (rows.train.labels < 10).mean() == pytest.approx(0.7, abs=0.05)
+    assert rows.test is not None
+    both = np.isin(rows.test.groups, rows.train.groups)
+    assert 4000 < both.sum() <= 4763
+    # Inverted, most of a picture is background, and the background is zero.
+    assert float((rows.train.prepared().inputs == 0).float().mean()) > 0.5
+    assert data.femnist(subset="digits").train.num_classes == 10
+
+
+def test_heart() -> None:
+    need("heart-disease")
+    rows = data.heart()
+    assert rows.test is not None
+    sizes = np.bincount(rows.train.groups) + np.bincount(rows.test.groups)
+    assert sizes.tolist() == [303, 294, 123, 200]
+    sick = np.concatenate([rows.train.labels, rows.test.labels])
+    groups = np.concatenate([rows.train.groups, rows.test.groups])
+    # heart-disease.names: 164, 188, 8 and 51 patients have no disease.
+    assert [int((sick[groups == g] == 0).sum()) for g in range(4)] == [164, 188, 8, 51]
+
+
+def test_shakespeare() -> None:
+    need("shakespeare")
+    rows = data.shakespeare(stride=40, min_rows=1)
+    assert rows.train.num_classes == 65
+    assert len(rows.train.group_names) <= 299
+    from fedadmm.data.files import read_text
+    from fedadmm.data.loaders.text import speeches
+
+    text = read_text(next(catalogue.path("shakespeare").glob("tinyshakespeare.txt*")))
+    assert len(speeches(text)) == 299
+
+
+def test_digits() -> None:
+    rows = data.digits()
+    assert rows.test is not None
+    assert (len(rows.train), len(rows.test)) == (1437, 360)

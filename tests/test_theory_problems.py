@@ -1,0 +1,202 @@
+"""Problems with known facts: L by Hessians and gradient differences, F* by minimisation."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from torch import Tensor
+
+from fedadmm import problems
+from fedadmm.errors import DataError, ParameterError
+from fedadmm.objective import QuadraticObjective
+from fedadmm.problem import Problem
+from fedadmm.problems.nonconvex import CosineQuadratic, RobustRegression, Saturating
+from fedadmm.protocols import Objective
+from fedadmm.regularizers import L1
+
+CASES = {
+    "quadratics": {},
+    "quadratics-odd": {"clients": 7, "dimension": 3, "conditioning": 50.0, "smoothness": 4.0},
+    "saturating": {"heterogeneity": 0.8},
+    "cosine-quadratics": {"clients": 5},
+    "robust-regression": {},
+    "robust-regression-welsch": {"loss": "welsch", "smoothness": 2.0, "rows": 6},
+}
+NONCONVEX = [name for name in CASES if not name.startswith("quadratics")]
+
+
+def load(case: str) -> Problem:
+    for name in problems.names():
+        if case.startswith(name):
+            return problems.load(name, **CASES[case])
+    raise AssertionError(case)
+
+
+def points(problem: Problem, count: int, scale: float) -> Tensor:
+    source = torch.Generator().manual_seed(1)
+    spread = torch.randn(count, problem.num_parameters, generator=source, dtype=torch.float64)
+    return problem.facts.optimum + scale * spread
+
+
+def hessian_spectra(client: Objective, where: Tensor) -> Tensor:
+    return torch.linalg.eigvalsh(torch.func.vmap(torch.func.hessian(client.value))(where))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_the_derivatives_of_values(case: str) -> None:
+    problem = load(case)
+    for client in (problem.clients[0], problem.clients[problem.num_clients - 1]):
+        for x in points(problem, 3, 1.0):
+            x = x.clone().requires_grad_()
+            (expected,) = torch.autograd.grad(client.value(x), x)
+            torch.testing.assert_close(
+                client.gradient(x.detach()), expected, atol=1e-12, rtol=1e-10
+            )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_smoothness_bounds_every_hessian_and_is_attained(case: str) -> None:
+    """The largest |eigenvalue| over many points is at most L, and comes close to it."""
+    problem = load(case)
+    limit = problem.facts.smoothness
+    assert limit is not None
+    largest = 0.0
+    for index in range(min(4, problem.num_clients)):
+        client = problem.clients[index]
+        around = torch.cat([points(problem, 60, s) for s in (0.0, 0.3, 1.0, 3.0)])
+        largest = max(largest, float(hessian_spectra(client, around).abs().max()))
+    assert largest <= limit * (1 + 1e-9)
+    assert largest >= 0.7 * limit
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_smoothness_bounds_gradient_differences(case: str) -> None:
+    problem = load(case)
+    client = problem.clients[problem.num_clients - 1]
+    first, second = points(problem, 200, 2.0), points(problem, 400, 2.0)[200:]
+    for x, z in zip(first, second, strict=True):
+        change = (client.gradient(x) - client.gradient(z)).norm()
+        assert change <= problem.facts.smoothness * (x - z).norm() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_optimum_is_stationary_and_has_the_infimum(case: str) -> None:
+    problem = load(case)
+    optimum = problem.facts.optimum
+    assert float(problem.gradient(optimum).norm()) < 1e-10
+    assert float(problem.value(optimum)) == pytest.approx(problem.facts.infimum, abs=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_minimisation_finds_less_than_the_infimum(case: str) -> None:
+    problem = load(case)
+
+    def value_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
+        point = torch.from_numpy(x)
+        return float(problem.value(point)), problem.gradient(point).numpy()
+
+    lowest = min(
+        optimize.minimize(value_and_gradient, start.numpy(), jac=True, method="L-BFGS-B").fun
+        for start in points(problem, 3, 0.5)
+    )
+    assert lowest >= problem.facts.infimum - 1e-12
+    assert lowest <= problem.facts.infimum + 1e-6
+
+
+@pytest.mark.parametrize("case", NONCONVEX)
+def test_the_others_are_not_convex(case: str) -> None:
+    problem = load(case)
+    client = problem.clients[0]
+    assert float(hessian_spectra(client, points(problem, 50, 1.5)).min()) < -0.01
+
+
+def test_clients_of_a_heterogeneous_problem_disagree() -> None:
+    for case in ("quadratics", "saturating", "cosine-quadratics"):
+        problem = load(case)
+        pulls = [c.gradient(problem.facts.optimum) for c in problem.clients]
+        assert float(pulls[0].norm()) > 0.1
+        torch.testing.assert_close(pulls[0], -pulls[1])
+    agree = problems.load("quadratics", heterogeneity=0.0)
+    assert float(agree.clients[0].gradient(agree.facts.optimum).norm()) < 1e-12
+
+
+def test_quadratics_have_the_spectrum_that_is_asked_for() -> None:
+    problem = problems.load("quadratics", conditioning=25.0, smoothness=2.0, dimension=5)
+    for client in problem.clients:
+        assert isinstance(client, QuadraticObjective)
+        spectrum = torch.linalg.eigvalsh(client.hessian())
+        assert float(spectrum[-1]) == pytest.approx(2.0)
+        assert float(spectrum[0]) == pytest.approx(2.0 / 25)
+
+
+def test_a_million_clients_can_be_described() -> None:
+    problem = problems.load("quadratics", clients=1_000_000)
+    first, partner = problem.clients[777_776], problem.clients[777_777]
+    x = problem.facts.optimum
+    torch.testing.assert_close(first.gradient(x), -partner.gradient(x))
+    with pytest.raises(IndexError):
+        problem.clients[1_000_000]
+
+
+def test_another_seed_is_another_problem_and_the_same_seed_the_same() -> None:
+    first, again, other = (problems.load("quadratics", data_seed=s) for s in (1, 1, 2))
+    assert torch.equal(first.clients[3].A, again.clients[3].A)
+    assert not torch.equal(first.clients[3].A, other.clients[3].A)
+    assert torch.equal(first.start(5), again.start(5))
+
+
+def test_a_regularizer_takes_the_facts_of_f_away() -> None:
+    problem = problems.load("quadratics", regularizer=L1(0.1))
+    assert problem.facts.infimum is None
+    assert problem.facts.optimum is None
+    assert problem.facts.smoothness == 1.0
+
+
+def test_mini_batches_of_the_robust_regression_average_to_its_gradient() -> None:
+    client = load("robust-regression").clients[0]
+    x = torch.ones(10, dtype=torch.float64)
+    rows = torch.randperm(client.num_samples).chunk(3)
+    parts = sum(client.gradient(x, part) * len(part) for part in rows)
+    torch.testing.assert_close(parts / client.num_samples, client.gradient(x))
+
+
+def test_another_precision() -> None:
+    for case in NONCONVEX:
+        client = load(case).clients[0]
+        x = torch.ones(client.num_parameters, dtype=torch.float64)
+        single = client.to(torch.float32)
+        assert single.gradient(x.float()).dtype == torch.float32
+        torch.testing.assert_close(
+            single.gradient(x.float()).double(), client.gradient(x), atol=1e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Saturating(torch.zeros(2), torch.ones(3)),
+        lambda: CosineQuadratic(torch.zeros(2), torch.zeros(2)),
+        lambda: RobustRegression(torch.zeros(2, 3), torch.zeros(3)),
+        lambda: RobustRegression(torch.zeros(0, 3), torch.zeros(0)),
+    ],
+)
+def test_wrong_shapes_are_refused(call) -> None:
+    with pytest.raises(DataError):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("quadratics", {"conditioning": 0.5}, "conditioning is 0.5, but must be >= 1"),
+        ("quadratics", {"clients": 0}, "clients is 0"),
+        ("saturating", {"heterogeneity": -1.0}, "heterogeneity is -1.0"),
+        ("cosine-quadratics", {"frequency": 0.0}, "frequency is 0.0"),
+        ("robust-regression", {"loss": "huber"}, "loss is 'huber'"),
+        ("quadratics", {"model": "cnn1"}, "there is no option 'model'"),
+    ],
+)
+def test_wrong_options_are_refused(name: str, options: dict, message: str) -> None:
+    with pytest.raises(ParameterError) as error:
+        problems.load(name, **options)
+    assert message in str(error.value)
