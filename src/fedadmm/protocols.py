@@ -180,6 +180,14 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     ) -> Server:
         """Fold the weighted sum of at least one upload."""
 
+    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server | None:
+        """The server as if a client stood at its initial state; `past` is a_i times its uploads.
+
+        This is how a client that lost its state is taken out.  None, the default, says that the
+        server holds nothing of a client beyond the model, so that there is nothing to take out.
+        """
+        return None
+
     @abstractmethod
     def global_params(self, server: Server) -> Tensor:
         """The global vector: what is broadcast and evaluated."""

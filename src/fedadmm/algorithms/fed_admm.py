@@ -26,6 +26,9 @@ from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Re
 from fedadmm.rng import Key
 from fedadmm.schedules import Schedule, at, check_schedule
 
+_NOBODY = 1e-6
+"""A weight of the members this small is rounding: the last one has left."""
+
 
 class Server(NamedTuple):
     """The folded mean, theta = prox(mean), the weight of the members, and the round."""
@@ -155,6 +158,20 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
             mean = (server.members * server.mean + total.increment) / members
         theta = regularizer.prox(mean, 1 / at(self.rho, t))
         return Server(mean, theta, members, server.round + 1)
+
+    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server | None:
+        """Take a client out of the mean; a numeric step keeps no mean to take it out of."""
+        if not isinstance(self.step, str):
+            return None
+        if past.joined is None:
+            members, mean = server.members, server.mean - past.increment
+        else:
+            members = server.members - past.joined
+            rest = (server.members * server.mean - past.increment) / members
+            mean = torch.where(members > _NOBODY, rest, server.mean)
+        last = max(int(server.round) - 1, 0)
+        theta = regularizer.prox(mean, 1 / at(self.rho, last))
+        return Server(mean, theta, members.clamp(min=0), server.round)
 
     def _factor(self, t: int, received: Received) -> float:
         """What multiplies sum a_i Delta_i: 1 for tracking, step / (weight of S) otherwise."""

@@ -27,6 +27,9 @@ from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Re
 from fedadmm.rng import Key
 from fedadmm.stopping import InSaCriterion
 
+_NOBODY = 1e-6
+"""A share of the penalties this small is rounding: the last member has left."""
+
 
 class Server(NamedTuple):
     """sum a_i (beta_i w_i + y_i), sum a_i beta_i, and theta."""
@@ -136,6 +139,15 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         denominator = server.denominator + total.denominator
         fresh = regularizer.prox(numerator / denominator, 1 / float(denominator))
         theta = (fresh + self.memory * server.theta) / (1 + self.memory)
+        return Server(numerator, denominator, theta)
+
+    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
+        """Take a client out of both sums; without anybody left theta stays where it is."""
+        numerator = server.numerator - past.numerator
+        denominator = (server.denominator - past.denominator).clamp(min=0)
+        if float(denominator) <= _NOBODY * self.beta:
+            return Server(torch.zeros_like(numerator), denominator, server.theta)
+        theta = regularizer.prox(numerator / denominator, 1 / float(denominator))
         return Server(numerator, denominator, theta)
 
     def global_params(self, server: Server) -> Tensor:

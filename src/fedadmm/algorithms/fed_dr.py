@@ -88,6 +88,11 @@ class _DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
         xtilde = server.xtilde + total.increment
         return Server(xtilde, regularizer.prox(xtilde, self.eta))
 
+    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
+        """Take a client's xhat_i back to x^0."""
+        xtilde = server.xtilde - past.increment
+        return Server(xtilde, regularizer.prox(xtilde, self.eta))
+
     def global_params(self, server: Server) -> Tensor:
         """xbar."""
         return server.xbar

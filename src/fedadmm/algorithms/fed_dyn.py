@@ -111,6 +111,11 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
         theta = server.theta + total.delta / received.weight + self.eta * h / members
         return Server(theta, h, members)
 
+    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
+        """Take a client's dual out of h; its moves of theta are history."""
+        members = server.members if past.joined is None else server.members - past.joined
+        return Server(server.theta, server.h - past.delta / self.eta, members.clamp(min=0))
+
     def global_params(self, server: Server) -> Tensor:
         """theta."""
         return server.theta

@@ -105,6 +105,10 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
             server.theta + self.step * total.delta / received.weight, server.c + total.control
         )
 
+    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
+        """Take a client's control variate out of c; its moves of theta are history."""
+        return Server(server.theta, server.c - past.control)
+
     def global_params(self, server: Server) -> Tensor:
         """theta."""
         return server.theta

@@ -1,0 +1,181 @@
+"""What the server and all sites of a federation agree on; the data stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor
+
+from fedadmm import models, pairing
+from fedadmm.engines.job import Job
+from fedadmm.errors import (
+    ParameterError,
+    StateError,
+    check_choice,
+    check_count,
+    check_positive,
+    check_range,
+)
+from fedadmm.evaluation import Target
+from fedadmm.flat import FlatModule
+from fedadmm.flower.door import Door
+from fedadmm.problem import Buffers, LazyClients, Problem
+from fedadmm.protocols import (
+    AnyAlgorithm,
+    Evaluator,
+    LocalSolver,
+    Objective,
+    Regularizer,
+    Sampler,
+    StoppingRule,
+)
+from fedadmm.regularizers import Zero
+from fedadmm.sampling import FullParticipation
+from fedadmm.simulation import make_job
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, in seconds.
+
+    Args:
+        start: for the first nodes to appear.
+        round: for the replies of a round; who has not answered then did not take part.
+        resend: before an unanswered task is sent again within its round.
+        poll: between two looks for replies.
+        empty: rounds without any reply after which the run stops, to be resumed later.
+    """
+
+    start: float = 300.0
+    round: float = 600.0
+    resend: float = 150.0
+    poll: float = 0.2
+    empty: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("start", "round", "resend", "poll"):
+            check_positive(self, name, getattr(self, name))
+        check_count(self, "empty", self.empty)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A run on real sites: the parts of `simulate`, without the data.
+
+    Args:
+        algorithm: the method with its hyper-parameters.
+        clients: how many sites there are; they are numbered from 0.
+        rounds: how many rounds at most; in an asynchronous run, how many replies are folded.
+        model: what makes the model; or give `initial` for objectives that are no modules.
+        initial: the start vector; made from the model and the seed by default.
+        solver, stop, sampler, seed, regularizer, buffers, target: as in `simulate`.
+        weights: a_i up to a common factor; 1/n each by default.
+        test: metrics of a vector on data that the server itself holds.
+        evaluate_every: ask all sites for their loss after every so many rounds, and after the
+            last one; 0 never asks.
+        mode: "rounds", or "asynchronous": every reply is folded as it arrives.
+        ledger: "disk" keeps each client's contribution, so that a client that lost its state can
+            be taken out exactly and start again; "none" quarantines it instead.
+        names: the registered names of the nodes, in the order of the clients; only they may take
+            part.  Without names a node's own `partition-id` says which client it is.
+        patience, door: how long the server waits, and what it refuses.
+    """
+
+    algorithm: AnyAlgorithm
+    clients: int
+    rounds: int
+    model: models.Model | None = None
+    initial: Tensor | None = None
+    solver: LocalSolver | None = None
+    stop: StoppingRule | None = None
+    sampler: Sampler = field(default_factory=FullParticipation)
+    seed: int = 0
+    regularizer: Regularizer = field(default_factory=Zero)
+    weights: Sequence[float] | Tensor | None = None
+    buffers: Buffers | None = None
+    test: Evaluator | None = None
+    evaluate_every: int = 0
+    target: Target | None = None
+    mode: Literal["rounds", "asynchronous"] = "rounds"
+    ledger: Literal["none", "disk"] = "none"
+    names: Sequence[str] | None = None
+    patience: Patience = field(default_factory=Patience)
+    door: Door = field(default_factory=Door)
+
+    def __post_init__(self) -> None:
+        check_count(self, "clients", self.clients)
+        check_count(self, "rounds", self.rounds)
+        check_range(self, "evaluate_every", self.evaluate_every, 0)
+        check_choice(self, "mode", self.mode, ("rounds", "asynchronous"))
+        check_choice(self, "ledger", self.ledger, ("none", "disk"))
+        if self.model is None and self.initial is None:
+            raise ParameterError("Federation: model and initial are None, but one must be given")
+        if self.names is not None and len(set(self.names)) != self.clients:
+            raise ParameterError(
+                f"Federation: names holds {len(set(self.names))} names, but must hold one for "
+                f"each of the {self.clients} clients"
+            )
+        if self.mode == "asynchronous" and not self.algorithm.accepts_partial:
+            raise ParameterError(
+                f"Federation: mode is 'asynchronous', but {type(self.algorithm).__name__} needs "
+                "all clients in every step; use mode='rounds'"
+            )
+
+    def server_job(self) -> Job:
+        """The server's half: it knows the model, not the data."""
+        flat = FlatModule(models.build(self.model)) if self.model is not None else None
+        size = self.initial.numel() if self.initial is not None else 0
+        elsewhere = Elsewhere(flat.num_parameters if flat is not None else size, flat)
+        job = self._job(elsewhere, self._start())
+        pairing.check(job, self.sampler, self.rounds)
+        return job
+
+    def client_job(self, objective: Objective, start: Tensor | None, precision: str) -> Job:
+        """A site's half; `start` is only known, and only needed, when it is a newcomer."""
+        if start is None:
+            start = torch.zeros(objective.num_parameters, dtype=getattr(torch, precision))
+        job = self._job(objective, start)
+        pairing.check(job, self.sampler, self.rounds)
+        return job
+
+    def _start(self) -> Tensor:
+        if self.initial is not None:
+            return self.initial
+        assert self.model is not None
+        return models.initial_vector(self.model, self.seed)
+
+    def _job(self, objective: Objective, start: Tensor) -> Job:
+        problem = Problem(
+            LazyClients(self.clients, lambda _: objective),
+            regularizer=self.regularizer,
+            weights=self.weights,
+            test=self.test,
+            buffers=self.buffers,
+        )
+        return make_job(self.algorithm, problem, self.solver, self.stop, self.seed, start)
+
+
+class Elsewhere:
+    """The objective of a site as the server sees it: its size is known, its data are not."""
+
+    is_random = False
+    num_samples = 1
+
+    def __init__(self, num_parameters: int, flat: FlatModule | None) -> None:
+        self.num_parameters = num_parameters
+        if flat is not None:
+            self.flat = flat
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Elsewhere:
+        """Itself: there is nothing to convert but the model."""
+        if hasattr(self, "flat"):
+            self.flat.to(dtype, device)
+        return self
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise StateError("the data are at the sites, so the server cannot evaluate them itself")
+
+    value = gradient = evaluation_gradient = workspace = hessian = offset = _refuse

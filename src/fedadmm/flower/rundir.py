@@ -1,0 +1,60 @@
+"""What a deployed run writes: the same files as a simulated one."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fedadmm
+from fedadmm.experiments import directory as files
+from fedadmm.round import RoundReport
+from fedadmm.state.digest import params_sha256
+from fedadmm.state.files import Contents, write_tensors
+
+if TYPE_CHECKING:
+    from fedadmm.flower.server import Outcome
+
+MODEL = "model.safetensors"
+
+
+class RunDirectory:
+    """An observer that appends to metrics.jsonl, and writes the summary at the end.
+
+    A resumed run goes on where its checkpoint stands: records beyond it are made again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        files.create(path)
+        self.path = path
+        self._writer: files.MetricsWriter | None = None
+
+    def __call__(self, report: RoundReport) -> None:
+        """Append one round."""
+        if self._writer is None:
+            self._keep_before(report.record["round"])
+            self._writer = files.MetricsWriter(self.path)
+        self._writer(report)
+
+    def _keep_before(self, number: int) -> None:
+        done = [record for record in files.read_metrics(self.path) if record["round"] < number]
+        lines = [json.dumps(record, allow_nan=False) + "\n" for record in done]
+        files.write_text(self.path / files.METRICS, "".join(lines))
+
+    def finish(self, outcome: Outcome, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Close the metrics; leave the model and the summary."""
+        if self._writer is not None:
+            self._writer.close()
+        write_tensors(self.path / MODEL, Contents({"params": outcome.params.clone()}, {}))
+        summary = {
+            "status": outcome.ending.sentence,
+            "code": outcome.ending.code,
+            "rounds": outcome.state.round,
+            "params_sha256": params_sha256(outcome.params),
+            "network": outcome.counts,
+            "fedadmm_version": fedadmm.__version__,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        } | (extra or {})
+        files.write_json(self.path / files.SUMMARY, summary)
+        return summary
