@@ -7,5 +7,5 @@ from hypothesis import settings
 
 torch.set_num_threads(1)  # small problems; and several test processes may share the cores
 
-settings.register_profile("suite", derandomize=True, deadline=None, max_examples=8, database=None)
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=5, database=None)
 settings.load_profile("suite")

@@ -120,7 +120,7 @@ class GroupLasso:
     def _norms(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         groups = self._groups(params)
         squares = params.new_zeros(len(self.sizes)).index_add_(0, groups, params.square())
-        roots = torch.tensor([math.sqrt(s) for s in self.sizes]).to(params)
+        roots = params.new_tensor([math.sqrt(size) for size in self.sizes])
         return groups, squares.sqrt(), roots
 
     def value(self, params: Tensor) -> Tensor:

@@ -42,7 +42,8 @@ class Geometric:
     """initial * factor^t, never below `floor`.
 
     As a server step the floor may be "tracking": the step then falls until it meets the
-    participation, from where on the server holds the exact mean of what it folds.
+    participation, from where on every increment counts exactly as in the mean.  What earlier
+    rounds counted more than that stays in the server's vector.
     """
 
     initial: float = 1.0
