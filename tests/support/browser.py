@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--disable-dev-shm-usage --remote-debugging-pipe"
-).split()
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe"),
+)
 PATIENCE = 60.0
 """Seconds to wait for any answer."""
 
@@ -39,6 +39,7 @@ class Browser:
         self._number = 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
+        self.showing: tuple[Path, int, int, str] | None = None
 
     def command(self, method: str, **params: Any) -> dict[str, Any]:
         """Send one command and wait for its answer."""
@@ -68,6 +69,7 @@ class Browser:
 
     def open(self, page: Path, width: int, height: int, scheme: str = "light") -> None:
         """Open a file in a new tab and wait until it says that it is ready."""
+        self.showing = (page, width, height, scheme)
         self._session = None
         target = self.command("Target.createTarget", url="about:blank")["targetId"]
         attached = self.command("Target.attachToTarget", targetId=target, flatten=True)
@@ -77,7 +79,10 @@ class Browser:
             self.command(f"{domain}.enable")
         self.command(
             "Emulation.setDeviceMetricsOverride",
-            **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.command("Emulation.setEmulatedMedia", features=[feature])

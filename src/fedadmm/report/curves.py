@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 from fedadmm.report.reading import Content, Record, Run
 
-MOST_POINTS = 300
-"""Longer curves are thinned, which the eye does not see and the file's size does."""
+PANEL_POINTS = 2600
+"""The points that the curves of a panel share: longer ones are thinned, so that a page stays small
+however much is compared."""
+MOST_POINTS = 400
+"""The longest curve, which a panel with few curves allows; more than a screen resolves."""
 
 Value = Callable[[Record], Any]
 
@@ -59,14 +62,16 @@ def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, floa
 def lines(content: Content, known: list[Axis], value: Value, part: str = "") -> list[Line]:
     """The curves of a quantity: each label's mean over healthy seeds, and each diverged seed."""
     result: list[Line] = []
+    points = max(10, min(MOST_POINTS, PANEL_POINTS // len(content.labels)))
     for label, runs in content.labels.items():
         healthy = [run for run in runs if not run.diverged]
         groups = [(healthy, False), *(([run], True) for run in runs if run.diverged)]
         for group, ended in groups:
             tracks = [_track(run, known, value) for run in group]
-            line = _mean(label, known, [track for track in tracks if track], ended, part)
-            if line is not None:
-                result.append(line)
+            measured = [track for track in tracks if track]
+            if measured:
+                line = _mean(label, known, measured, points)
+                result.append(line._replace(ended=ended, part=part))
     return result
 
 
@@ -110,13 +115,9 @@ def _track(run: Run, known: list[Axis], value: Value) -> Track:
     return track
 
 
-def _mean(
-    label: str, known: list[Axis], tracks: list[Track], ended: bool, part: str
-) -> Line | None:
+def _mean(label: str, known: list[Axis], tracks: list[Track], most: int) -> Line:
     """Mean, lowest and highest over the tracks that reach a round."""
-    if not tracks:
-        return None
-    rounds = _thinned(sorted(set().union(*tracks)))
+    rounds = _thinned(sorted(set().union(*tracks)), most)
     points = [[track[number] for track in tracks if number in track] for number in rounds]
     values = [[value for value, _ in point] for point in points]
     spread = len(tracks) > 1
@@ -129,8 +130,6 @@ def _mean(
         y=[short(_average(group)) for group in values],
         low=[short(min(group)) for group in values] if spread else [],
         high=[short(max(group)) for group in values] if spread else [],
-        ended=ended,
-        part=part,
     )
 
 
@@ -138,12 +137,12 @@ def _average(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _thinned(rounds: list[int]) -> list[int]:
-    """At most MOST_POINTS of them, evenly, with the first and the last."""
-    if len(rounds) <= MOST_POINTS:
+def _thinned(rounds: list[int], most: int) -> list[int]:
+    """At most so many of them, evenly, with the first and the last."""
+    if len(rounds) <= most:
         return rounds
-    step = (len(rounds) - 1) / (MOST_POINTS - 1)
-    return [rounds[round(i * step)] for i in range(MOST_POINTS)]
+    step = (len(rounds) - 1) / (most - 1)
+    return [rounds[round(i * step)] for i in range(most)]
 
 
 def short(value: float) -> float:

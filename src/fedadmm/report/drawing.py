@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from fedadmm.data.files import replace_atomically
 from fedadmm.report.curves import Axis
 from fedadmm.report.palette import Style, styles
-from fedadmm.report.panels import Bars, Heat, Lines, Panel, Section
+from fedadmm.report.panels import Heat, Lines, Panel, Section
 from fedadmm.report.reading import Content
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+ACCENT = "#0072b2"
 DASHES: dict[str, Any] = {
     "solid": "-",
     "dash": (0, (5, 2.5)),
@@ -66,7 +67,7 @@ def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
     for path in paths:
         with replace_atomically(path) as stream:
             form = path.suffix[1:]
-            figure.savefig(stream, format=form, dpi=200, metadata=_undated(form))
+            figure.savefig(stream, format=form, dpi=160, metadata=_undated(form))
     return paths
 
 
@@ -89,10 +90,11 @@ def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure
         plot.grid(visible=False)
         if len(panel.rows) <= 40:
             plot.set_yticks(range(len(panel.rows)), panel.rows)
-        plot.set(xlabel="client", ylabel="label")
-        figure.colorbar(image, ax=plot, label="rows")
+        plot.set(xlabel="client", ylabel=panel.row_title)
+        figure.colorbar(image, ax=plot, label=panel.unit)
     else:
-        _bars(plot, panel, chosen)
+        plot.bar(range(len(panel.values)), panel.values, 0.85, color=ACCENT)
+        plot.set(xlabel="client", ylabel=panel.unit)
     return figure
 
 
@@ -122,23 +124,8 @@ def _lines(plot: Axes, panel: Lines, axis: Axis, chosen: dict[str, Style]) -> No
         plot.set_yscale("log")
     if panel.share:
         plot.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if panel.zero:
+        plot.set_ylim(bottom=0)
     plot.set_xlabel(axis.title)
     if len(panel.lines) > 1:
         plot.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def _bars(plot: Axes, panel: Bars, chosen: dict[str, Style]) -> None:
-    width = 0.85 / len(panel.groups)
-    for index, (labels, values) in enumerate(panel.groups):
-        single = len(labels) == 1
-        offset = (index - (len(panel.groups) - 1) / 2) * width
-        plot.bar(
-            [i + offset for i in range(len(values))],
-            values,
-            width,
-            color=chosen[labels[0]].light if single else "#0072b2",
-            label=", ".join(labels) or panel.title,
-        )
-    plot.set(xlabel="client", ylabel=panel.y_title)
-    if len(panel.groups) > 1:
-        plot.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15))

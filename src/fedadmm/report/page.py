@@ -105,10 +105,10 @@ def _alternative(panel: Panel) -> str:
         ]
         return f"{panel.title}, last values: {', '.join(ends)}."
     if isinstance(panel, Heat):
-        return f"{panel.title}: {len(panel.rows)} labels, {len(panel.values[0])} clients."
-    low = min(min(values) for _, values in panel.groups)
-    high = max(max(values) for _, values in panel.groups)
-    return f"{panel.title}: from {low:g} to {high:g} {panel.y_title} a client."
+        clients = len(panel.values[0])
+        return f"{panel.title}: {panel.unit} by {panel.row_title} and client, {clients} clients."
+    low, high = min(panel.values), max(panel.values)
+    return f"{panel.title}: from {low:g} to {high:g} {panel.unit} a client."
 
 
 def _search_text(search: Any) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedadmm.report.curves import Axis, Line, Value, axes, lines, quartile_lines
-from fedadmm.report.reading import LOWER_IS_BETTER, Content, Record
+from fedadmm.report.curves import Axis, Line, Value, axes, lines, quartile_lines, short
+from fedadmm.report.reading import LOWER_IS_BETTER, Content, Record, Run
 
 MOST_CLIENTS = 500
 """Figures with one mark a client show at most this many of them."""
@@ -38,26 +38,30 @@ class Lines(NamedTuple):
     log: bool = False
     share: bool = False
     """Values between 0 and 1 that read better as percentages."""
+    zero: bool = False
+    """Whether the axis begins at zero."""
     kind: str = "lines"
 
 
 class Bars(NamedTuple):
-    """One bar a client; several groups of labels when their clients took part differently."""
+    """One bar a client."""
 
     name: str
     title: str
     note: str
-    y_title: str
-    groups: list[tuple[list[str], list[float]]]
+    unit: str
+    values: list[float]
     kind: str = "bars"
 
 
 class Heat(NamedTuple):
-    """Labels × clients."""
+    """One cell for each row (a label, a method) and client."""
 
     name: str
     title: str
     note: str
+    row_title: str
+    unit: str
     rows: list[str]
     values: list[list[float]]
     kind: str = "heat"
@@ -222,7 +226,7 @@ def _residuals(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
 
 
 def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
-    penalties = quartile_lines(content, rounds)
+    penalties = [line for line in quartile_lines(content, rounds) if not line.ended]
     if penalties:
         yield Lines(
             "penalty",
@@ -238,9 +242,9 @@ def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
         "participants": ("Participants", "How many clients took part in each round."),
     }
     for name, (title, note) in notes.items():
-        curves = lines(content, rounds, _get(name))
+        curves = [line for line in lines(content, rounds, _get(name)) if not line.ended]
         if curves:
-            yield Lines(name, title, note, curves)
+            yield Lines(name, title, note, curves, zero=True)
 
 
 def _clients(content: Content) -> list[Panel]:
@@ -251,43 +255,51 @@ def _clients(content: Content) -> list[Panel]:
         columns = len(shown[0])
         labels = partition.labels or [str(index) for index in range(columns)]
         values = [[float(row[label]) for row in shown] for label in range(columns)]
-        note = "Rows of each label that each client holds." + _limit(len(partition.counts))
-        panels.append(Heat("partition", "Partition", note, labels, values))
+        note = "How many rows of each label each client holds." + _limit(len(partition.counts))
+        panels.append(Heat("partition", "Partition", note, "label", "rows", labels, values))
     if partition is not None:
         note = "How many rows each client holds." + _limit(len(partition.sizes))
         sizes = [float(size) for size in partition.sizes[:MOST_CLIENTS]]
-        panels.append(Bars("sizes", "Client sizes", note, "rows", [([], sizes)]))
-    counts = _participation(content)
-    if counts:
-        longest = max(len(values) for _, values in counts)
-        note = "Rounds each client took part in, averaged over seeds." + _limit(longest)
-        cut = [(labels, values[:MOST_CLIENTS]) for labels, values in counts]
-        panels.append(Bars("participation", "Participation", note, "rounds", cut))
-    return panels
+        panels.append(Bars("sizes", "Client sizes", note, "rows", sizes))
+    return [*panels, *_participation(content)]
 
 
 def _limit(clients: int) -> str:
     return f" The first {MOST_CLIENTS} of {clients} clients." if clients > MOST_CLIENTS else ""
 
 
-def _participation(content: Content) -> list[tuple[list[str], list[float]]]:
-    """The labels whose clients took part equally often, and how often each client did."""
+def _participation(content: Content) -> Iterator[Panel]:
+    """Bars when all methods met the same clients, else one row a method."""
     known = content.partition.sizes if content.partition else []
     highest = max(
         (max(_ids(record), default=-1) for run in content.runs for record in run.records),
         default=-1,
     )
-    number = max(len(known), highest + 1)
-    groups: dict[tuple[float, ...], list[str]] = {}
-    for label, runs in content.labels.items():
-        counts = [0.0] * number
-        for run in runs:
-            for record in run.records:
-                for client in _ids(record):
-                    counts[client] += 1 / len(runs)
-        if any(counts):
-            groups.setdefault(tuple(round(count, 3) for count in counts), []).append(label)
-    return [(labels, list(values)) for values, labels in groups.items()]
+    clients = max(len(known), highest + 1)
+    counts = {label: _counts(runs, clients) for label, runs in content.labels.items()}
+    counts = {label: values for label, values in counts.items() if any(values)}
+    if not counts:
+        return
+    name, title, unit = "participation", "Participation", "rounds"
+    several = any(len(runs) > 1 for runs in content.labels.values())
+    average = ", on average over the seeds" if several else ""
+    note = f"How many rounds each client took part in{average}.{_limit(clients)}"
+    rows = [values[:MOST_CLIENTS] for values in counts.values()]
+    if all(row == rows[0] for row in rows):
+        yield Bars(name, title, note, unit, rows[0])
+    else:
+        yield Heat(name, title, note, "method", unit, list(counts), rows)
+
+
+def _counts(runs: list[Run], clients: int) -> list[float]:
+    """How often each client took part, a mean over the seeds that did not diverge."""
+    healthy = [run for run in runs if not run.diverged] or runs
+    counts = [0] * clients
+    for run in healthy:
+        for record in run.records:
+            for client in _ids(record):
+                counts[client] += 1
+    return [short(count / len(healthy)) for count in counts]
 
 
 def _ids(record: Record) -> list[int]:

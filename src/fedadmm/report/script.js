@@ -29,7 +29,7 @@
       if (line.low.length) {
         const edge = { ...common, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
         traces.push({ ...edge, y: line.high });
-        traces.push({ ...edge, y: line.low, fill: "tonexty", fillcolor: faded(shade, 0.14) });
+        traces.push({ ...edge, y: line.low, fill: "tonexty", fillcolor: faded(shade, styles.size > 4 ? 0.08 : 0.15) });
       }
       const dash = line.part.endsWith("bound") ? "dot" : styles.get(line.label).dash;
       const last = line.y.map((_, i) => (i === line.y.length - 1 ? 11 : 0));
@@ -47,37 +47,59 @@
   }
 
   function barTraces(panel) {
-    return panel.groups.map(([labels, values]) => ({
-      type: "bar", y: values, x: values.map((_, i) => i), showlegend: false,
-      name: plain(labels.length && labels.length < styles.size ? labels.join(", ") : panel.title),
-      meta: labels.length === 1 ? labels[0] : null,
-      marker: { color: labels.length === 1 ? colour(labels[0]) : css("--accent"), line: { width: 0 } },
-      hovertemplate: `client %{x}: %{y:.4~g} ${panel.y_title}<extra>%{fullData.name}</extra>`,
-    }));
+    const alone = styles.size === 1 && panel.name === "participation";
+    return [{
+      type: "bar", y: panel.values, x: panel.values.map((_, i) => i), showlegend: false, name: panel.title,
+      marker: { color: alone ? colour(data.legend[0].label) : css("--accent"), line: { width: 0 } },
+      hovertemplate: `client %{x}: %{y:.4~g} ${panel.unit}<extra></extra>`,
+    }];
   }
 
   function heatTraces(panel) {
-    const light = [[0, "#ffffff"], [0.15, "#dcebf5"], [0.5, "#6baed6"], [1, "#08427a"]];
-    const night = [[0, "#191d24"], [0.15, "#17354c"], [0.5, "#2d7fb5"], [1, "#c8e9ff"]];
+    const light = [[0, "#ffffff"], [0.02, "#e1edf6"], [0.5, "#6baed6"], [1, "#08427a"]];
+    const night = [[0, "#191d24"], [0.02, "#183447"], [0.5, "#2d7fb5"], [1, "#c8e9ff"]];
     return [{
       type: "heatmap", z: panel.values, y: panel.rows.map(plain), colorscale: dark() ? night : light,
       xgap: panel.values[0].length > 120 ? 0 : 1, ygap: 1, name: panel.title,
       colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: css("--soft"), size: 11 },
-        title: { text: "rows", font: { color: css("--soft"), size: 11 } } },
-      hovertemplate: "client %{x}, label %{y}: %{z} rows<extra></extra>",
+        title: { text: panel.unit, font: { color: css("--soft"), size: 11 } } },
+      hovertemplate: `client %{x}, %{y}: %{z} ${panel.unit}<extra></extra>`,
     }];
   }
 
-  // Diverged seeds leave the stage: the axis is made for the others.
-  function range(panel) {
-    const calm = panel.lines.filter((line) => !line.ended && !hidden.has(line.label));
-    if (!panel.lines.some((line) => line.ended) || !calm.length) return undefined;
-    const values = calm.flatMap((line) => [...line.y, ...line.low, ...line.high])
-      .filter((value) => !panel.log || value > 0).map((v) => (panel.log ? Math.log10(v) : v));
-    const low = values.reduce((a, b) => Math.min(a, b), Infinity);
-    const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
-    const space = (high - low || 1) * 0.08;
-    return [low - space, high + space];
+  // Diverged seeds leave the stage: the axes are made for the others.
+  function visibleValues(panel) {
+    const shown = panel.lines.filter((line) => !hidden.has(line.label));
+    const calm = shown.filter((line) => !line.ended);
+    const goal = data.target && panel.name === data.target.metric ? [data.target.value] : [];
+    return (calm.length ? calm : shown).flatMap((line) => [...line.y, ...line.low, ...line.high]).concat(goal)
+      .filter((value) => !panel.log || value > 0);
+  }
+
+  function yRange(panel) {
+    const values = visibleValues(panel).map((v) => (panel.log ? Math.log10(v) : v));
+    if (!values.length) return [0, 1];
+    const high = values.reduce((a, b) => Math.max(a, b));
+    const low = values.reduce((a, b) => Math.min(a, b), panel.zero ? 0 : high);
+    const space = (high - low || Math.abs(high) || 1) * 0.06;
+    return [panel.zero ? 0 : low - space, high + space];
+  }
+
+  // Plain numbers at 1-2-5 steps where they fit, powers of ten where they do not.
+  function logTicks([low, high]) {
+    const decades = high - low;
+    const steps = decades < 0.8 ? [1, 1.5, 2, 3, 4, 5, 7] : decades < 3 ? [1, 2, 5] : [1];
+    const stride = Math.max(1, Math.ceil(decades / 8));
+    const values = [];
+    for (let power = Math.floor(low); power <= high; power += stride) {
+      for (const step of steps) {
+        const value = Number(`${step}e${power}`);
+        if (Math.log10(value) >= low && Math.log10(value) <= high) values.push(value);
+      }
+    }
+    const text = values.map((v) => (v >= 1e-4 && v < 1e6 ? String(v) : v.toExponential(0).replace(
+      /^(\d)e\+?(-?\d+)$/, (_, digit, power) => `${digit === "1" ? "" : digit + "·"}10<sup>${power.replace("-", "−")}</sup>`)));
+    return { tickvals: values, ticktext: text };
   }
 
   function layout(panel, where) {
@@ -93,6 +115,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 44, r: 10, t: 14, b: 40 }, showlegend: false, dragmode: "zoom",
       hovermode: few ? "x unified" : "closest", bargap: 0.12,
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--line"), activecolor: css("--soft") },
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"),
         font: { color: css("--ink"), family: css("--sans"), size: 12 }, namelength: -1 },
       xaxis: { ...own, showgrid: false, showline: true, ticks: "outside", ticklen: 4, tickcolor: css("--line"),
@@ -100,15 +123,16 @@
       yaxis: { ...own },
     };
     if (lines) {
-      const fixed = range(panel);
-      const share = panel.share ? { tickformat: "~%" } : {};
-      const log = panel.log ? { type: "log", dtick: undefined, exponentformat: "power", minor: { showgrid: false } } : {};
-      Object.assign(result.yaxis, share, log, fixed ? { range: fixed } : { autorange: true });
+      const range = yRange(panel);
+      const last = panel.lines.flatMap((line) => line.x[where.name]).reduce((a, b) => Math.max(a, b), 0);
+      result.xaxis.range = [0, last * 1.02 || 1];
+      Object.assign(result.yaxis, { range }, panel.share ? { tickformat: "~%" } : {},
+        panel.log ? { type: "log", ...logTicks(range) } : {});
     } else if (panel.kind === "heat") {
-      Object.assign(result.yaxis, { type: "category", autorange: "reversed", showgrid: false, title: { ...own.title, text: "label" } });
+      Object.assign(result.yaxis, { type: "category", autorange: "reversed", showgrid: false, title: { ...own.title, text: panel.row_title } });
       Object.assign(result.xaxis, { showline: false, ticks: "" });
     } else {
-      Object.assign(result.yaxis, { title: { ...own.title, text: panel.y_title }, rangemode: "tozero" });
+      Object.assign(result.yaxis, { title: { ...own.title, text: panel.unit }, rangemode: "tozero" });
     }
     return Object.assign(result, target(panel));
   }
@@ -119,15 +143,15 @@
     return {
       shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.target.value, y1: data.target.value,
         line: { color: css("--soft"), width: 1, dash: "dot" }, layer: "below" }],
-      annotations: [{ xref: "paper", x: 1, y, text: "target", showarrow: false, xanchor: "right", yanchor: "bottom",
+      annotations: [{ xref: "paper", x: 0.005, y, text: "target", showarrow: false, xanchor: "left", yanchor: "bottom",
         font: { color: css("--soft"), size: 11 } }],
     };
   }
 
   const makers = { lines: lineTraces, bars: barTraces, heat: heatTraces };
   const config = {
-    responsive: true, displaylogo: false, displayModeBar: "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    responsive: true, displaylogo: false,
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], // none that leaves the page
   };
 
   function draw(section) {

@@ -30,7 +30,7 @@ class Result(NamedTuple):
     bytes_to_target: float | None
     seconds_to_target: float | None
     final: dict[str, tuple[float, float, float]]
-    """Metric -> mean, lowest and highest last measurement over the seeds."""
+    """Metric -> mean, lowest and highest last measurement over the seeds that did not diverge."""
 
 
 class Configuration(NamedTuple):
@@ -92,7 +92,8 @@ def _result(label: str, runs: list[Run], content: Content) -> Result:
 
 
 def _final(runs: list[Run], name: str) -> tuple[float, float, float] | None:
-    values = [value for run in runs if (value := run.last(name)) is not None]
+    healthy = [run for run in runs if not run.diverged] or runs
+    values = [value for run in healthy if (value := run.last(name)) is not None]
     return (_mean(values), min(values), max(values)) if values else None
 
 
@@ -129,10 +130,11 @@ def key_figures(content: Content, rows: list[Result]) -> list[tuple[str, str, st
 def _target_figure(content: Content, rows: list[Result]) -> list[tuple[str, str, str]]:
     if content.target is None:
         return []
-    what = f"Rounds to {describe(content.target)}"
+    what = "Fewest rounds to the target" if content.comparison else "Rounds to the target"
     first = rows[0]
     if first.rounds is None:
-        return [(what, "not reached", f"{first.reached} of {first.seeds} runs of {first.label}")]
+        part = f"{first.reached} of {first.seeds} runs of {first.label}"
+        return [(what, "not reached", part if content.comparison else describe(content.target))]
     saved = ""
     if first.reduction is not None and first.algorithm not in BASELINES:
         saved = f", {number(first.reduction, share=True)} fewer than the best baseline"
@@ -181,7 +183,10 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 def describe(target: Target) -> str:
     """A target in words."""
     sign = "≥" if target.at_least else "≤"
-    return f"{pretty(target.metric).lower()} {sign} {metric(target.metric, target.value)}"
+    value = metric(target.metric, target.value).replace(".0 %", " %")
+    return f"{pretty(target.metric).lower()} {sign} {value}".replace(
+        f"{sign} ", f"{sign}\N{NO-BREAK SPACE}"
+    )
 
 
 def metric(name: str, value: float) -> str:
