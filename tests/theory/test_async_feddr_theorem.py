@@ -153,6 +153,18 @@ def test_bound_is_monotone(rounds: int, gap: float, start: float) -> None:
     assert async_feddr_bound(*setting, rounds, gap, start_gradient=start + 1) > now
 
 
+@given(clients, delays, smoothness, part, part)
+def test_start_costs_little_when_its_gradients_are_small(
+    n: int, tau: int, L: float, share: float, step: float
+) -> None:
+    # The slack must fit every setting: never beyond the limits, and cheap for a small G0.
+    alpha = share * async_alpha_bar(n, tau)
+    eta = step * async_certificate(n, tau, 0, 0.5, L, alpha, 1e-9 / L).eta_bar
+    exact = async_feddr_bound(n, tau, 0, 0.5, L, alpha, eta, 9, 1.0)
+    nearly = async_feddr_bound(n, tau, 0, 0.5, L, alpha, eta, 9, 1.0, start_gradient=1e-30)
+    assert exact < nearly < 1.1 * exact
+
+
 def test_domain_errors_name_the_condition() -> None:
     with pytest.raises(ParameterError) as error:
         async_constants(4, 2, 1, 0.25, 1.0, 0.9, 0.1)

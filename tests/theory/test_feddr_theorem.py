@@ -132,6 +132,7 @@ def test_best_steps_are_no_worse_than_any_other(alpha: float, x: float) -> None:
     assert best <= feddr_constants(1.0, x, alpha).C1 * (1 + 1e-12)
     assert best == pytest.approx(37.774, abs=1e-3)  # 4 (1+x)(1+x²)/(x (1-x)²) at x = 0.25308
     assert 3 * eta**3 + 3 * eta**2 + 3 * eta == pytest.approx(1.0)
+    assert feddr_best_steps(4.0) == pytest.approx((eta / 4, best_alpha))
 
 
 def test_prox_start_excess_covers_quadratics() -> None:
@@ -173,6 +174,13 @@ def test_domain_errors_name_the_condition() -> None:
         feddr_eta_max(1.0, 1.9, 0.05)
     with pytest.raises(ParameterError, match=r"eta is 1.5, .* allows no alpha unless eta < 1"):
         feddr_alpha_max(1.0, 1.5)
+    # gamma4 = 1/10: 2 - 2x² = (2/5)(1 + x²) at x² = 2/3
+    with pytest.raises(ParameterError, match=r"allows no alpha unless eta < 0.4082"):
+        feddr_alpha_max(2.0, 0.41, 0.1)
+    with pytest.raises(ParameterError, match=r"eta is 0.5, but must be > 0 and < 0.5"):
+        feddr_prox_start_excess(2.0, 0.5, 1.0)
+    with pytest.raises(ParameterError, match=r"eta is 0.5, but must be > 0 and < 0.5"):
+        prox_error_bound(2.0, 0.5, 1.0)
     with pytest.raises(ParameterError, match=r"p_hat is 1.5"):
         feddr_constants(1.0, 0.1, 1.0, 1.5)
     with pytest.raises(ParameterError, match=r"eta is 1.0, but must be > 0 and < 1"):
