@@ -39,7 +39,16 @@ def points(problem: Problem, count: int, scale: float) -> Tensor:
 
 
 def hessian_spectra(client: Objective, where: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(torch.func.vmap(torch.func.hessian(client.value))(where))
+    """Eigenvalues of Hessians by central differences of the gradient, whose test is below."""
+    step = 1e-5
+    moves = step * torch.eye(client.num_parameters, dtype=torch.float64)
+    hessians = torch.stack(
+        [
+            torch.stack([client.gradient(x + m) - client.gradient(x - m) for m in moves])
+            for x in where
+        ]
+    )
+    return torch.linalg.eigvalsh((hessians + hessians.mT) / (4 * step))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -63,9 +72,9 @@ def test_smoothness_bounds_every_hessian_and_is_attained(case: str) -> None:
     largest = 0.0
     for index in range(min(4, problem.num_clients)):
         client = problem.clients[index]
-        around = torch.cat([points(problem, 60, s) for s in (0.0, 0.3, 1.0, 3.0)])
+        around = torch.cat([points(problem, 25, s) for s in (0.0, 0.3, 1.0, 3.0)])
         largest = max(largest, float(hessian_spectra(client, around).abs().max()))
-    assert largest <= limit * (1 + 1e-9)
+    assert largest <= limit * (1 + 1e-6)
     assert largest >= 0.7 * limit
 
 

@@ -113,19 +113,27 @@ def test_heart_is_imputed_and_scaled_within_each_hospital(tmp_path: Path) -> Non
         assert (rows.test.groups == group).sum() == pytest.approx(15, abs=1)
 
 
-def test_no_hospital_sees_another_and_no_test_row_is_looked_at(tmp_path: Path) -> None:
-    """Changing hospital B, or A's test rows, leaves A's training rows as they are."""
+def test_no_hospital_sees_another(tmp_path: Path) -> None:
     first = write(tmp_path / "A", heart_bytes(40, 0))
-    other = [write(tmp_path / f"B{i}", heart_bytes(30, 1 + i)) for i in (0, 1)]
-    rows = [read_hospitals({"A": first, "B": b}, 0.25, 3).train for b in other]
+    others = [write(tmp_path / f"B{i}", heart_bytes(30, 1 + i)) for i in (0, 1)]
+    rows = [read_hospitals({"A": first, "B": other}, 0.25, 3).train for other in others]
     mine = [r.inputs[torch.from_numpy(r.groups == 0)] for r in rows]
     assert torch.equal(*mine)
-    table = read_hospital(first)
-    train = read_hospitals({"A": first}, 0.25, 3).train
-    kept = train.inputs.double().numpy()
-    age_of_train = np.sort(kept[:, 0])
-    scaled = (table[:, 0] - np.nanmean(table[:, 0])) / np.nanstd(table[:, 0])
-    assert len(age_of_train) < len(scaled)
+
+
+def test_no_test_row_is_looked_at(tmp_path: Path) -> None:
+    """Changing a patient's age changes the training rows exactly if the patient is one of them."""
+    lines = heart_bytes(40, 0).decode().splitlines()
+    path = write(tmp_path / "A", "\n".join(lines).encode())
+    before = read_hospitals({"A": path}, 0.25, 3)
+    assert before.test is not None
+    unchanged = 0
+    for i, line in enumerate(lines):
+        older = ",".join(["999", *line.split(",")[1:]])
+        write(path, "\n".join([*lines[:i], older, *lines[i + 1 :]]).encode())
+        after = read_hospitals({"A": path}, 0.25, 3).train
+        unchanged += torch.equal(before.train.inputs, after.inputs)
+    assert unchanged == len(before.test)
 
 
 def test_imputation_by_hand(tmp_path: Path) -> None:
