@@ -1,7 +1,7 @@
 """One flat vector for all trainable parameters of a module.
 
-The module's parameters become views of one buffer, and so do their gradients, so that a solver
-step is a handful of operations on vectors of length D instead of a Python loop over layers.
+The module's parameters become views of one buffer, and gradients are written into another, so
+that a solver step is a handful of operations on vectors of length D.
 Frozen parameters stay in the module and never travel.
 """
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedadmm.errors import ParameterError
+from fedadmm.network import Network, compile_network
 
 
 class Slot(NamedTuple):
@@ -28,7 +29,8 @@ class Slot(NamedTuple):
 class FlatModule:
     """A module whose trainable parameters live in one vector.
 
-    `vector` and `gradient` are the live buffers: writing to `vector` changes the module.  The
+    `vector` and `gradient` are the live buffers: writing to `vector` changes the module.  `blocks`
+    and `gradient_blocks` are the same memory cut into parameters, each a stack of one client.  The
     module given is taken over; copy it first (`copy.deepcopy`) to keep an independent one.
     """
 
@@ -43,6 +45,8 @@ class FlatModule:
             raise ParameterError(f"module has parameters of several kinds {kinds}, but needs one")
         self.module = module
         self.slots = tuple(_slots(trainable))
+        self.convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        self._networks: dict[object, Network | None] = {}
         (dtype, device) = kinds.pop()
         self._bind(trainable, dtype, device)
 
@@ -52,11 +56,12 @@ class FlatModule:
         length = self.slots[-1].end
         self.vector = torch.empty(length, dtype=dtype, device=device)
         self.gradient = torch.zeros(length, dtype=dtype, device=device)
-        for slot, (_, parameter) in zip(self.slots, trainable, strict=True):
-            view = self.vector[slot.begin : slot.end].view(slot.shape)
+        self.parameters = [parameter for _, parameter in trainable]
+        for parameter, view in zip(self.parameters, self.views(self.vector).values(), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-            parameter.grad = self.gradient[slot.begin : slot.end].view(slot.shape)
+        self.blocks = [view.unsqueeze(0) for view in self.views(self.vector).values()]
+        self.gradient_blocks = [view.unsqueeze(0) for view in self.views(self.gradient).values()]
 
     @property
     def num_parameters(self) -> int:
@@ -77,6 +82,12 @@ class FlatModule:
         if params.data_ptr() != self.vector.data_ptr():
             self.vector.copy_(params)
         return self.vector
+
+    def network(self, loss: object) -> Network | None:
+        """The hand-written passes of this module with a loss, or None when it has none."""
+        if loss not in self._networks:
+            self._networks[loss] = compile_network(self.module, loss)
+        return self._networks[loss]
 
     def views(self, params: Tensor) -> dict[str, Tensor]:
         """The vector cut into named, shaped views, for `torch.func.functional_call`."""

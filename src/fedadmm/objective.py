@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fedadmm.errors import DataError, ParameterError
-from fedadmm.flat import FlatModule
+from fedadmm.model_objective import EVALUATION_ROWS, Loss, ModelObjective, Prepare
 from fedadmm.protocols import Objective
 
-EVALUATION_ROWS = 2048
-"""Rows per forward pass when a loss over all data is wanted; bounds memory, not the result."""
+__all__ = [
+    "EVALUATION_ROWS",
+    "LeastSquares",
+    "LogisticRegression",
+    "Loss",
+    "ModelObjective",
+    "Prepare",
+    "Quadratic",
+    "QuadraticObjective",
+    "evaluation_gradient",
+]
 
 
 @runtime_checkable
@@ -202,118 +211,3 @@ class LogisticRegression(_Rows):
         return LogisticRegression(
             self.features.to(device, dtype), self.targets.to(device), self.ridge
         )
-
-
-def _draws_numbers(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    # recurrent and attention layers have a rate of their own
-    rate = getattr(module, "dropout", 0.0)
-    return isinstance(module, nn.RReLU) or (isinstance(rate, float | int) and rate > 0)
-
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-Prepare = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class ModelObjective:
-    """A module, a mean loss and one client's tensors as f_i on the module's flat vector.
-
-    The module is shared by all clients of a problem; hand the same `FlatModule` to each of them
-    (a bare module is wrapped).  `loss(outputs, targets)` is the mean over the rows it is given.
-    `prepare` turns stored rows into the module's input, batch by batch: uint8 images can stay
-    uint8 in memory.
-    """
-
-    module: FlatModule | nn.Module
-    loss: Loss
-    inputs: Tensor
-    targets: Tensor
-    prepare: Prepare | None = None
-    flat: FlatModule = field(init=False)
-
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets):
-            raise DataError(
-                f"ModelObjective: {len(self.inputs)} inputs and {len(self.targets)} targets, "
-                "but there must be one target an input"
-            )
-        if len(self.targets) == 0:
-            raise DataError("ModelObjective: no rows, but at least one is needed")
-        flat = self.module if isinstance(self.module, FlatModule) else FlatModule(self.module)
-        object.__setattr__(self, "flat", flat)
-
-    @property
-    def num_parameters(self) -> int:
-        """D, the number of trainable parameters."""
-        return self.flat.num_parameters
-
-    @property
-    def num_samples(self) -> int:
-        """The number of rows."""
-        return len(self.targets)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether a forward pass in training mode draws random numbers (dropout)."""
-        return any(_draws_numbers(module) for module in self.flat.module.modules())
-
-    def workspace(self, params: Tensor) -> Tensor:
-        """The module's live vector, set to `params`: steps on it need no copy."""
-        return self.flat.load(params)
-
-    def value(self, params: Tensor) -> Tensor:
-        """The mean loss over all rows, in evaluation mode."""
-        self.flat.load(params)
-        self.flat.module.eval()
-        total = torch.zeros((), dtype=params.dtype, device=params.device)
-        with torch.no_grad():
-            for begin in range(0, self.num_samples, EVALUATION_ROWS):
-                part = slice(begin, begin + EVALUATION_ROWS)
-                targets = self.targets[part]
-                total += self.loss(self._outputs(self.inputs[part]), targets) * len(targets)
-        return total / self.num_samples
-
-    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The gradient of the mean loss over the rows, in training mode."""
-        self.flat.load(params)
-        self.flat.module.train()
-        inputs = self.inputs if rows is None else self.inputs[rows]
-        targets = self.targets if rows is None else self.targets[rows]
-        self.flat.gradient.zero_()
-        with torch.enable_grad():
-            self.loss(self._outputs(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        return self.flat.gradient
-
-    def evaluation_gradient(self, params: Tensor) -> Tensor:
-        """The gradient of `value`: no dropout, and no batch moves a BatchNorm statistic."""
-        self.flat.load(params)
-        self.flat.module.eval()
-        self.flat.gradient.zero_()
-        with torch.enable_grad():
-            for begin in range(0, self.num_samples, EVALUATION_ROWS):
-                part = slice(begin, begin + EVALUATION_ROWS)
-                share = len(self.targets[part]) / self.num_samples
-                loss = self.loss(self._outputs(self.inputs[part]), self.targets[part])
-                (share * loss).backward()  # type: ignore[no-untyped-call]
-        return self.flat.gradient
-
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelObjective:
-        """The same objective in another precision or on another device.
-
-        The shared module moves with it, so move all clients of a problem or none.
-        """
-        self.flat.to(dtype, device)
-        inputs, targets = self.inputs.to(device), self.targets.to(device)
-        if inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        if targets.is_floating_point():
-            targets = targets.to(dtype)
-        return replace(self, module=self.flat, inputs=inputs, targets=targets)
-
-    def _outputs(self, inputs: Tensor) -> Tensor:
-        if self.prepare is not None:
-            inputs = self.prepare(inputs).to(self.flat.vector.dtype)
-        outputs: Tensor = self.flat.module(inputs)
-        return outputs

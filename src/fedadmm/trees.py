@@ -6,7 +6,7 @@ travels along unchanged.  Only tensors take part in sums and in byte counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -56,6 +56,18 @@ def rebuild(template: Tree, values: dict[str, Tensor], prefix: str = "") -> Tree
         ]
         return cast(Tree, type(template)(*parts) if hasattr(template, "_fields") else tuple(parts))
     return template
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """The clients' trees as one: vectors (D,) become (K, D), scalars (1,) become (K, 1)."""
+    columns = [list(tensors(tree)) for tree in trees]
+    stacked = iter([torch.stack(column) for column in zip(*columns, strict=True)])
+    return map_tensors(lambda _: next(stacked), trees[0])
+
+
+def select(tree: Tree, clients: Tensor | slice | int) -> Tree:
+    """Some clients of a stack, or one; what has no client dimension belongs to all of them."""
+    return map_tensors(lambda leaf: leaf[clients] if leaf.ndim == 2 else leaf, tree)
 
 
 def clone(tree: Tree) -> Tree:

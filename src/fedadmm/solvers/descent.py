@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -26,22 +27,30 @@ class LocalLoss:
     """L(w) = f_i(w) + <linear, w> + (weight/2) ||w - centre||^2 and its gradient.
 
     grad L(w) = grad f_i(w) + weight * w + offset, with offset = linear - weight * centre computed
-    once; `offset` is None and `weight` 0.0 for the bare f_i.
+    once; `offset` is None and `weight` 0.0 for the bare f_i.  A tensor of weights is positive.
     """
 
     def __init__(self, objective: Objective, problem: LocalProblem) -> None:
         self.objective = objective
         self.problem = problem
-        self.weight = problem.weight if problem.centre is not None else 0.0
-        self.offset = problem.linear
-        if problem.centre is not None and not _is_zero(problem.weight):
-            pull = -problem.weight * problem.centre
-            self.offset = pull if problem.linear is None else problem.linear + pull
+        self.weight = _number(problem.weight) if problem.centre is not None else 0.0
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether L is f_i itself."""
-        return self.offset is None and _is_zero(self.weight)
+    @cached_property
+    def offset(self) -> Tensor | None:
+        """linear - weight * centre."""
+        if self.problem.centre is None or _is_zero(self.weight):
+            return self.problem.linear
+        pull = -self.weight * self.problem.centre
+        return pull if self.problem.linear is None else self.problem.linear + pull
+
+    @cached_property
+    def target(self) -> Tensor | None:
+        """centre - linear / weight, the minimiser of the terms beside f_i; None without weight."""
+        if self.problem.centre is None or _is_zero(self.weight):
+            return None
+        if self.problem.linear is None:
+            return self.problem.centre
+        return self.problem.centre - self.problem.linear / self.weight
 
     def gradient(self, params: Tensor) -> Tensor:
         """The gradient of `value` over all data as a new tensor, for measuring."""
@@ -62,6 +71,11 @@ class LocalLoss:
         return total + (self.weight * params.square()).sum() / 2
 
 
+def _number(weight: Tensor | float) -> Tensor | float:
+    """A weight that all clients share as a plain number, which is faster to work with."""
+    return float(weight) if isinstance(weight, Tensor) and weight.numel() == 1 else weight
+
+
 def _is_zero(weight: Tensor | float) -> bool:
     return not isinstance(weight, Tensor) and weight == 0.0
 
@@ -73,8 +87,8 @@ class Stepper(Protocol):
     def params(self) -> Tensor:
         """The current iterate, live."""
 
-    def step(self, rows: Tensor | None) -> Tensor:
-        """Make one step; return the gradient of f_i that it used."""
+    def step(self, rows: Tensor | None) -> Tensor | None:
+        """Make one step; return the gradient of f_i that it used, unless nobody wanted it."""
 
 
 def batches(samples: int, batch_size: int | None, key: Key, epoch: int) -> Iterator[Tensor | None]:
@@ -112,6 +126,7 @@ def descend(
         for rows in batches(objective.num_samples, batch_size, key, epoch):
             gradient = stepper.step(rows)
             if gradient_sum is not None:
+                assert gradient is not None
                 gradient_sum.add_(gradient)
             steps += 1
             if steps == budget:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedadmm import trees
 from fedadmm.errors import ParameterError, check_count, check_range
 from fedadmm.protocols import (
     IN_NO_ROUND,
@@ -23,35 +26,82 @@ from fedadmm.schedules import Schedule, at, check_schedule
 from fedadmm.solvers.descent import LocalLoss, Stepper, descend
 
 
+class _Vectors(NamedTuple):
+    """What a step reads and writes; vectors are (D,) or (K, D), weights also (1,) or (K, 1)."""
+
+    params: Tensor
+    rate: Tensor | float
+    """lr * weight: which part of the way to `target` the quadratic term pulls in one step."""
+    target: Tensor | None
+    """centre - linear / weight, where the local problem's own terms are stationary."""
+    shift: Tensor | None
+    """lr * linear, when there is no quadratic term."""
+    velocity: Tensor | None
+
+
 class SGDStepper:
-    """w <- (1 - lr weight) w - lr (g + offset): one fused update on the flat vector.
+    """w <- w + lr weight (target - w) - lr g: the local problem's own terms, then a gradient.
 
     Works on one client (D,) and on a stack of clients (K, D), given objectives of either kind.
+    An objective that offers `descend` makes plain steps without forming the gradient.
     """
 
-    def __init__(self, loss: LocalLoss, lr: float, momentum: float) -> None:
-        self.params = loss.objective.workspace(loss.problem.start)
-        self._loss = loss
+    def __init__(
+        self, loss: LocalLoss, lr: float, momentum: float, wants_gradient: bool = True
+    ) -> None:
+        self._objective = loss.objective
         self._lr = lr
         self._momentum = momentum
-        self._decay = 1.0 - lr * loss.weight
-        self._shift = None if loss.offset is None else lr * loss.offset
-        self._velocity = torch.zeros_like(self.params) if momentum else None
+        self._fused = None
+        if not momentum and not wants_gradient:
+            self._fused = getattr(loss.objective, "descend", None)
+        params = loss.objective.workspace(loss.problem.start)
+        velocity = torch.zeros_like(params) if momentum else None
+        linear = loss.problem.linear
+        if loss.target is None:
+            shift = None if linear is None else lr * linear
+            self._vectors = _Vectors(params, 0.0, None, shift, velocity)
+        else:
+            self._vectors = _Vectors(params, lr * loss.weight, loss.target, None, velocity)
 
-    def step(self, rows: Tensor | None) -> Tensor:
-        """One step on the given rows."""
-        gradient = self._loss.objective.gradient(self.params, rows)
-        if self._velocity is not None:
-            full = gradient if self._loss.is_bare else self._loss.complete(self.params, gradient)
-            self._velocity.mul_(self._momentum).add_(full)
-            self.params.add_(self._velocity, alpha=-self._lr)
+    @property
+    def params(self) -> Tensor:
+        """The current iterate, live."""
+        return self._vectors.params
+
+    def step(self, rows: Any) -> Tensor | None:
+        """One step on the given rows; the gradient of f_i, unless nobody wanted it."""
+        params, velocity = self._vectors.params, self._vectors.velocity
+        pulls = self._vectors.target is not None or self._vectors.shift is not None
+        if self._fused is not None:
+            self._fused(params, rows, self._lr, self.pull if pulls else None)
+            return None
+        gradient: Tensor = self._objective.gradient(params, rows)
+        if velocity is None:
+            if pulls:
+                self.pull(params, 0, params.shape[-1])
+            params.add_(gradient, alpha=-self._lr)
             return gradient
-        if not (isinstance(self._decay, float) and self._decay == 1.0):
-            self.params.mul_(self._decay)
-        self.params.add_(gradient, alpha=-self._lr)
-        if self._shift is not None:
-            self.params.sub_(self._shift)
+        velocity.mul_(self._momentum).add_(gradient, alpha=self._lr)
+        if self._vectors.target is not None:
+            velocity.add_(self._vectors.rate * (params - self._vectors.target))
+        elif self._vectors.shift is not None:
+            velocity.add_(self._vectors.shift)
+        params.sub_(velocity)
         return gradient
+
+    def pull(self, part: Tensor, begin: int, end: int) -> None:
+        """Move the parameters [begin, end) as the local problem's own terms do in one step."""
+        if self._vectors.target is not None:
+            part.lerp_(self._vectors.target[..., begin:end], self._vectors.rate)
+        elif self._vectors.shift is not None:
+            part.sub_(self._vectors.shift[..., begin:end])
+
+    def select(self, clients: Tensor | slice) -> SGDStepper:
+        """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
+        chosen = copy.copy(self)
+        chosen._vectors = trees.select(self._vectors, clients)
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -84,7 +134,8 @@ class SGD:
         """Run SGD from the problem's start."""
 
         def make(loss: LocalLoss) -> Stepper:
-            return SGDStepper(loss, at(self.lr, context.round_index), self.momentum)
+            lr = at(self.lr, context.round_index)
+            return SGDStepper(loss, lr, self.momentum, context.needs.mean_gradient)
 
         return descend(objective, problem, stop, key, context, make, self.batch_size)
 
