@@ -169,7 +169,9 @@ class Checkpoints:
     def _write(self, number: int, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
         contents = Contents(tensors, {"round": str(number)})
         path = self.directory / f"round-{number:08d}.{name}.safetensors"
-        files.write_tensors(path, contents)
+        # Its name need not be durable before the manifest's: the folder is synchronised once.
+        files.write_tensors(path, contents, durable=False)
+        files.sync(path)
         return {"file": path.name, "sha256": contents.sha256()}
 
     def _good(self) -> list[_Manifest]:

@@ -48,7 +48,8 @@ class DiskStore:
         primal_dtype: the precision in which the client's own model is stored, such as
             torch.bfloat16; duals and all else keep theirs.  It halves the primal's bytes, and
             the model that a client starts from next time is the rounded one.
-        cache_bytes: how much memory recently used records may take.
+        cache_bytes: how much memory recently used records may take; `cached_bytes` says how much
+            they take.
     """
 
     kind: ClassVar[str] = "disk"
@@ -68,7 +69,7 @@ class DiskStore:
         self.options = Options(durable, primal_dtype)
         self._cache_bytes = cache_bytes
         self._cache: OrderedDict[int, _Cached] = OrderedDict()
-        self._cached_bytes = 0
+        self.cached_bytes = 0
         self._lock = threading.RLock()
         self._prefetching: threading.Thread | None = None
         self._files: RecordFiles | None = None
@@ -98,7 +99,7 @@ class DiskStore:
         self._newest: dict[int, int] = {}
         self._older: dict[int, int] = {}
         self._cache.clear()
-        self._cached_bytes = 0
+        self.cached_bytes = 0
 
     def bind(self, template: ClientRecord, primal: str | None) -> None:
         """Learn how records look."""
@@ -240,15 +241,15 @@ class DiskStore:
                 return
             self._drop(client)
             self._cache[client] = _Cached(version, record, size)
-            self._cached_bytes += size
-            while self._cached_bytes > self._cache_bytes:
+            self.cached_bytes += size
+            while self.cached_bytes > self._cache_bytes:
                 self._drop(next(iter(self._cache)))
 
     def _drop(self, client: int) -> None:
         with self._lock:
             cached = self._cache.pop(client, None)
             if cached is not None:
-                self._cached_bytes -= cached.size
+                self.cached_bytes -= cached.size
 
     def _retire(self, client: int, version: int | None) -> None:
         """Remove a version unless somebody still needs it."""
@@ -267,7 +268,7 @@ class DiskStore:
             for client in clients
             if self._current[client] != NO_FILE
         ]
-        for path in [*paths, *sorted({path.parent for path in paths}), self.directory]:
+        for path in [*paths, *sorted({path.parent for path in paths})]:
             files.sync(path)
 
     def _digest(self, client: int) -> str:

@@ -46,7 +46,7 @@ def explained(what: str, path: Path) -> Iterator[None]:
         raise StateError(f"cannot {what} {path}: {error}") from error
 
 
-def write_tensors(path: Path, contents: Contents, *, durable: bool = True) -> None:
+def write_tensors(path: Path, contents: Contents, *, durable: bool) -> None:
     """Put named tensors into a safetensors file, atomically."""
     _atomically(path, lambda temporary: _save(temporary, contents), durable)
 

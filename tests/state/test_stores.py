@@ -1,0 +1,285 @@
+"""What every client state store promises, and what the one on disk adds."""
+
+from __future__ import annotations
+
+import errno
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedadmm as fa
+from fedadmm.protocols import ClientRecord
+from fedadmm.state import DiskStore, MemoryStore, files, records
+from support.resumable import fingerprints, run
+
+SIZE = 10
+METHOD = fa.FedADMM(rho=0.5)
+INITIAL = torch.zeros(SIZE, dtype=torch.float64)
+
+
+def bound(store: Any, algorithm: Any = METHOD) -> Any:
+    store.bind(*records.layout(algorithm, INITIAL, None))
+    return store
+
+
+def record(seed: int) -> ClientRecord:
+    draws = torch.Generator().manual_seed(seed)
+    state = METHOD.init_client(INITIAL)
+    vectors = {name: torch.randn(SIZE, generator=draws, dtype=torch.float64) for name in "wy"}
+    return ClientRecord(state._replace(**vectors))
+
+
+def same(found: ClientRecord | None, expected: ClientRecord) -> bool:
+    return found is not None and all(
+        torch.equal(a, b) for a, b in zip(found.state, expected.state, strict=True)
+    )
+
+
+def versions(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.rglob("*.safetensors"))
+
+
+@pytest.fixture(params=["memory", "disk", "disk-without-cache"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "memory":
+        return bound(MemoryStore())
+    cache = 0 if request.param == "disk-without-cache" else 2**20
+    return bound(DiskStore(tmp_path / "clients", cache_bytes=cache))
+
+
+def test_a_client_that_never_took_part_has_no_record(store: Any) -> None:
+    assert store.get(3) is None
+    assert list(store.clients()) == []
+    assert len(store) == 0
+
+
+def test_the_last_commit_is_what_is_got(store: Any) -> None:
+    store.commit(7, record(1), 0)
+    store.commit(2, record(2), 0)
+    store.commit(7, record(3), 1)
+    assert same(store.get(7), record(3))
+    assert same(store.get(2), record(2))
+    assert list(store.clients()) == [2, 7]
+
+
+def test_undo_goes_back_to_the_mark(store: Any) -> None:
+    store.commit(1, record(1), 0)
+    store.mark()
+    store.commit(1, record(2), 1)
+    store.commit(1, record(3), 1)
+    store.commit(2, record(4), 1)
+    store.undo()
+    assert same(store.get(1), record(1))
+    assert store.get(2) is None
+    store.commit(2, record(5), 1)
+    store.mark()
+    store.undo()
+    assert same(store.get(2), record(5))
+
+
+def test_cleared_stores_are_empty(store: Any) -> None:
+    store.commit(1, record(1), 0)
+    store.clear()
+    assert store.get(1) is None
+    assert len(store) == 0
+
+
+def test_a_run_from_round_0_refuses_a_store_that_is_not_empty(store: Any) -> None:
+    store.commit(1, record(1), 0)
+    with pytest.raises(fa.StateError, match="already holds records of 1 clients"):
+        run(2, store=store)
+
+
+def test_files_are_safetensors_with_the_names_of_the_state(tmp_path: Path) -> None:
+    bound(DiskStore(tmp_path)).commit(1017, record(1), 4)
+    stored = load_file(tmp_path / "0001" / "1017-1.safetensors")
+    assert sorted(stored) == ["state.joined", "state.rho", "state.w", "state.y"]
+    assert torch.equal(stored["state.y"], record(1).state.y)
+
+
+def test_only_the_current_version_stays(tmp_path: Path) -> None:
+    store = bound(DiskStore(tmp_path))
+    for number in range(4):
+        store.commit(5, record(number), number)
+    assert versions(tmp_path) == ["5-4.safetensors"]
+
+
+def test_a_marked_version_stays_until_the_next_mark(tmp_path: Path) -> None:
+    store = bound(DiskStore(tmp_path))
+    store.commit(5, record(0), 0)
+    store.mark()
+    store.commit(5, record(1), 1)
+    store.commit(5, record(2), 1)
+    assert versions(tmp_path) == ["5-1.safetensors", "5-3.safetensors"]
+    store.mark()
+    assert versions(tmp_path) == ["5-3.safetensors"]
+
+
+def test_a_store_opened_again_goes_on_and_drops_what_a_crash_left(tmp_path: Path) -> None:
+    bound(DiskStore(tmp_path, durable=True)).commit(5, record(1), 0)
+    older = tmp_path / "0000" / "5-1.safetensors"
+    (tmp_path / "0000" / "5-2.safetensors").write_bytes(older.read_bytes())
+    (tmp_path / "0000" / "5-3.safetensors.99.tmp").write_bytes(b"half")
+    again = bound(DiskStore(tmp_path, durable=True))
+    assert same(again.get(5), record(1))
+    again.commit(5, record(2), 1)
+    assert [path.name for path in (tmp_path / "0000").iterdir()] == ["5-3.safetensors"]
+
+
+def test_a_durable_commit_is_synchronised_before_and_after_its_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bound(DiskStore(tmp_path, durable=True))
+    store.commit(0, record(0), 0)
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noting_fsync(handle: int) -> None:
+        calls.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
+        fsync(handle)
+
+    def noting_replace(*paths: Any) -> None:
+        calls.append("rename")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    store.commit(0, record(1), 1)
+    assert calls == ["file", "rename", "folder"]
+    calls.clear()
+    bound(DiskStore(tmp_path / "other")).commit(0, record(1), 1)
+    assert "file" not in calls
+
+
+@pytest.mark.parametrize("place", [20, -3])
+def test_a_damaged_durable_record_is_refused(place: int, tmp_path: Path) -> None:
+    bound(DiskStore(tmp_path, durable=True)).commit(5, record(1), 0)
+    path = tmp_path / "0000" / "5-1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(fa.StateError, match=r"5-1\.safetensors"):
+        bound(DiskStore(tmp_path, durable=True)).get(5)
+
+
+def test_a_record_of_another_method_is_refused(tmp_path: Path) -> None:
+    bound(DiskStore(tmp_path)).commit(5, record(1), 0)
+    other = bound(DiskStore(tmp_path), fa.FedDR(eta=1.0))
+    with pytest.raises(fa.StateError, match=r"state\.rho .* but this method's clients keep"):
+        other.get(5)
+
+
+def test_the_cache_keeps_to_its_limit(tmp_path: Path) -> None:
+    size = (2 * SIZE + 2) * 8
+    store = bound(DiskStore(tmp_path, cache_bytes=3 * size))
+    for client in range(10):
+        store.commit(client, record(client), 0)
+        assert store.cached_bytes <= 3 * size
+    assert store.cached_bytes == 3 * size
+    for client in range(10):
+        assert same(store.get(client), record(client))
+        assert store.cached_bytes <= 3 * size
+
+
+def test_prefetched_records_need_no_file_any_more(tmp_path: Path) -> None:
+    store = bound(DiskStore(tmp_path))
+    for client in range(4):
+        store.commit(client, record(client), 0)
+    fresh = bound(DiskStore(tmp_path))
+    fresh.prefetch([1, 2, 99])
+    fresh.prefetch([])  # waits for the thread
+    for path in tmp_path.rglob("*.safetensors"):
+        path.unlink()
+    assert same(fresh.get(1), record(1))
+    assert same(fresh.get(2), record(2))
+    with pytest.raises(fa.StateError, match="cannot read"):
+        fresh.get(3)
+
+
+def test_the_loop_announces_who_comes_next(tmp_path: Path) -> None:
+    asked: list[list[int]] = []
+
+    class Asked(DiskStore):
+        def prefetch(self, clients: Any) -> None:
+            asked.append(list(clients))
+            super().prefetch(clients)
+
+    result = run(6, store=Asked(tmp_path))
+    cohorts = [record["clients"] for record in result.history]
+    expected = [
+        [client for client in after if client not in before] for before, after in pairwise(cohorts)
+    ]
+    assert asked == expected
+
+
+def test_the_store_does_not_change_the_run(tmp_path: Path) -> None:
+    expected = fingerprints(run(8))
+    assert fingerprints(run(8, store=DiskStore(tmp_path / "a"))) == expected
+    assert fingerprints(run(8, store=DiskStore(tmp_path / "b", cache_bytes=0))) == expected
+    assert fingerprints(run(8, store=DiskStore(tmp_path / "c", durable=True))) == expected
+
+
+def test_bfloat16_rounds_the_primal_and_nothing_else(tmp_path: Path) -> None:
+    store = bound(DiskStore(tmp_path, primal_dtype=torch.bfloat16))
+    store.commit(5, record(1), 0)
+    reread = bound(DiskStore(tmp_path, primal_dtype=torch.bfloat16)).get(5)
+    for found in (store.get(5), reread):
+        assert torch.equal(found.state.w, record(1).state.w.to(torch.bfloat16).double())
+        assert torch.equal(found.state.y, record(1).state.y)
+    stored = load_file(tmp_path / "0000" / "5-1.safetensors")
+    assert stored["state.w"].dtype == torch.bfloat16
+    assert stored["state.y"].dtype == torch.float64
+
+
+def test_with_bfloat16_the_cache_changes_nothing(tmp_path: Path) -> None:
+    cached = DiskStore(tmp_path / "a", primal_dtype=torch.bfloat16)
+    uncached = DiskStore(tmp_path / "b", primal_dtype=torch.bfloat16, cache_bytes=0)
+    results = [fingerprints(run(8, store=store)) for store in (cached, uncached)]
+    assert results[0] == results[1]
+    assert results[0] != fingerprints(run(8))
+
+
+def test_methods_without_client_state_write_no_files(tmp_path: Path) -> None:
+    result = run(4, algorithm=fa.FedAvg(), store=DiskStore(tmp_path))
+    assert versions(tmp_path) == []
+    assert sorted(result.clients) == sorted({c for r in result.history for c in r["clients"]})
+
+
+def test_a_full_disk_is_a_state_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bound(DiskStore(tmp_path))
+    store.commit(5, record(1), 0)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "_save", full)
+    with pytest.raises(fa.StateError, match=r"5-2\.safetensors: No space left on device"):
+        store.commit(5, record(2), 1)
+    assert same(store.get(5), record(1))
+
+
+def test_bad_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(fa.ParameterError, match="cache_bytes is -1"):
+        DiskStore(tmp_path, cache_bytes=-1)
+    with pytest.raises(fa.ParameterError, match=r"primal_dtype is torch\.int8"):
+        DiskStore(tmp_path, primal_dtype=torch.int8)
+    with pytest.raises(fa.StateError, match="needs `bind` first"):
+        DiskStore(tmp_path).commit(0, record(0), 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fa.StateError, match="cannot create the folder"):
+        DiskStore(tmp_path / "file" / "clients")
+
+
+def test_a_temporary_store_takes_its_folder_with_it() -> None:
+    store = DiskStore.temporary()
+    directory = store.directory
+    assert directory.is_dir()
+    del store
+    assert not directory.exists()
