@@ -38,6 +38,7 @@ def _check_algorithm(job: Job, sampler: Sampler) -> None:
             f"{type(job.problem.regularizer).__name__}; use FedADMM, FedADMMIn, FedADMMInSa, FedDR "
             "or FedDRII"
         )
+    job.problem.regularizer.prox(job.initial, job.algorithm.prox_step)  # refuses a wrong length
 
 
 def _check_solver(job: Job) -> None:

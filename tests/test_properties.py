@@ -1,0 +1,397 @@
+"""Properties that every algorithm has.  A new algorithm is one more row of ROWS."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm import trees
+from fedadmm.algorithms import REGISTRY
+from fedadmm.engines.sequential import SequentialEngine
+from fedadmm.protocols import LocalProblem, LocalResult, Received
+from support.federations import WEIGHTS, Federation, federation, run, snapshots, stacked
+
+D = 4
+
+
+class Row(NamedTuple):
+    """A method and how many numbers each participant sends up and receives."""
+
+    algorithm: Any
+    up: int
+    down: int
+
+
+ROWS = {
+    "FedSGD": Row(fa.FedSGD(0.1), D, D),
+    "FedAvg": Row(fa.FedAvg(), D, D),
+    "FedProx": Row(fa.FedProx(0.7), D, D),
+    "SCAFFOLD 1": Row(fa.Scaffold(1, 0.8), 2 * D, 2 * D),
+    "SCAFFOLD 2": Row(fa.Scaffold(2), 2 * D, 2 * D),
+    "FedDyn": Row(fa.FedDyn(0.9), D, D),
+    "FedPD": Row(fa.FedPD(0.9), D, D),
+    "FedADMM": Row(fa.FedADMM(1.1), D, D + 1),
+    "FedADMM numeric": Row(fa.FedADMM(1.1, step=0.3, start="global"), D, D + 1),
+    "FedADMM seen": Row(fa.FedADMM(1.1, members="seen", join="current"), D + 1, D + 1),
+    "FedADMM schedule": Row(fa.FedADMM(fa.Geometric(1.0, 1.05)), D, D + 1),
+    "FedADMM-In": Row(fa.FedADMMIn(1.1, memory=0.01), D + 1, D),
+    "FedADMM-InSa": Row(fa.FedADMMInSa(1.1, mu=1.2), D + 1, D),
+    "FedADMM-InSa seen": Row(fa.FedADMMInSa(1.1, members="seen", mu=1.2), D + 1, D),
+    "FedDR": Row(fa.FedDR(0.9, 1.5), D, D),
+    "FedDR prox": Row(fa.FedDR(0.9, init="prox"), D, D),
+    "FedDR-II": Row(fa.FedDRII(0.9), D, D),
+    "FedSplit": Row(fa.FedSplit(0.9), D, D),
+}
+PARTIAL = [name for name, row in ROWS.items() if row.algorithm.accepts_partial]
+ROUNDS = 8
+DETERMINISTIC = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(3)}
+"""Local work that does not depend on a client's key, and that every method accepts."""
+
+
+def cohort(row: Row, size: int = 3) -> Any:
+    return fa.UniformSampling(size) if row.algorithm.accepts_partial else fa.FullParticipation()
+
+
+def rows_federation(seed: int = 5) -> Federation:
+    """Least squares, so that mini-batches and their order matter."""
+    given = federation(seed, weights=WEIGHTS)
+    draws = torch.Generator().manual_seed(seed)
+    clients = [
+        fa.LeastSquares(
+            torch.randn(12 + i, D, generator=draws, dtype=torch.float64),
+            torch.randn(12 + i, generator=draws, dtype=torch.float64),
+            0.1,
+        )
+        for i in range(given.clients)
+    ]
+    return given._replace(problem=fa.Problem(clients, weights=WEIGHTS))
+
+
+def noisy(row: Row, given: Federation, seed: int, **options: Any) -> fa.Result:
+    """A run with random cohorts, random batches and random amounts of work."""
+    settings = {
+        "sampler": cohort(row),
+        "solver": fa.SGD(0.1, batch_size=4, momentum=0.3),
+        "stop": fa.UniformEpochs(3),
+        "seed": seed,
+    }
+    return run(row.algorithm, given, ROUNDS, **(settings | options))
+
+
+def test_every_algorithm_has_a_row():
+    assert {type(row.algorithm) for row in ROWS.values()} == set(REGISTRY.values())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_same_seed_gives_the_same_run(name):
+    given = rows_federation()
+    torch.manual_seed(1)
+    first = noisy(ROWS[name], given, 3)
+    torch.manual_seed(2)
+    np.random.seed(2)  # noqa: NPY002
+    second = noisy(ROWS[name], given, 3)
+    assert all(torch.equal(a, b) for a, b in zip(first.trajectory, second.trajectory, strict=True))
+    for a, b in zip(first.history, second.history, strict=True):
+        timed = {"seconds", "evaluation_seconds"}
+        assert {k: v for k, v in a.items() if k not in timed} == {
+            k: v for k, v in b.items() if k not in timed
+        }
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_another_seed_gives_another_run(name):
+    """FedSGD has cohorts to differ in, full methods have batches."""
+    given = rows_federation()
+    first, second = noisy(ROWS[name], given, 3), noisy(ROWS[name], given, 4)
+    assert not torch.equal(first.params, second.params)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_no_global_generator_is_touched(name):
+    given = rows_federation()
+    torch.manual_seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    noisy(ROWS[name], given, 3)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
+class _Reversed(SequentialEngine):
+    """The same clients, last one first."""
+
+    def run_clients(self, ids, download, round_index):
+        return super().run_clients(list(reversed(ids)), download, round_index)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_order_of_clients_within_a_round_does_not_matter(name):
+    given = rows_federation()
+    forwards, backwards = noisy(ROWS[name], given, 3), noisy(ROWS[name], given, 3, engine=_Reversed)
+    np.testing.assert_allclose(
+        stacked(forwards.trajectory), stacked(backwards.trajectory), atol=1e-12, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_names_of_clients_do_not_matter(name):
+    """Clients, weights and cohorts are relabelled together."""
+    row, given = ROWS[name], federation(6, weights=WEIGHTS)
+    order = [3, 0, 4, 1, 2]  # the new client i is the old client order[i]
+    relabelled = given._replace(
+        problem=fa.Problem(
+            [given.problem.clients[i] for i in order], weights=[WEIGHTS[i] for i in order]
+        )
+    )
+    cohorts = [list(cohort(row).sample(1, t, 5)) for t in range(ROUNDS)] + [list(range(5))]
+    renamed = [[order.index(i) for i in ids] for ids in cohorts]
+    samplers = [fa.FullParticipation()] * 2
+    if row.algorithm.accepts_partial:
+        samplers = [fa.TraceSampling(cohorts), fa.TraceSampling(renamed)]
+    one = run(row.algorithm, given, ROUNDS, sampler=samplers[0], **DETERMINISTIC)
+    two = run(row.algorithm, relabelled, ROUNDS, sampler=samplers[1], **DETERMINISTIC)
+    np.testing.assert_allclose(stacked(one.trajectory), stacked(two.trajectory), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_bytes_are_those_of_the_numbers_that_must_travel(name, dtype):
+    row, given = ROWS[name], federation(7)
+    result = run(
+        row.algorithm,
+        given,
+        ROUNDS,
+        sampler=cohort(row),
+        initial=given.initial.to(dtype),
+        **DETERMINISTIC,
+    )
+    width = torch.finfo(dtype).bits // 8
+    for index, record in enumerate(result.history):
+        messages = record["participants"]
+        if index == 0 and row.algorithm.starts_with_everyone:
+            messages += given.clients
+        assert record["bytes_up"] == messages * row.up * width
+        assert record["bytes_down"] == messages * row.down * width
+
+
+def test_a_silent_round_of_fedpd_sends_nothing_up_and_the_next_nothing_down():
+    given = federation(7)
+    result = run(fa.FedPD(0.9, 0.5), given, 30)
+    silent = [record["bytes_up"] == 0 for record in result.history]
+    assert any(silent)
+    assert not all(silent)
+    for before, record in zip(silent, result.history[1:], strict=False):
+        assert record["bytes_down"] == (0 if before else 5 * D * 8)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_initial_vector_fixes_the_precision(name, dtype):
+    row, given = ROWS[name], federation(8, weights=WEIGHTS)
+    options = {"sampler": cohort(row), "keep_trajectory": True, **DETERMINISTIC}
+    result = run(row.algorithm, given, ROUNDS, initial=given.initial.to(dtype), **options)
+    clients = [result.clients[i] for i in result.clients]
+    leaves = [result.params, *result.trajectory, *trees.tensors((result.server, *clients))]
+    assert {leaf.dtype for leaf in leaves if leaf.is_floating_point()} == {dtype}
+    exact = run(row.algorithm, given, ROUNDS, **options)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.0
+    np.testing.assert_allclose(result.params.double(), exact.params, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_mutating_what_went_in_or_came_out_moves_nothing_else(name):
+    row, given = ROWS[name], federation(9)
+    options = {"sampler": cohort(row), **DETERMINISTIC}
+    initial = given.initial
+    first = run(row.algorithm, given, ROUNDS, initial=initial, **options)
+    expected = trees.clone((first.params, *first.trajectory, first.server))
+    states = {i: trees.clone(first.clients[i]) for i in first.clients}
+
+    def poison(tree: object) -> None:
+        for leaf in trees.tensors(tree):
+            leaf.fill_(77)
+
+    def unchanged(*, but: str) -> None:
+        found = {
+            "params": (first.params, expected[0]),
+            "trajectory": (tuple(first.trajectory), expected[1:-1]),
+            "server": (first.server, expected[-1]),
+            "clients": (
+                tuple(first.clients[i] for i in sorted(states)),
+                tuple(states[i] for i in sorted(states)),
+            ),
+        }
+        for part, (now, then) in found.items():
+            if part not in but:
+                for a, b in zip(trees.tensors(now), trees.tensors(then), strict=True):
+                    assert torch.equal(a, b), part
+
+    poison(initial)
+    unchanged(but="")
+    poison(first.params)
+    unchanged(but="params")
+    poison(first.trajectory[-1])
+    poison(first.trajectory[0])
+    unchanged(but="params trajectory")
+    for i in first.clients:
+        poison(first.clients[i])
+    unchanged(but="params trajectory clients")
+    poison(first.server)
+    second = run(row.algorithm, given, ROUNDS, **options)
+    assert torch.equal(second.params, expected[0])
+
+
+class _Burning(SequentialEngine):
+    """Hands every client its own copy of the broadcast and destroys it afterwards."""
+
+    def run_clients(self, ids, download, round_index):
+        for client in ids:
+            copy = trees.clone(download)
+            yield from super().run_clients([client], copy, round_index)
+            for leaf in trees.tensors(copy):
+                leaf.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_client_state_keeps_nothing_of_the_broadcast(name):
+    row, given = ROWS[name], federation(9)
+    options = {"sampler": cohort(row), **DETERMINISTIC}
+    plain = run(row.algorithm, given, ROUNDS, **options)
+    burnt = run(row.algorithm, given, ROUNDS, engine=_Burning, **options)
+    assert torch.equal(plain.params, burnt.params)
+    for i in plain.clients:
+        pairs = zip(trees.tensors(plain.clients[i]), trees.tensors(burnt.clients[i]), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def _result(start: torch.Tensor, seed: int) -> LocalResult:
+    draws = torch.Generator().manual_seed(seed)
+    vectors = [torch.randn(D, generator=draws, dtype=start.dtype) for _ in range(3)]
+    return LocalResult(*vectors)
+
+
+def _states(row: Row) -> tuple[Any, Any, list[Any]]:
+    """Server, broadcast and clients in the middle of a run; some clients never took part."""
+    given = federation(10)
+    sampler = cohort(row)
+    if row.algorithm.accepts_partial:
+        sampler = fa.TraceSampling([[0, 1], [1, 3], [3], [0, 1, 2, 3, 4]])
+    last = snapshots(row.algorithm, given, 3, sampler=sampler, **DETERMINISTIC)[-1]
+    return last.server, row.algorithm.broadcast(last.server, 1), last.clients
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_client_functions_on_a_stack_equal_those_of_one_client(name):
+    """Vectors (K, D) and scalars (K, 1) give row by row what (D,) and (1,) give."""
+    row = ROWS[name]
+    _, cast, clients = _states(row)
+    results = [_result(client_start(row, cast, client), i) for i, client in enumerate(clients)]
+    stack = _stack(clients)
+    problem = row.algorithm.local_problem(cast, stack)
+    state, message = row.algorithm.client_update(cast, stack, _stack(results))
+    for i, client in enumerate(clients):
+        single = row.algorithm.local_problem(cast, client)
+        for field in LocalProblem._fields:
+            _same_row(getattr(problem, field), getattr(single, field), i, len(clients))
+        one, sent = row.algorithm.client_update(cast, client, results[i])
+        for big, small in zip((*state, *message), (*one, *sent), strict=True):
+            _same_row(big, small, i, len(clients))
+    for leaf, like in zip(trees.tensors(state), trees.tensors(stack), strict=True):
+        assert leaf.shape == like.shape  # so that the next round can be stacked, too
+
+
+def client_start(row: Row, cast: Any, client: Any) -> torch.Tensor:
+    return row.algorithm.local_problem(cast, client).start
+
+
+def _stack(parts: list[Any]) -> Any:
+    first = parts[0]
+    leaves = [
+        torch.stack(column) if column[0] is not None else None
+        for column in zip(*parts, strict=True)
+    ]
+    return type(first)(*leaves)
+
+
+def _same_row(stack: Any, single: Any, row: int, count: int) -> None:
+    if not isinstance(single, torch.Tensor):
+        assert stack is single or stack == single
+        return
+    if stack.ndim == single.ndim:  # the same for all clients: it broadcasts
+        stack = stack.expand(count, *single.shape)
+    assert stack.shape == (count, *single.shape)
+    torch.testing.assert_close(stack[row], single, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_no_function_changes_what_it_is_given(name):
+    row = ROWS[name]
+    server, cast, clients = _states(row)
+    result = _result(row.algorithm.global_params(server), 0)
+    inputs = (cast, clients[0], result, server)
+    before = trees.clone(inputs)
+    row.algorithm.local_problem(cast, clients[0])
+    _, message = row.algorithm.client_update(cast, clients[0], result)
+    kept = trees.clone(message)
+    received = Received(1, 0.2, 5)
+    row.algorithm.server_update(server, message, received, fa.Zero())
+    for now, then in ((inputs, before), (message, kept)):
+        pairs = zip(trees.tensors(now), trees.tensors(then), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_an_empty_round_changes_nothing(name):
+    row, given = ROWS[name], federation(11)
+    trace = [[0, 2], [], [1, 3], [], [], [4]]
+    with_gaps = run(row.algorithm, given, 6, sampler=fa.TraceSampling(trace), **DETERMINISTIC)
+    for t in (1, 3, 4):
+        assert torch.equal(with_gaps.trajectory[t], with_gaps.trajectory[t - 1])
+        record = with_gaps.history[t]
+        assert record["participants"] == record["bytes_up"] == record["bytes_down"] == 0
+    busy = fa.TraceSampling([ids for ids in trace if ids])
+    without = run(row.algorithm, given, 3, sampler=busy, **DETERMINISTIC)
+    assert torch.equal(with_gaps.params, without.params)
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_rare_bernoulli_coins_leave_some_rounds_empty(name):
+    row, given = ROWS[name], federation(11)
+    sampler = fa.BernoulliSampling(0.1)
+    result = run(row.algorithm, given, 30, sampler=sampler, seed=2, **DETERMINISTIC)
+    sizes = [record["participants"] for record in result.history]
+    assert min(sizes) == 0
+    assert max(sizes) > 0
+    assert result.code == "completed"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PARTIAL if not ROWS[name].algorithm.starts_with_everyone]
+)
+def test_a_million_clients_cost_what_the_participants_cost(name):
+    built = []
+
+    def build(index: int) -> fa.Quadratic:
+        built.append(index)
+        scale = 1.0 + index % 7
+        return fa.Quadratic(scale * torch.eye(3), torch.full((3,), float(index % 11)))
+
+    problem = fa.Problem(fa.LazyClients(1_000_000, build))
+    result = fa.simulate(
+        ROWS[name].algorithm,
+        problem,
+        4,
+        sampler=fa.UniformSampling(5),
+        initial=torch.zeros(3),
+        evaluate=False,
+        **DETERMINISTIC,
+    )
+    assert result.code == "completed"
+    assert len(built) < 60
+    participants = {client for record in result.history for client in record["clients"]}
+    assert len(participants) == 20
+    assert set(result.clients) == participants
