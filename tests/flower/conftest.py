@@ -2,8 +2,19 @@
 
 import warnings
 
+import pytest
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import flwr.app
     import flwr.clientapp
     import flwr.serverapp  # noqa: F401
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The server waits in made-up time, and nobody waits for the disk: no power is cut here."""
+    from .harness import Clock
+
+    monkeypatch.setattr("fedadmm.flower.exchange.time", Clock())
+    monkeypatch.setattr("os.fsync", lambda _: None)

@@ -52,9 +52,22 @@ def federation(algorithm: Any, rounds: int = 6, **changes: Any) -> Federation:
         "initial": torch.linspace(-1, 1, DIMENSION),
         "solver": fa.SGD(lr=0.1, batch_size=10),
         "stop": fa.Epochs(2),
-        "patience": Patience(start=2.0, round=0.6, resend=0.05, poll=0.002, empty=4),
+        "patience": Patience(start=60.0, round=60.0, resend=10.0, poll=1.0, empty=4),
     }
     return Federation(**(settings | changes))
+
+
+class Clock:
+    """Time that passes only when somebody waits for it: tests neither hurry nor dawdle."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
 
 
 class Node(NamedTuple):
@@ -67,14 +80,15 @@ class Node(NamedTuple):
 class FakeGrid:
     """Delivers messages to client apps in this process; `fault` may interfere at every step.
 
-    `fault(moment, message, client)` is asked at "deliver" and "reply" and returns True to drop.
+    `fault(moment, message, client)` is asked at "deliver" and "reply"; it answers "drop", "late"
+    (a reply then comes only after the task was sent again) or nothing.
     """
 
     def __init__(
         self,
         settings: Federation,
         folder: Path,
-        fault: Callable[[str, Message, int], bool] = lambda *_: False,
+        fault: Callable[[str, Message, int], str | None] = lambda *_: None,
     ) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.folder = folder
@@ -86,6 +100,7 @@ class FakeGrid:
         self._app = client_app(settings, lambda context: self._sites[_number(context)])
         self._clients = settings.clients
         self._waiting: dict[str, Message] = {}
+        self._late: dict[str, Message] = {}
         self._serial = 0
 
     def get_nodes(self) -> list[Node]:
@@ -107,12 +122,17 @@ class FakeGrid:
 
     def pull_messages(self, identities: Iterable[str]) -> list[Message]:
         replies = []
-        for identity in list(identities):
+        identities = list(identities)
+        for identity in identities:
             message = self._waiting.pop(identity, None)
             if message is not None:
                 reply = self._deliver(message)
                 if reply is not None:
                     replies.append(reply)
+        answered = {reply.metadata.src_node_id for reply in replies}
+        for identity in [i for i in identities if i in self._late]:
+            if self._late[identity].metadata.src_node_id in answered:
+                replies.append(self._late.pop(identity))
         return replies
 
     def _deliver(self, message: Message) -> Message | None:
@@ -129,12 +149,14 @@ class FakeGrid:
             return None
         except Exception as error:
             return Message(Error(code=0, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
-        if self.fault("reply", message, client):
-            return None
+        disturbance = self.fault("reply", message, client)
         content = _through_the_wire(reply.content)
         if self.spoil is not None and message.metadata.message_type == "train":
             content = self.spoil(content, client)
-        return Message(content, reply_to=message)
+        answer = Message(content, reply_to=message)
+        if disturbance == "late":
+            self._late[message.metadata.message_id] = answer
+        return None if disturbance else answer
 
     def context(self, client: int) -> Context:
         config = {"partition-id": client, "state-dir": str(self.folder / f"site-{client}")}

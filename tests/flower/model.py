@@ -30,7 +30,7 @@ from fedadmm.flower.protocol import (
 )
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818
     """The process dies here; what is on disk stays."""
 
 

@@ -17,6 +17,8 @@ from .harness import (
     simulated,
 )
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 ALGORITHMS = {
     "fedsgd": fa.FedSGD(lr=0.2),
     "fedavg": fa.FedAvg(),

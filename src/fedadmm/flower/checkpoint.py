@@ -144,4 +144,4 @@ class ServerVault:
 def _seal_and_write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     contents = Contents(copies, metadata)
-    write_tensors(path, Contents(copies, {**metadata, "sha256": contents.sha256()}))
+    write_tensors(path, Contents(copies, {**metadata, "sha256": contents.sha256()}), durable=True)

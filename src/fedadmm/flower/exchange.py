@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,15 +23,14 @@ class Arrival(NamedTuple):
 class Exchange:
     """Sends messages and collects what comes back, by the sender's own key."""
 
-    def __init__(self, grid: Grid, poll: float, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, grid: Grid, poll: float) -> None:
         self._grid = grid
         self._poll = poll
-        self._clock = clock
         self._waiting: dict[str, int] = {}
 
     def now(self) -> float:
         """Seconds on a clock that only goes forward."""
-        return self._clock()
+        return time.monotonic()
 
     def nodes(self) -> dict[int, str]:
         """The nodes that are online, with their registered names (empty without one)."""

@@ -46,7 +46,9 @@ class RunDirectory:
         """Close the metrics; leave the model and the summary."""
         if self._writer is not None:
             self._writer.close()
-        write_tensors(self.path / MODEL, Contents({"params": outcome.params.clone()}, {}))
+        write_tensors(
+            self.path / MODEL, Contents({"params": outcome.params.clone()}, {}), durable=True
+        )
         summary = {
             "status": outcome.ending.sentence,
             "code": outcome.ending.code,

@@ -106,7 +106,7 @@ class Vault:
         tensors = {name: tensor.clone() for name, tensor in packed.tensors.items()}
         contents = Contents(tensors, metadata)
         sealed = {**metadata, "sha256": contents.sha256()}
-        write_tensors(self._folder / PENDING, Contents(tensors, sealed))
+        write_tensors(self._folder / PENDING, Contents(tensors, sealed), durable=True)
         self._files[PENDING] = _File(reply, packed)
 
     def _slot(self, name: str) -> Slot | None:

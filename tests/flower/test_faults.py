@@ -1,0 +1,259 @@
+"""Faults in one process: each leaves the invariant, the versions and the result right."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.flower.checkpoint import ServerVault
+from fedadmm.flower.engine import GridEngine
+from fedadmm.flower.vault import Vault
+
+from .harness import (
+    CLIENTS,
+    Crash,
+    FakeGrid,
+    check_invariant,
+    check_versions,
+    federation,
+    run_through,
+    server_on_disk,
+    simulated,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+ALGORITHMS = {
+    "fedavg": fa.FedAvg(),
+    "scaffold": fa.Scaffold(),
+    "fedadmm": fa.FedADMM(rho=1.0),
+    "fedadmm-insa": fa.FedADMMInSa(beta=1.0),
+    "feddr": fa.FedDR(eta=1.0),
+}
+ROUNDS = 6
+
+
+@pytest.fixture(params=ALGORITHMS)
+def settings(request):
+    return federation(ALGORITHMS[request.param], rounds=ROUNDS)
+
+
+def check(settings, history, folder):
+    """Nothing lost, nothing twice, and the result of a fault-free run with these participants."""
+    check_versions(settings, folder, history.trace)
+    check_invariant(settings, folder)
+    wanted = simulated(settings, history.trace)
+    assert torch.allclose(history.outcome.params, wanted.params, rtol=0, atol=1e-6)
+    assert len(history.trace) == ROUNDS
+
+
+class Once:
+    """Disturbs the first message that matches, and counts."""
+
+    def __init__(self, moment, number, client, answer="drop", times=1):
+        self.wanted = (moment, str(number), client)
+        self.answer = answer
+        self.left = times
+        self.count = 0
+
+    def __call__(self, moment, message, client):
+        if (moment, message.metadata.group_id, client) != self.wanted or self.left == 0:
+            return None
+        self.left -= 1
+        self.count += 1
+        return self.answer
+
+
+@pytest.mark.parametrize("moment", ["deliver", "reply"])
+def test_a_message_lost_once_is_sent_again(settings, moment, tmp_path):
+    fault = Once(moment, 3, client=1)
+    history = run_through(settings, FakeGrid(settings, tmp_path, fault), tmp_path)
+    assert fault.count == 1
+    assert history.trace == [[0, 1, 2, 3]] * ROUNDS
+    check(settings, history, tmp_path)
+
+
+def test_a_reply_lost_for_good_is_rolled_back(settings, tmp_path):
+    fault = Once("reply", 3, client=1, times=-1)
+    history = run_through(settings, FakeGrid(settings, tmp_path, fault), tmp_path)
+    assert fault.count > 1
+    assert history.trace[2] == [0, 2, 3]
+    assert history.trace[3] == [0, 1, 2, 3]
+    assert history.records[2]["missing"] == 1
+    check(settings, history, tmp_path)
+
+
+def test_a_reply_that_comes_twice_counts_once(settings, tmp_path):
+    fault = Once("reply", 3, client=1, answer="late")
+    history = run_through(settings, FakeGrid(settings, tmp_path, fault), tmp_path)
+    assert fault.count == 1
+    assert history.outcome.counts["duplicate"] == 1
+    check(settings, history, tmp_path)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before-commit", "after-commit"])
+def test_a_client_that_dies(settings, after, tmp_path, monkeypatch):
+    commit, deaths = Vault.commit, []
+
+    def dying(self, reply, kept):
+        if reply.client == 2 and reply.sequence == 3 and not deaths:
+            deaths.append(reply)
+            if after:
+                commit(self, reply, kept)
+            raise Crash
+        commit(self, reply, kept)
+
+    monkeypatch.setattr(Vault, "commit", dying)
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
+    assert len(deaths) == 1
+    assert history.trace == [[0, 1, 2, 3]] * ROUNDS
+    check(settings, history, tmp_path)
+
+
+def test_a_client_that_is_away_for_many_rounds(settings, tmp_path):
+    grid = FakeGrid(settings, tmp_path)
+
+    def go_and_come(report):
+        grid.offline = {1, 2} if report.record["round"] in (1, 2, 3, 4) else set()
+
+    history = run_through(settings, grid, tmp_path, go_and_come)
+    assert history.trace == [[0, 1, 2, 3], *[[0, 3]] * 4, [0, 1, 2, 3]]
+    check(settings, history, tmp_path)
+
+
+MOMENTS = ("before push", "after push", "before fold", "before checkpoint", "after checkpoint")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_server_that_dies_and_resumes(settings, moment, tmp_path, monkeypatch):
+    deaths = []
+
+    def dies(where, number):
+        if where == moment and number == 3 and not deaths:
+            deaths.append(where)
+            raise Crash
+
+    class Grid(FakeGrid):
+        def push_messages(self, messages):
+            kept = list(messages)
+            number = int(kept[0].metadata.group_id) if kept[0].metadata.group_id.isdigit() else 0
+            dies("before push", number)
+            identities = super().push_messages(kept)
+            if number == 3 and moment == "after push" and not deaths:
+                self.pull_messages(identities)  # the clients work while the server dies
+            dies("after push", number)
+            return identities
+
+    count, save = GridEngine._count_empty, ServerVault.save
+
+    def before_fold(self):
+        versions = [entry.version for entry in self.ledger.entries.values()]
+        dies("before fold", max(versions, default=0) + 1)
+        count(self)
+
+    def checkpoint(self, saved, brought):
+        if brought:
+            dies("before checkpoint", saved.state.round)
+        save(self, saved, brought)
+        if brought:
+            dies("after checkpoint", saved.state.round)
+
+    monkeypatch.setattr(GridEngine, "_count_empty", before_fold)
+    monkeypatch.setattr(ServerVault, "save", checkpoint)
+    history = run_through(settings, Grid(settings, tmp_path), tmp_path)
+    assert deaths == [moment]
+    assert history.crashes == 1
+    assert history.trace == [[0, 1, 2, 3]] * ROUNDS
+    check(settings, history, tmp_path)
+
+
+def test_a_wiped_disk_is_quarantined_without_a_ledger(tmp_path):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=ROUNDS)
+    grid = FakeGrid(settings, tmp_path)
+
+    def wipe(report):
+        if report.record["round"] == 3:
+            grid.wipe(1)
+
+    history = run_through(settings, grid, tmp_path, wipe)
+    assert history.trace == [[0, 1, 2, 3]] * 3 + [[0, 2, 3]] * 3
+    assert history.outcome.counts["lost"] == 3
+    assert server_on_disk(settings, tmp_path).ledger.entry(1).lost
+    event = history.records[3]["events"][0]
+    assert event["client"] == 1
+    assert "folded version 3, but version 0 is all" in event["detail"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_wiped_disk_is_repaired_with_a_ledger(name, tmp_path):
+    settings = federation(ALGORITHMS[name], rounds=ROUNDS, ledger="disk")
+    grid = FakeGrid(settings, tmp_path)
+
+    def wipe(report):
+        if report.record["round"] == 3:
+            grid.wipe(1)
+
+    history = run_through(settings, grid, tmp_path, wipe)
+    assert history.trace == [[0, 1, 2, 3]] * 3 + [[0, 2, 3]] + [[0, 1, 2, 3]] * 2
+    assert history.outcome.counts["repaired"] == 1
+    entry = server_on_disk(settings, tmp_path).ledger.entry(1)
+    assert (entry.incarnation, entry.version) == (1, 2)
+    check_invariant(settings, tmp_path)
+
+
+class Storm:
+    """Several faults at once, by chance: losses, late replies, deaths of clients and server."""
+
+    def __init__(self, seed, monkeypatch):
+        self.chance = random.Random(seed)
+        self.count = 0
+        self.calm = False
+        commit, save = Vault.commit, ServerVault.save
+
+        def dying_commit(vault, reply, kept):
+            self.maybe_die(0.05)
+            commit(vault, reply, kept)
+            self.maybe_die(0.05)
+
+        def dying_save(vault, saved, brought):
+            if brought:
+                self.maybe_die(0.05)
+            save(vault, saved, brought)
+            if brought:
+                self.maybe_die(0.05)
+
+        monkeypatch.setattr(Vault, "commit", dying_commit)
+        monkeypatch.setattr(ServerVault, "save", dying_save)
+
+    def maybe_die(self, probability):
+        if self.chance.random() < probability and not self.calm:
+            self.count += 1
+            raise Crash
+
+    def __call__(self, moment, message, client):
+        if message.metadata.message_type != "train" or self.chance.random() > 0.12:
+            return None
+        self.count += 1
+        return self.chance.choice(["drop", "drop", "late"] if moment == "reply" else ["drop"])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_many_faults_at_once(seed, tmp_path, monkeypatch):
+    names = list(ALGORITHMS)
+    settings = federation(
+        ALGORITHMS[names[seed % len(names)]],
+        rounds=ROUNDS,
+        sampler=fa.BernoulliSampling(0.8),
+        seed=seed,
+    )
+    storm = Storm(seed, monkeypatch)
+    history = run_through(settings, FakeGrid(settings, tmp_path, storm), tmp_path)
+    assert storm.count > 2
+    check_versions(settings, tmp_path, history.trace)
+    check_invariant(settings, tmp_path)
+    missing = set(range(CLIENTS)) - {client for ids in history.trace for client in ids}
+    if not missing:
+        check(settings, history, tmp_path)
