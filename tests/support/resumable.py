@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import fedadmm as fa
@@ -88,3 +90,33 @@ def run_in_directory(directory: Path, rounds: int, kind: str, every: int) -> Non
         store = make_store(kind, directory)
         result = run(rounds, store=store, checkpoints=checkpoints, resume=True, observers=[note])
     (directory / "digests.json").write_text(json.dumps(fingerprints(result)))
+
+
+def interrupted(
+    directory: Path, after: int, rounds: int = 8, kind: str = "memory", **o: Any
+) -> Any:
+    """A run that Ctrl-C ends after a round; a function that resumes it."""
+    every = o.pop("every", 1)
+
+    def go(**more: Any) -> fa.Result:
+        checkpoints = Checkpoints(directory / "checkpoint", every)
+        options = {"store": make_store(kind, directory), "checkpoints": checkpoints} | o | more
+        return run(options.pop("rounds", rounds), **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(observers=[stopping_after(after)])
+    return lambda **more: go(resume=True, **more)
+
+
+def assert_continued(result: fa.Result, reference: fa.Result, done: int) -> None:
+    assert untimed(result.history) == untimed(reference.history)[done:]
+    assert fingerprints(result) == fingerprints(reference)
+    assert (result.code, result.status) == (reference.code, reference.status)
+
+
+def contents(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }

@@ -1,0 +1,319 @@
+"""Checkpoints: what they hold, what they refuse, and how a run goes on from them."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedadmm as fa
+from fedadmm.round import RoundReport
+from fedadmm.state import Checkpoints, DiskStore, files, params_sha256
+from support.models import small_federation
+from support.resumable import (
+    CLIENTS,
+    assert_continued,
+    contents,
+    interrupted,
+    make_store,
+    problem,
+    run,
+    untimed,
+)
+
+ALGORITHMS = {
+    "fedsgd": fa.FedSGD(lr=0.5),
+    "fedavg": fa.FedAvg(),
+    "fedprox": fa.FedProx(rho=0.1),
+    "scaffold": fa.Scaffold(),
+    "feddyn": fa.FedDyn(eta=1.0),
+    "fedadmm": fa.FedADMM(rho=0.5, members="seen", join="current"),
+    "fedadmm-in": fa.FedADMMIn(beta=0.5),
+    "fedadmm-insa": fa.FedADMMInSa(beta=0.5),
+    "feddr": fa.FedDR(eta=1.0, init="prox"),
+    "feddr-ii": fa.FedDRII(eta=1.0),
+    "fedpd": fa.FedPD(eta=1.0, skip_probability=0.5),
+    "fedsplit": fa.FedSplit(eta=1.0),
+}
+FULL = {"sampler": fa.FullParticipation()}
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_resumes_bit_for_bit(name: str, kind: str, tmp_path: Path) -> None:
+    algorithm = ALGORITHMS[name]
+    options = {"algorithm": algorithm} | ({} if algorithm.accepts_partial else FULL)
+    resume = interrupted(tmp_path, 4, kind=kind, **options)
+    assert_continued(resume(), run(8, **options), 4)
+
+
+@pytest.mark.parametrize("policy", ["average", "keep-local"])
+def test_buffers_of_the_model_are_saved_too(policy: str, tmp_path: Path) -> None:
+    def options() -> dict[str, Any]:
+        with torch.random.fork_rng(devices=[]):
+            norm = nn.BatchNorm1d(5).double()
+        federation = small_federation(norm, buffers=policy)
+        where = "local" if policy == "keep-local" else "global"
+        return {"problem": federation, "evaluate": fa.Evaluation(target=where)}
+
+    resume = interrupted(tmp_path, 3, rounds=6, **options())
+    assert_continued(resume(**options()), run(6, **options()), 3)
+
+
+def test_only_new_rounds_reach_observers(tmp_path: Path) -> None:
+    resume = interrupted(tmp_path, 5)
+    seen: list[int] = []
+    result = resume(observers=[lambda report: seen.append(report.record["round"])])
+    assert seen == [record["round"] for record in result.history] == [6, 7, 8]
+
+
+def test_without_a_checkpoint_a_resumed_run_starts_from_round_0(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "none")
+    assert checkpoints.latest_round() is None
+    assert_continued(run(4, checkpoints=checkpoints, resume=True), run(4), 0)
+    leftover = DiskStore(tmp_path / "clients")
+    run(2, store=leftover)
+    store = DiskStore(tmp_path / "clients")
+    result = run(4, store=store, checkpoints=Checkpoints(tmp_path / "empty"), resume=True)
+    assert_continued(result, run(4), 0)
+
+
+def test_a_fresh_run_removes_the_checkpoints_of_an_earlier_one(tmp_path: Path) -> None:
+    run(6, checkpoints=Checkpoints(tmp_path))
+    run(2, checkpoints=Checkpoints(tmp_path))
+    assert Checkpoints(tmp_path).latest_round() == 2
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_ctrl_c_saves_the_last_complete_round(every: int, tmp_path: Path) -> None:
+    interrupted(tmp_path, 4, every=every)
+    assert Checkpoints(tmp_path / "checkpoint").latest_round() == 4
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_ctrl_c_in_the_middle_of_a_round_loses_nothing(kind: str, tmp_path: Path) -> None:
+    federation = problem()
+    calls = 0
+
+    class Impatient(fa.SGD):
+        def solve(self, *arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 3 * 5 + 2:  # three clients a round: one of round 6 has committed
+                signal.raise_signal(signal.SIGINT)
+            return super().solve(*arguments, **options)
+
+    solver = Impatient(lr=0.1, batch_size=4)
+    options: Any = {"problem": federation, "checkpoints": Checkpoints(tmp_path / "checkpoint", 4)}
+    with pytest.raises(KeyboardInterrupt):
+        run(8, solver=solver, store=make_store(kind, tmp_path), **options)
+    assert Checkpoints(tmp_path / "checkpoint").latest_round() == 5
+    again = Checkpoints(tmp_path / "checkpoint")
+    result = run(8, store=make_store(kind, tmp_path), checkpoints=again, resume=True)
+    assert_continued(result, run(8), 5)
+
+
+def test_ctrl_c_waits_for_observers_and_checkpoints(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def observe(report: RoundReport) -> None:
+        if report.record["round"] == 3:
+            signal.raise_signal(signal.SIGINT)
+        seen.append(report.record["round"])
+
+    with pytest.raises(KeyboardInterrupt):
+        run(8, checkpoints=Checkpoints(tmp_path), observers=[observe])
+    assert seen == [1, 2, 3]
+    assert Checkpoints(tmp_path).latest_round() == 3
+
+
+def test_a_run_in_a_thread_needs_no_signals(tmp_path: Path) -> None:
+    results: list[fa.Result] = []
+    work = lambda: results.append(run(3, checkpoints=Checkpoints(tmp_path)))  # noqa: E731
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert_continued(results[0], run(3), 0)
+
+
+def test_a_finished_run_is_over(tmp_path: Path) -> None:
+    first = run(5, checkpoints=Checkpoints(tmp_path, 2))
+    again = run(5, checkpoints=Checkpoints(tmp_path, 2), resume=True)
+    assert_continued(again, first, 5)
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    run(5, checkpoints=Checkpoints(tmp_path))
+    longer = run(8, checkpoints=Checkpoints(tmp_path), resume=True)
+    assert_continued(longer, run(8), 5)
+
+
+def test_a_run_that_met_its_target_is_over(tmp_path: Path) -> None:
+    target = fa.Target("loss", 0.69, at_least=False)
+    first = run(50, checkpoints=Checkpoints(tmp_path), target=target)
+    assert first.code == "target"
+    again = run(50, checkpoints=Checkpoints(tmp_path), target=target, resume=True)
+    assert_continued(again, first, len(first.history))
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_run_that_diverged_diverges_again(kind: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "algorithm": fa.FedAvg() if kind == "memory" else fa.FedADMM(rho=0.5)
+    }
+    federation = problem(torch.float32)
+    federation.clients[5].features.mul_(1e25)
+    options |= {"problem": federation, "solver": fa.SGD(lr=1e20, batch_size=4), "evaluate": False}
+    reference = run(30, **options)
+    assert reference.code == "diverged"
+    done = len(reference.history) - 1
+
+    def go(resume: bool) -> fa.Result:
+        options["checkpoints"] = Checkpoints(tmp_path / "checkpoint")
+        return run(30, store=make_store(kind, tmp_path), resume=resume, **options)
+
+    assert go(resume=False).status == reference.status
+    assert Checkpoints(tmp_path / "checkpoint").latest_round() == (done or None)
+    again = go(resume=True)
+    assert len(again.history) == 1
+    assert untimed(again.history)[-1]["clients"] == untimed(reference.history)[-1]["clients"]
+    assert again.status == reference.status
+
+
+def test_divergence_is_judged_by_the_first_loss_of_the_whole_run(tmp_path: Path) -> None:
+    losses: dict[int, float] = {}
+    saved: list[float | None] = []
+
+    def observe(report: RoundReport) -> None:
+        losses[report.record["round"]] = report.record["loss"]
+        saved.append(report.state.first_loss)
+        if report.record["round"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(8, checkpoints=Checkpoints(tmp_path), observers=[observe])
+    run(
+        8,
+        checkpoints=Checkpoints(tmp_path),
+        observers=[lambda r: saved.append(r.state.first_loss)],
+        resume=True,
+    )
+    assert set(saved) == {losses[1]}
+
+
+def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None:
+    old = {"algorithm.rho": 0.5, "seed": 3, "layers": (1, 2), "gone": True}
+    run(3, checkpoints=Checkpoints(tmp_path), fingerprint=old)
+    new = {"algorithm.rho": 0.25, "seed": 3, "layers": (1, 2), "new": "x"}
+    before = contents(tmp_path)
+    with pytest.raises(fa.StateError) as refused:
+        run(6, checkpoints=Checkpoints(tmp_path), fingerprint=new, resume=True)
+    message = str(refused.value)
+    assert "algorithm.rho is 0.5 there and 0.25 here" in message
+    assert "gone is true there and missing here" in message
+    assert 'new is missing there and "x" here' in message
+    assert "seed" not in message
+    assert "layers" not in message
+    assert contents(tmp_path) == before
+    run(6, checkpoints=Checkpoints(tmp_path), fingerprint=old, resume=True)
+
+
+def test_without_a_fingerprint_the_run_describes_itself(tmp_path: Path) -> None:
+    run(3, checkpoints=Checkpoints(tmp_path))
+    with pytest.raises(fa.StateError, match='algorithm is "fedadmm" there and "fedavg" here'):
+        run(3, algorithm=fa.FedAvg(), checkpoints=Checkpoints(tmp_path), resume=True)
+    with pytest.raises(fa.StateError, match="seed is 3 there and 4 here"):
+        run(3, seed=4, checkpoints=Checkpoints(tmp_path), resume=True)
+
+
+def test_a_checkpoint_needs_the_kind_of_store_it_was_written_with(tmp_path: Path) -> None:
+    run(3, checkpoints=Checkpoints(tmp_path))
+    with pytest.raises(fa.StateError, match=r"client state in memory, but .* in clients \(disk\)"):
+        run(
+            3, checkpoints=Checkpoints(tmp_path), store=DiskStore(tmp_path / "clients"), resume=True
+        )
+
+
+def test_resuming_needs_checkpoints() -> None:
+    with pytest.raises(fa.ParameterError, match="resume is True, but checkpoints is None"):
+        run(3, resume=True)
+    with pytest.raises(fa.ParameterError, match="every is 0"):
+        Checkpoints("somewhere", 0)
+
+
+def test_a_store_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+    class Plain:
+        bind = get = commit = clients = prefetch = mark = undo = lambda *arguments: ()
+
+    with pytest.raises(fa.PairingError, match="Plain cannot; use MemoryStore or DiskStore"):
+        run(3, store=Plain(), checkpoints=Checkpoints(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_checkpoint_writes_only_what_changed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[str, list[int]]] = []
+    save = files._save
+
+    def noting(path: Path, contents: files.Contents) -> None:
+        written.append((path.name.split(".safetensors")[0], contents.tensors.get("ids", [])))
+        save(path, contents)
+
+    monkeypatch.setattr(files, "_save", noting)
+    # Two clients a round: nobody comes twice in four rounds, so nothing is merged.
+    options: Any = {"sampler": fa.CyclicSampling(2), "store": make_store(kind, tmp_path)}
+    run(4, checkpoints=Checkpoints(tmp_path / "checkpoint"), **options)
+    for number in range(1, 5):
+        names = [name for name, _ in written if name.startswith(f"round-{number:08d}")]
+        assert sorted(names) == [f"round-{number:08d}.clients-0", f"round-{number:08d}.server"]
+        ids = next(ids for name, ids in written if name == f"round-{number:08d}.clients-0")
+        assert list(ids) == [2 * number - 2, 2 * number - 1]
+    records = [name for name, _ in written if not name.startswith("round")]
+    assert records == ([f"{client}-1" for client in range(8)] if kind == "disk" else [])
+
+
+def test_merging_bounds_what_is_kept(tmp_path: Path) -> None:
+    most = 0
+
+    def look(report: RoundReport) -> None:
+        nonlocal most
+        manifests = sorted(tmp_path.glob("*.json"))
+        if manifests:
+            parts = files.read_json(manifests[-1])["parts"]
+            most = max(most, sum(part["records"] for part in parts))
+
+    run(40, checkpoints=Checkpoints(tmp_path), observers=[look], evaluate=False)
+    assert CLIENTS < most <= 2 * CLIENTS
+
+
+def test_two_checkpoints_are_kept_and_other_files_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    run(6, checkpoints=Checkpoints(tmp_path, 2))
+    assert sorted(p.name for p in tmp_path.glob("*.json")) == [
+        "round-00000004.json",
+        "round-00000006.json",
+    ]
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_is_reported_before_round_0(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    seen: list[int] = []
+    with pytest.raises(fa.StateError, match=f"cannot create the folder {blocked}"):
+        run(3, checkpoints=Checkpoints(blocked), observers=[lambda report: seen.append(1)])
+    assert seen == []
+
+
+def test_the_digest_is_that_of_the_bytes() -> None:
+    vector = torch.tensor([1.0, 2.0])
+    expected = hashlib.sha256(bytes.fromhex("0000803f00000040")).hexdigest()
+    assert params_sha256(vector) == expected
+    assert params_sha256(torch.tensor([[1.0, 9.0], [2.0, 9.0]])[:, 0]) == expected
