@@ -171,8 +171,8 @@ class ModelObjective:
 
     def _batch(self, rows: Tensor | slice | None) -> tuple[Tensor, Tensor]:
         if rows is None:
-            return self._prepared(self.inputs), self.targets
-        return self._prepared(self.inputs[rows]), self.targets[rows]
+            return self.prepared(self.inputs), self.targets
+        return self.prepared(self.inputs[rows]), self.targets[rows]
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelObjective:
         """The same objective in another precision or on another device.
@@ -187,7 +187,8 @@ class ModelObjective:
             targets = targets.to(dtype)
         return replace(self, module=self.flat, inputs=inputs, targets=targets)
 
-    def _prepared(self, inputs: Tensor) -> Tensor:
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """Stored rows as the module wants them."""
         if self.prepare is not None:
             inputs = self.prepare(inputs)
             if inputs.is_floating_point():

@@ -10,11 +10,15 @@ from collections.abc import Callable
 
 from fedadmm.engines.job import Job, run_client
 from fedadmm.engines.sequential import Sequential
+from fedadmm.engines.vectorised import Vectorised
 from fedadmm.protocols import ClientStateStore, Engine
 
 EngineChoice = Callable[[Job, ClientStateStore], Engine]
 
-ENGINES: dict[str, Callable[[], EngineChoice]] = {Sequential.name: Sequential}
+ENGINES: dict[str, Callable[[], EngineChoice]] = {
+    Sequential.name: Sequential,
+    Vectorised.name: Vectorised,
+}
 """Name on the command line and in configurations -> choice; the only place that lists them."""
 
-__all__ = ["ENGINES", "EngineChoice", "Job", "Sequential", "run_client"]
+__all__ = ["ENGINES", "EngineChoice", "Job", "Sequential", "Vectorised", "run_client"]

@@ -26,21 +26,50 @@ from fedadmm.schedules import Schedule, at, check_schedule
 from fedadmm.solvers.descent import LocalLoss, Stepper, descend
 
 
+class OwnTerms(NamedTuple):
+    """What the terms of the local problem beside f_i do in one gradient step.
+
+    With a quadratic term w moves by `rate` = lr * weight of the way to `target`, where the terms
+    are stationary; with a linear term alone it moves by -`shift`.
+    """
+
+    rate: Tensor | float
+    target: Tensor | None
+    shift: Tensor | None
+
+    @classmethod
+    def of(cls, loss: LocalLoss, lr: float) -> OwnTerms | None:
+        """The terms of a local problem, or None when there are none."""
+        if loss.target is not None:
+            return cls(lr * loss.weight, loss.target, None)
+        linear = loss.problem.linear
+        return None if linear is None else cls(0.0, None, lr * linear)
+
+    def pull(self, part: Tensor, begin: int, end: int) -> None:
+        """Move the parameters [begin, end) in place."""
+        if self.target is not None:
+            part.lerp_(self.target[..., begin:end], self.rate)
+        elif self.shift is not None:
+            part.sub_(self.shift[..., begin:end])
+
+    def step(self, params: Tensor) -> Tensor:
+        """How far the terms push `params` back: lr times their gradient."""
+        if self.target is not None:
+            return self.rate * (params - self.target)
+        assert self.shift is not None
+        return self.shift
+
+
 class _Vectors(NamedTuple):
     """What a step reads and writes; vectors are (D,) or (K, D), weights also (1,) or (K, 1)."""
 
     params: Tensor
-    rate: Tensor | float
-    """lr * weight: which part of the way to `target` the quadratic term pulls in one step."""
-    target: Tensor | None
-    """centre - linear / weight, where the local problem's own terms are stationary."""
-    shift: Tensor | None
-    """lr * linear, when there is no quadratic term."""
+    terms: OwnTerms | None
     velocity: Tensor | None
 
 
 class SGDStepper:
-    """w <- w + lr weight (target - w) - lr g: the local problem's own terms, then a gradient.
+    """w <- w - lr (g + the gradient of the local problem's own terms), with optional momentum.
 
     Works on one client (D,) and on a stack of clients (K, D), given objectives of either kind.
     An objective that offers `descend` makes plain steps without forming the gradient.
@@ -49,7 +78,7 @@ class SGDStepper:
     def __init__(
         self, loss: LocalLoss, lr: float, momentum: float, wants_gradient: bool = True
     ) -> None:
-        self._objective = loss.objective
+        self._objective: Any = loss.objective
         self._lr = lr
         self._momentum = momentum
         self._fused = None
@@ -57,12 +86,7 @@ class SGDStepper:
             self._fused = getattr(loss.objective, "descend", None)
         params = loss.objective.workspace(loss.problem.start)
         velocity = torch.zeros_like(params) if momentum else None
-        linear = loss.problem.linear
-        if loss.target is None:
-            shift = None if linear is None else lr * linear
-            self._vectors = _Vectors(params, 0.0, None, shift, velocity)
-        else:
-            self._vectors = _Vectors(params, lr * loss.weight, loss.target, None, velocity)
+        self._vectors = _Vectors(params, OwnTerms.of(loss, lr), velocity)
 
     @property
     def params(self) -> Tensor:
@@ -71,36 +95,28 @@ class SGDStepper:
 
     def step(self, rows: Any) -> Tensor | None:
         """One step on the given rows; the gradient of f_i, unless nobody wanted it."""
-        params, velocity = self._vectors.params, self._vectors.velocity
-        pulls = self._vectors.target is not None or self._vectors.shift is not None
+        params, terms, velocity = self._vectors
         if self._fused is not None:
-            self._fused(params, rows, self._lr, self.pull if pulls else None)
+            self._fused(params, rows, self._lr, None if terms is None else terms.pull)
             return None
         gradient: Tensor = self._objective.gradient(params, rows)
         if velocity is None:
-            if pulls:
-                self.pull(params, 0, params.shape[-1])
+            if terms is not None:
+                terms.pull(params, 0, params.shape[-1])
             params.add_(gradient, alpha=-self._lr)
             return gradient
         velocity.mul_(self._momentum).add_(gradient, alpha=self._lr)
-        if self._vectors.target is not None:
-            velocity.add_(self._vectors.rate * (params - self._vectors.target))
-        elif self._vectors.shift is not None:
-            velocity.add_(self._vectors.shift)
+        if terms is not None:
+            velocity.add_(terms.step(params))
         params.sub_(velocity)
         return gradient
-
-    def pull(self, part: Tensor, begin: int, end: int) -> None:
-        """Move the parameters [begin, end) as the local problem's own terms do in one step."""
-        if self._vectors.target is not None:
-            part.lerp_(self._vectors.target[..., begin:end], self._vectors.rate)
-        elif self._vectors.shift is not None:
-            part.sub_(self._vectors.shift[..., begin:end])
 
     def select(self, clients: Tensor | slice) -> SGDStepper:
         """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
         chosen = copy.copy(self)
         chosen._vectors = trees.select(self._vectors, clients)
+        if isinstance(clients, Tensor):
+            chosen._objective = self._objective.select(clients.tolist())
         return chosen
 
 

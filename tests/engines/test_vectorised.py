@@ -1,0 +1,189 @@
+"""A stack of clients is the same clients one after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fedadmm as fa
+from fedadmm import losses, models
+from fedadmm.engines import Vectorised
+from support.engines import (
+    ALGORITHMS,
+    PROBLEMS,
+    SIZES,
+    assert_same_run,
+    model_federation,
+    run,
+    tanh_net,
+)
+
+
+def _equal(
+    algorithm: object, problem: str, engine: object = "vectorised", **options: object
+) -> None:
+    expected = run("sequential", algorithm, PROBLEMS[problem](), **options)
+    assert_same_run(run(engine, algorithm, PROBLEMS[problem](), **options), expected)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("problem", ["perceptron", "least squares"])
+def test_every_method(name: str, problem: str) -> None:
+    _equal(ALGORITHMS[name], problem)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_objective(problem: str) -> None:
+    _equal(ALGORITHMS["fedadmm"], problem)
+
+
+RULES = {
+    "epochs": fa.Epochs(3),
+    "steps": fa.Steps(8),
+    "uniform": fa.UniformEpochs(4),
+    "gradient": fa.GradientTolerance(0.02, max_epochs=6),
+    "prox": fa.ProxAccuracy(0.05, max_epochs=6),
+    "relative": fa.RelativeAccuracy(0.5, max_epochs=6),
+    "insa": fa.InSaCriterion(sigma=0.6, max_epochs=6),
+    "insa-global": fa.InSaCriterion(reference="global", max_epochs=6),
+}
+
+
+DISTANCES = ("prox", "relative")
+"""Rules that certify a distance, for which the local problem needs a quadratic term."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        (rule, name)
+        for rule in RULES
+        for name in ("fedadmm", "fedadmm-insa", "scaffold-2")
+        if not (rule in DISTANCES and name == "scaffold-2")
+    ],
+)
+def test_every_stopping_rule(rule: str, name: str) -> None:
+    _equal(ALGORITHMS[name], "perceptron", stop=RULES[rule])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold-2", "fedadmm-insa"])
+@pytest.mark.parametrize("problem", ["perceptron", "tanh"])
+def test_momentum(name: str, problem: str) -> None:
+    _equal(ALGORITHMS[name], problem, solver=fa.SGD(0.05, batch_size=4, momentum=0.8))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedadmm-insa", "scaffold-1"])
+@pytest.mark.parametrize("solver", [fa.GradientDescent(0.1), fa.SGD(0.1, batch_size=31)])
+def test_full_batches(name: str, solver: object) -> None:
+    _equal(ALGORITHMS[name], "perceptron", solver=solver, stop=RULES["insa"])
+    _equal(ALGORITHMS[name], "quadratic", solver=solver, stop=RULES["steps"])
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_small_stacks(stack: int) -> None:
+    _equal(ALGORITHMS["fedadmm-insa"], "perceptron", Vectorised(stack=stack))
+
+
+def test_clients_with_more_rows_than_one_pass_takes() -> None:
+    def problem() -> fa.Problem:
+        return model_federation(lambda: models.mlp(4, 6, 3), sizes=(300, 700, 5, 256))
+
+    for solver in (fa.GradientDescent(0.1), fa.SGD(0.1, batch_size=100)):
+        options = {"solver": solver, "stop": fa.InSaCriterion(sigma=0.7), "rounds": 2}
+        expected = run("sequential", fa.FedADMM(rho=0.5), problem(), **options)
+        assert_same_run(run("vectorised", fa.FedADMM(rho=0.5), problem(), **options), expected)
+
+
+def test_losses_of_users() -> None:
+    def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - nn.functional.one_hot(targets, 3)).square().mean()
+
+    def problem() -> fa.Problem:
+        return model_federation(tanh_net, squared)
+
+    expected = run("sequential", fa.FedAvg(), problem())
+    assert_same_run(run("vectorised", fa.FedAvg(), problem()), expected)
+
+
+def test_preparation_of_stored_rows() -> None:
+    def problem() -> fa.Problem:
+        flat = fa.FlatModule(models.build("mlp-4-6-3").double())
+        clients = [
+            fa.ModelObjective(
+                flat,
+                losses.cross_entropy,
+                torch.arange(4 * n, dtype=torch.uint8).view(n, 4),
+                torch.arange(n) % 3,
+                lambda rows: rows.double() / 50 - 1,
+            )
+            for n in SIZES
+        ]
+        clients = [
+            fa.ModelObjective(flat, c.loss, c.inputs, c.targets, clients[0].prepare)
+            for c in clients
+        ]
+        return fa.Problem(clients, initial=flat.vector.clone())
+
+    expected = run("sequential", fa.FedADMM(rho=0.5), problem())
+    assert_same_run(run("vectorised", fa.FedADMM(rho=0.5), problem()), expected)
+
+
+def test_divergence_names_the_same_client() -> None:
+    options = {"solver": fa.GradientDescent(1e200), "stop": fa.Epochs(4), "rounds": 3}
+    expected = run("sequential", fa.FedAvg(), PROBLEMS["least squares"](), **options)
+    found = run("vectorised", fa.FedAvg(), PROBLEMS["least squares"](), **options)
+    assert (found.code, found.status) == (expected.code, expected.status)
+    assert found.code == "diverged"
+    assert sorted(found.clients) == sorted(expected.clients)
+
+
+def test_states_do_not_keep_their_stack_alive() -> None:
+    result = run("vectorised", fa.FedADMM(rho=0.5), PROBLEMS["perceptron"]())
+    for state in result.clients.values():
+        assert state.w.untyped_storage().nbytes() == state.w.numel() * 8
+
+
+def _refused(problem: fa.Problem, **options: object) -> str:
+    with pytest.raises(fa.PairingError) as caught:
+        run("vectorised", fa.FedAvg(), problem, **options)
+    return str(caught.value)
+
+
+def test_refusals_say_why() -> None:
+    perceptron = PROBLEMS["perceptron"]()
+    assert "solver is LBFGS, but must be SGD" in _refused(perceptron, solver=fa.LBFGS())
+    noisy = model_federation(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+    )
+    assert "dropout" in _refused(noisy)
+    normed = model_federation(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)),
+        buffers="average",
+    )
+    assert "buffers" in _refused(normed)
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.layer(inputs)
+            return scores if scores.sum() > 0 else 2 * scores
+
+    assert "does not run under torch.func.vmap" in _refused(model_federation(Branching))
+
+    def spread(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - outputs.mean(0)).square().mean()
+
+    assert "mean of the rows' losses" in _refused(model_federation(tanh_net, spread))
+
+
+def test_a_client_of_another_kind_is_named() -> None:
+    mixed = fa.Problem(
+        [*PROBLEMS["least squares"]().clients, *PROBLEMS["logistic"]().clients],
+        initial=torch.ones(4, dtype=torch.float64),
+    )
+    with pytest.raises(fa.PairingError, match="client 11 has another kind"):
+        run("vectorised", fa.FedAvg(), mixed, sampler=fa.FullParticipation())
