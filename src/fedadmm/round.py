@@ -92,8 +92,12 @@ def run(
     """Yield a report after every round; the last one carries the ending."""
     before: Record = {}
     if state.round == 0 and job.algorithm.starts_with_everyone:
-        state, before, _ = run_round(job, range(job.problem.num_clients), engine, state, -1)
-        state = state._replace(round=0)
+        everyone = range(job.problem.num_clients)
+        following, before, infos = run_round(job, everyone, engine, state, -1)
+        if (ending := _broken(infos, "the initial round")) is not None:
+            yield RoundReport(state, before, infos, ending)
+            return
+        state = following._replace(round=0)
     upcoming = sampler.sample(job.seed, state.round, job.problem.num_clients)
     while state.round < schedule.rounds:
         ids = upcoming
@@ -103,13 +107,8 @@ def run(
         following, record, infos = run_round(job, ids, engine, state, state.round)
         for name in ("bytes_up", "bytes_down", "seconds"):
             record[name] += before.pop(name, 0)
-        broken = next((info for info in infos if not info.finite), None)
-        if broken is not None:
-            sentence = (
-                f"diverged in round {following.round}: client {broken.client} returned a vector "
-                "with NaN or infinite entries"
-            )
-            yield RoundReport(state, record, infos, Ending("diverged", sentence))
+        if (ending := _broken(infos, f"round {following.round}")) is not None:
+            yield RoundReport(state, record, infos, ending)
             return
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
@@ -123,6 +122,18 @@ def run(
         yield RoundReport(state, record, infos, ending)
         if ending is not None:
             return
+
+
+def _broken(infos: Sequence[ClientInfo], when: str) -> Ending | None:
+    """The ending when a client's result is not finite."""
+    for info in infos:
+        if not info.finite:
+            sentence = (
+                f"diverged in {when}: client {info.client} returned a vector with NaN or infinite "
+                "entries"
+            )
+            return Ending("diverged", sentence)
+    return None
 
 
 def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:

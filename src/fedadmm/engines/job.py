@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm import trees
 from fedadmm.problem import Problem
 from fedadmm.protocols import (
     AnyAlgorithm,
@@ -70,7 +71,7 @@ def run_client(
         result, solve = _solve(job, objective, problem, key, download, round_index)
     state, message = job.algorithm.client_update(download.cast, record.state, result)
     buffers = _buffers(job, objective)
-    finite = bool(torch.isfinite(result.params).all())
+    finite = trees.all_finite(result)
     info = describe(client, problem, result, solve, global_vector(download), finite)
     if finite:
         local = buffers if job.problem.buffers == "keep-local" else None
