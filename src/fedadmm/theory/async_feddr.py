@@ -252,7 +252,7 @@ def async_feddr_bound(
     slack_max = exact.rho * alpha * eta * n**3 / price
 
     def total(scale: float) -> float:
-        slack = slack_max * scale / (1.0 + scale)
+        slack = min(scale, slack_max * scale / (1.0 + scale))
         certificate = async_certificate(n, tau, T, p_hat, L, alpha, eta, slack=slack)
         return certificate.C_hat * gap + certificate.B * start_gradient
 
