@@ -78,7 +78,8 @@ class Schedule(NamedTuple):
 
 def initial_state(job: Job) -> RunState:
     """The state before the first round."""
-    return RunState(0, job.algorithm.init_server(job.initial), job.initial_buffers)
+    shared = job.initial_buffers if job.problem.buffers == "average" else None
+    return RunState(0, job.algorithm.init_server(job.initial), shared)
 
 
 def run(

@@ -1,0 +1,228 @@
+"""Modules on flat vectors: what travels, what stays, and what happens to buffers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fedadmm as fa
+from fedadmm.engines.sequential import SequentialEngine
+from fedadmm.flat import FlatModule
+from support.models import perceptron, rows, small_federation
+
+LOSS = nn.functional.cross_entropy
+LR = 0.3
+FULL_BATCH = {"solver": fa.GradientDescent(LR), "stop": fa.Steps(2)}
+
+
+def test_the_vector_is_the_module():
+    module = perceptron()
+    before = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+    flat = FlatModule(module)
+    assert torch.equal(flat.vector, before)
+    flat.vector.add_(1.0)
+    assert torch.equal(nn.utils.parameters_to_vector(module.parameters()), before + 1)
+    flat.load(before)
+    assert torch.equal(nn.utils.parameters_to_vector(module.parameters()), before)
+
+
+def test_views_are_named_and_shaped():
+    flat = FlatModule(perceptron())
+    views = flat.views(torch.arange(flat.num_parameters, dtype=torch.float64))
+    assert {name: tuple(view.shape) for name, view in views.items()} == {
+        "0.weight": (5, 4),
+        "0.bias": (5,),
+        "2.weight": (3, 5),
+        "2.bias": (3,),
+    }
+    assert torch.equal(
+        torch.cat([v.reshape(-1) for v in views.values()]), torch.arange(43.0).double()
+    )
+
+
+def test_frozen_parameters_never_travel_and_never_move():
+    module = perceptron()
+    for parameter in module[0].parameters():
+        parameter.requires_grad_(False)
+    frozen = [parameter.clone() for parameter in module[0].parameters()]
+    flat = FlatModule(module)
+    assert flat.num_parameters == 5 * 3 + 3
+    problem = fa.Problem(
+        [fa.ModelObjective(flat, LOSS, *rows(i, 12)) for i in range(3)],
+        initial=flat.vector.clone(),
+    )
+    result = fa.simulate(fa.FedADMM(0.5), problem, 3, **FULL_BATCH)
+    assert result.history[0]["bytes_up"] == 3 * 18 * 8
+    assert not torch.equal(result.params, problem.start(0))
+    for before, after in zip(frozen, module[0].parameters(), strict=True):
+        assert torch.equal(before, after)
+
+
+def test_tied_parameters_are_one():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    module[2].weight = module[0].weight
+    flat = FlatModule(module)
+    assert flat.num_parameters == 16 + 4 + 4
+    inputs = rows(0, 6)[0]
+    module(inputs).square().mean().backward()
+    expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+    targets = torch.zeros(6, 4, dtype=torch.float64)
+    objective = fa.ModelObjective(flat, nn.functional.mse_loss, inputs, targets)
+    torch.testing.assert_close(objective.gradient(flat.vector.clone()), expected)
+
+
+def test_several_precisions_are_refused():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(fa.ParameterError, match="module has parameters of several kinds"):
+        FlatModule(module)
+
+
+def test_moving_to_another_precision_keeps_the_values_and_the_views():
+    flat = FlatModule(perceptron())
+    before = flat.vector.clone()
+    flat.to(torch.float32)
+    assert flat.vector.dtype == torch.float32
+    torch.testing.assert_close(flat.vector, before.float())
+    flat.vector.zero_()
+    assert not nn.utils.parameters_to_vector(flat.module.parameters()).any()
+
+
+def normalised(**options: object) -> fa.Problem:
+    return small_federation(nn.BatchNorm1d(5), clients=3, **options)
+
+
+def by_hand(policy: str, rounds: int) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
+    """FedAvg over deep copies of the module, one a client, with torch alone."""
+    problem = normalised(buffers=policy)
+    origin = copy.deepcopy(problem.clients[0].flat.module)
+    theta = nn.utils.parameters_to_vector(origin.parameters()).detach()
+    modules = [copy.deepcopy(origin) for _ in range(3)]
+    for module in modules:
+        module.train()
+    for _ in range(rounds):
+        results = []
+        for module, client in zip(modules, problem.clients, strict=True):
+            nn.utils.vector_to_parameters(theta.clone(), module.parameters())
+            for _ in range(2):
+                module.zero_grad()
+                LOSS(module(client.inputs), client.targets).backward()
+                with torch.no_grad():
+                    for parameter in module.parameters():
+                        parameter.sub_(parameter.grad, alpha=LR)
+            results.append(nn.utils.parameters_to_vector(module.parameters()).detach().clone())
+        theta = torch.stack(results).mean(0)
+        if policy == "average":
+            for statistic in ("running_mean", "running_var"):
+                mean = torch.stack([getattr(m[1], statistic) for m in modules]).mean(0)
+                for module in modules:
+                    getattr(module[1], statistic).copy_(mean)
+    return theta, [[m[1].running_mean, m[1].running_var] for m in modules]
+
+
+@pytest.mark.parametrize("policy", ["keep-local", "average"])
+def test_buffers_follow_their_policy(policy):
+    """Three rounds of training, evaluated in between, against three separate modules."""
+    problem = normalised(buffers=policy)
+    stores, states = [], []
+
+    def engine(job, store):
+        stores.append(store)
+        return SequentialEngine(job, store)
+
+    result = fa.simulate(
+        fa.FedAvg(),
+        problem,
+        3,
+        engine=engine,
+        evaluate=fa.Evaluation(target="local" if policy == "keep-local" else "global"),
+        observers=[lambda report: states.append(report.state)],
+        **FULL_BATCH,
+    )
+    theta, statistics = by_hand(policy, 3)
+    torch.testing.assert_close(result.params, theta, rtol=0, atol=1e-12)
+    for i, (mean, variance) in enumerate(statistics):
+        kept = stores[0].get(i).buffers if policy == "keep-local" else states[-1].buffers
+        torch.testing.assert_close(kept, torch.cat([mean, variance]), rtol=0, atol=1e-12)
+    if policy == "keep-local":
+        assert not torch.equal(stores[0].get(0).buffers, stores[0].get(1).buffers)
+
+
+def test_averaged_buffers_are_counted_and_kept_ones_are_not():
+    bare = normalised().clients[0].num_parameters
+    for policy, extra in (("average", 10), ("keep-local", 0)):
+        result = fa.simulate(
+            fa.FedAvg(), normalised(buffers=policy), 1, evaluate=False, **FULL_BATCH
+        )
+        assert result.history[0]["bytes_up"] == 3 * (bare + extra) * 8
+        assert result.history[0]["bytes_down"] == 3 * (bare + extra) * 8
+
+
+@pytest.mark.parametrize("policy", ["keep-local", "average"])
+def test_local_evaluation_uses_the_buffers_of_the_policy(policy):
+    """The loss of the record is that of the three separate modules."""
+    problem = normalised(buffers=policy)
+    result = fa.simulate(
+        fa.FedAvg(), problem, 2, evaluate=fa.Evaluation(target="local"), **FULL_BATCH
+    )
+    theta, statistics = by_hand(policy, 2)
+    module = copy.deepcopy(problem.clients[0].flat.module).eval()
+    losses = []
+    for client, (mean, variance) in zip(problem.clients, statistics, strict=True):
+        nn.utils.vector_to_parameters(theta.clone(), module.parameters())
+        module[1].running_mean.copy_(mean)
+        module[1].running_var.copy_(variance)
+        with torch.no_grad():
+            losses.append(float(LOSS(module(client.inputs), client.targets)))
+    assert result.history[-1]["loss"] == pytest.approx(sum(losses) / 3, abs=1e-12)
+
+
+def test_a_test_metric_sees_the_buffers_that_were_averaged():
+    """Measuring f and its gradient first must not move them."""
+    seen = []
+    problem = normalised(buffers="average")
+    flat = problem.clients[0].flat
+    watched = fa.Problem(
+        problem.clients,
+        initial=problem.initial,
+        buffers="average",
+        test=lambda params: seen.append(flat.buffers().clone()) or {"seen": 1.0},
+    )
+    states = []
+    fa.simulate(
+        fa.FedAvg(), watched, 3, observers=[lambda r: states.append(r.state.buffers)], **FULL_BATCH
+    )
+    assert len(seen) == 3
+    assert all(torch.equal(a, b) for a, b in zip(seen, states, strict=True))
+
+
+def dropping(rate: float) -> fa.Problem:
+    return small_federation(nn.Dropout(rate))
+
+
+def test_dropout_is_deterministic_under_a_seed_and_leaves_the_global_generator_alone():
+    options = {"rounds": 3, "solver": fa.SGD(0.2, batch_size=5), "stop": fa.Epochs(2)}
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = fa.simulate(fa.FedADMM(0.5), dropping(0.5), seed=3, **options)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    again = fa.simulate(fa.FedADMM(0.5), dropping(0.5), seed=3, **options)
+    assert torch.equal(first.params, again.params)
+    assert [r["loss"] for r in first.history] == [r["loss"] for r in again.history]
+    without = fa.simulate(fa.FedADMM(0.5), dropping(0.0), seed=3, **options)
+    assert not torch.equal(first.params, without.params)
+
+
+def test_dropout_masks_differ_between_clients_and_rounds():
+    """Two clients with the same rows would make the same step with the same mask."""
+    flat = FlatModule(perceptron(0, nn.Dropout(0.5)))
+    initial = flat.vector.clone()
+    twins = [fa.ModelObjective(flat, LOSS, *rows(0, 12)) for _ in range(2)]
+    method = fa.FedADMM(0.5)
+    result = fa.simulate(
+        method, fa.Problem(twins, initial=initial), 1, solver=fa.GradientDescent(0.1)
+    )
+    assert not torch.equal(result.clients[0].w, result.clients[1].w)

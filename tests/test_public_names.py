@@ -1,0 +1,133 @@
+"""What `import fedadmm` offers, and that it costs next to nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import fedadmm as fa
+
+NAMES = [
+    "FedSGD",
+    "FedAvg",
+    "FedProx",
+    "Scaffold",
+    "FedDyn",
+    "FedPD",
+    "FedADMM",
+    "FedADMMIn",
+    "FedADMMInSa",
+    "FedDR",
+    "FedDRII",
+    "FedSplit",
+    "FullParticipation",
+    "UniformSampling",
+    "BernoulliSampling",
+    "WeightedSampling",
+    "NonOverlappingSampling",
+    "DoublyUniformSampling",
+    "CyclicSampling",
+    "TraceSampling",
+    "SGD",
+    "GradientDescent",
+    "AcceleratedGradient",
+    "LBFGS",
+    "ExactSolver",
+    "Epochs",
+    "UniformEpochs",
+    "Steps",
+    "GradientTolerance",
+    "ProxAccuracy",
+    "RelativeAccuracy",
+    "InSaCriterion",
+    "Zero",
+    "L1",
+    "SquaredL2",
+    "ElasticNet",
+    "GroupLasso",
+    "Box",
+    "NonNegative",
+    "L2Ball",
+    "PyProximal",
+    "Problem",
+    "LazyClients",
+    "Facts",
+    "Quadratic",
+    "LeastSquares",
+    "LogisticRegression",
+    "ModelObjective",
+    "FlatModule",
+    "simulate",
+    "Result",
+    "Evaluation",
+    "Target",
+    "Piecewise",
+    "Geometric",
+    "FixedPenalty",
+    "ResidualBalancing",
+    "FedADMMError",
+    "ParameterError",
+    "PairingError",
+    "DataError",
+    "ConfigError",
+    "StateError",
+    "EngineError",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_name(name):
+    assert name in fa.__all__
+    assert getattr(fa, name).__name__ == name
+    assert getattr(fa, name).__doc__
+
+
+def test_everything_offered_can_be_had():
+    for name in fa.__all__:
+        assert getattr(fa, name) is not None
+    assert set(dir(fa)) == set(fa.__all__)
+    assert len(set(fa.__all__)) == len(fa.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'fedadmm' has no attribute 'FedMagic'"):
+        fa.FedMagic  # noqa: B018
+
+
+def test_everything_raised_on_purpose_has_one_root():
+    errors = [getattr(fa, name) for name in fa.__all__ if name.endswith("Error")]
+    assert len(errors) >= 7
+    assert all(issubclass(error, fa.FedADMMError) for error in errors)
+
+
+def test_importing_warns_of_nothing_and_does_not_import_torch():
+    program = (
+        "import sys, fedadmm; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_parameters_carry_the_letters_of_the_papers():
+    methods = [
+        fa.FedADMM(rho=1.0, step="tracking", start="own", join="initial", members="all"),
+        fa.FedDR(eta=1.0, alpha=1.0, init="start"),
+        fa.FedDRII(eta=1.0),
+        fa.FedSplit(eta=1.0),
+        fa.FedADMMIn(beta=1.0),
+        fa.FedADMMInSa(beta=1.0, mu=5, tau=2),
+        fa.FedDyn(eta=1.0),
+        fa.FedPD(eta=1.0, skip_probability=0),
+        fa.FedProx(rho=1.0),
+        fa.Scaffold(option=2, step=1.0),
+        fa.FedSGD(lr=1.0),
+        fa.FedAvg(),
+    ]
+    assert len({method.name for method in methods}) == 12
+    assert all(type(method).__doc__ and method.paper for method in methods)
+    assert fa.FedADMM(1.0) == methods[0]
+    assert fa.FedADMMInSa(1.0) == methods[5]

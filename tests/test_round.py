@@ -1,0 +1,319 @@
+"""The loop: what a record holds, how a run ends, and which model is evaluated."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.engines.sequential import SequentialEngine
+from support.federations import WEIGHTS, federation, run, snapshots
+
+EXACT = {"solver": fa.ExactSolver()}
+
+
+class Faulty:
+    """f(x) = ||x||^2 / 2 whose gradient is NaN from the given call on."""
+
+    num_parameters, num_samples = 3, 1
+
+    def __init__(self, good_calls: float = math.inf) -> None:
+        self.good_calls = good_calls
+
+    def value(self, params):
+        return params.square().sum() / 2
+
+    def gradient(self, params, rows=None):
+        self.good_calls -= 1
+        return params.clone() if self.good_calls >= 0 else params * math.nan
+
+    def workspace(self, params):
+        return params.clone()
+
+    def to(self, dtype, device="cpu"):
+        return self
+
+
+def faulty_run(algorithm: Any, good_calls: float, **options: Any) -> fa.Result:
+    clients = [Faulty(), Faulty(), Faulty(good_calls), Faulty()]
+    settings = {
+        "solver": fa.GradientDescent(0.1),
+        "stop": fa.Steps(1),
+        "initial": torch.ones(3),
+        "evaluate": False,
+        "keep_trajectory": True,
+    }
+    return fa.simulate(algorithm, fa.Problem(clients), 10, **(settings | options))
+
+
+@pytest.mark.parametrize("algorithm", [fa.FedADMM(1.0), fa.FedSGD(0.1), fa.Scaffold(1)])
+def test_a_client_that_returns_nan_ends_the_run_with_a_sentence(algorithm):
+    result = faulty_run(algorithm, 6 if isinstance(algorithm, fa.Scaffold) else 3)
+    assert result.code == "diverged"
+    assert result.status == (
+        "diverged in round 4: client 2 returned a vector with NaN or infinite entries"
+    )
+    assert len(result.history) == 4
+    # what comes out is the last state that was good
+    assert torch.equal(result.params, result.trajectory[2])
+    assert result.params.isfinite().all()
+    assert all(leaf.isfinite().all() for i in result.clients for leaf in result.clients[i])
+
+
+def test_divergence_in_an_initial_round_is_named_as_well():
+    result = faulty_run(fa.FedDR(1.0, init="prox"), 0)
+    assert result.code == "diverged"
+    assert result.status == (
+        "diverged in the initial round: client 2 returned a vector with NaN or infinite entries"
+    )
+    assert torch.equal(result.params, torch.ones(3))
+
+
+def test_an_exploding_loss_ends_the_run():
+    given = federation(1)
+    result = run(fa.FedSGD(5.0), given, 100, solver=None, evaluate=True)
+    assert result.code == "diverged"
+    losses = [record["loss"] for record in result.history]
+    limit = 1e6 * (1 + abs(losses[0]))
+    assert losses[-1] > limit
+    assert all(loss <= limit for loss in losses[:-1])
+    sentence = f"diverged in round {len(losses)}: the loss of the global model is {losses[-1]:g}"
+    assert result.status.startswith(sentence)
+    drifts: list[Any] = []
+    run(fa.FedSGD(5.0), given, len(losses), solver=None, observers=[drifts.append])
+    worst = max(drifts[-1].infos, key=lambda info: info.drift).client
+    assert result.status.endswith(f"; client {worst} moved furthest from it")
+
+
+def test_a_run_that_ends_in_time_says_so():
+    result = run(fa.FedADMM(1.0), federation(2), 7)
+    assert (result.code, result.status) == ("completed", "completed all 7 rounds")
+    assert [record["round"] for record in result.history] == list(range(1, 8))
+    assert len(result.trajectory) == 7
+    assert torch.equal(result.params, result.trajectory[-1])
+
+
+def test_the_trajectory_is_kept_on_request_only():
+    assert run(fa.FedADMM(1.0), federation(2), 2, keep_trajectory=False).trajectory == []
+
+
+def test_a_target_ends_the_run_in_the_first_round_that_meets_it():
+    given = federation(3)
+    full = run(fa.FedADMM(1.0), given, 40, evaluate=True)
+    losses = [record["loss"] for record in full.history]
+    value = losses[10]
+    expected = next(i for i, loss in enumerate(losses) if loss <= value) + 1
+    target = fa.Target("loss", value, at_least=False)
+    result = run(fa.FedADMM(1.0), given, 40, evaluate=True, target=target)
+    assert result.code == "target"
+    assert len(result.history) == expected
+    assert (
+        result.status == f"loss {losses[expected - 1]:.4g} reached the target in round {expected}"
+    )
+
+
+def test_a_target_may_be_a_metric_of_ones_own():
+    def metrics(params: torch.Tensor) -> dict[str, float]:
+        return {"size": float(params.norm())}
+
+    given = federation(3)._replace(start=np.zeros(4))
+    target = fa.Target("size", 0.1)
+    result = run(fa.FedADMM(1.0), given, 40, evaluate=metrics, target=target)
+    assert result.code == "target"
+    sizes = [record["size"] for record in result.history]
+    assert sizes[-1] >= 0.1
+    assert all(size < 0.1 for size in sizes[:-1])
+    assert "loss" in result.history[0]
+
+
+def test_a_tolerance_ends_the_run_when_the_gradient_mapping_is_small():
+    given = federation(4, regularizer=fa.L1(0.2))
+    result = run(fa.FedDR(0.8), given, 500, evaluate=True, tolerance=1e-5)
+    mappings = [record["gradient_mapping"] for record in result.history]
+    assert result.code == "tolerance"
+    assert mappings[-1] <= 1e-5
+    assert all(value > 1e-5 for value in mappings[:-1])
+    sentence = f"gradient mapping {mappings[-1]:.3g} met the tolerance in round {len(mappings)}"
+    assert result.status == sentence
+
+
+def test_a_record_says_what_the_round_was():
+    given = federation(5, weights=WEIGHTS, regularizer=fa.L1(0.3))
+    rho, infos = 1.5, []
+    result = run(
+        fa.FedADMM(rho),
+        given,
+        6,
+        sampler=fa.UniformSampling(2),
+        solver=fa.GradientDescent(0.1),
+        stop=fa.Epochs(3),
+        evaluate=True,
+        observers=[lambda report: infos.append(report.infos)],
+    )
+    A, b = np.tensordot(given.a, given.A, 1), given.a @ given.b
+    before = given.start
+    for index, record in enumerate(result.history):
+        theta = result.trajectory[index].numpy()
+        f = theta @ A @ theta / 2 - b @ theta
+        assert record["loss"] == pytest.approx(f, abs=1e-12)
+        assert record["objective"] == pytest.approx(f + 0.3 * np.abs(theta).sum(), abs=1e-12)
+        step = 1 / rho
+        moved = theta - step * (A @ theta - b)
+        moved = np.sign(moved) * np.maximum(np.abs(moved) - step * 0.3, 0)
+        mapping = np.linalg.norm((theta - moved) / step)
+        assert record["gradient_mapping"] == pytest.approx(mapping, abs=1e-10)
+        assert record["sparsity"] == pytest.approx((theta == 0).mean())
+        ids = record["clients"]
+        drifts = np.array([info.drift for info in infos[index]])
+        primal = math.sqrt(given.a[ids] @ drifts**2 / given.a[ids].sum())
+        assert record["primal_residual"] == pytest.approx(primal, abs=1e-12)
+        dual = rho * np.linalg.norm(theta - before)
+        assert record["dual_residual"] == pytest.approx(dual, abs=1e-12)
+        assert record["participants"] == len(ids) == 2
+        assert (record["epochs"], record["steps"]) == (3.0, 6)
+        assert record["penalty_mean"] == record["penalty_min"] == record["penalty_max"] == rho
+        assert record["penalty_quartiles"] == [rho, rho, rho]
+        assert record["seconds"] > 0
+        assert record["evaluation_seconds"] > 0
+        before = theta
+
+
+def test_drift_and_move_of_a_client():
+    given, infos = federation(6), []
+    rounds = snapshots(fa.FedADMM(1.0), given, 3)
+    run(fa.FedADMM(1.0), given, 3, observers=[lambda report: infos.append(report.infos)])
+    for info in infos[2]:
+        w = rounds[2].clients[info.client].w
+        old = rounds[1].clients[info.client].w
+        assert info.move == pytest.approx(float((w - old).norm()), abs=1e-12)
+        assert info.drift == pytest.approx(float((w - rounds[1].theta).norm()), abs=1e-12)
+        assert info.weight == 1.0
+        assert info.finite
+
+
+def test_the_penalty_statistics_are_those_of_the_participants():
+    given, infos = federation(7), []
+    method = fa.FedADMMInSa(0.05, mu=1.5)
+    result = run(method, given, 12, observers=[lambda report: infos.append(report.infos)])
+    betas = np.array([info.weight for info in infos[-1]])
+    record = result.history[-1]
+    assert len(set(betas)) > 1
+    assert record["penalty_mean"] == pytest.approx(betas.mean())
+    assert (record["penalty_min"], record["penalty_max"]) == (betas.min(), betas.max())
+    np.testing.assert_allclose(record["penalty_quartiles"], np.quantile(betas, [0.25, 0.5, 0.75]))
+
+
+def test_evaluation_happens_when_it_is_due_and_after_the_last_round():
+    result = run(fa.FedADMM(1.0), federation(8), 7, evaluate=fa.Evaluation(every=3))
+    assert [r["round"] for r in result.history if "loss" in r] == [3, 6, 7]
+    assert all("loss" not in record for record in run(fa.FedADMM(1.0), federation(8), 2).history)
+
+
+def test_local_evaluation_uses_every_clients_own_model_on_its_own_data():
+    given = federation(9, weights=WEIGHTS)
+    evaluation = fa.Evaluation(target="local")
+    result = run(
+        fa.FedADMM(1.0), given, 4, sampler=fa.UniformSampling(2), evaluate=evaluation, seed=1
+    )
+    expected = 0.0
+    for i in range(given.clients):
+        # a client that never took part still holds the initial vector
+        w = result.clients[i].w.numpy() if i in result.clients else given.start
+        expected += given.a[i] * (w @ given.A[i] @ w / 2 - given.b[i] @ w)
+    assert result.history[-1]["loss"] == pytest.approx(expected, abs=1e-12)
+    glob = run(fa.FedADMM(1.0), given, 4, sampler=fa.UniformSampling(2), evaluate=True, seed=1)
+    assert glob.history[-1]["loss"] != pytest.approx(expected, abs=1e-3)
+
+
+def test_local_evaluation_of_a_method_without_local_models_is_that_of_the_global_vector():
+    given = federation(10)
+    options = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(2)}
+    one = run(fa.FedAvg(), given, 4, evaluate=fa.Evaluation(target="local"), **options)
+    two = run(fa.FedAvg(), given, 4, evaluate=True, **options)
+    assert one.history[-1]["loss"] == pytest.approx(two.history[-1]["loss"], abs=1e-12)
+
+
+def test_held_out_evaluators_are_used():
+    given = federation(11)
+
+    def client_test(index: int) -> Any:
+        return lambda x: {"score": float(index)}
+
+    problem = fa.Problem(
+        given.problem.clients,
+        weights=WEIGHTS,
+        test=lambda x: {"accuracy": float(x[0])},
+        client_tests=[client_test(i) for i in range(5)],
+    )
+    options = {"initial": given.initial, "keep_trajectory": True, **EXACT}
+    result = fa.simulate(fa.FedADMM(1.0), problem, 2, **options)
+    assert result.history[1]["accuracy"] == float(result.trajectory[1][0])
+    local = fa.simulate(
+        fa.FedADMM(1.0), problem, 1, evaluate=fa.Evaluation(target="local"), **options
+    )
+    assert local.history[0]["score"] == pytest.approx(
+        np.arange(5) @ np.array(WEIGHTS) / sum(WEIGHTS)
+    )
+    silent = fa.simulate(fa.FedADMM(1.0), problem, 1, evaluate=fa.Evaluation(test=False), **options)
+    assert "accuracy" not in silent.history[0]
+
+
+class _Counting(SequentialEngine):
+    """Counts how many uploads of a round are alive at once."""
+
+    most = 0
+
+    def run_clients(self, ids, download, round_index):
+        alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+        for client, upload, info in super().run_clients(ids, download, round_index):
+            alive.add(upload.message.increment)
+            _Counting.most = max(_Counting.most, len(alive))
+            yield client, upload, info
+            del upload
+
+
+def test_uploads_are_summed_as_they_come_and_not_collected():
+    _Counting.most = 0
+    run(fa.FedADMM(1.0), federation(12, clients=20), 2, engine=_Counting)
+    assert 1 <= _Counting.most <= 2
+
+
+def test_an_observer_sees_every_round_and_the_ending_last():
+    endings = []
+    run(fa.FedADMM(1.0), federation(13), 4, observers=[lambda r: endings.append(r.ending)])
+    assert endings[:3] == [None] * 3
+    assert endings[3].code == "completed"
+
+
+def test_the_problem_may_bring_its_own_start():
+    given = federation(14)
+    fixed = fa.Problem(given.problem.clients, initial=given.initial)
+    drawn = fa.Problem(given.problem.clients, initial=lambda seed: given.initial + seed)
+    options = {"evaluate": False, **EXACT}
+    assert torch.equal(
+        fa.simulate(fa.FedADMM(1.0), fixed, 3, **options).params,
+        fa.simulate(fa.FedADMM(1.0), drawn, 3, seed=0, **options).params,
+    )
+    other = fa.simulate(fa.FedADMM(1.0), drawn, 3, seed=1, **options).params
+    assert not torch.equal(other, fa.simulate(fa.FedADMM(1.0), fixed, 3, **options).params)
+
+
+def test_weights_count_up_to_a_common_factor():
+    given = federation(15, weights=WEIGHTS)
+    doubled = given._replace(
+        problem=fa.Problem(given.problem.clients, weights=[2 * w for w in WEIGHTS])
+    )
+    one, two = run(fa.FedADMM(1.0), given, 5), run(fa.FedADMM(1.0), doubled, 5)
+    torch.testing.assert_close(one.params, two.params, rtol=0, atol=1e-14)
+
+
+def test_a_schedule_of_learning_rates_also_serves_an_initial_round():
+    given = federation(16)
+    solver = fa.GradientDescent(fa.Piecewise({0: 0.1, 2: 0.05}))
+    result = run(fa.FedDR(1.0, init="prox"), given, 3, solver=solver, stop=fa.Steps(2))
+    assert result.code == "completed"

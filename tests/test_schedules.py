@@ -1,0 +1,36 @@
+"""Numbers that change over the rounds."""
+
+from __future__ import annotations
+
+import pytest
+
+import fedadmm as fa
+from fedadmm.schedules import at
+
+
+def test_piecewise_changes_at_its_points():
+    schedule = fa.Piecewise({0: 1.0, 60: 0.5, 80: 0.1})
+    assert [schedule(t) for t in (0, 59, 60, 79, 80, 1000)] == [1.0, 1.0, 0.5, 0.5, 0.1, 0.1]
+
+
+def test_geometric_falls_to_its_floor():
+    schedule = fa.Geometric(2.0, 0.5, 0.3)
+    assert [schedule(t) for t in range(5)] == [2.0, 1.0, 0.5, 0.3, 0.3]
+
+
+def test_a_tracking_floor_is_left_to_the_server_step():
+    assert fa.Geometric(2.0, 0.5, "tracking")(4) == 2.0 * 0.5**4
+
+
+def test_a_number_is_a_constant_schedule():
+    assert at(0.7, 0) == at(0.7, 99) == 0.7
+
+
+def test_an_initial_round_counts_as_the_first():
+    assert at(fa.Piecewise({0: 1.0, 1: 0.5}), -1) == 1.0
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_schedule_must_stay_positive(value):
+    with pytest.raises(fa.ParameterError, match="its value in round 3 is"):
+        at(lambda t: value, 3)
