@@ -1,0 +1,58 @@
+"""Pages that are made from the code when the site is built, so that they cannot drift from it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import api
+import commands
+import methods
+import settings
+
+SHELF = {
+    "Start": ["index.md", "quickstart.md", "concepts.md", "choosing.md", "faq.md"],
+    "Methods": [],
+    "Guides": ["own-model.md", "data.md", "reports.md", "add-an-algorithm.md"],
+    "Reference": ["reference/commands.md", "reference/config.md", "reference/api.md"],
+    "Inside": ["architecture.md"],
+}
+"""The order of what is known; a page that stands in docs/ and not here joins the guides."""
+
+
+def generated() -> dict[str, str]:
+    """Address -> Markdown of every page that is made from the code."""
+    return {
+        **methods.pages(),
+        "reference/api.md": api.page(),
+        "reference/commands.md": commands.page(),
+        "reference/config.md": settings.page(),
+    }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put every page that exists on its shelf."""
+    made = generated()
+    written = {path.name for path in Path(config.docs_dir).glob("*.md")}
+    shelves: dict[str, list[Any]] = {name: list(pages) for name, pages in SHELF.items()}
+    shelves["Methods"] = [page for page in made if page.startswith("methods/")]
+    known = {page for pages in SHELF.values() for page in pages}
+    shelves["Guides"] += sorted(written - known)
+    config.nav = [
+        {name: [page for page in pages if page in made or page in written]}
+        for name, pages in shelves.items()
+    ]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    for address, text in generated().items():
+        files.append(File.generated(config, address, content=text))
+    return files

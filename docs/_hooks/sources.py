@@ -1,0 +1,66 @@
+"""What the source says about a class and its fields, read without running it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, Field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+@cache
+def _package() -> griffe.Module:
+    loaded = griffe.load("fedadmm", search_paths=[SRC])
+    assert isinstance(loaded, griffe.Module)
+    return loaded
+
+
+@cache
+def field_docs(owner: type[Any]) -> dict[str, str]:
+    """Field -> what its class says about it, in `Args:` or below the field."""
+    found: dict[str, str] = {}
+    for base in reversed(owner.__mro__):
+        if not base.__module__.startswith("fedadmm"):
+            continue
+        path = f"{base.__module__}.{base.__qualname__}".removeprefix("fedadmm.")
+        source = _package()[path]
+        for name, member in source.members.items():
+            if not member.is_alias and member.is_attribute and member.docstring:
+                found[name] = one_line(member.docstring.value)
+        if source.docstring is None:
+            continue
+        for section in source.docstring.parse("google", warnings=False):
+            if section.kind is griffe.DocstringSectionKind.parameters:
+                found |= {item.name: one_line(item.description) for item in section.value}
+    return found
+
+
+def default_of(field: Field[Any]) -> str:
+    """A dataclass field's default as code, or that there is none."""
+    if field.default is not MISSING:
+        return f"`{field.default!r}`"
+    if field.default_factory is not MISSING:
+        return f"`{field.default_factory()!r}`"
+    return "required"
+
+
+def type_of(field: Field[Any]) -> str:
+    """A dataclass field's annotation as it is written."""
+    return f"`{field.type}`".replace("|", "\\|")
+
+
+def one_line(text: str) -> str:
+    """A docstring as one table cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def docstring(thing: object) -> str:
+    """A cleaned docstring; every public thing has one."""
+    text = inspect.getdoc(thing)
+    assert text, thing
+    return text
