@@ -25,6 +25,7 @@ from fedadmm.protocols import Objective
 from fedadmm.round import RoundReport, initial_state
 
 CLIENTS = 4
+FILES = (ACKED, PENDING)
 DIMENSION = 6
 
 
@@ -130,10 +131,9 @@ class FakeGrid:
                 if reply is not None:
                     replies.append(reply)
         answered = {reply.metadata.src_node_id for reply in replies}
-        for identity in [i for i in identities if i in self._late]:
-            if self._late[identity].metadata.src_node_id in answered:
-                replies.append(self._late.pop(identity))
-        return replies
+        late = [i for i in identities if i in self._late]
+        due = [i for i in late if self._late[i].metadata.src_node_id in answered]
+        return replies + [self._late.pop(identity) for identity in due]
 
     def _deliver(self, message: Message) -> Message | None:
         client = message.metadata.dst_node_id - 1000
@@ -246,7 +246,7 @@ def states_on_disk(settings: Federation, folder: Path) -> dict[int, Any]:
             continue
         vault = Vault(folder / f"site-{client}" / saved.ledger.run / f"client-{client}")
         ledger = vault.ledger()
-        slots = {slot.digest: name for slot, name in zip(ledger, (ACKED, PENDING)) if slot}
+        slots = {slot.digest: name for slot, name in zip(ledger, FILES, strict=True) if slot}
         assert entry.digest in slots, f"client {client} does not hold version {entry.version}"
         if slots[entry.digest] == PENDING:
             vault.promote()

@@ -39,26 +39,47 @@ def heart(test_fraction: float = 0.2, seed: int = 0) -> TrainTest:
     column that a hospital never measured is 0, its mean, for all its patients.
     """
     check_range("heart", "test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
-    paths = {name: locate(HEART, HEART.file(file)) for name, file in _FILES.items()}
-    return read_hospitals(paths, test_fraction, seed)
+    return read_hospitals(hospital_files(), test_fraction, seed)
 
 
 def read_hospitals(paths: dict[str, Path], test_fraction: float, seed: int) -> TrainTest:
     """The hospitals' files, each split into training and test rows with equal shares of disease."""
     parts: tuple[list[Table], list[Table]] = ([], [])
     for index, path in enumerate(paths.values()):
-        table = read_hospital(path)
-        train, test = _split(table[:, -1] > 0, test_fraction, derive(seed, "heart", index))
-        fit = _fit(table[train, :-1])
-        for rows, into in ((train, parts[0]), (test, parts[1])):
-            sick = (table[rows, -1:] > 0).astype(np.float64)
-            owner = np.full((len(rows), 1), float(index))
-            into.append(np.hstack([_apply(table[rows, :-1], fit), sick, owner]))
-    train_rows, test_rows = (np.concatenate(part) for part in parts)
-    names = tuple(paths)
-    return TrainTest(
-        _dataset(train_rows, names), _dataset(test_rows, names) if len(test_rows) else None
-    )
+        for rows, into in zip(_prepared(path, index, test_fraction, seed), parts, strict=True):
+            into.append(np.hstack([rows, np.full((len(rows), 1), float(index))]))
+    return _train_test(np.concatenate(parts[0]), np.concatenate(parts[1]), tuple(paths))
+
+
+def read_site(path: str | Path, index: int, test_fraction: float, seed: int) -> TrainTest:
+    """One hospital's file alone, split and scaled exactly as `heart` does it for that hospital."""
+    parts = _prepared(Path(path), index, test_fraction, seed)
+    train, test = (np.hstack([rows, np.zeros((len(rows), 1))]) for rows in parts)
+    return _train_test(train, test, (tuple(_FILES)[index],))
+
+
+def hospital_names() -> list[str]:
+    """The hospitals, in the order of the clients."""
+    return list(_FILES)
+
+
+def hospital_files() -> dict[str, Path]:
+    """Every hospital's name and its file on this machine."""
+    return {name: locate(HEART, HEART.file(file)) for name, file in _FILES.items()}
+
+
+def _prepared(path: Path, index: int, test_fraction: float, seed: int) -> tuple[Table, Table]:
+    """A hospital's training and test rows, scaled, with the diagnosis as the last column."""
+    table = read_hospital(path)
+    train, test = _split(table[:, -1] > 0, test_fraction, derive(seed, "heart", index))
+    fit = _fit(table[train, :-1])
+    sick = (table[:, -1:] > 0).astype(np.float64)
+    both = [np.hstack([_apply(table[rows, :-1], fit), sick[rows]]) for rows in (train, test)]
+    return both[0], both[1]
+
+
+def _train_test(train: Table, test: Table, names: tuple[str, ...]) -> TrainTest:
+    return TrainTest(_dataset(train, names), _dataset(test, names) if len(test) else None)
 
 
 def read_hospital(path: str | Path) -> Table:

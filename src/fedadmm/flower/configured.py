@@ -1,0 +1,171 @@
+"""From a run's configuration to a server app and a client app.
+
+Most problems are made from data that every machine can load, and a node takes its own client's
+part.  The hospitals are different: a node has one file, its own, and the server has none.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from fedadmm import models
+from fedadmm.errors import ConfigError
+from fedadmm.experiments import loading
+from fedadmm.experiments.config import RunConfig, load_problem, resolve
+from fedadmm.experiments.runner import initial_vector
+from fedadmm.flower.client import Site, client_app, client_number
+from fedadmm.flower.federation import Federation, Patience
+from fedadmm.flower.server import server_app
+from fedadmm.problem import Problem
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+HOSPITALS = "heart"
+"""The problem whose nodes hold one file each."""
+CONFIG, DEPLOYMENT = "config.toml", "deployment.toml"
+
+
+class Deployment(NamedTuple):
+    """What is decided about the network, beside the run's configuration."""
+
+    clients: int
+    mode: Literal["rounds", "asynchronous"] = "rounds"
+    ledger: Literal["none", "disk"] = "disk"
+    named: bool = False
+    """Whether only registered nodes called client-0, client-1 … may take part."""
+    round_timeout: float = 600.0
+    resend_after: float = 150.0
+
+
+def apps(folder: Path) -> tuple[ServerApp, ClientApp]:
+    """The two apps of the bundle in a folder with config.toml and deployment.toml."""
+    config = resolve(loading.read(str(folder / CONFIG)))
+    deployment = Deployment(**tomllib.loads((folder / DEPLOYMENT).read_text("utf-8")))
+    torch.set_num_threads(1)
+    settings = federation(config, deployment)
+    return server_app(settings), client_app(settings, lambda context: site(config, context))
+
+
+def federation(config: RunConfig, deployment: Deployment) -> Federation:
+    """The federation that a configuration describes."""
+    check(config)
+    if config.problem.name == HOSPITALS:
+        return _hospitals(config, deployment)
+    problem = load_problem(config)
+    check_clients(deployment.clients, problem.num_clients)
+    client: Any = problem.clients[0]
+    return _federation(
+        config,
+        deployment,
+        initial=initial_vector(config, problem),
+        model=client.flat.module if problem.buffers is not None else None,
+        weights=problem.weights,
+        buffers=problem.buffers,
+        test=problem.test,
+        evaluate_every=config.evaluate.every if config.evaluate.objective else 0,
+    )
+
+
+def _hospitals(config: RunConfig, deployment: Deployment) -> Federation:
+    """The server knows how many measurements there are, and nothing else about the patients."""
+    from fedadmm.data.loaders.heart import COLUMNS, hospital_names
+
+    check_clients(deployment.clients, len(hospital_names()))
+    options = config.problem.arguments()
+    if options["weights"] != "uniform":
+        raise ConfigError(
+            "problem.weights is 'samples', but must be 'uniform', because the server does not know "
+            "how many patients each hospital has"
+        )
+    make = models.resolve(options["model"])
+    sizes = {"inputs": len(COLUMNS), "classes": 2} if options["model"] == "logistic" else {}
+    model = models.factory(make, **sizes)
+    start = models.initial_vector(model, config.seed)
+    return _federation(
+        config,
+        deployment,
+        initial=start.to(getattr(torch, config.precision)),
+        evaluate_every=config.evaluate.every,
+    )
+
+
+def _federation(config: RunConfig, deployment: Deployment, **parts: Any) -> Federation:
+    assert config.stop is not None
+    target = config.target
+    return Federation(
+        algorithm=config.algorithm.build(),
+        clients=deployment.clients,
+        rounds=config.rounds,
+        solver=config.solver.build(),
+        stop=config.stop.build(),
+        sampler=config.sampler.build(),
+        seed=config.seed,
+        regularizer=config.regularizer.build(),
+        target=target.build() if target is not None and target.end_run else None,
+        mode=deployment.mode,
+        ledger=deployment.ledger,
+        names=node_names(deployment.clients) if deployment.named else None,
+        patience=Patience(round=deployment.round_timeout, resend=deployment.resend_after),
+        **parts,
+    )
+
+
+def node_names(clients: int) -> Sequence[str]:
+    """The registered names of the nodes."""
+    return [f"client-{client}" for client in range(clients)]
+
+
+def site(config: RunConfig, context: Context) -> Site:
+    """A node's own part of the problem."""
+    number = client_number(context)
+    if config.problem.name != HOSPITALS:
+        problem = load_problem(config)
+        tests = problem.client_tests
+        return Site(problem.clients[number], None if tests is None else tests[number])
+    problem = hospital(config, context.node_config.get("data"), number)
+    return Site(problem.clients[0], problem.test)
+
+
+def hospital(config: RunConfig, path: Any, number: int) -> Problem:
+    """One hospital's problem from its own file."""
+    from fedadmm.data.loaders.heart import read_site
+    from fedadmm.problems.federation import federate
+
+    if not isinstance(path, str):
+        raise ConfigError(
+            f"node-config: data is {path!r}, but must be the path of this hospital's file"
+        )
+    options = config.problem.build()
+    rows = read_site(path, number, options.test_fraction, options.partition_seed)
+    return federate(rows, options, name=HOSPITALS)
+
+
+def check(config: RunConfig) -> None:
+    """Refuse what a deployment cannot do."""
+    if not isinstance(config.tolerance, str):
+        raise ConfigError(
+            f"tolerance is {config.tolerance}, but must be 'none' in a deployment, because the "
+            "gradient mapping needs all clients' gradients"
+        )
+    if config.trackers:
+        raise ConfigError("trackers must be empty in a deployment; read metrics.jsonl instead")
+    if config.evaluate.target != "global":
+        raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
+    if config.precision == "bfloat16":
+        raise ConfigError("precision is 'bfloat16', but must be float32 or float64 in a deployment")
+
+
+def check_clients(nodes: int, clients: int) -> None:
+    """There must be one node for each client."""
+    if nodes != clients:
+        raise ConfigError(
+            f"--clients is {nodes}, but the problem has {clients} clients; each needs a node"
+        )

@@ -1,0 +1,194 @@
+"""Flower's processes on this machine: started in groups of their own, taken down as groups.
+
+A SuperLink's children outlive a plain kill, so every process leads a group, the group is what is
+ended, and processes.json says which groups there are, for whoever has to clean up after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from fedadmm.errors import EngineError
+
+PROCESSES = "processes.json"
+GRACE = 8.0
+"""Seconds between asking a group to end and ending it."""
+
+
+class Recorded(NamedTuple):
+    """A process group as processes.json knows it."""
+
+    name: str
+    group: int
+    started: str
+    """When its leader started, as the system says it, so that no stranger is mistaken for it."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that are free now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment in which Flower keeps to itself and finds its own programs."""
+    programs = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PYTHONUNBUFFERED": "1",
+        **(extra or {}),
+    }
+
+
+class Group:
+    """One process and all its descendants."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        self._started = _start_time(self._process.pid) or ""
+
+    def recorded(self) -> Recorded:
+        """What processes.json says about it."""
+        return Recorded(self.name, self._process.pid, self._started)
+
+    def running(self) -> bool:
+        """Whether the leader runs."""
+        return self._process.poll() is None
+
+    def code(self) -> int | None:
+        """The leader's exit code, None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """End the whole group at once, as a power cut would."""
+        _signal(self._process.pid, signal.SIGKILL)
+        self._process.wait(GRACE)
+
+    def ask_to_end(self) -> None:
+        """Ask the group to end, without waiting for it."""
+        _signal(self._process.pid, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Ask the group to end, then end what is left of it."""
+        end_group(self._process.pid)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of its log."""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
+
+
+def _signal(group: int, number: int) -> bool:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _alive(group: int) -> bool:
+    """Whether any member of the group is more than an unburied child."""
+    if not Path("/proc").is_dir():
+        return _signal(group, 0)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            fields = _stat(int(entry.name))
+            if fields is not None and int(fields[2]) == group and fields[0] != "Z":
+                return True
+    return False
+
+
+def _stat(process: int) -> list[str] | None:
+    """What the system says about a process after its name: state, parent, group and more."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return None
+
+
+def _start_time(process: int) -> str | None:
+    fields = _stat(process)
+    return None if fields is None else fields[19]
+
+
+def end_group(group: int, grace: float = GRACE) -> None:
+    """SIGTERM to a process group, SIGKILL to what is left after the grace."""
+    _signal(group, signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while _alive(group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if _alive(group):
+        _signal(group, signal.SIGKILL)
+        deadline = time.monotonic() + grace
+        while _alive(group) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def record(folder: Path, groups: Sequence[Group]) -> None:
+    """Note which groups belong to a deployment."""
+    path = folder / PROCESSES
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps([group.recorded()._asdict() for group in groups], indent=1))
+    os.replace(partial, path)
+
+
+def recorded(folder: Path) -> list[tuple[Recorded, bool]]:
+    """The groups of a deployment, and whether each still runs."""
+    path = folder / PROCESSES
+    if not path.is_file():
+        raise EngineError(f"{folder}: holds no {PROCESSES}, so it is no deployment on this machine")
+    found = [Recorded(**entry) for entry in json.loads(path.read_text())]
+    return [(one, _same(one) and _alive(one.group)) for one in found]
+
+
+def _same(one: Recorded) -> bool:
+    """Whether the group's number still stands for the same process, or for its orphans."""
+    started = _start_time(one.group)
+    return started is None or started == one.started
+
+
+def wait_for_port(port: int, group: Group, timeout: float) -> None:
+    """Wait until a process listens; an EngineError with the end of its log when it does not."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if not group.running():
+            raise EngineError(f"{group.name} ended early:\n{group.tail()}")
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
+            return
+        time.sleep(0.1)
+    raise EngineError(f"{group.name} did not listen within {timeout:g} s:\n{group.tail()}")
