@@ -23,6 +23,7 @@ COMMANDS = (
     "algorithms",
     "data",
     "config",
+    "deploy",
 )
 """The modules, in the order of the help page."""
 
@@ -30,7 +31,7 @@ app = typer.Typer(
     name="fedadmm",
     cls=Group,
     no_args_is_help=True,
-    add_completion=True,
+    suggest_commands=False,  # click suggests already
     pretty_exceptions_enable=False,
     epilog="Example: fedadmm compare quickstart",
 )

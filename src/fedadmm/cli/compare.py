@@ -44,7 +44,10 @@ def compare(
     report: options.Report = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare methods on the same problem, the same initial models and the same participation."""
+    """Compare methods on the same problem, the same initial models and the same participation.
+
+    CONFIG is a preset or a TOML file; without it, --out names a comparison to go on with.
+    """
     from fedadmm.experiments import comparing, loading
 
     planned = out / comparing.PLAN if out is not None else None
@@ -100,24 +103,25 @@ def _print(result: Mapping[str, Any]) -> None:
     from fedadmm.cli.display import size
 
     target, search = result["target"], result["learning_rate_search"]
-    title = f"{result['problem']}, {result['rounds']} rounds, seeds {result['seeds']}"
+    goal = f", target {target['metric']} {target['value']:g}" if target else ""
+    title = f"{result['problem']}, {result['rounds']} rounds, seeds {result['seeds']}{goal}"
     table = Table(title=title, title_justify="left")
-    goal = f"{target['metric']} {target['value']:g}" if target else "the target"
+    table.add_column("method")
+    table.add_column("chosen")
     metric = result["table"][0]["metric"]
-    for heading in ("method", "chosen", f"rounds to {goal}", "sent until then", f"final {metric}"):
-        table.add_column(heading, justify="left" if heading in ("method", "chosen") else "right")
+    for heading in ("rounds to target", "sent until then", f"final {metric}"):
+        table.add_column(heading, justify="right")
     for row in result["table"]:
-        chosen = row["chosen"]
         table.add_row(
             row["label"] + (f" ({row['diverged']} diverged)" if row["diverged"] else ""),
-            f"{chosen['key']}={chosen['value']:g}" if chosen else "–",
+            _choice(row["chosen"]),
             _with_spread(row["rounds_to_target"], "{:.1f}"),
             size(row["bytes_to_target"]["mean"]),
             _with_spread(row["final"], "{:.4f}"),
         )
     console = Console()
     console.print(table)
-    console.print("mean ± standard deviation over the seeds that reached the target (how many)")
+    console.print("mean ± standard deviation over the seeds (how many reached it)")
     if search is not None:
         console.print(
             f"every method chose from {search['values']} on seed {search['seed']}, "
@@ -126,8 +130,13 @@ def _print(result: Mapping[str, Any]) -> None:
         )
 
 
+def _choice(chosen: Mapping[str, Any] | None) -> str:
+    return "–" if chosen is None else f"{chosen['key'].split('.')[-1]} {chosen['value']}"
+
+
 def _with_spread(spread: Mapping[str, Any], number: str) -> str:
     if spread["mean"] is None:
         return f"never (0/{spread['of']})"
     text = f"{number.format(spread['mean'])} ± {number.format(spread['std'])}"
-    return f"{text} ({spread['count']}/{spread['of']})"
+    every = spread["count"] == spread["of"]
+    return text if every else f"{text} ({spread['count']}/{spread['of']})"

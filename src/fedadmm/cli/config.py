@@ -22,12 +22,7 @@ def presets(as_json: options.AsJson = False) -> None:
     from fedadmm.cli.display import print_json
     from fedadmm.experiments import loading
 
-    about = {
-        name: " ".join(
-            line.lstrip("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("#")
-        )
-        for name, text in loading.presets().items()
-    }
+    about = {name: loading.about(text) for name, text in loading.presets().items()}
     if as_json:
         print_json({"presets": about})
         return

@@ -36,7 +36,10 @@ def run(
     report: options.Report = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run one experiment: a preset, a file, or a folder to go on with."""
+    """Run one experiment.
+
+    CONFIG is a preset, a TOML file or a run directory; without it, --out names a run to go on with.
+    """
     from fedadmm.experiments import config, loading
     from fedadmm.experiments import directory as files
 

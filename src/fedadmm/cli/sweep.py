@@ -53,7 +53,10 @@ def sweep(
     jobs: options.Jobs = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run a configuration over a grid or a list of values of any keys."""
+    """Run a configuration over a grid or a list of values of any keys.
+
+    CONFIG is a preset, a TOML file or a run directory.  Finished cells are not run again.
+    """
     from fedadmm.experiments import loading, sweeping
 
     tree = loading.run_only(loading.read(source))

@@ -179,7 +179,7 @@ def _prepare(comparison: Plan, out: Path, resume: bool) -> None:
             "or choose another folder"
         )
     files.create(out)
-    files.write_text(out / PLAN, loading.write(comparison.tree))
+    files.write_text(out / PLAN, loading.write(comparison.complete()))
 
 
 def _search(comparison: Plan, out: Path, processes: int, watch: Watch) -> dict[str, Any] | None:

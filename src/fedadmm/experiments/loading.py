@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -18,7 +19,7 @@ COMPARISON_KEYS = ("seeds", "methods", "search")
 
 
 def presets() -> dict[str, str]:
-    """Every preset's name and its text."""
+    """Every preset's name and its text; the first comment says what it is."""
     folder = resources.files(__package__).joinpath("presets")
     texts = {
         entry.name.removesuffix(SUFFIX): entry.read_text("utf-8")
@@ -26,6 +27,12 @@ def presets() -> dict[str, str]:
         if entry.name.endswith(SUFFIX)
     }
     return dict(sorted(texts.items()))
+
+
+def about(text: str) -> str:
+    """The first paragraph of a preset's opening comment."""
+    lines = itertools.takewhile(lambda line: len(line) > 1 and line[0] == "#", text.splitlines())
+    return " ".join(" ".join(line.strip("# ") for line in lines).split())
 
 
 def read(source: str) -> Tree:
@@ -37,9 +44,10 @@ def read(source: str) -> Tree:
     if not path.is_file() and source in known:
         return parse(known[source], f"preset {source}")
     if not path.is_file():
-        near = suggestion(source, known)
-        kind = "file" if path.suffix == SUFFIX or len(path.parts) > 1 else "file or preset"
-        raise ConfigError(f"there is no {kind} {source!r}; presets: {near}")
+        is_path = path.suffix == SUFFIX or len(path.parts) > 1
+        kind = "file" if is_path else "file or preset"
+        near = "name an existing one, or a preset" if is_path else suggestion(source, known)
+        raise ConfigError(f"there is no {kind} {source!r}; {near}")
     try:
         return parse(path.read_text("utf-8"), str(path))
     except UnicodeDecodeError as error:

@@ -1,8 +1,8 @@
 """Independent runs side by side in a few processes, none of which outlives this one.
 
-A worker gets one job at a time through its pipe and sends back records and the summary.  It
-ignores Ctrl-C, which the terminal sends to everybody: the parent alone decides, asks each worker
-to stop (SIGTERM, upon which the run leaves its checkpoint), waits, and kills what does not go.
+A worker gets one job at a time through its pipe and sends back records and the summary.  It lives
+in a process group of its own, out of reach of the terminal's Ctrl-C: the parent alone decides,
+interrupts each worker (whose run then leaves its checkpoint), waits, and kills what does not go.
 A worker whose parent has died ends by itself.
 """
 
@@ -14,7 +14,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
@@ -27,6 +27,7 @@ from fedadmm.experiments.config import Tree, load_problem, resolve
 from fedadmm.experiments.runner import Watcher, run
 from fedadmm.experiments.summary import Summary
 from fedadmm.problem import Problem
+from fedadmm.round import Record
 
 _PATIENCE = 30.0
 """Seconds that a worker has to leave its checkpoint."""
@@ -112,10 +113,14 @@ class _Worker:
         self.job = index
         self.pipe.send(job)
 
-    def close(self) -> None:
+    def interrupt(self) -> None:
+        """End the run that is under way; nobody listens to it any more."""
         self.pipe.close()
-        if self.process.is_alive() and self.job is not None:
-            self.process.terminate()
+        if self.job is not None and self.process.is_alive():
+            assert self.process.pid is not None
+            os.kill(self.process.pid, signal.SIGINT)
+
+    def close(self) -> None:
         self.process.join(_PATIENCE)
         if self.process.is_alive():
             self.process.kill()
@@ -133,8 +138,7 @@ def _workers(count: int) -> Iterator[list[_Worker]]:
     finally:
         with _interrupts_ignored():
             for worker in workers:
-                if worker.job is not None and worker.process.is_alive():
-                    worker.process.terminate()
+                worker.interrupt()
             for worker in workers:
                 worker.close()
 
@@ -196,30 +200,32 @@ def _receive(worker: _Worker, job: Job) -> tuple[str, Any]:
 
 
 def _serve(pipe: Connection) -> None:
-    """A worker's life."""
+    """A worker's life: Ctrl-C is ignored until it has a process group of its own."""
     import torch
 
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, _stop_once)
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        try:
-            job: Job = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        try:
-            pipe.send(("ended", execute(job, lambda record: pipe.send(("record", record)))))
-        except KeyboardInterrupt:
-            return
-        except (FedADMMError, OSError) as error:
-            pipe.send(("refused", error))
-        except Exception:
-            pipe.send(("failed", traceback.format_exc()))
+    torch.set_num_threads(1)
+    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+        while True:
+            _serve_one(pipe, pipe.recv())
 
 
-def _stop_once(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
+def _serve_one(pipe: Connection, job: Job) -> None:
+    def tell(record: Record) -> None:
+        try:
+            pipe.send(("record", record))
+        except BrokenPipeError:  # the parent has hung up: stop as if it had said so
+            raise KeyboardInterrupt from None
+
+    try:
+        answer: tuple[str, Any] = ("ended", execute(job, tell))
+    except (FedADMMError, OSError) as error:
+        answer = ("refused", error)
+    except Exception:
+        answer = ("failed", traceback.format_exc())
+    pipe.send(answer)
 
 
 def _end_with_parent() -> None:

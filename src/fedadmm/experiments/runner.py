@@ -142,7 +142,7 @@ class _Session:
         checkpoints: Checkpoints | None,
         resume: bool,
     ) -> Summary:
-        """Simulate, and leave a summary whatever happens."""
+        """Simulate; a run that ends or is interrupted leaves a summary."""
         config = self._config
         writer = files.MetricsWriter(self._directory)
         try:

@@ -1,0 +1,191 @@
+"""`fedadmm deploy`: real federations on Flower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedadmm.cli import options
+from fedadmm.cli.group import resumable
+
+app = typer.Typer(no_args_is_help=True, help="Real federations on Flower, here or over a network.")
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a deployment.")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the commands."""
+    parent.add_typer(app, name="deploy", epilog="Example: fedadmm deploy local --clients 4 --tls")
+
+
+@app.command(epilog="Example: fedadmm deploy local hospitals --clients 4 --tls")
+def local(
+    source: options.Source = "hospitals",
+    clients: Annotated[int, typer.Option("--clients", min=1, help="How many SuperNodes.")] = 4,
+    rounds: options.Rounds = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt, and authenticate nodes.")] = False,
+    asynchronous: Annotated[
+        bool, typer.Option("--asynchronous", help="Fold every reply as it arrives.")
+    ] = False,
+    ledger: Annotated[
+        bool, typer.Option("--ledger/--no-ledger", help="Keep each client's contribution.")
+    ] = True,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    sets: options.Sets = None,
+    report: options.Report = True,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down."""
+    from fedadmm.experiments import config, loading
+    from fedadmm.flower.configured import Deployment
+
+    tree = loading.run_only(loading.read(source or "hospitals"))
+    options.apply(tree, {"rounds": rounds}, None)
+    problem = tree.setdefault("problem", {})
+    if isinstance(problem, dict) and problem.get("name", "digits") != "heart":
+        loading.assign(tree, "problem.clients", clients)
+    options.apply(tree, {}, sets)
+    resolved = config.resolve(tree)
+    base = f"{Path(source or 'run').stem}-{resolved.algorithm.name}-deployed"
+    folder = options.output_folder(out, base, resume)
+    deployment = Deployment(
+        clients,
+        mode="asynchronous" if asynchronous else "rounds",
+        ledger="disk" if ledger else "none",
+    )
+    with resumable(["fedadmm", "deploy", "local", str(folder), "--out", str(folder), "--resume"]):
+        _local(resolved, folder, deployment, tls, resume, report, as_json)
+
+
+def _local(
+    resolved: Any,
+    folder: Path,
+    deployment: Any,
+    tls: bool,
+    resume: bool,
+    report: bool,
+    as_json: bool,
+) -> None:
+    from fedadmm.cli.display import live, print_json
+    from fedadmm.experiments.pool import Event
+    from fedadmm.flower.local import run_locally
+
+    with live() as watch:
+        watch(Event("began", 0, {"label": resolved.algorithm.name, "rounds": resolved.rounds}))
+        summary = run_locally(
+            resolved,
+            folder,
+            deployment,
+            tls=tls,
+            resume=resume,
+            watch=lambda record: watch(Event("record", 0, record)),
+        )
+    compared = _compared(resolved, folder)
+    page = None
+    if report:
+        from fedadmm.report import write_report
+
+        page = str(write_report(folder))
+    if as_json:
+        print_json(summary | {"directory": str(folder), "report": page, "comparison": compared})
+        return
+    typer.echo(f"{summary['label']}: {summary['status']}")
+    measured = ", ".join(f"{key} {value:.4g}" for key, value in summary["final"].items())
+    typer.echo(measured or "nothing measured")
+    refused = ", ".join(f"{count} {word}" for word, count in summary["network"].items())
+    typer.echo(f"network {refused or 'nothing lost, nothing refused'}")
+    if compared is not None:
+        _print_comparison(compared)
+    typer.echo(f"run     {folder}")
+    if page is not None:
+        typer.echo(f"report  {page}")
+
+
+def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
+    """Pooled training and each site alone, for the demonstration that has all rows here."""
+    from fedadmm.flower.configured import HOSPITALS
+
+    if resolved.problem.name != HOSPITALS:
+        return None
+    from fedadmm.flower.rundir import MODEL
+    from fedadmm.flower.yardstick import compare
+
+    names, rows = compare(resolved, folder / MODEL)
+    return {
+        "sites": names,
+        "test_accuracy": {row.how: {"mean": row.mean, "sites": row.accuracies} for row in rows},
+    }
+
+
+def _print_comparison(compared: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("trained", "mean", *compared["sites"], title="Accuracy on held-out patients")
+    for how, found in compared["test_accuracy"].items():
+        cells = [f"{100 * value:.1f} %" for value in (found["mean"], *found["sites"])]
+        table.add_row(how, *cells)
+    Console().print(table)
+
+
+@app.command(epilog="Example: fedadmm deploy init study --clients 4 --host fl.example.org")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
+    clients: Annotated[int, typer.Option("--clients", min=1, help="How many sites.")] = 2,
+    host: Annotated[
+        str, typer.Option("--host", help="The server's name or address, as the sites see it.")
+    ] = "localhost",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 50,
+    features: Annotated[
+        int, typer.Option("--features", min=1, help="Columns of the sites' tables, no label.")
+    ] = 13,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write a project for several machines: app, keys, certificates and the exact commands."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.flower.project import write_project
+
+    made = write_project(folder, clients, host, rounds=rounds, features=features)
+    if as_json:
+        print_json(
+            {
+                "directory": str(made.folder),
+                "app": str(made.app),
+                "server": str(made.server),
+                "sites": [str(site) for site in made.sites],
+                "commands": str(made.commands),
+            }
+        )
+        return
+    typer.echo(f"edit    {made.app}  (your model and your data)")
+    typer.echo(f"follow  {made.commands}  (server first, then each site)")
+
+
+@app.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
+def status(folder: _Folder, as_json: options.AsJson = False) -> None:
+    """Say which processes of a local deployment run, and how far the training is."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.flower.watching import look
+
+    found = look(folder)
+    if as_json:
+        print_json(found)
+        return
+    for process in found["processes"]:
+        typer.echo(f"{'runs' if process['running'] else 'ended':6} {process['name']}")
+    typer.echo(f"{found['rounds']} rounds done; {found['status']}")
+
+
+@app.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")
+def stop(folder: _Folder, as_json: options.AsJson = False) -> None:
+    """Take down whatever a local deployment left running; its run can be resumed."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.flower.watching import take_down
+
+    ended = take_down(folder)
+    if as_json:
+        print_json({"ended": ended})
+        return
+    typer.echo(f"ended {', '.join(ended)}" if ended else "nothing was running")

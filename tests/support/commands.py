@@ -1,0 +1,51 @@
+"""The command line in this process, and a configuration that runs in milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fedadmm.cli import app
+
+SMALL: dict[str, Any] = {
+    "rounds": 4,
+    "problem": {"name": "quadratics", "clients": 4, "dimension": 3},
+    "algorithm": {"name": "fedadmm", "rho": 1.0},
+    "solver": {"name": "gradient-descent", "lr": 0.05},
+    "stop": {"name": "steps", "steps": 3},
+    "sampler": {"name": "uniform", "size": 2},
+    "checkpoint": {"every": 2},
+}
+"""Four small quadratics; nothing is downloaded, nothing is random but the participation."""
+
+
+def call(*arguments: object) -> Result:
+    """One command line; its exit code, standard output and standard error."""
+    command = typer.main.get_command(app)
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def write_small(path: Path, **changes: Any) -> Path:
+    """The small configuration as a file."""
+    import tomli_w
+
+    path.write_text(tomli_w.dumps(SMALL | changes), "utf-8")
+    return path
+
+
+class Interrupter:
+    """A tracker that presses Ctrl-C in the third round, as `support.commands:Interrupter`."""
+
+    def start(self, directory: Path, config: Any, first_round: int) -> None:
+        self.round = 0
+
+    def record(self, record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    def finish(self, summary: Any) -> None:
+        """Nothing to close."""
