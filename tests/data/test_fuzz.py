@@ -154,7 +154,7 @@ def forged_npz(shape: tuple[int, ...], body: bytes, claim: int | None = None) ->
 
 
 @pytest.mark.parametrize("claim", [None, 2**31])
-@pytest.mark.parametrize("shape", [(2**40,), (2**62, 2**62), (-1,), (5,)])
+@pytest.mark.parametrize("shape", [(2**40,), (2**62, 2**62), (-1,), (5,), (2**27,)])
 def test_forged_npz_headers_allocate_nothing(
     folder: Path, shape: tuple[int, ...], claim: int | None
 ) -> None:

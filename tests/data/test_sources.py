@@ -29,6 +29,7 @@ class Server:
     def __init__(self) -> None:
         self.body = CONTENT
         self.ranges = True
+        self.announce = True
         self.cut_after: int | None = None
         self.status = 200
         self.requests: list[str | None] = []
@@ -54,7 +55,8 @@ class Server:
         begin = int(asked[6:-1]) if asked and self.ranges else 0
         part = self.body[begin:]
         request.send_response(206 if begin else 200)
-        request.send_header("Content-Length", str(len(part)))
+        if self.announce:
+            request.send_header("Content-Length", str(len(part)))
         if self.ranges:
             request.send_header("Accept-Ranges", "bytes")
         request.end_headers()
@@ -166,9 +168,12 @@ def test_a_download_lands_in_the_cache_and_nothing_else(
     assert len(server.requests) == 1
 
 
-def test_an_interrupted_download_is_continued(server: Server, places: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("announce", [True, False])
+def test_an_interrupted_download_is_continued(
+    server: Server, places: tuple[Path, Path], announce: bool
+) -> None:
     one = source(server.address)
-    server.cut_after = 100_000
+    server.cut_after, server.announce = 100_000, announce
     with pytest.raises(DataError, match=r"file\.bin: cannot be downloaded"):
         locate(one, one.files[0])
     assert listing(places[1]) == [".file.bin.part"]
