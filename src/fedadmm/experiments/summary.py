@@ -23,6 +23,7 @@ _BOOKKEEPING = frozenset(
         *("primal_residual", "dual_residual"),
         *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
         *("bytes_up", "bytes_down", "seconds", "evaluation_seconds"),
+        *("refused", "missing", "staleness", "evaluated"),
     )
 )
 

@@ -45,13 +45,20 @@ class Deployment(NamedTuple):
     resend_after: float = 150.0
 
 
-def apps(folder: Path) -> tuple[ServerApp, ClientApp]:
+class Apps(NamedTuple):
+    """The two halves of a Flower app."""
+
+    server: ServerApp
+    client: ClientApp
+
+
+def apps(folder: Path) -> Apps:
     """The two apps of the bundle in a folder with config.toml and deployment.toml."""
     config = resolve(loading.read(str(folder / CONFIG)))
     deployment = Deployment(**tomllib.loads((folder / DEPLOYMENT).read_text("utf-8")))
     torch.set_num_threads(1)
     settings = federation(config, deployment)
-    return server_app(settings), client_app(settings, lambda context: site(config, context))
+    return Apps(server_app(settings), client_app(settings, lambda context: site(config, context)))
 
 
 def federation(config: RunConfig, deployment: Deployment) -> Federation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ from fedadmm.state.files import Contents, write_tensors
 if TYPE_CHECKING:
     from fedadmm.flower.server import Outcome
 
-MODEL = "model.safetensors"
+MODEL, EVENTS = "model.safetensors", "events.jsonl"
 
 
 class RunDirectory:
     """An observer that appends to metrics.jsonl, and writes the summary at the end.
+
+    What was refused, missing, lost or repaired stands in events.jsonl, one line an event.
 
     A resumed run goes on where its checkpoint stands: records beyond it are made again.
     """
@@ -35,7 +38,14 @@ class RunDirectory:
         if self._writer is None:
             self._keep_before(report.record["round"])
             self._writer = files.MetricsWriter(self.path)
-        self._writer(report)
+        record = dict(report.record)
+        self._note(record.pop("events", []))
+        self._writer(report._replace(record=record))
+
+    def _note(self, events: Sequence[dict[str, Any]]) -> None:
+        if events:
+            with (self.path / EVENTS).open("a", encoding="utf-8") as stream:
+                stream.writelines(json.dumps(event) + "\n" for event in events)
 
     def _keep_before(self, number: int) -> None:
         done = [record for record in files.read_metrics(self.path) if record["round"] < number]

@@ -1,0 +1,125 @@
+"""`fedadmm deploy local`: a whole federation on this machine, with real processes and keys."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedadmm.errors import ConfigError, EngineError
+from fedadmm.experiments import directory as files
+from fedadmm.experiments import loading
+from fedadmm.experiments.config import RunConfig, load_problem
+from fedadmm.experiments.summary import Summary, partition_of, summarise
+from fedadmm.flower.bundle import write_configured
+from fedadmm.flower.configured import HOSPITALS, Deployment, check, check_clients
+from fedadmm.flower.ground import Ground
+from fedadmm.flower.processes import Group
+from fedadmm.round import Ending, Record
+
+FOLDER = "deployment"
+"""Where a run directory keeps everything that only the deployment needs."""
+_LEAST = 300.0
+"""Seconds that a run has at least."""
+
+Watch = Callable[[Record], None]
+
+
+def run_locally(
+    config: RunConfig,
+    out: Path,
+    deployment: Deployment,
+    *,
+    tls: bool,
+    resume: bool,
+    watch: Watch,
+    label: str | None = None,
+) -> Summary:
+    """Start SuperLink and SuperNodes, run the configuration, take everything down again."""
+    check(config)
+    if files.holds_run(out) and not resume:
+        raise ConfigError(
+            f"--out is '{out}', which already holds a run; add --resume to go on with it, or "
+            "choose another folder"
+        )
+    files.create(out)
+    out = out.resolve()
+    nodes = _sites(config, out, deployment.clients)
+    files.write_text(out / files.CONFIG, loading.write(config.tree()))
+    deployment = deployment._replace(named=tls)
+    app = write_configured(out / FOLDER / "app", config, deployment, out)
+    (out / files.SUMMARY).unlink(missing_ok=True)
+    # Hospitals must do with their own file: no process below finds the others' by chance.
+    hidden = {"FEDADMM_DATA": str(out / FOLDER / "no-data")}
+    environment = hidden if config.problem.name == HOSPITALS else {}
+    with Ground(out / FOLDER, nodes, tls=tls, environment=environment) as ground:
+        ground.start()
+        run = ground.run(app, {"run-dir": str(out)})
+        follower = _Follower(out, watch)
+        ground.wait(run, _most_seconds(config, deployment), follower.look)
+        follower.look()
+        return _summary(config, out, label, run)
+
+
+def _sites(config: RunConfig, out: Path, clients: int) -> list[dict[str, Any]]:
+    """Each node's own folder and configuration; a hospital's holds its own file and no other."""
+    hospitals: list[Path] = []
+    if config.problem.name == HOSPITALS:
+        from fedadmm.data.loaders.heart import hospital_files
+
+        hospitals = list(hospital_files().values())
+        check_clients(clients, len(hospitals))
+    else:
+        problem = load_problem(config)
+        check_clients(clients, problem.num_clients)
+        partition = partition_of(problem)
+        if partition is not None:
+            files.write_json(out / files.PARTITION, partition)
+    nodes: list[dict[str, Any]] = []
+    for client in range(clients):
+        folder = out / FOLDER / "sites" / f"client-{client}"
+        folder.mkdir(parents=True, exist_ok=True)
+        node = {"state-dir": str(folder / "state")}
+        if hospitals:
+            node["data"] = str(shutil.copy(hospitals[client], folder))
+        nodes.append(node)
+    return nodes
+
+
+def _most_seconds(config: RunConfig, deployment: Deployment) -> float:
+    return _LEAST + config.rounds * deployment.round_timeout
+
+
+class _Follower:
+    """Hands new lines of metrics.jsonl to whoever shows them."""
+
+    def __init__(self, out: Path, watch: Watch) -> None:
+        self._out = out
+        self._watch = watch
+        self._shown = 0
+
+    def look(self) -> None:
+        records = files.read_metrics(self._out)
+        for record in records[self._shown :]:
+            self._watch(record)
+        self._shown = max(self._shown, len(records))
+
+
+def _summary(config: RunConfig, out: Path, label: str | None, run: Group) -> Summary:
+    """The same summary as a simulated run's, and what the network did."""
+    path = out / files.SUMMARY
+    if not path.is_file():
+        raise EngineError(f"the run ended without a result:\n{_last_error(run)}")
+    left = files.read_json(path)
+    ending = Ending(left["code"], left["status"])
+    records = files.read_metrics(out)
+    summary = summarise(config, records, ending, left["params_sha256"], label)
+    summary["network"] = left["network"]
+    files.write_json(path, summary)
+    return summary
+
+
+def _last_error(run: Group) -> str:
+    lines = [line for line in run.tail(200).splitlines() if "Error" in line]
+    return lines[-1] if lines else run.tail()
