@@ -133,6 +133,7 @@ def test_learning_rate_range_is_where_gradient_descent_contracts() -> None:
 
 def test_noise_floor_by_hand_and_against_the_stationary_variance() -> None:
     assert noise_floor(3.0, 1.0, 0.0, 0.125, 2.0) == pytest.approx(4.0)  # (1/8) 16 * 2 / 1
+    assert noise_floor(3.0, 1.0, 3.0, 0.125, 2.0) == pytest.approx(1.0)  # (1/8) 16 * 2 / 4
     # On curvature c SGD levels off at the variance lr v/(c (2 - lr c)), E||grad||² is c² of that.
     for curvature in (1.0, 2.0, 4.0):
         stationary = curvature * 0.125 * 2.0 / (2 - 0.125 * curvature)
@@ -143,6 +144,8 @@ def test_steps_to_reduce_by_hand_and_on_a_quadratic() -> None:
     # kappa = (3 + 1)/(1 + 1) = 2: 2 * 2^-k <= 1/8 from k = 4 on
     assert steps_to_reduce(3.0, 1.0, 1.0, 0.125) == 4
     assert steps_to_reduce(1.0, 1.0, 1.0, 0.1) == 1
+    # kappa = 10: 10 * 0.9^k <= 0.01 from k = 66 on, log(0.001)/log(0.9) = 65.56
+    assert steps_to_reduce(9.0, 1.0, 0.0, 0.01) == 66
     # Curvatures 1 and 4 (rho included), steps of 1/4.
     steps = steps_to_reduce(3.0, 1.0, 0.0, 0.01)
     gradients = [curvature * (1 - curvature / 4) ** steps for curvature in (1.0, 4.0)]
