@@ -21,7 +21,9 @@ def page(names: list[str] | None = None) -> str:
     parts = ["# Python", "`import fedadmm` offers these names; `fedadmm.__version__` besides."]
     for package, entries in groupby(homes, key=lambda pair: pair[0]):
         parts.append(f"## {package}")
-        parts += [f"::: {_address(name)}" for _, name in entries]
+        # The methods' functions are the roles of `Algorithm`, once described for all of them.
+        brief = "\n    options:\n      members: false" if package.endswith("algorithms") else ""
+        parts += [f"::: {_address(name)}{brief}" for _, name in entries]
     parts.append("## For those who add to it")
     for module, own in ROLES:
         parts += [f"::: {module}.{name}" for name in own]

@@ -83,8 +83,7 @@ def _facts(method: type[AnyAlgorithm]) -> str:
     module = sys.modules[method.__module__]
     lines = [
         f"* Clients may sit a round out: {_yes(method.accepts_partial)}.",
-        f"* The server step applies the prox of a regulariser: "
-        f"{_yes(method.accepts_regularizer)}.",
+        f"* The server step applies the prox of a regulariser: {_yes(method.accepts_regularizer)}.",
     ]
     for name, words in names.items():
         state = getattr(module, name, None)

@@ -51,7 +51,7 @@ def default_of(field: Field[Any]) -> str:
 
 def type_of(field: Field[Any]) -> str:
     """A dataclass field's annotation as it is written."""
-    return f"`{field.type}`".replace("|", "\\|")
+    return f"`{field.type}`"
 
 
 def one_line(text: str) -> str:

@@ -15,7 +15,15 @@ from fedadmm.report import write_report
 from fedadmm.report.curves import MOST_POINTS, lines
 from fedadmm.report.panels import sections
 from fedadmm.report.reading import Target, read
-from fedadmm.report.tables import BASELINES, best_baseline, configuration, number, results, size
+from fedadmm.report.tables import (
+    BASELINES,
+    best_baseline,
+    configuration,
+    number,
+    results,
+    search_table,
+    size,
+)
 from support.runs import TARGET
 
 LIMIT = 6_000_000
@@ -178,6 +186,18 @@ def test_unknown_measurements_get_panels_and_bounds_share_them(tmp_path: Path) -
     assert shown == {"V": ["V_bound", "V_measured"], "Staleness mean": [""]}
 
 
+def test_partition_tells_names_and_how_many_clients_there_are(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "clients": [0, 8]}\n')
+    document = {"clients": 9, "names": ["Rome", "Oslo"], "sizes": [3, 4], "labels": [0, 1]}
+    document["counts"] = [[1, 2], [4, 0]]
+    (tmp_path / "partition.json").write_text(json.dumps(document))
+    heat, sizes, participation = sections(read(tmp_path))[-1].panels
+    assert heat.values == [[1, 4], [2, 0]]
+    assert heat.names == sizes.names == ["Rome", "Oslo"]
+    assert "first 2 of 9" in heat.note
+    assert participation.values == [1, 0, 0, 0, 0, 0, 0, 0, 1]
+
+
 def test_configuration_tells_what_differs(comparison: Path) -> None:
     found = configuration(read(comparison))
     different = {key: dict(zip(found.columns, row, strict=True)) for key, row in found.different}
@@ -185,6 +205,18 @@ def test_configuration_tells_what_differs(comparison: Path) -> None:
     assert different["algorithm.rho"]["fedadmm, rho 0.3"] == "0.3"
     assert different["algorithm.rho"]["fedavg"] == "–"
     assert ("solver.lr", "0.1") in found.shared
+
+
+def test_search_shows_every_candidate_and_marks_the_choice() -> None:
+    tried = [
+        {"label": "FedAvg", "value": value, "metric": "test_accuracy", "best": best}
+        for value, best in ((0.03, 0.5), (0.1, 0.75))
+    ]
+    found = search_table({"rule": "best", "tried": tried, "chosen": {"FedAvg": {"value": 0.1}}})
+    assert found is not None
+    assert found.values == ["0.03", "0.1"]
+    assert found.rows == [("FedAvg", ["50.0 %", "75.0 % ✓"])]
+    assert search_table(None) is None
 
 
 @pytest.mark.parametrize(

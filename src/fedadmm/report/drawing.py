@@ -95,6 +95,8 @@ def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure
     else:
         plot.bar(range(len(panel.values)), panel.values, 0.85, color=ACCENT)
         plot.set(xlabel="client", ylabel=panel.unit)
+    if not isinstance(panel, Lines) and 0 < len(panel.names) <= 12:
+        plot.set_xticks(range(len(panel.names)), panel.names)
     return figure
 
 

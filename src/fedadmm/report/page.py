@@ -41,7 +41,7 @@ def render(content: Content, sections: list[Section]) -> str:
         metric=tables.metric,
         target=tables.describe(content.target) if content.target else None,
         configuration=tables.configuration(content),
-        search=_search_text(content.search),
+        search=tables.search_table(content.search),
         alternative=_alternative,
         made_by=_versions(content),
         style=Markup((own / "style.css").read_text(encoding="utf-8")),
@@ -109,10 +109,6 @@ def _alternative(panel: Panel) -> str:
         return f"{panel.title}: {panel.unit} by {panel.row_title} and client, {clients} clients."
     low, high = min(panel.values), max(panel.values)
     return f"{panel.title}: from {low:g} to {high:g} {panel.unit} a client."
-
-
-def _search_text(search: Any) -> str:
-    return "" if not search else json.dumps(search, indent=2, ensure_ascii=False)
 
 
 def _versions(content: Content) -> str:

@@ -51,6 +51,8 @@ class Bars(NamedTuple):
     note: str
     unit: str
     values: list[float]
+    names: list[str]
+    """What the clients are called; numbers when it is empty."""
     kind: str = "bars"
 
 
@@ -64,6 +66,7 @@ class Heat(NamedTuple):
     unit: str
     rows: list[str]
     values: list[list[float]]
+    names: list[str]
     kind: str = "heat"
 
 
@@ -252,43 +255,46 @@ def _clients(content: Content) -> list[Panel]:
     partition = content.partition
     if partition is not None and partition.counts:
         shown = partition.counts[:MOST_CLIENTS]
-        columns = len(shown[0])
-        labels = partition.labels or [str(index) for index in range(columns)]
-        values = [[float(row[label]) for row in shown] for label in range(columns)]
-        note = "How many rows of each label each client holds." + _limit(len(partition.counts))
-        panels.append(Heat("partition", "Partition", note, "label", "rows", labels, values))
-    if partition is not None:
-        note = "How many rows each client holds." + _limit(len(partition.sizes))
+        labels = partition.labels or [str(index) for index in range(len(shown[0]))]
+        values = [[float(row[label]) for row in shown] for label in range(len(shown[0]))]
+        note = "How many rows of each label each client holds."
+        note += _limit(len(shown), partition.clients)
+        names = partition.names[:MOST_CLIENTS]
+        panels.append(Heat("partition", "Partition", note, "label", "rows", labels, values, names))
+    if partition is not None and partition.sizes:
         sizes = [float(size) for size in partition.sizes[:MOST_CLIENTS]]
-        panels.append(Bars("sizes", "Client sizes", note, "rows", sizes))
+        note = "How many rows each client holds." + _limit(len(sizes), partition.clients)
+        names = partition.names[:MOST_CLIENTS]
+        panels.append(Bars("sizes", "Client sizes", note, "rows", sizes, names))
     return [*panels, *_participation(content)]
 
 
-def _limit(clients: int) -> str:
-    return f" The first {MOST_CLIENTS} of {clients} clients." if clients > MOST_CLIENTS else ""
+def _limit(shown: int, clients: int) -> str:
+    return f" The first {shown} of {clients:,} clients." if clients > shown else ""
 
 
 def _participation(content: Content) -> Iterator[Panel]:
     """Bars when all methods met the same clients, else one row a method."""
-    known = content.partition.sizes if content.partition else []
+    known = content.partition.clients if content.partition else 0
     highest = max(
         (max(_ids(record), default=-1) for run in content.runs for record in run.records),
         default=-1,
     )
-    clients = max(len(known), highest + 1)
+    clients = max(known, highest + 1)
     counts = {label: _counts(runs, clients) for label, runs in content.labels.items()}
     counts = {label: values for label, values in counts.items() if any(values)}
     if not counts:
         return
     name, title, unit = "participation", "Participation", "rounds"
+    rows = [values[:MOST_CLIENTS] for values in counts.values()]
     several = any(len(runs) > 1 for runs in content.labels.values())
     average = ", on average over the seeds" if several else ""
-    note = f"How many rounds each client took part in{average}.{_limit(clients)}"
-    rows = [values[:MOST_CLIENTS] for values in counts.values()]
+    note = f"How many rounds each client took part in{average}.{_limit(len(rows[0]), clients)}"
+    names = content.partition.names if content.partition else []
     if all(row == rows[0] for row in rows):
-        yield Bars(name, title, note, unit, rows[0])
+        yield Bars(name, title, note, unit, rows[0], names)
     else:
-        yield Heat(name, title, note, "method", unit, list(counts), rows)
+        yield Heat(name, title, note, "method", unit, list(counts), rows, names)
 
 
 def _counts(runs: list[Run], clients: int) -> list[float]:

@@ -84,9 +84,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Partition:
-    """How many rows of each label each client holds."""
+    """How many rows of each label each client holds; of many clients only the first are listed."""
 
+    clients: int
     sizes: list[int]
+    names: list[str] = field(default_factory=list)
+    """What the clients are called, when they have names."""
     labels: list[str] = field(default_factory=list)
     counts: list[list[int]] = field(default_factory=list)
 
@@ -247,4 +250,11 @@ def _partition(directory: Path) -> Partition | None:
         return None
     counts = value.get("counts") or []
     sizes = value.get("sizes") or [sum(row) for row in counts]
-    return Partition(sizes, [str(label) for label in value.get("labels") or []], counts)
+    names = [str(name) for name in value.get("names") or []]
+    return Partition(
+        clients=int(value.get("clients", len(sizes))),
+        sizes=sizes,
+        names=[] if all(name.isdecimal() for name in names) else names,
+        labels=[str(label) for label in value.get("labels") or []],
+        counts=counts,
+    )

@@ -46,10 +46,12 @@
     return traces;
   }
 
+  const columns = (panel, count) => (panel.names.length === count ? panel.names.map(plain) : [...Array(count).keys()]);
+
   function barTraces(panel) {
     const alone = styles.size === 1 && panel.name === "participation";
     return [{
-      type: "bar", y: panel.values, x: panel.values.map((_, i) => i), showlegend: false, name: panel.title,
+      type: "bar", y: panel.values, x: columns(panel, panel.values.length), showlegend: false, name: panel.title,
       marker: { color: alone ? colour(data.legend[0].label) : css("--accent"), line: { width: 0 } },
       hovertemplate: `client %{x}: %{y:.4~g} ${panel.unit}<extra></extra>`,
     }];
@@ -59,7 +61,7 @@
     const light = [[0, "#ffffff"], [0.02, "#e1edf6"], [0.5, "#6baed6"], [1, "#08427a"]];
     const night = [[0, "#191d24"], [0.02, "#183447"], [0.5, "#2d7fb5"], [1, "#c8e9ff"]];
     return [{
-      type: "heatmap", z: panel.values, y: panel.rows.map(plain), colorscale: dark() ? night : light,
+      type: "heatmap", z: panel.values, x: columns(panel, panel.values[0].length), y: panel.rows.map(plain), colorscale: dark() ? night : light,
       xgap: panel.values[0].length > 120 ? 0 : 1, ygap: 1, name: panel.title,
       colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: css("--soft"), size: 11 },
         title: { text: panel.unit, font: { color: css("--soft"), size: 11 } } },

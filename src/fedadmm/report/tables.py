@@ -41,6 +41,14 @@ class Configuration(NamedTuple):
     different: list[tuple[str, list[str]]]
 
 
+class Search(NamedTuple):
+    """A search for learning rates: how it chose, the values, and each label's scores."""
+
+    rule: str
+    values: list[str]
+    rows: list[tuple[str, list[str]]]
+
+
 def results(content: Content) -> list[Result]:
     """One row a label; with a target the fastest first."""
     rows = [_result(label, runs, content) for label, runs in content.labels.items()]
@@ -150,6 +158,28 @@ def _best_figure(content: Content, rows: list[Result]) -> list[tuple[str, str, s
     best = max(scored, key=lambda row: sign * row.final[name][0])
     what = f"{'Best final' if content.comparison else 'Final'} {pretty(name).lower()}"
     return [(what, metric(name, best.final[name][0]), best.label if content.comparison else "")]
+
+
+def search_table(search: Any) -> Search | None:
+    """What every label scored with every value that it tried, and which value it chose."""
+    tried = search.get("tried") if isinstance(search, dict) else None
+    if not tried:
+        return None
+    values = list(dict.fromkeys(row.get("value") for row in tried))
+    chosen = search.get("chosen") or {}
+    rows: dict[str, dict[Any, str]] = {}
+    for row in tried:
+        score = row.get("best")
+        name = str(row.get("metric", ""))
+        shown = "–" if score is None else metric(name, score)
+        label = str(row.get("label"))
+        mark = " ✓" if (chosen.get(label) or {}).get("value") == row.get("value") else ""
+        rows.setdefault(label, {})[row.get("value")] = shown + mark
+    return Search(
+        str(search.get("rule", "")),
+        [str(value) for value in values],
+        [(label, [cells.get(value, "–") for value in values]) for label, cells in rows.items()],
+    )
 
 
 def configuration(content: Content) -> Configuration:
