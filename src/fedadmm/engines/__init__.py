@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fedadmm.engines.auto import Auto
 from fedadmm.engines.job import Job, run_client
 from fedadmm.engines.sequential import Sequential
 from fedadmm.engines.vectorised import Vectorised
+from fedadmm.engines.workers import Workers
 from fedadmm.protocols import ClientStateStore, Engine
 
 EngineChoice = Callable[[Job, ClientStateStore], Engine]
@@ -18,7 +20,18 @@ EngineChoice = Callable[[Job, ClientStateStore], Engine]
 ENGINES: dict[str, Callable[[], EngineChoice]] = {
     Sequential.name: Sequential,
     Vectorised.name: Vectorised,
+    Workers.name: Workers,
+    Auto.name: Auto,
 }
 """Name on the command line and in configurations -> choice; the only place that lists them."""
 
-__all__ = ["ENGINES", "EngineChoice", "Job", "Sequential", "Vectorised", "run_client"]
+__all__ = [
+    "ENGINES",
+    "Auto",
+    "EngineChoice",
+    "Job",
+    "Sequential",
+    "Vectorised",
+    "Workers",
+    "run_client",
+]

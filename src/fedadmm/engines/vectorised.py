@@ -14,6 +14,7 @@ from fedadmm import trees
 from fedadmm.engines.job import Job, client_key, client_record, global_vector
 from fedadmm.engines.stacked import StackedObjective, Stacker, refusal, solve_stack
 from fedadmm.engines.stacked.stacking import as_sgd
+from fedadmm.engines.threads import torch_threads
 from fedadmm.errors import PairingError, check_count
 from fedadmm.protocols import (
     ClientInfo,
@@ -35,22 +36,29 @@ STACK_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Vectorised:
-    """The choice of the vectorised engine; `stack` clients at once, by default what fits."""
+    """The choice of the vectorised engine.
+
+    Args:
+        stack: how many clients run at once; by default as many as fit.
+        threads: how many threads torch uses meanwhile.
+    """
 
     name: ClassVar[str] = "vectorised"
 
     stack: int | None = None
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if self.stack is not None:
             check_count(self, "stack", self.stack)
+        check_count(self, "threads", self.threads)
 
     def __call__(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine, or refuse a job whose clients cannot be stacked."""
         reason = refusal(job)
         if reason is not None:
             raise PairingError(f"Vectorised: {reason}")
-        return VectorisedEngine(job, store, self.stack)
+        return VectorisedEngine(job, store, self.stack, self.threads)
 
 
 class _Stack(NamedTuple):
@@ -64,8 +72,11 @@ class _Stack(NamedTuple):
 class VectorisedEngine:
     """Runs clients in stacks; every stack is as many clients as `stack` says or memory allows."""
 
-    def __init__(self, job: Job, store: ClientStateStore, stack: int | None = None) -> None:
+    def __init__(
+        self, job: Job, store: ClientStateStore, stack: int | None = None, threads: int = 1
+    ) -> None:
         self._job = job
+        self._threads = threads
         self._store = store
         self._stacker = Stacker(job)
         vector = job.initial.numel() * job.initial.element_size()
@@ -76,9 +87,10 @@ class VectorisedEngine:
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         """Each client's upload, in the order of `ids`."""
         parts = math.ceil(len(ids) / self._size)
-        for part in range(parts):  # equal parts: a small rest would cost as much as a full stack
-            chosen = ids[part * len(ids) // parts : (part + 1) * len(ids) // parts]
-            yield from self._run_stack(list(chosen), download, round_index)
+        with torch_threads(self._threads):
+            for part in range(parts):  # equal ones: a small rest would cost as much as a full one
+                chosen = ids[part * len(ids) // parts : (part + 1) * len(ids) // parts]
+                yield from self._run_stack(list(chosen), download, round_index)
 
     def close(self) -> None:
         """Nothing to give back."""

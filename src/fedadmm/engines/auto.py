@@ -1,0 +1,134 @@
+"""Measure the ways of running clients on the first round's own clients, then take the fastest."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fedadmm.engines.job import Job
+from fedadmm.engines.sequential import Sequential
+from fedadmm.engines.stacked import refusal
+from fedadmm.engines.vectorised import Vectorised
+from fedadmm.engines.workers import Workers, usable_cores
+from fedadmm.errors import check_count
+from fedadmm.protocols import ClientInfo, ClientRecord, ClientStateStore, Download, Engine, Upload
+from fedadmm.stopping import Steps
+
+STEPS = 5
+"""Solver steps a client in a measurement."""
+STACKED_CLIENTS = 256
+"""Clients in a measurement of the vectorised engine."""
+LARGE_STEP_SECONDS = 2e-3
+"""A step this long is not spent in Python, so that stacking clients cannot shorten it."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """The choice that measures; `workers` is the number of processes that may be used.
+
+    Every way gives the same trajectory up to rounding, and without stacks to the last bit.
+    """
+
+    name: ClassVar[str] = "auto"
+
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_count(self, "workers", self.workers)
+
+    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
+        """Start the engine; it measures when the first round begins."""
+        return AutoEngine(job, store, self.workers)
+
+
+class _ReadOnly:
+    """A store that a measurement reads and does not change."""
+
+    def __init__(self, store: ClientStateStore) -> None:
+        self._store = store
+
+    def get(self, client: int) -> ClientRecord | None:
+        return self._store.get(client)
+
+    def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
+        """Forget it."""
+
+
+class AutoEngine:
+    """The engine that was fastest; `choice` names it and `seconds` holds what each way took."""
+
+    def __init__(self, job: Job, store: ClientStateStore, workers: int | None) -> None:
+        self._job = job
+        self._store = store
+        self._cores = workers if workers is not None else usable_cores()
+        self._engine: Engine | None = None
+        self.choice: str | None = None
+        self.seconds: dict[str, float] = {}
+        """Seconds a client in the measurement, for every way that was tried."""
+
+    def run_clients(
+        self, ids: Sequence[int], download: Download, round_index: int
+    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
+        """Each client's upload, in the order of `ids`."""
+        if self._engine is None:
+            self._choose(ids, download, round_index)
+        assert self._engine is not None
+        replies: Any = self._engine.run_clients(ids, download, round_index)
+        yield from replies
+
+    def close(self) -> None:
+        """Close the chosen engine."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _choose(self, ids: Sequence[int], download: Download, round_index: int) -> None:
+        ways = self._ways()
+        if len(ways) > 1 and len(ids) > 1:
+            for name, way in ways.items():
+                if name == Vectorised.name and self._steps_are_large():
+                    continue
+                self.seconds[name] = self._measure(way, ids, download, round_index)
+            self.choice = min(self.seconds, key=lambda name: self.seconds[name])
+        else:
+            self.choice = next(iter(ways))
+        self._engine = ways[self.choice](self._job, self._store)
+        measured = ", ".join(f"{name} {value:.2g}" for name, value in self.seconds.items())
+        log.info("engine auto chose %s (seconds a client: %s)", self.choice, measured or "unasked")
+
+    def _ways(self) -> dict[str, Any]:
+        """The ways that this job can run, the reference first."""
+        ways: dict[str, Any] = {Sequential.name: Sequential()}
+        on_cpu = self._job.initial.device.type == "cpu"
+        if self._cores > 1 and on_cpu and "fork" in multiprocessing.get_all_start_methods():
+            ways[Workers.name] = Workers(self._cores)
+        if refusal(self._job) is None:
+            ways[Vectorised.name] = Vectorised()
+        return ways
+
+    def _steps_are_large(self) -> bool:
+        return self.seconds[Sequential.name] > STEPS * LARGE_STEP_SECONDS
+
+    def _measure(self, way: Any, ids: Sequence[int], download: Download, round_index: int) -> float:
+        """Seconds a client for a few steps, the second time."""
+        if isinstance(way, Vectorised):
+            count = min(len(ids), STACKED_CLIENTS)
+        else:
+            count = min(len(ids), 2 * self._cores)
+        store: Any = _ReadOnly(self._store)
+        engine = way(self._job._replace(stop=Steps(STEPS)), store)
+        try:
+            for _ in range(2):
+                began = time.perf_counter()
+                for _reply in engine.run_clients(ids[:count], download, round_index):
+                    pass
+                seconds = time.perf_counter() - began
+        finally:
+            engine.close()
+        return seconds / count
