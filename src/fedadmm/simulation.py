@@ -24,7 +24,7 @@ from fedadmm.protocols import (
 from fedadmm.resuming import Journal, Start, interrupts_deferred
 from fedadmm.round import Ending, Record, RoundReport, Schedule, run
 from fedadmm.sampling import FullParticipation
-from fedadmm.state import Checkpoints, MemoryStore
+from fedadmm.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.state.records import StoredStates
 from fedadmm.stopping import Epochs
 
@@ -89,7 +89,8 @@ def simulate(
         target: end as soon as a metric meets it.
         tolerance: end as soon as the norm of the gradient mapping is at most this.
         observers: called with a `RoundReport` after every round.
-        store: where client state is kept between rounds; in memory by default.
+        store: where client state is kept between rounds; by default in memory, and with the ray
+            engine on disk.
         checkpoints: where and how often to save the run, so that it can be resumed.
         resume: go on from the newest good checkpoint; from round 0 when there is none.
         fingerprint: plain values that describe the run; a checkpoint with others is refused.
@@ -105,7 +106,7 @@ def simulate(
     pairing.check(job, chosen, rounds)
     evaluation.check(job)
     choice = ENGINES[engine]() if isinstance(engine, str) else engine
-    kept = store if store is not None else MemoryStore()
+    kept = store if store is not None else _default_store(choice, checkpoints, resume)
     journal = Journal(job, kept, checkpoints, fingerprint)
     start = journal.begin(resume)
     schedule = Schedule(rounds, evaluation, target, tolerance)
@@ -149,6 +150,20 @@ def _evaluation(evaluate: Evaluation | Evaluator | bool) -> Evaluation:
     if isinstance(evaluate, bool):
         return Evaluation(objective=evaluate, test=evaluate)
     return Evaluation(extra=evaluate)
+
+
+def _default_store(
+    choice: EngineChoice, checkpoints: Checkpoints | None, resume: bool
+) -> ClientStateStore:
+    """In memory; on disk when the engine's clients are elsewhere, and where a resume finds it."""
+    if not getattr(choice, "needs_disk", False):
+        return MemoryStore()
+    if checkpoints is None:
+        return DiskStore.temporary()
+    store = DiskStore(checkpoints.directory / "clients")
+    if not resume:
+        store.clear()
+    return store
 
 
 def _collect(

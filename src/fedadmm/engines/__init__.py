@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from fedadmm.engines.auto import Auto
 from fedadmm.engines.job import Job, run_client
+from fedadmm.engines.ray_engine import Ray
 from fedadmm.engines.sequential import Sequential
 from fedadmm.engines.vectorised import Vectorised
 from fedadmm.engines.workers import Workers
@@ -19,6 +20,7 @@ EngineChoice = Callable[[Job, ClientStateStore], Engine]
 
 ENGINES: dict[str, Callable[[], EngineChoice]] = {
     Sequential.name: Sequential,
+    Ray.name: Ray,
     Vectorised.name: Vectorised,
     Workers.name: Workers,
     Auto.name: Auto,
@@ -30,6 +32,7 @@ __all__ = [
     "Auto",
     "EngineChoice",
     "Job",
+    "Ray",
     "Sequential",
     "Vectorised",
     "Workers",
