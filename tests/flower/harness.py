@@ -151,7 +151,7 @@ class FakeGrid:
             return Message(Error(code=0, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
         disturbance = self.fault("reply", message, client)
         content = _through_the_wire(reply.content)
-        if self.spoil is not None and message.metadata.message_type == "train":
+        if self.spoil is not None and message.metadata.group_id.isdigit():
             content = self.spoil(content, client)
         answer = Message(content, reply_to=message)
         if disturbance == "late":

@@ -234,7 +234,7 @@ class Storm:
             raise Crash
 
     def __call__(self, moment, message, client):
-        if message.metadata.message_type != "train" or self.chance.random() > 0.12:
+        if not message.metadata.group_id.isdigit() or self.chance.random() > 0.12:
             return None
         self.count += 1
         return self.chance.choice(["drop", "drop", "late"] if moment == "reply" else ["drop"])

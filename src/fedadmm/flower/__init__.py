@@ -9,7 +9,10 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "DropIn": "fedadmm.flower.dropin",
     "Federation": "fedadmm.flower.federation",
+    "Patience": "fedadmm.flower.federation",
+    "Site": "fedadmm.flower.client",
     "client_app": "fedadmm.flower.client",
     "server_app": "fedadmm.flower.server",
 }

@@ -87,17 +87,19 @@ class _Stream:
         return service.outcome(Ending("completed", f"completed all {rounds} steps"))
 
     def _send_all(self) -> None:
-        """A task for everybody who is there and has none, or none that can still come back."""
+        """A task for everybody who is there and has none; an unanswered one is sent again."""
         service = self._service
         service.roster.refresh()
         patience, now = service.federation.patience, service.exchange.now()
         for client, node in service.roster.online().items():
             flight = self._flights.get(client)
-            if flight is not None and flight.node == node:
-                limit = patience.resend if flight.answered else patience.round
-                if now - flight.sent <= limit:
-                    continue
-            self._send(client, node)
+            if flight is None or flight.node != node:
+                self._send(client, node)
+            elif now - flight.sent > patience.resend:
+                if flight.answered:
+                    self._send(client, node)
+                else:
+                    self._post(client, flight._replace(sent=now))
 
     def _send(self, client: int, node: int) -> None:
         service = self._service
@@ -107,11 +109,13 @@ class _Stream:
         version = service.engine.ledger.entry(client).version
         desk = Desk(job, Download(cast, state.buffers), version, service.federation.door)
         task = desk.task(service.engine.ledger, client, self._number)
-        contents = {client: (node, desk.content(task))}
-        service.exchange.send(
-            "train", str(version + 1), contents, service.federation.patience.round
-        )
-        self._flights[client] = _Flight(desk, task, service.exchange.now(), state.round, node)
+        self._post(client, _Flight(desk, task, service.exchange.now(), state.round, node))
+
+    def _post(self, client: int, flight: _Flight) -> None:
+        contents = {client: (flight.node, flight.desk.content(flight.task))}
+        ttl = self._service.federation.patience.round
+        self._service.exchange.send("train", str(flight.task.folded + 1), contents, ttl)
+        self._flights[client] = flight
 
     def _take(self, arrival: Arrival) -> Ending | None:
         service, client = self._service, arrival.key

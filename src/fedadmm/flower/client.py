@@ -51,7 +51,7 @@ def client_app(federation: Federation, load: Load) -> ClientApp:
     """A Flower ClientApp that runs any algorithm of the package on a site's own data.
 
     The node's configuration must hold `partition-id`, the number of this client, and `state-dir`,
-    a folder of this site that survives restarts.
+    a folder of this site that survives restarts (the run configuration may hold it instead).
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
@@ -59,6 +59,8 @@ def client_app(federation: Federation, load: Load) -> ClientApp:
     from fedadmm.flower import queries, wire
 
     def train(message: Message, context: Context) -> Message:
+        if queries.is_hello(message.content):
+            return Message(queries.present(client_number(context)), reply_to=message)
         site = _site(load, context)
         most = _VECTORS * 8 * site.objective.num_parameters + _ROOM
         task, packed = wire.read_task(message.content, most)
@@ -74,13 +76,9 @@ def client_app(federation: Federation, load: Load) -> ClientApp:
             content = queries.evaluate(federation, site.objective, site.test, message.content)
         return Message(content, reply_to=message)
 
-    def hello(message: Message, context: Context) -> Message:
-        return Message(queries.present(client_number(context)), reply_to=message)
-
     app = ClientApp()
     app.train()(train)
     app.evaluate()(evaluate)
-    app.query()(hello)
     return app
 
 
@@ -155,7 +153,7 @@ def _check_number(context: Context, task: Task) -> None:
 
 def vault_folder(context: Context, run: str, client: int) -> Path:
     """Where this site keeps the state of one client in one run."""
-    base = context.node_config.get("state-dir")
+    base = context.node_config.get("state-dir", context.run_config.get("state-dir"))
     if not isinstance(base, str) or not base:
         raise ConfigError(
             f"node-config: state-dir is {base!r}, but must be a folder of this site that survives "

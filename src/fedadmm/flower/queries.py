@@ -16,8 +16,20 @@ if TYPE_CHECKING:
     from fedadmm.flower.federation import Federation
     from fedadmm.protocols import Evaluator, Objective
 
-_CONTENT = "fedadmm"
+_CONTENT, _HELLO = "fedadmm", "fedadmm.hello"
 _MOST_METRICS = 50
+
+
+def hello() -> RecordDict:
+    """The question who a node is; it comes as training, which every app can do."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({_HELLO: ConfigRecord({})})
+
+
+def is_hello(content: RecordDict) -> bool:
+    """Whether a message only asks who is there."""
+    return _HELLO in content
 
 
 def present(client: int) -> RecordDict:

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fedadmm.errors import EngineError, StateError
 from fedadmm.flower import queries
 from fedadmm.flower.exchange import Exchange
 from fedadmm.flower.federation import Patience
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
 
 _logger = logging.getLogger("fedadmm")
 _HELLO = 60.0
@@ -86,10 +82,8 @@ class Roster:
             self._refuse(node, f"its name {name!r} is not in this federation")
 
     def _ask(self, nodes: Sequence[int]) -> None:
-        from flwr.app import RecordDict
-
-        questions: dict[int, tuple[int, RecordDict]] = {n: (n, RecordDict()) for n in nodes}
-        self._exchange.send("query", "hello", questions, _HELLO)
+        questions = {node: (node, queries.hello()) for node in nodes}
+        self._exchange.send("train", "hello", questions, _HELLO)
         for arrival in self._exchange.arrivals(self._exchange.now() + _HELLO):
             if arrival.content is None:
                 _logger.warning("node %d does not say who it is: %s", arrival.key, arrival.error)

@@ -33,6 +33,13 @@ class RunDirectory:
         self.path = path
         self._writer: files.MetricsWriter | None = None
 
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
     def __call__(self, report: RoundReport) -> None:
         """Append one round."""
         if self._writer is None:
@@ -53,9 +60,7 @@ class RunDirectory:
         files.write_text(self.path / files.METRICS, "".join(lines))
 
     def finish(self, outcome: Outcome, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Close the metrics; leave the model and the summary."""
-        if self._writer is not None:
-            self._writer.close()
+        """Leave the model and the summary."""
         write_tensors(
             self.path / MODEL, Contents({"params": outcome.params.clone()}, {}), durable=True
         )

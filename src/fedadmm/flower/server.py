@@ -62,9 +62,9 @@ def server_app(federation: Federation, observers: Sequence[Observer] = ()) -> Se
     from fedadmm.flower.rundir import RunDirectory
 
     def main(grid: Grid, context: Context) -> None:
-        directory = RunDirectory(run_folder(context))
-        outcome = serve(federation, grid, directory.path, [directory, *observers])
-        directory.finish(outcome)
+        with RunDirectory(run_folder(context)) as directory:
+            outcome = serve(federation, grid, directory.path, [directory, *observers])
+            directory.finish(outcome)
 
     app = ServerApp()
     app.main()(main)

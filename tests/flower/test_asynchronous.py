@@ -1,0 +1,123 @@
+"""asyncFedDR over the same apps: every reply is one step, whatever the order of arrival."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.engines.job import Job, run_client
+from fedadmm.errors import EngineError
+from fedadmm.protocols import Download, Received
+from fedadmm.regularizers import Zero
+from fedadmm.state import MemoryStore
+
+from .harness import (
+    CLIENTS,
+    FakeGrid,
+    check_invariant,
+    federation,
+    objectives,
+    run_through,
+    server_on_disk,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
+STEPS = 14
+
+
+class Unhurried(FakeGrid):
+    """Answers one waiting task at a time, chosen by chance; slow clients are chosen seldom."""
+
+    def __init__(self, settings, folder, seed, slow=(), **rest):
+        super().__init__(settings, folder, **rest)
+        self.chance = random.Random(seed)
+        self.slow = slow
+
+    def pull_messages(self, identities):
+        waiting = [i for i in identities if i in self._waiting]
+        quick = [i for i in waiting if self._node(i) not in self.slow]
+        chosen = self.chance.choice(quick or waiting) if waiting else None
+        return super().pull_messages([chosen] if chosen is not None else [])
+
+    def _node(self, identity):
+        return self._waiting[identity].metadata.dst_node_id - 1000
+
+
+def by_hand(settings, order):
+    """Algorithm 2 of the paper: an independent loop that replays the order of arrivals."""
+    algorithm, initial = settings.algorithm, settings.initial
+    job = Job(
+        algorithm, fa.Problem(objectives()), settings.solver, settings.stop, settings.seed, initial
+    )
+    server, store = algorithm.init_server(initial), MemoryStore()
+    casts = {client: algorithm.broadcast(server, 0) for client in range(CLIENTS)}
+    done: Counter[int] = Counter()
+    for client in order:
+        upload, _ = run_client(job, store, client, Download(casts[client]), done[client])
+        done[client] += 1
+        total = type(upload.message)(*(part / CLIENTS for part in upload.message))
+        received = Received(1, 1 / CLIENTS, CLIENTS)
+        server = algorithm.server_update(server, total, received, Zero())
+        casts[client] = algorithm.broadcast(server, 0)
+    return algorithm.global_params(server)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_to_the_algorithm_by_hand(seed, tmp_path):
+    settings = federation(fa.FedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
+    history = run_through(settings, Unhurried(settings, tmp_path, seed), tmp_path)
+    order = [clients[0] for clients in history.trace]
+    assert len(order) == STEPS
+    assert max(record["staleness"] for record in history.records) > 0
+    wanted = by_hand(settings, order)
+    assert torch.allclose(history.outcome.params, wanted, rtol=0, atol=1e-6)
+    check_invariant(settings, tmp_path)
+
+
+def test_a_slow_client_never_holds_the_server(tmp_path):
+    settings = federation(fa.FedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
+    history = run_through(settings, Unhurried(settings, tmp_path, 0, slow={3}), tmp_path)
+    assert len(history.trace) == STEPS
+    assert [3] not in history.trace
+    check_invariant(settings, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_losses_and_resumption(seed, tmp_path, monkeypatch):
+    from .test_faults import Storm
+
+    settings = federation(fa.FedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
+    storm = Storm(seed, monkeypatch)
+    history = run_through(settings, FakeGrid(settings, tmp_path, storm), tmp_path)
+    assert storm.count > 0
+    ledger = server_on_disk(settings, tmp_path).ledger
+    folded = Counter(clients[0] for clients in history.trace)
+    assert {c: ledger.entry(c).version for c in range(CLIENTS)} == {
+        c: folded[c] for c in range(CLIENTS)
+    }
+    check_invariant(settings, tmp_path)
+
+
+def test_a_wiped_disk_is_repaired(tmp_path):
+    settings = federation(fa.FedDR(eta=1.0), rounds=STEPS, mode="asynchronous", ledger="disk")
+    grid = FakeGrid(settings, tmp_path)
+
+    def wipe(report):
+        if report.record["round"] == 5:
+            grid.wipe(1)
+
+    history = run_through(settings, grid, tmp_path, wipe)
+    assert history.outcome.counts["repaired"] == 1
+    check_invariant(settings, tmp_path)
+
+
+def test_nobody_there_ends_with_a_sentence(tmp_path):
+    settings = federation(fa.FedDR(eta=1.0), mode="asynchronous")
+    grid = FakeGrid(settings, tmp_path)
+    grid.offline = set(range(CLIENTS))
+    with pytest.raises(EngineError, match=r"0 of 1 clients came within 60 s"):
+        run_through(settings, grid, tmp_path)
