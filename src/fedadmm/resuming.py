@@ -6,22 +6,33 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from fedadmm import trees
 from fedadmm.engines.job import Job
 from fedadmm.errors import PairingError, ParameterError, StateError
-from fedadmm.protocols import ClientStateStore
+from fedadmm.protocols import ClientStateStore, Download, Engine, EngineState
 from fedadmm.round import Ending, RoundReport, RunState, initial_state
 from fedadmm.state.checkpoint import Checkpoint, Checkpoints, SnapshotStore
 from fedadmm.state.records import layout, separate
 
 
+Tree = TypeVar("Tree")
+
+
 class Start(NamedTuple):
-    """Where a run begins, and how it had ended if it was over already."""
+    """Where a run begins, how it had ended if it was over already, and what its engine chose."""
 
     state: RunState
-    ending: Ending | None
+    ending: Ending | None = None
+    choice: str | None = None
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """An engine that chooses between ways which agree up to rounding, not to the last bit."""
+
+    choice: str | None
 
 
 class Journal:
@@ -40,6 +51,7 @@ class Journal:
         self._fingerprint = fingerprint if fingerprint is not None else _described(job)
         self._latest: Start | None = None
         self._saved = 0
+        self._engine: Engine | None = None
 
     def begin(self, resume: bool) -> Start:
         """The newest good checkpoint when the run is resumed, or else round 0."""
@@ -55,25 +67,32 @@ class Journal:
                     f"{len(self._store.clients())} clients, but a run from round 0 needs an empty "
                     "one; clear it"
                 )
-            return Start(initial_state(self._job), None)
+            return Start(initial_state(self._job))
         found = self._checkpoints.begin(resume, self._fingerprint, self._snapshots())
         self._store.mark()
         if found is None:
-            return Start(initial_state(self._job), None)
+            return Start(initial_state(self._job))
         self._saved = found.round
         return _unpack(self._job, found)
+
+    def attach(self, engine: Engine, start: Start) -> None:
+        """Let a resumed engine go on the way it began."""
+        self._engine = engine
+        if isinstance(engine, Choosing) and start.choice is not None:
+            engine.choice = start.choice
 
     def completed(self, report: RoundReport) -> None:
         """A round is over and observers have seen it: remember it, and save it when it is time."""
         if self._checkpoints is None:
             return
+        choice = self._engine.choice if isinstance(self._engine, Choosing) else None
         if report.state.round == report.record["round"]:
             self._store.mark()
-            self._latest = Start(report.state, report.ending)
+            self._latest = Start(report.state, report.ending, choice)
         else:
             # The round was refused: its clients go back, and a resumed run meets it again.
             self._store.undo()
-            self._latest = Start(report.state, None)
+            self._latest = Start(report.state, None, choice)
         if report.ending is not None or report.state.round % self._checkpoints.every == 0:
             self._save()
 
@@ -114,28 +133,52 @@ def _pack(latest: Start) -> Checkpoint:
     named = dict(trees.named_tensors(state.server, "server"))
     if state.buffers is not None:
         named["buffers"] = state.buffers
-    values = {"first_loss": state.first_loss, "ending": latest.ending}
+    values: dict[str, Any] = {
+        "first_loss": state.first_loss,
+        "ending": latest.ending,
+        "choice": latest.choice,
+    }
+    if state.engine is not None:
+        values["engine"] = state.engine.values
+        values["downloads"] = sorted(state.engine.downloads)
+        for step, download in state.engine.downloads.items():
+            named |= dict(trees.named_tensors(download, f"download.{step}"))
     return Checkpoint(state.round, separate(named), values)
 
 
 def _unpack(job: Job, found: Checkpoint) -> Start:
     template = job.algorithm.init_server(job.initial)
-    wanted = dict(trees.named_tensors(template, "server"))
+    server = _filled(job, found, template, "server")
+    buffers = found.tensors.get("buffers")
+    if buffers is not None:
+        buffers = buffers.to(job.initial.device)
+    engine = _unpack_engine(job, found, Download(job.algorithm.broadcast(template, 0), buffers))
+    state = RunState(found.round, server, buffers, found.values["first_loss"], engine)
+    ending = found.values["ending"]
+    return Start(state, None if ending is None else Ending(*ending), found.values["choice"])
+
+
+def _unpack_engine(job: Job, found: Checkpoint, template: Download) -> EngineState | None:
+    if "engine" not in found.values:
+        return None
+    downloads = {
+        step: _filled(job, found, template, f"download.{step}")
+        for step in found.values["downloads"]
+    }
+    return EngineState(found.values["engine"], downloads)
+
+
+def _filled(job: Job, found: Checkpoint, template: Tree, prefix: str) -> Tree:
+    """The template with the checkpoint's tensors."""
     named = {}
-    for name, like in wanted.items():
+    for name, like in trees.named_tensors(template, prefix):
         if name not in found.tensors:
             raise StateError(
                 f"the checkpoint of round {found.round} holds {', '.join(sorted(found.tensors))}, "
                 f"but {job.algorithm.name} needs {name}"
             )
         named[name] = found.tensors[name].to(like.device)
-    buffers = found.tensors.get("buffers")
-    if buffers is not None:
-        buffers = buffers.to(job.initial.device)
-    server = trees.rebuild(template, named, "server")
-    state = RunState(found.round, server, buffers, found.values["first_loss"])
-    ending = found.values["ending"]
-    return Start(state, None if ending is None else Ending(*ending))
+    return trees.rebuild(template, named, prefix)
 
 
 @contextmanager

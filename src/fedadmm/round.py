@@ -25,8 +25,10 @@ from fedadmm.problem import Problem
 from fedadmm.protocols import (
     ClientInfo,
     ClientStateStore,
+    ClockedEngine,
     Download,
     Engine,
+    EngineState,
     Partial,
     Received,
     Sampler,
@@ -49,6 +51,8 @@ class RunState(NamedTuple):
     buffers: Tensor | None
     first_loss: float | None = None
     """The first loss that was measured, which divergence is judged by."""
+    engine: EngineState | None = None
+    """The clock and the work in flight of an engine that has them."""
 
 
 class Ending(NamedTuple):
@@ -92,6 +96,8 @@ def run(
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
     before: Record = {}
+    if state.engine is not None and isinstance(engine, ClockedEngine):
+        engine.restore(state.engine)
     if state.round == 0 and job.algorithm.starts_with_everyone:
         everyone = range(job.problem.num_clients)
         following, before, infos = run_round(job, everyone, engine, state, -1)
@@ -99,12 +105,14 @@ def run(
             yield RoundReport(state, before, infos, ending)
             return
         state = following._replace(round=0)
+    first = state.round
     upcoming = sampler.sample(job.seed, state.round, job.problem.num_clients)
     while state.round < schedule.rounds:
         ids = upcoming
         if state.round + 1 < schedule.rounds:
             upcoming = sampler.sample(job.seed, state.round + 1, job.problem.num_clients)
-            store.prefetch(_newcomers(upcoming, ids))
+            if state.round > first:  # no thread yet while engines may still start processes
+                store.prefetch(_newcomers(upcoming, ids))
         following, record, infos = run_round(job, ids, engine, state, state.round)
         for name in ("bytes_up", "bytes_down", "seconds"):
             record[name] += before.pop(name, 0)
@@ -196,6 +204,9 @@ def run_round(
     record = _record(following.round, infos, replies.weight, job, move)
     down = trees.num_bytes(download) * len(infos)
     record |= {"bytes_up": replies.bytes_up, "bytes_down": down, "seconds": seconds}
+    if isinstance(engine, ClockedEngine):
+        record |= engine.extras()
+        following = following._replace(engine=engine.snapshot())
     return following, record, infos
 
 

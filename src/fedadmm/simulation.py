@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedadmm import pairing, trees
-from fedadmm.engines import ENGINES, EngineChoice, Job
+from fedadmm.engines import ENGINES, EngineChoice, Job, default_engine
 from fedadmm.errors import check_choice, check_count, check_positive
 from fedadmm.evaluation import Evaluation, Target
 from fedadmm.problem import Problem
@@ -61,7 +61,7 @@ def simulate(
     seed: int = 0,
     initial: Tensor | None = None,
     keep_trajectory: bool = False,
-    engine: str | EngineChoice = "sequential",
+    engine: str | EngineChoice | None = None,
     evaluate: Evaluation | Evaluator | bool = True,
     target: Target | None = None,
     tolerance: float | None = None,
@@ -83,7 +83,8 @@ def simulate(
         seed: the same seed gives the same run, whatever the engine.
         initial: the start vector, which also fixes the precision; the problem's own by default.
         keep_trajectory: keep the global vector of every round.
-        engine: a name from `fedadmm.engines.ENGINES`, or one of its choices with options.
+        engine: a name from `fedadmm.engines.ENGINES`, or one of its choices with options; by
+            default sequential, and virtual-time for methods without rounds.
         evaluate: an `Evaluation`, a function of the global vector that returns metrics (measured
             besides the default ones), True for the default, False for nothing.
         target: end as soon as a metric meets it.
@@ -105,7 +106,9 @@ def simulate(
     chosen = sampler if sampler is not None else FullParticipation()
     pairing.check(job, chosen, rounds)
     evaluation.check(job)
-    choice = ENGINES[engine]() if isinstance(engine, str) else engine
+    chosen_engine = engine if engine is not None else default_engine(algorithm)
+    choice = ENGINES[chosen_engine]() if isinstance(chosen_engine, str) else chosen_engine
+    pairing.check_engine(algorithm, choice)
     kept = store if store is not None else _default_store(choice, checkpoints, resume)
     journal = Journal(job, kept, checkpoints, fingerprint)
     start = journal.begin(resume)
@@ -113,6 +116,7 @@ def simulate(
     try:
         running = choice(job, kept)
         try:
+            journal.attach(running, start)
             with torch.no_grad():
                 reports = run(job, chosen, running, kept, schedule, start.state)
                 watchers = [*observers, journal.completed]
@@ -177,7 +181,7 @@ def _collect(
 ) -> Result:
     history: list[Record] = []
     trajectory: list[Tensor] = []
-    state, ending = start
+    state, ending = start.state, start.ending
     if ending is None or ending.code == "completed":
         ending = Ending("completed", f"completed all {schedule.rounds} rounds")
         for report in reports:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.engines.auto import AutoEngine
+from fedadmm.engines.workers import Workers
 from fedadmm.round import RoundReport
 from fedadmm.state import Checkpoints, DiskStore, files, params_sha256
 from support.models import small_federation
@@ -64,6 +66,31 @@ def test_buffers_of_the_model_are_saved_too(policy: str, tmp_path: Path) -> None
 
     resume = interrupted(tmp_path, 3, rounds=6, **options())
     assert_continued(resume(**options()), run(6, **options()), 3)
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("engine", ["vectorised", "workers"])
+def test_every_engine_resumes_bit_for_bit(engine: str, kind: str, tmp_path: Path) -> None:
+    options: Any = {"engine": Workers(1) if engine == "workers" else engine}
+    resume = interrupted(tmp_path, 4, kind=kind, **options)
+    assert_continued(resume(), run(8, **options), 4)
+
+
+def test_an_engine_that_chose_keeps_its_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ways agree up to rounding only, so a resumed run must not measure again."""
+
+    def prefer(name: str) -> None:
+        def measured(engine: AutoEngine, way: Any, *rest: Any) -> float:
+            return 1e-6 if way.name == name else 1e-5
+
+        monkeypatch.setattr(AutoEngine, "_measure", measured)
+
+    prefer("vectorised")
+    resume = interrupted(tmp_path, 4, engine="auto")
+    prefer("sequential")
+    assert_continued(resume(), run(8, engine="vectorised"), 4)
 
 
 def test_only_new_rounds_reach_observers(tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ class AutoEngine:
 
     def _choose(self, ids: Sequence[int], download: Download, round_index: int) -> None:
         ways = self._ways()
-        if len(ways) > 1 and len(ids) > 1:
+        if self.choice in ways:
+            pass  # a resumed run goes on the way it began, to the last bit
+        elif len(ways) > 1 and len(ids) > 1:
             for name, way in ways.items():
                 if name == Vectorised.name and self._steps_are_large():
                     continue
