@@ -1,0 +1,173 @@
+"""What a round costs beyond Flower's own: our server and client against Flower's plain FedAvg.
+
+Both run in one ServerApp over the same SuperLink and SuperNodes, with the same model, the same
+data and the same local steps, in turns, so that the noise of the machine falls on both.
+
+    python benchmarks/flower_overhead.py [--clients 2] [--turns 4] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+APP = """\
+import json, time
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+import fedadmm as fa
+from fedadmm import models
+from fedadmm.flower.client import client_app
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.server import serve
+
+torch.set_num_threads(1)
+MODEL, LR, BATCH, EPOCHS = "mlp-64-128-10", 0.1, 20, 5
+
+
+def rows(client):
+    generator = torch.Generator().manual_seed(client)
+    inputs = torch.randn(400, 64, generator=generator)
+    return inputs, torch.randint(0, 10, (400,), generator=generator)
+
+
+def objective(context):
+    inputs, targets = rows(context.node_config["partition-id"])
+    loss = torch.nn.functional.cross_entropy
+    return fa.ModelObjective(models.build(MODEL), loss, inputs, targets)
+
+
+def federation(clients, rounds):
+    return Federation(fa.FedADMM(rho=0.1), clients=clients, rounds=rounds, model=MODEL,
+                      solver=fa.SGD(lr=LR, batch_size=BATCH), stop=fa.Epochs(EPOCHS))
+
+
+server, client = ServerApp(), ClientApp()
+
+
+@server.main()
+def main(grid, context):
+    config = context.run_config
+    clients, rounds = config["clients"], config["rounds"]
+    while len(list(grid.get_node_ids())) < clients:
+        time.sleep(0.5)
+    log = Path(config["out"])
+    for turn in range(config["turns"]):
+        plain = Timed(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=clients)
+        plain.start(grid, ArrayRecord(models.build(MODEL).state_dict()), num_rounds=rounds)
+        plain.marks.append(time.monotonic())
+        note(log, "flower", plain.marks)
+        marks = []
+        folder = log.parent / f"ours-{turn}"
+        # The first round also asks the nodes who they are: the clock starts after it.
+        observers = [lambda report: marks.append(time.monotonic())]
+        serve(federation(clients, rounds + 1), grid, folder, observers)
+        note(log, "fedadmm", marks)
+
+
+class Timed(FedAvg):
+    marks: list
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.marks = []
+
+    def configure_train(self, *arguments):
+        self.marks.append(time.monotonic())
+        return super().configure_train(*arguments)
+
+
+def note(log, name, marks):
+    with log.open("a") as stream:
+        for begin, end in zip(marks, marks[1:]):
+            stream.write(json.dumps({"name": name, "seconds": end - begin}) + "\\n")
+
+
+@client.train()
+def train(message, context):
+    if "arrays" not in message.content:
+        clients, rounds = context.run_config["clients"], context.run_config["rounds"]
+        return client_app(federation(clients, rounds + 1), objective)(message, context)
+    inputs, targets = rows(context.node_config["partition-id"])
+    model = models.build(MODEL)
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for _ in range(EPOCHS):
+        for part in torch.randperm(len(inputs)).split(BATCH):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs[part]), targets[part]).backward()
+            optimizer.step()
+    metrics = MetricRecord({"num-examples": 400})
+    records = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
+    return Message(RecordDict(records), reply_to=message)
+"""
+
+PYPROJECT = """\
+[project]
+name = "fedadmm-overhead"
+version = "0.1.0"
+description = "x"
+license = "Apache-2.0"
+dependencies = ["flwr"]
+
+[tool.flwr.app]
+publisher = "fedadmm"
+
+[tool.flwr.app.components]
+serverapp = "overhead.app:server"
+clientapp = "overhead.app:client"
+
+[tool.flwr.app.config]
+clients = 2
+rounds = 3
+turns = 4
+out = ""
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+
+    from fedadmm.flower.ground import Ground
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "app" / "overhead").mkdir(parents=True)
+        (folder / "app" / "overhead" / "__init__.py").write_text("")
+        (folder / "app" / "overhead" / "app.py").write_text(APP)
+        (folder / "app" / "pyproject.toml").write_text(PYPROJECT)
+        nodes = [{"state-dir": str(folder / f"site-{c}")} for c in range(options.clients)]
+        out = folder / "seconds.jsonl"
+        with Ground(folder / "ground", nodes, tls=False) as ground:
+            ground.start()
+            config = {**vars(options), "out": str(out)}
+            run = ground.run(folder / "app", config)
+            ground.wait(run, 600.0 + 60.0 * options.turns * options.rounds)
+            if not out.exists():
+                raise SystemExit(run.tail(40))
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+    found = {n: [x["seconds"] for x in lines if x["name"] == n] for n in ("flower", "fedadmm")}
+    for name, seconds in found.items():
+        print(
+            f"{name:8} {len(seconds)} rounds, median {statistics.median(seconds):.2f} s, "
+            f"from {min(seconds):.2f} to {max(seconds):.2f} s"
+        )
+    medians = [statistics.median(seconds) for seconds in found.values()]
+    print(f"overhead {100 * (medians[1] / medians[0] - 1):+.1f} % of the median")
+
+
+if __name__ == "__main__":
+    main()

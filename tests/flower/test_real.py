@@ -1,0 +1,105 @@
+"""Really started: equality with `simulate`, a storm of faults, and who is not let in."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from fedadmm.flower.keys import make_certificates, make_node_key
+from fedadmm.flower.processes import free_ports
+
+from .harness import check_invariant, server_on_disk
+from .real import Stage, nothing_left, result, simulated
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NAMES = ("fedavg", "scaffold", "fedadmm", "fedadmm-insa", "feddr")
+
+
+def test_with_tls_and_keys_equal_to_simulate_and_closed_to_strangers(tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=True)
+    with stage.ground as ground:
+        ground.start()
+        run = stage.run(algorithms=",".join(NAMES), rounds=2, cohort=2, named=True)
+        ground.wait(run, 600)
+        for name in NAMES:
+            settings = stage.module.federation(name, clients=3, rounds=2, cohort=2)
+            assert stage.finished(name), run.tail(40)
+            wanted = simulated(stage, settings)
+            assert torch.allclose(result(stage, name), wanted, rtol=0, atol=1e-6)
+        before = online(ground)
+        assert len(before) == 3
+        for how, stranger in strangers(stage, tmp_path).items():
+            group = stranger()
+            assert refused(group, ground, before), (how, group.tail())
+            group.stop()
+    nothing_left(stage)
+    for log in (tmp_path / "ground" / "logs").iterdir():
+        assert "PRIVATE KEY" not in log.read_text("utf-8", "replace")
+
+
+def online(ground):
+    import json
+
+    nodes = json.loads(ground.flwr("supernode", "ls", "fedadmm", "--format", "json"))["nodes"]
+    return sorted(node["node-id"] for node in nodes if node["status"] == "online")
+
+
+def strangers(stage, folder):
+    """A node without a registered key, one that trusts another authority, one without TLS."""
+    ground = stage.ground
+    port = free_ports(1)[0]
+    other = make_certificates(folder / "other", ["127.0.0.1"])
+    make_node_key(folder / "stranger")
+    base = ["flower-supernode", "--superlink", f"127.0.0.1:{ground.port}", "--host", "127.0.0.1"]
+    base += ["--port", str(port), "--max-retries", "1", "--node-config", "partition-id=0"]
+    trusted = ["--root-certificates", str(ground.certificates.authority)]
+    foreign = ["--root-certificates", str(other.authority)]
+    unknown = ["--auth-supernode-private-key", str(folder / "stranger")]
+    known = ["--auth-supernode-private-key", str(ground.key(0))]
+    return {
+        "unregistered key": lambda: ground._launch("stranger", base + trusted + unknown),
+        "no key": lambda: ground._launch("stranger", base + trusted),
+        "another authority": lambda: ground._launch("stranger", base + foreign + known),
+        "no TLS": lambda: ground._launch("stranger", [*base, "--insecure"]),
+    }
+
+
+def refused(group, ground, before):
+    """It gives up or stays outside; nobody new is online."""
+    deadline = time.monotonic() + 15
+    while group.running() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return online(ground) == before
+
+
+def test_a_storm_of_faults_loses_nothing(tmp_path):
+    """Nodes, client apps, server and disk die at chosen points, some of them at once."""
+    stage = Stage(tmp_path, clients=3, tls=False)
+    stage.sabotage("client-1.round-1.after-commit", "group")
+    stage.sabotage("server.round-3.before-checkpoint")
+    stage.sabotage("client-2.round-3.before-commit", "group")
+    stage.sabotage("server.round-4.after-checkpoint")
+
+    def wipe_after_five():
+        if len(stage.records()) < 5:
+            return False
+        stage.wipe(0)
+        return True
+
+    with stage.ground as ground:
+        ground.start()
+        starts = stage.play(
+            600, wipe_after_five, rounds=7, ledger="disk", round_timeout=60.0, resend_after=8.0
+        )
+    nothing_left(stage)
+    assert len(stage.happened()) == 4
+    assert starts == 3
+    settings = stage.module.federation("fedadmm", clients=3, rounds=7, ledger="disk")
+    check_invariant(settings, stage.layout())
+    records = stage.records()
+    assert [record["round"] for record in records] == list(range(1, 8))
+    assert stage.summary()["network"]["repaired"] == 1
+    entry = server_on_disk(settings, stage.layout()).ledger.entry(0)
+    assert entry.incarnation == 1

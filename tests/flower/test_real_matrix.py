@@ -1,0 +1,156 @@
+"""The exhaustive matrix with real processes: `make faults`, about half an hour on a quiet machine.
+
+One fault a case (or two), FedADMM, three clients, five rounds.  After each: nothing folded twice
+or lost, the server's mean is that of the clients' disks, and the model is that of a fault-free
+run with the same participation.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from .harness import check_invariant, check_versions
+from .real import Stage, nothing_left, result, simulated
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(
+        os.environ.get("FEDADMM_FAULTS") != "1", reason="the exhaustive matrix: make faults"
+    ),
+]
+ROUNDS = 5
+
+DEATHS = {
+    "client app dies before commit": [("client-1.round-2.before-commit", "me")],
+    "client app dies between commit and reply": [("client-1.round-2.after-commit", "me")],
+    "node dies before commit": [("client-1.round-2.before-commit", "group")],
+    "node dies between commit and reply": [("client-1.round-2.after-commit", "group")],
+    "server dies before push": [("server.round-3.before-push", "me")],
+    "server dies after push": [("server.round-3.after-push", "me")],
+    "server dies before fold": [("server.round-3.before-fold", "me")],
+    "server dies before checkpoint": [("server.round-3.before-checkpoint", "me")],
+    "server dies after checkpoint": [("server.round-3.after-checkpoint", "me")],
+    "node after commit, server before checkpoint": [
+        ("client-1.round-2.after-commit", "group"),
+        ("server.round-3.before-checkpoint", "me"),
+    ],
+    "two nodes at once": [
+        ("client-1.round-2.before-commit", "group"),
+        ("client-2.round-2.after-commit", "group"),
+    ],
+}
+
+
+def finish(stage, *actions, **config):
+    with stage.ground as ground:
+        ground.start()
+        stage.play(1000, *actions, rounds=ROUNDS, **config)
+    nothing_left(stage)
+    settings = stage.module.federation("fedadmm", clients=3, rounds=ROUNDS, **_ledger(config))
+    trace = [list(record["clients"]) for record in stage.records()]
+    check_invariant(settings, stage.layout())
+    print("participation", trace, "network", stage.summary()["network"])
+    return settings, trace
+
+
+def _ledger(config):
+    return {"ledger": config["ledger"]} if "ledger" in config else {}
+
+
+def equal(stage, settings, trace):
+    check_versions(settings, stage.layout(), trace)
+    wanted = simulated(stage, settings, trace)
+    assert torch.allclose(result(stage, "fedadmm"), wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", DEATHS)
+def test_deaths(case, tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=False)
+    for point, who in DEATHS[case]:
+        stage.sabotage(point, who)
+    settings, trace = finish(stage, round_timeout=200.0, resend_after=15.0)
+    assert len(stage.happened()) == len(DEATHS[case])
+    assert trace == [[0, 1, 2]] * ROUNDS
+    equal(stage, settings, trace)
+
+
+def test_replies_come_twice(tmp_path):
+    """Tasks are sent again long before an answer can be there."""
+    stage = Stage(tmp_path, clients=3, tls=False)
+    settings, trace = finish(stage, round_timeout=200.0, resend_after=1.0)
+    assert stage.summary()["network"]["duplicate"] > 0
+    equal(stage, settings, trace)
+
+
+def after(stage, rounds, action):
+    def look():
+        if len(stage.records()) < rounds:
+            return False
+        action()
+        return True
+
+    return look
+
+
+def test_a_client_app_dies_after_its_reply(tmp_path):
+    """Its node is ended between two rounds, when the reply is out and the state committed."""
+    stage = Stage(tmp_path, clients=3, tls=False)
+    kill = after(stage, 2, lambda: stage.ground.group("client-1").kill())
+    settings, trace = finish(stage, kill, round_timeout=200.0, resend_after=15.0)
+    equal(stage, settings, trace)
+
+
+def test_the_superlink_restarts(tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=False)
+    settings, trace = finish(
+        stage, after(stage, 2, stage.restart_link), round_timeout=200.0, resend_after=15.0
+    )
+    equal(stage, settings, trace)
+
+
+def test_a_client_is_away_for_rounds(tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=False)
+
+    def leave():
+        stage.away.add("client-1")
+        stage.ground.group("client-1").stop()
+
+    back = after(stage, 4, lambda: stage.away.discard("client-1"))
+    settings, trace = finish(
+        stage, after(stage, 1, leave), back, round_timeout=20.0, resend_after=8.0
+    )
+    assert any(1 not in clients for clients in trace)
+    equal(stage, settings, trace)
+
+
+def test_a_disk_is_wiped_and_repaired(tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=False)
+    wipe = after(stage, 2, lambda: stage.wipe(1))
+    finish(stage, wipe, ledger="disk", round_timeout=200.0, resend_after=15.0)
+    assert stage.summary()["network"]["repaired"] == 1
+
+
+def test_a_disk_is_wiped_and_quarantined(tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=False)
+    wipe = after(stage, 2, lambda: stage.wipe(1))
+    with stage.ground as ground:
+        ground.start()
+        stage.play(1000, wipe, rounds=ROUNDS, round_timeout=200.0, resend_after=15.0)
+    nothing_left(stage)
+    assert stage.summary()["network"]["lost"] >= 1
+    assert [record["clients"] for record in stage.records()][-1] == [0, 2]
+
+
+def test_asynchronous_steps_with_real_processes(tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=False)
+    stage.sabotage("server.round-3.after-checkpoint")
+    with stage.ground as ground:
+        ground.start()
+        stage.play(1000, algorithms="feddr", rounds=8, mode="asynchronous", resend_after=15.0)
+    nothing_left(stage)
+    settings = stage.module.federation("feddr", clients=3, rounds=8, mode="asynchronous")
+    check_invariant(settings, stage.layout())
