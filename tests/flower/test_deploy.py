@@ -1,0 +1,146 @@
+"""Keys, projects, configurations: everything about a deployment that needs no process."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedadmm.cli import app
+from fedadmm.errors import ConfigError
+from fedadmm.experiments.config import resolve
+from fedadmm.flower import processes
+from fedadmm.flower.bundle import OWN_APP
+from fedadmm.flower.configured import Deployment, federation
+from fedadmm.flower.keys import make_certificates, make_node_key
+
+
+def test_private_files_are_private(tmp_path):
+    files = make_certificates(tmp_path, ["127.0.0.1", "example.org"])
+    make_node_key(tmp_path / "node")
+    for path in (files.key, tmp_path / "node"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    context = ssl.create_default_context(cafile=str(files.authority))
+    context.load_cert_chain(files.certificate, files.key)
+    names = ssl._ssl._test_decode_cert(str(files.certificate))["subjectAltName"]
+    assert names == (("IP Address", "127.0.0.1"), ("DNS", "example.org"))
+
+
+def test_a_project_has_everything_for_every_machine(tmp_path):
+    done = CliRunner().invoke(
+        app, ["deploy", "init", str(tmp_path / "p"), "--clients", "3", "--host", "fl.org", "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    assert len(made["sites"]) == 3
+    commands = (tmp_path / "p" / "COMMANDS.md").read_text()
+    for text in ("--enable-supernode-auth", "--superlink fl.org:", "client-2.pub", "--stream"):
+        assert text in commands
+    keys = {path.name for path in (tmp_path / "p" / "server" / "keys").iterdir()}
+    assert keys == {"ca.crt", "server.crt", "server.key", *(f"client-{i}.pub" for i in range(3))}
+    for site in made["sites"]:
+        names = {path.name for path in (tmp_path / "p").joinpath(site).iterdir()}
+        assert names == {"node-key", "ca.crt"}
+    again = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "p")])
+    assert again.exit_code == 2
+
+
+def test_the_app_to_start_from_is_short_and_runs(tmp_path):
+    text = OWN_APP.format(features=4, clients=2, rounds=3)
+    code = [
+        line for line in text.splitlines() if line.strip() and not line.startswith(("#", '"""'))
+    ]
+    assert len(code) < 20
+    table = torch.cat([torch.randn(20, 4), torch.ones(20, 1)], 1).numpy()
+    lines = ["a,b,c,d,label", *(",".join(map(str, row)) for row in table)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    names: dict = {"__name__": "app"}
+    exec(compile(text, "app.py", "exec"), names)
+
+    context = SimpleNamespace(node_config={"data": str(tmp_path / "rows.csv")})
+    objective = names["load"](context)
+    assert objective.num_parameters == 5
+    assert names["federation"].server_job().initial.shape == (5,)
+
+
+def test_a_configuration_becomes_a_federation():
+    config = resolve({"rounds": 4, "problem": {"name": "digits", "clients": 5}})
+    made = federation(config, Deployment(5, named=True))
+    assert made.clients == 5
+    assert made.names[0] == "client-0"
+    assert made.rounds == 4
+    assert made.server_job().problem.num_clients == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tolerance": 0.1}, "tolerance is 0.1"),
+        ({"precision": "bfloat16"}, "precision is 'bfloat16'"),
+        ({"evaluate": {"target": "local"}}, "evaluate.target"),
+        ({"trackers": ["tensorboard"]}, "trackers must be empty"),
+    ],
+)
+def test_what_a_deployment_cannot_do_is_refused(changes, words):
+    config = resolve({"problem": {"name": "digits", "clients": 5}} | changes)
+    with pytest.raises(ConfigError, match=words):
+        federation(config, Deployment(5))
+
+
+def test_there_must_be_a_node_for_each_client():
+    config = resolve({"problem": {"name": "digits", "clients": 5}})
+    with pytest.raises(ConfigError, match="--clients is 4, but the problem has 5"):
+        federation(config, Deployment(4))
+
+
+def test_hospitals_need_no_data_at_the_server(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDADMM_DATA", str(tmp_path))
+    for model, size in (("logistic", 14), ("mlp-13-8-2", 13 * 8 + 8 + 8 * 2 + 2)):
+        config = resolve({"problem": {"name": "heart", "model": model}})
+        assert federation(config, Deployment(4)).server_job().initial.numel() == size
+
+
+def test_a_hospital_alone_has_the_rows_it_has_among_others(tmp_path):
+    from fedadmm.data.loaders.heart import hospital_names, read_hospitals, read_site
+
+    paths = {}
+    for number, name in enumerate(hospital_names()):
+        generator = torch.Generator().manual_seed(number)
+        rows = torch.rand(30, 14, generator=generator)
+        rows[:, -1] = (rows[:, -1] > 0.5).float()
+        paths[name] = tmp_path / f"{number}.data"
+        paths[name].write_text("\n".join(",".join(map(str, row)) for row in rows.tolist()))
+    together = read_hospitals(paths, 0.2, 0)
+    for number, path in enumerate(paths.values()):
+        alone = read_site(path, number, 0.2, 0)
+        for mine, all_rows in zip(alone, together, strict=True):
+            theirs = all_rows.inputs[torch.from_numpy(all_rows.groups == number)]
+            assert torch.equal(mine.inputs, theirs)
+
+
+def test_status_and_stop_of_what_a_crash_left_running(tmp_path):
+    folder = tmp_path / "deployment"
+    folder.mkdir()
+    sleeper = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '300'])"]
+    group = processes.Group("superlink", sleeper, tmp_path / "log", processes.environment(folder))
+    processes.record(folder, [group])
+    runner = CliRunner()
+    status = json.loads(runner.invoke(app, ["deploy", "status", str(tmp_path), "--json"]).stdout)
+    assert status["processes"] == [{"name": "superlink", "running": True}]
+    assert (status["rounds"], status["status"]) == (0, "under way")
+    stopped = json.loads(runner.invoke(app, ["deploy", "stop", str(tmp_path), "--json"]).stdout)
+    assert stopped == {"ended": ["superlink"]}
+    assert group.code() is not None
+    status = json.loads(runner.invoke(app, ["deploy", "status", str(tmp_path), "--json"]).stdout)
+    assert status["processes"] == [{"name": "superlink", "running": False}]
+
+
+def test_a_folder_without_deployment_is_named(tmp_path):
+    done = CliRunner().invoke(app, ["deploy", "status", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "is no deployment" in done.output
