@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -25,8 +24,7 @@ SMALL: dict[str, Any] = {
 
 def call(*arguments: object) -> Result:
     """One command line; its exit code, standard output and standard error."""
-    command = typer.main.get_command(app)
-    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def write_small(path: Path, **changes: Any) -> Path:

@@ -36,6 +36,7 @@ def compare(
     checkpoint_every: options.CheckpointEvery = None,
     engine: options.Engine = None,
     workers: options.Workers = None,
+    ray_address: options.RayAddress = None,
     device: options.Device = None,
     precision: options.Precision = None,
     sets: options.Sets = None,
@@ -60,6 +61,7 @@ def compare(
         "checkpoint.every": checkpoint_every,
         "engine.name": engine,
         "engine.workers": workers,
+        "engine.address": ray_address,
         "device": device,
         "precision": precision,
     }

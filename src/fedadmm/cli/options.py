@@ -29,6 +29,9 @@ CheckpointEvery = Annotated[
 ]
 Engine = Annotated[str | None, typer.Option("--engine", help="How clients are run.")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes of the engine.")]
+RayAddress = Annotated[
+    str | None, typer.Option("--ray-address", help="The cluster of the engine ray, as in auto.")
+]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 …")]
 Precision = Annotated[str | None, typer.Option("--precision", help="float32, float64 or bfloat16.")]
 Sets = Annotated[
@@ -99,12 +102,10 @@ def _numbered(base: str, number: int) -> Path:
 def processes(jobs: int | None, engine: str) -> int:
     """How many runs at once: one a core, unless the engine uses all cores by itself."""
     import os
-    from dataclasses import fields
-
-    from fedadmm.experiments.registry import families
 
     if jobs is not None:
         return jobs
-    own = families()["engine"].get(engine)
-    parallel = own is not None and any(field.name == "workers" for field in fields(own))
-    return 1 if parallel else len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if engine in _ONE_CORE else 1
+
+
+_ONE_CORE = ("sequential", "vectorised")

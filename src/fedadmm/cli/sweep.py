@@ -49,6 +49,7 @@ def sweep(
     checkpoint_every: options.CheckpointEvery = None,
     engine: options.Engine = None,
     workers: options.Workers = None,
+    ray_address: options.RayAddress = None,
     sets: options.Sets = None,
     jobs: options.Jobs = None,
     as_json: options.AsJson = False,
@@ -66,6 +67,7 @@ def sweep(
         "checkpoint.every": checkpoint_every,
         "engine.name": engine,
         "engine.workers": workers,
+        "engine.address": ray_address,
     }
     options.apply(tree, shortcuts, sets)
     axes = [sweeping.axis(text, "--grid") for text in grid or ()]
@@ -101,8 +103,8 @@ def _sweep(cells: Any, out: Path, resume: bool, jobs: int | None, as_json: bool)
         return
     table = Table()
     rows = result["cells"]
-    headings = [*rows[0]["set"], "rounds", "rounds to target", *rows[0]["final"]]
-    for heading in headings:
+    headings = ["rounds done", "rounds to target", *rows[0]["final"]]
+    for heading in [*_short(list(rows[0]["set"])), *headings]:
         table.add_column(heading, justify="right")
     for row in rows:
         values = [*row["set"].values(), row["rounds"], row["rounds_to_target"]]
@@ -110,6 +112,12 @@ def _sweep(cells: Any, out: Path, resume: bool, jobs: int | None, as_json: bool)
         table.add_row(*(_cell(value) for value in values))
     Console().print(table)
     typer.echo(f"sweep   {out}")
+
+
+def _short(keys: list[str]) -> list[str]:
+    """The last word of each key, where that is enough to tell them apart."""
+    last = [key.split(".")[-1] for key in keys]
+    return [word if last.count(word) == 1 else key for key, word in zip(keys, last, strict=True)]
 
 
 def _cell(value: Any) -> str:

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from fedadmm import problems
-from fedadmm.engines import EngineChoice
+from fedadmm.algorithms import REGISTRY
+from fedadmm.engines import EngineChoice, default_engine
 from fedadmm.evaluation import Evaluation, Target
 from fedadmm.experiments.messages import refusal
 from fedadmm.experiments.parts import Part, table_of, union_of
@@ -72,7 +73,9 @@ class CheckpointTable(Table):
 class StoreTable(Table):
     """Where the clients' states are kept between rounds."""
 
-    name: Literal["memory", "disk"] = "memory"
+    name: Literal["memory", "disk"] | None = Field(
+        default=None, description="memory when absent, or disk where the engine needs it"
+    )
     cache_bytes: Natural = Field(default=2**30, description="disk: how much stays in memory")
     primal: Literal["same", "bfloat16", "float16"] = Field(
         default="same", description="disk: the precision of the clients' own models"
@@ -112,6 +115,9 @@ class RunConfig(BaseModel):
         if not isinstance(tree, dict):
             return tree
         usual = {key: {"name": name} for key, name in _USUAL.items()}
+        method = REGISTRY.get(_name(tree.get("algorithm")))
+        if method is not None:
+            usual["engine"] = {"name": default_engine(method)}
         return {key: _named(tree.get(key, part), part) for key, part in usual.items()} | {
             key: value for key, value in tree.items() if key not in usual
         }
@@ -119,6 +125,10 @@ class RunConfig(BaseModel):
     def tree(self) -> Tree:
         """Plain tables that TOML can hold and `resolve` takes back."""
         return self.model_dump(mode="json", exclude_none=True)
+
+
+def _name(table: Any) -> str:
+    return str(table.get("name")) if isinstance(table, dict) else ""
 
 
 def _named(table: Any, usual: dict[str, str]) -> Any:
@@ -133,7 +143,8 @@ _USUAL = {
     "sampler": "full",
     "engine": "sequential",
 }
-"""The parts that tables without a name, and tables left out, stand for."""
+"""The parts that tables without a name, and tables left out, stand for.  Methods without rounds
+have an engine of their own."""
 
 
 @cache
@@ -157,7 +168,7 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> RunConfig:
 
 
 def _completed(config: RunConfig) -> RunConfig:
-    """Fill in what depends on other keys: the method's own stopping rule, what is measured."""
+    """Fill in what depends on other keys: the stopping rule, what is measured, the store."""
     updates: dict[str, Any] = {}
     if config.stop is None:
         rule = config.algorithm.build().default_stop() or Epochs(1)
@@ -165,6 +176,9 @@ def _completed(config: RunConfig) -> RunConfig:
     if config.evaluate.objective is None:
         measured = defaults()["objective"].get(config.problem.name, True)
         updates["evaluate"] = config.evaluate.model_dump() | {"objective": measured}
+    if config.store.name is None:
+        on_disk = getattr(config.engine.made_from, "needs_disk", False)
+        updates["store"] = config.store.model_dump() | {"name": "disk" if on_disk else "memory"}
     return run_model().model_validate(config.tree() | updates) if updates else config
 
 

@@ -30,7 +30,10 @@ _MAY_CHANGE = ("rounds", "engine", "checkpoint", "trackers", "device", "target",
 
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """Everything that the trajectory depends on, flat."""
-    tree = {key: value for key, value in config.tree().items() if key not in _MAY_CHANGE}
+    may_change = set(_MAY_CHANGE)
+    if getattr(config.engine.build(), "shapes_the_run", False):
+        may_change.remove("engine")
+    tree = {key: value for key, value in config.tree().items() if key not in may_change}
     return flattened(tree)
 
 

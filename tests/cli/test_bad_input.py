@@ -1,0 +1,217 @@
+"""Bad input: exit code 2, one short message on standard error, never a traceback."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.commands import SMALL, call, write_small
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_small(tmp_path / "small.toml")
+
+
+def refused(*arguments: object) -> str:
+    """The message of a command line that is refused."""
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("fedadmm: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("fedadmm: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "algorithm.rh0=1"), "algorithm.rh0 is not a key of fedadmm; did you mean rho?"),
+        (("--set", "algorithm.rho=0"), "algorithm.rho is 0.0, but must be > 0 and finite"),
+        (("--set", "algorithm.rho=x"), "algorithm.rho is 'x', but must be a number or a table"),
+        (("--set", "rho"), "--set is 'rho', but must be KEY=VALUE, as in algorithm.rho=0.1"),
+        (
+            ("--algorithm", "fedadm"),
+            "algorithm.name is 'fedadm', which is not known; did you mean ",
+        ),
+        (("--engine", "vectorized"), "engine.name is 'vectorized', "),
+        (("--rounds", "0"), "rounds is 0, but must be at least 1"),
+        (("--rounds", "x"), "Invalid value for '--rounds': 'x' is not a valid int"),
+        (("--seed", "-1"), "seed is -1, but must be at least 0"),
+        (("--precision", "half"), "precision is 'half', but must be one of 'float32', 'float64'"),
+        (("--device", "abacus"), "device is 'abacus', but cannot be used"),
+        (("--checkpoint-every", "-2"), "checkpoint.every is -2, but must be at least 0"),
+        (("--tracker", "wandb"), "trackers names 'wandb', which is not known"),
+        (("--roundz", "3"), "No such option '--roundz'."),
+        (
+            ("--set", "sampler.size=9"),
+            "UniformSampling: size is 9, but must be at most the number ",
+        ),
+        (
+            ("--algorithm", "fedpd"),
+            "FedPD needs all clients in every round, but the sampler is UniformSampling",
+        ),
+        (
+            ("--algorithm", "fedavg", "--set", "regularizer.name=l1", "--set", "regularizer.lam=1"),
+            "FedAvg has no proximal server step, but the problem's regularizer is L1",
+        ),
+        (("--set", "target={metric='acc', value=1}"), "target.metric is 'acc', which is not measu"),
+    ],
+)
+def test_run_says_what_is_wrong(
+    config: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    assert refused("run", config, "--out", tmp_path / "out", *arguments).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run",), "Invalid value: CONFIG is missing, but must be a preset, a file or --out RUN"),
+        (("run", "quikstart"), "there is no file or preset 'quikstart'; did you mean quickstart?"),
+        (("run", "no/such.toml"), "there is no file 'no/such.toml'; name an existing one"),
+        (("runn",), "No such command 'runn'. Did you mean 'run'?"),
+        (("compare", "quickstart", "--algorithms", "fedav"), "--algorithms names 'fedav'; did you"),
+        (
+            ("compare", "quickstart", "--seeds", "a"),
+            "Invalid value: --seeds is 'a', but must be wh",
+        ),
+        (
+            ("compare", "quickstart", "--seeds", "1,,2"),
+            "Invalid value: --seeds is '1,,2', but must",
+        ),
+        (("compare", "quickstart", "--set", "seeds=[]"), "seeds is [], but must be a list"),
+        (("sweep", "quickstart", "--grid", "rounds"), "--grid is 'rounds', but must be KEY=A,B"),
+        (("sweep", "quickstart", "--grid", "rounds=0,1"), "rounds=0: rounds is 0, but must be at"),
+        (("report", "nowhere"), "nowhere: no such directory"),
+        (("export", "nowhere"), "nowhere: no such folder"),
+        (
+            ("algorithms", "fedadm"),
+            "algorithm is 'fedadm', which is not known; did you mean fedadm",
+        ),
+        (("data", "path", "mnits"), "data: name is 'mnits', but must be one of"),
+        (
+            ("data", "show", "digit"),
+            "problem.name is 'digit', which is not known; did you mean dig",
+        ),
+        (("config", "show", "quick"), "there is no preset 'quick'; did you mean quickstart?"),
+        (("--set",), "No such option '--set'."),
+    ],
+)
+def test_every_command_says_what_is_wrong(arguments: tuple[str, ...], message: str) -> None:
+    assert refused(*arguments).startswith(message)
+
+
+def test_a_taken_folder_is_refused(config: Path, tmp_path: Path) -> None:
+    assert call("run", config, "--out", tmp_path / "out", "--no-report").exit_code == 0
+    assert "already holds a run; add --resume" in refused("run", config, "--out", tmp_path / "out")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write into read-only folders")
+def test_a_read_only_folder_is_reported_before_round_0(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "fixed"
+    folder.mkdir(mode=0o500)
+    message = refused("run", config, "--out", folder / "out")
+    assert message == f"--out is '{folder / 'out'}', but cannot be written (Permission denied)"
+
+
+def test_a_file_in_the_way_is_reported_before_round_0(config: Path, tmp_path: Path) -> None:
+    message = refused("run", config, "--out", config / "out")
+    assert message == f"--out is '{config / 'out'}', but cannot be written (Not a directory)"
+
+
+def test_an_internal_error_is_short_unless_debug(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*ignored: object, **also: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("fedadmm.experiments.runner.build", broken)
+    result = call("run", config, "--out", tmp_path / "a")
+    assert result.exit_code == 1
+    assert result.stderr == "fedadmm: internal error (RuntimeError: a bug); --debug shows where\n"
+    shown = call("run", config, "--out", tmp_path / "b", "--debug")
+    assert isinstance(shown.exception, RuntimeError)
+
+
+NUMBERS = [0, 1, -1, 2, 7, 0.0, 0.5, -0.5, 1e-9, 1e9, float("nan"), float("inf"), True, False]
+WORDS = ["", "none", "x", "sgd", "fedavg", "exact", "full", "tracking", "ß\n\x7f"]
+LISTS = [[], [1], ["a"], [[0]]]
+TABLES = [
+    *({}, {"name": "x"}, {"name": "geometric"}, {"a": {"b": 1}}),
+    {"name": "piecewise", "values": {"0": 1}},
+]
+VALUES = st.sampled_from([*NUMBERS, *WORDS, *LISTS, *TABLES])
+KEYS = st.sampled_from(
+    (
+        *("name", "rho", "lr", "size", "steps", "clients", "metric", "value", "every", "rh0"),
+        *("rounds", "seed", "precision", "tolerance", "trackers", "", "a.b", "ß"),
+        *("problem", "regularizer", "algorithm", "solver", "stop", "sampler", "engine"),
+        *("evaluate", "target", "store", "checkpoint"),
+    )
+)
+
+
+def _tables(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    return [tree, *(value for value in tree.values() if isinstance(value, dict))]
+
+
+def mutate(tree: dict[str, Any], kind: str, data: st.DataObject) -> None:
+    """Change one key somewhere."""
+    table = data.draw(st.sampled_from(_tables(tree)))
+    key = data.draw(st.sampled_from(sorted(table)) if table and kind != "set" else KEYS)
+    if kind == "delete":
+        table.pop(key, None)
+    elif kind == "rename":
+        table[key[:-1] + data.draw(st.sampled_from("abx0"))] = table.pop(key, 1)
+    elif kind == "nest":
+        table[key] = {"name": table.get(key, "x")}
+    else:
+        table[key] = data.draw(VALUES)
+
+
+def harmless(result: Any) -> None:
+    assert result.exit_code in (0, 2), result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    if result.exit_code == 2:
+        assert result.stdout == ""
+        assert result.stderr.startswith("fedadmm: ")
+        assert len(result.stderr) < 1500
+
+
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_no_mutated_configuration_gives_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    tree = copy.deepcopy(SMALL)
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutate(tree, data.draw(st.sampled_from(["set", "delete", "nest", "rename"])), data)
+    tree.setdefault("problem", SMALL["problem"])  # the usual problem would take its time
+    folder = tmp_path_factory.mktemp("mutant")
+    path = folder / "mutant.toml"
+    path.write_text(tomli_w.dumps(tree), "utf-8")
+    harmless(call("run", path, "--out", folder / "out", "--no-report"))
+
+
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_no_damaged_file_gives_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    content = bytearray(tomli_w.dumps(SMALL).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        begin = data.draw(st.integers(0, len(content)))
+        end = min(len(content), begin + data.draw(st.integers(0, 6)))
+        content[begin:end] = data.draw(st.binary(max_size=4) | st.sampled_from([b"[", b'"', b"="]))
+    path = tmp_path_factory.mktemp("damaged") / "damaged.toml"
+    path.write_bytes(content)
+    harmless(call("run", path, "--print-config"))

@@ -1,0 +1,240 @@
+"""Every command, walked with real files."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from fedadmm.algorithms import REGISTRY
+from fedadmm.cli import COMMANDS, app
+from fedadmm.experiments import loading
+from support.commands import call, write_small
+
+METHODS = [{"algorithm": {"name": "fedavg"}}, {"algorithm": {"name": "fedadmm"}}]
+TARGET = {"metric": "loss", "value": 1e9, "at_least": False, "end_run": False}
+
+
+def document(*arguments: object) -> dict[str, Any]:
+    """The one JSON document on standard output."""
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
+
+
+def commands(group: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The path of every command below a group, and of the groups."""
+    found = [path]
+    if isinstance(group, click.Group):
+        for name, command in group.commands.items():
+            found += commands(command, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("path", commands(typer.main.get_command(app)), ids=" ".join)
+def test_every_help_page_shows_an_example(path: tuple[str, ...]) -> None:
+    result = call(*path, "--help")
+    assert result.exit_code == 0
+    assert re.search(rf"Example:\s+fedadmm {' '.join(path)}", result.stdout)
+
+
+def test_examples_use_options_that_exist() -> None:
+    pages = {path: call(*path, "--help").stdout for path in commands(typer.main.get_command(app))}
+    for page in pages.values():
+        example = " ".join(page.partition("Example: ")[2].split())
+        words = tuple(example.split()[1:])
+        named = max((path for path in pages if words[: len(path)] == path), key=len)
+        for option in re.findall(r"--[a-z-]+", example):
+            assert option in pages[named].partition("Example: ")[0], (example, option)
+
+
+def test_the_promised_commands_are_there() -> None:
+    names = {path[0] for path in commands(typer.main.get_command(app)) if path}
+    assert {"run", "compare", "sweep", "report", "algorithms", "data", "export"} <= names
+    assert len(set(COMMANDS)) == len(COMMANDS)
+
+
+def test_run_writes_the_run_directory(tmp_path: Path) -> None:
+    config = write_small(tmp_path / "small.toml")
+    out = tmp_path / "out"
+    result = call("run", config, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    for name in ("config.toml", "metrics.jsonl", "summary.json", "checkpoint", "report.html"):
+        assert (out / name).exists()
+    assert "completed all 4 rounds" in result.stdout
+    assert str(out / "report.html") in result.stdout
+
+
+def test_run_takes_every_shortcut(tmp_path: Path) -> None:
+    config = write_small(tmp_path / "small.toml")
+    result = call(
+        *("run", config, "--algorithm", "fedprox", "--rounds", 7, "--seed", 3),
+        *("--checkpoint-every", 5, "--engine", "sequential", "--device", "cpu"),
+        *("--precision", "float64", "--set", "algorithm.rho=0.5", "--set", "solver.name=lbfgs"),
+        *("--tracker", "mlflow", "--print-config"),
+    )
+    assert result.exit_code == 0, result.stderr
+    tree = tomllib.loads(result.stdout)
+    assert tree["algorithm"] == {"name": "fedprox", "rho": 0.5}
+    assert tree["solver"] == {"name": "lbfgs", "lr": 1.0, "history": 10}
+    assert (tree["rounds"], tree["seed"], tree["precision"]) == (7, 3, "float64")
+    assert tree["checkpoint"]["every"] == 5
+    assert tree["trackers"] == ["mlflow"]
+
+
+def test_run_as_json_prints_one_document(tmp_path: Path) -> None:
+    config = write_small(tmp_path / "small.toml")
+    out = tmp_path / "out"
+    printed = document("run", config, "--out", out, "--no-report")
+    summary = json.loads((out / "summary.json").read_text())
+    assert printed == summary | {"directory": str(out), "report": None}
+
+
+def test_a_run_without_out_gets_a_new_folder_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = write_small(tmp_path / "small.toml")
+    folders = [document("run", config, "--no-report")["directory"] for _ in range(2)]
+    assert folders == ["runs/small-fedadmm-seed0", "runs/small-fedadmm-seed0-2"]
+    again = document("run", config, "--no-report", "--resume")
+    assert again["directory"] == folders[1]
+
+
+def test_an_interrupted_run_exits_130_with_the_command_that_goes_on(tmp_path: Path) -> None:
+    whole = document("run", write_small(tmp_path / "a.toml"), "--out", tmp_path / "a")
+    config = write_small(tmp_path / "b.toml", trackers=["support.commands:Interrupter"])
+    result = call("run", config, "--out", tmp_path / "b")
+    assert result.exit_code == 130
+    command = f"fedadmm run --out {tmp_path / 'b'} --resume"
+    assert result.stderr == f"interrupted; go on with: {command}\n"
+    resumed = document(*command.split()[1:], "--set", "trackers=[]")
+    assert resumed["params_sha256"] == whole["params_sha256"]
+    assert resumed["rounds"] == 4
+
+
+def test_compare_ends_with_a_table_and_the_report(tmp_path: Path) -> None:
+    config = write_small(tmp_path / "c.toml", methods=METHODS, seeds=[0, 1], target=TARGET)
+    out = tmp_path / "out"
+    result = call("compare", config, "--out", out, "--jobs", 1)
+    assert result.exit_code == 0, result.stderr
+    assert "fedavg" in result.stdout
+    assert "1.0 ± 0.0" in result.stdout
+    assert result.stdout.rstrip().endswith("report.html")
+    for name in ("comparison.json", "comparison.toml", "report.html"):
+        assert (out / name).is_file()
+    assert sorted(path.name for path in (out / "runs").iterdir()) == [
+        *("fedadmm-seed0", "fedadmm-seed1", "fedavg-seed0", "fedavg-seed1")
+    ]
+
+
+def test_compare_picks_algorithms_and_seeds_and_goes_on(tmp_path: Path) -> None:
+    config = write_small(tmp_path / "c.toml", target=TARGET)
+    out = tmp_path / "out"
+    options = ("--algorithms", "fedavg,feddr,scaffold", "--seeds", "4,5", "--jobs", 1)
+    first = document("compare", config, *options, "--out", out, "--rounds", 2, "--no-report")
+    assert [row["label"] for row in first["table"]] == ["fedavg", "feddr", "scaffold"]
+    assert first["seeds"] == [4, 5]
+    again = document("compare", "--out", out, "--resume", "--no-report", "--jobs", 1)
+    assert again["runs"] == first["runs"]
+
+
+def test_compare_prints_a_configuration_that_compare_takes(tmp_path: Path) -> None:
+    printed = call("compare", "quickstart", "--print-config")
+    assert printed.exit_code == 0, printed.stderr
+    tree = tomllib.loads(printed.stdout)
+    assert [method["label"] for method in tree["methods"]][:1] == ["FedAvg"]
+    assert all("stop" in method for method in tree["methods"])
+    path = tmp_path / "again.toml"
+    path.write_text(printed.stdout)
+    assert call("compare", path, "--print-config").stdout == printed.stdout
+
+
+def test_sweep_runs_a_grid_and_finds_finished_cells(tmp_path: Path) -> None:
+    config = write_small(tmp_path / "s.toml")
+    options = ("--grid", "algorithm.rho=0.5,2", "--seeds", "0,1", "--out", tmp_path / "out")
+    first = document("sweep", config, *options, "--jobs", 1)
+    assert len(first["cells"]) == 4
+    assert len(list((tmp_path / "out/cells").iterdir())) == 4
+    table = call("sweep", config, *options, "--grid", "rounds=4,5", "--jobs", 1)
+    assert table.exit_code == 0, table.stderr
+    assert re.search(r"rho\W+seed\W+rounds", table.stdout)
+    assert len(list((tmp_path / "out/cells").iterdir())) == 8
+
+
+def test_report_and_export_read_a_finished_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    document("run", write_small(tmp_path / "a.toml"), "--out", out, "--no-report")
+    shown = document("report", out, "--figures", tmp_path / "figures")
+    assert Path(shown["report"]).is_file()
+    assert any(name.endswith(".svg") for name in shown["figures"])
+    assert "report" in call("report", out).stdout
+    exported = document("export", out)
+    assert (exported["rows"], exported["file"]) == (4, str(out / "metrics.csv"))
+    assert "4 rows" in call("export", out, "--format", "parquet").stdout
+
+
+def test_algorithms_lists_every_method_and_what_it_sends() -> None:
+    cards = {card["name"]: card for card in document("algorithms")["algorithms"]}
+    assert set(cards) == set(REGISTRY)
+    assert (cards["scaffold"]["up"], cards["scaffold"]["down"]) == (2, 2)
+    assert (cards["fedavg"]["up"], cards["fedavg"]["state"]) == (1, [])
+    assert cards["fedadmm"]["state"][:2] == ["w", "y"]
+    assert "full participation only" in cards["fedpd"]["accepts"]
+    assert "g = 0 only" in cards["fedavg"]["accepts"]
+    one = call("algorithms", "feddr")
+    assert "algorithm.alpha: a number; default 1.0" in one.stdout
+
+
+def test_data_lists_checks_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDADMM_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    listed = document("data", "list")
+    assert {row["name"] for row in listed["problems"]} >= {"digits", "quadratics"}
+    assert not any(row["present"] for row in listed["datasets"])
+    assert "digits" in call("data", "list").stdout
+    checked = document("data", "check", "mnist")
+    assert {row["status"] for row in checked["files"]} == {"missing"}
+    missing = call("data", "path", "mnist")
+    assert (missing.exit_code, missing.stdout) == (2, "")
+    picture = tmp_path / "digits.png"
+    shown = document("data", "show", "digits", "--set", "clients=10", "--out", picture)
+    assert shown["summary"]["clients"] == 10
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "clients" in call("data", "show", "quadratics").stdout
+
+
+def test_a_damaged_file_makes_data_check_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDADMM_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist/t10k-labels-idx1-ubyte.gz").write_bytes(b"not it")
+    result = call("data", "check", "mnist")
+    assert result.exit_code == 2
+    assert "damaged" in result.stdout
+
+
+def test_config_shows_presets_and_the_schema(tmp_path: Path) -> None:
+    presets = document("config", "presets")["presets"]
+    assert set(presets) == set(loading.presets())
+    assert all(presets.values())
+    path = tmp_path / "mine.toml"
+    path.write_text(call("config", "show", "quickstart").stdout)
+    assert loading.read(str(path)) == loading.read("quickstart")
+    schema = json.loads(call("config", "schema").stdout)
+    assert {"problem", "algorithm", "methods", "search"} <= set(schema["properties"])
+
+
+def test_version_and_no_arguments() -> None:
+    assert call("--version").stdout.startswith("fedadmm ")
+    assert "compare" in call().output

@@ -1,0 +1,158 @@
+"""The command line as a process: quick to start, interrupted for real, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.commands import write_small
+
+FEDADMM = [sys.executable, "-m", "fedadmm"]
+LIMIT = 240
+
+
+def test_the_help_page_needs_neither_torch_nor_pydantic() -> None:
+    code = (
+        "import sys, fedadmm.cli\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'plotly', 'matplotlib', 'sklearn', 'pandas'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_ctrl_c_exits_130_and_the_printed_command_goes_on(tmp_path: Path) -> None:
+    config = write_small(tmp_path / "small.toml", rounds=200_000, checkpoint={"every": 5000})
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*FEDADMM, "run", str(config), "--out", str(out), "--no-report"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _wait_for_rounds(out / "metrics.jsonl", process)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+    assert process.returncode == 130, stderr
+    assert stdout == ""
+    assert stderr == f"interrupted; go on with: fedadmm run --out {out} --resume\n"
+    done = len((out / "metrics.jsonl").read_text().splitlines())
+    resumed = subprocess.run(
+        [*FEDADMM, "run", "--out", str(out), "--resume", "--rounds", str(done + 3), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=True,
+    )
+    assert resumed.stderr == ""
+    assert json.loads(resumed.stdout)["rounds"] == done + 3
+    rounds = [json.loads(line)["round"] for line in (out / "metrics.jsonl").open()]
+    assert rounds == list(range(1, done + 4))
+
+
+def test_ctrl_c_in_a_comparison_leaves_no_process(tmp_path: Path) -> None:
+    config = write_small(
+        tmp_path / "small.toml", rounds=200_000, seeds=[0, 1], checkpoint={"every": 5000}
+    )
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*FEDADMM, "compare", str(config), "--out", str(out), "--jobs", "2", "--no-report"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for seed in (0, 1):
+            _wait_for_rounds(out / f"runs/fedadmm-seed{seed}/metrics.jsonl", process)
+        workers = _descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+    assert process.returncode == 130, stderr
+    assert stderr == f"interrupted; go on with: fedadmm compare --out {out} --resume\n"
+    assert len(workers) >= 2
+    assert [pid for pid in workers if _alive(pid)] == []
+
+
+def test_workers_of_a_killed_comparison_end_by_themselves(tmp_path: Path) -> None:
+    config = write_small(tmp_path / "small.toml", rounds=200_000, seeds=[0, 1])
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*FEDADMM, "compare", str(config), "--out", str(out), "--jobs", "2", "--no-report"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_for_rounds(out / "runs/fedadmm-seed1/metrics.jsonl", process)
+        workers = _descendants(process.pid)
+    finally:
+        process.kill()
+        process.wait(LIMIT)
+    deadline = time.monotonic() + LIMIT
+    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in workers if _alive(pid)] == []
+
+
+def test_a_full_disk_is_reported_before_round_0(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="the system has no limits on file sizes")
+    config = write_small(tmp_path / "small.toml")
+    done = subprocess.run(
+        [*FEDADMM, "run", str(config), "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"fedadmm: --out is '{tmp_path / 'out'}', but cannot be written (File too large)\n"
+    )
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def _wait_for_rounds(
+    metrics: Path, process: subprocess.Popen[str] | subprocess.Popen[bytes]
+) -> None:
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the process ended before its time"
+        if metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"no rounds in {metrics} after {LIMIT} s")
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue
+            if parent == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state != "Z"
