@@ -22,6 +22,7 @@ NAMES = [
     "FedDR",
     "FedDRII",
     "FedSplit",
+    "AsyncFedDR",
     "FullParticipation",
     "UniformSampling",
     "BernoulliSampling",

@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "fedadmm.algorithms": (
-        "FedADMM FedADMMIn FedADMMInSa FedAvg FedDR FedDRII FedDyn FedPD FedProx FedSGD FedSplit "
-        "Scaffold"
+        "AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAvg FedDR FedDRII FedDyn FedPD FedProx FedSGD "
+        "FedSplit Scaffold"
     ),
     "fedadmm.errors": (
         "ConfigError DataError EngineError FedADMMError PairingError ParameterError StateError"

@@ -10,7 +10,7 @@ from fedadmm.engines.job import Job
 from fedadmm.errors import PairingError, ParameterError
 from fedadmm.objective import QuadraticObjective
 from fedadmm.problem import Problem
-from fedadmm.protocols import Progress, Sampler
+from fedadmm.protocols import AnyAlgorithm, Progress, Sampler
 from fedadmm.regularizers import Zero
 from fedadmm.sampling import FullParticipation
 from fedadmm.solvers import ExactSolver
@@ -23,6 +23,22 @@ def check(job: Job, sampler: Sampler, rounds: int) -> None:
     _check_solver(job)
     _check_stop(job)
     _check_buffers(job.problem)
+
+
+def check_engine(algorithm: AnyAlgorithm, choice: object) -> None:
+    """Refuse a method without rounds on an engine with rounds, and the other way round."""
+    method, engine = type(algorithm).__name__, type(choice).__name__
+    asynchronous = getattr(choice, "is_asynchronous", False)
+    if algorithm.asynchronous and not asynchronous:
+        raise PairingError(
+            f"{method} folds every reply as it arrives, but the engine {engine} works in rounds; "
+            "use VirtualTime(mode='async'), or FedDR"
+        )
+    if asynchronous and not algorithm.accepts_partial:
+        raise PairingError(
+            f"{method} needs all clients in every round, but {engine} with mode='async' has none; "
+            "use mode='sync'"
+        )
 
 
 def _check_algorithm(job: Job, sampler: Sampler) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -127,6 +127,8 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     """Whether the server step applies the prox of g."""
     accepts_partial: ClassVar[bool] = True
     """Whether clients may sit a round out."""
+    asynchronous: ClassVar[bool] = False
+    """Whether it is defined without rounds: every arriving reply is one server step."""
 
     @property
     def needs(self) -> Needs:
@@ -376,6 +378,29 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back processes, files and memory."""
+
+
+class EngineState(NamedTuple):
+    """Work in flight between two server steps, for an engine that has some."""
+
+    values: dict[str, Any]
+    """Plain values that JSON can hold."""
+    downloads: dict[int, Download]
+    """The broadcasts that clients still work from, by server step."""
+
+
+@runtime_checkable
+class ClockedEngine(Protocol):
+    """An engine with a clock of its own, and with work in flight between server steps."""
+
+    def extras(self) -> dict[str, Any]:
+        """What the last step adds to its record."""
+
+    def snapshot(self) -> EngineState:
+        """The clock and the work in flight; nothing that is done later changes it."""
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot."""
 
 
 Metrics = Mapping[str, float]

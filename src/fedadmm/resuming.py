@@ -16,7 +16,6 @@ from fedadmm.round import Ending, RoundReport, RunState, initial_state
 from fedadmm.state.checkpoint import Checkpoint, Checkpoints, SnapshotStore
 from fedadmm.state.records import layout, separate
 
-
 Tree = TypeVar("Tree")
 
 

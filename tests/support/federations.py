@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fedadmm as fa
 from fedadmm import trees
-from fedadmm.engines.sequential import SequentialEngine
+from fedadmm.engines import ENGINES, default_engine
 from fedadmm.round import RoundReport
 
 Array = NDArray[np.float64]
@@ -112,9 +112,13 @@ def snapshots(
     stores: list[Any] = []
     taken: list[Snapshot] = []
 
-    def spying_engine(job: Any, store: Any) -> SequentialEngine:
+    choice = options.pop("engine", None) or ENGINES[default_engine(algorithm)]()
+
+    def spying_engine(job: Any, store: Any) -> Any:
         stores.append(store)
-        return SequentialEngine(job, store)
+        return choice(job, store)
+
+    spying_engine.is_asynchronous = getattr(choice, "is_asynchronous", False)  # type: ignore[attr-defined]
 
     def observe(report: RoundReport) -> None:
         (store,) = stores

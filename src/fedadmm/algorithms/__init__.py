@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedadmm.algorithms.async_fed_dr import AsyncFedDR
 from fedadmm.algorithms.fed_admm import FedADMM
 from fedadmm.algorithms.fed_admm_insa import FedADMMIn, FedADMMInSa
 from fedadmm.algorithms.fed_avg import FedAvg
@@ -29,12 +30,14 @@ REGISTRY: dict[str, type[AnyAlgorithm]] = {
         FedDR,
         FedDRII,
         FedSplit,
+        AsyncFedDR,
     )
 }
 """Name on the command line and in configurations -> class; the only place that lists them."""
 
 __all__ = [
     "REGISTRY",
+    "AsyncFedDR",
     "FedADMM",
     "FedADMMIn",
     "FedADMMInSa",

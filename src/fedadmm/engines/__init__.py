@@ -13,8 +13,9 @@ from fedadmm.engines.job import Job, run_client
 from fedadmm.engines.ray_engine import Ray
 from fedadmm.engines.sequential import Sequential
 from fedadmm.engines.vectorised import Vectorised
+from fedadmm.engines.virtual_time import VirtualTime
 from fedadmm.engines.workers import Workers
-from fedadmm.protocols import ClientStateStore, Engine
+from fedadmm.protocols import AnyAlgorithm, ClientStateStore, Engine
 
 EngineChoice = Callable[[Job, ClientStateStore], Engine]
 
@@ -24,8 +25,15 @@ ENGINES: dict[str, Callable[[], EngineChoice]] = {
     Vectorised.name: Vectorised,
     Workers.name: Workers,
     Auto.name: Auto,
+    VirtualTime.name: VirtualTime,
 }
 """Name on the command line and in configurations -> choice; the only place that lists them."""
+
+
+def default_engine(algorithm: AnyAlgorithm | type[AnyAlgorithm]) -> str:
+    """The engine of a run that names none."""
+    return VirtualTime.name if algorithm.asynchronous else Sequential.name
+
 
 __all__ = [
     "ENGINES",
@@ -35,6 +43,8 @@ __all__ = [
     "Ray",
     "Sequential",
     "Vectorised",
+    "VirtualTime",
     "Workers",
+    "default_engine",
     "run_client",
 ]

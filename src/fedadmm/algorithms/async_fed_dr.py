@@ -1,0 +1,30 @@
+"""asyncFedDR: FedDR without rounds.
+
+Tran-Dinh, Pham, Phan, Nguyen: FedDR: Randomized Douglas-Rachford Splitting Algorithms for
+Nonconvex Federated Composite Optimization, NeurIPS 2021, Algorithm 2.
+
+    a client that is free receives xbar and works; when its reply arrives, the server makes one step
+             v_i+ = v_i + alpha (xbar^(k - delay) - x_i)
+             x_i+ ~ prox_{eta f_i}(v_i+)
+             send the increment of  xhat_i = 2 x_i - v_i
+    server   xtilde <- xtilde + (1/n) increment;   xbar = prox_{eta g}(xtilde)
+
+It is FedDR's file under an asynchronous engine; the class says that it means nothing else.  By
+Wang et al., Theorem 1, FedADMM(rho=1/eta) under the same engine is the same method for alpha = 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedadmm.algorithms.fed_dr import FedDR
+
+
+@dataclass(frozen=True)
+class AsyncFedDR(FedDR):
+    """asyncFedDR: FedDR where every arriving reply is one server step."""
+
+    name: ClassVar[str] = "async-feddr"
+    paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021, Algorithm 2"
+    asynchronous: ClassVar[bool] = True

@@ -1,0 +1,137 @@
+"""The local work itself, which runs for real, while its time is virtual.
+
+A client at work has a broadcast of its own and a state that nothing else changes, so its result
+does not depend on when it is computed.  It is computed when its reply is due, and with several
+workers a few replies that are due next are computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import NamedTuple
+
+from fedadmm import trees
+from fedadmm.engines.job import Job, run_client
+from fedadmm.engines.threads import torch_threads
+from fedadmm.engines.virtual.timeline import Flight
+from fedadmm.engines.workers import Workers
+from fedadmm.protocols import (
+    ClientInfo,
+    ClientRecord,
+    ClientStateStore,
+    Download,
+    Engine,
+    Partial,
+    Upload,
+)
+
+
+class Reply(NamedTuple):
+    """What a client sends and what it keeps once the server has folded it."""
+
+    upload: Upload
+    info: ClientInfo
+    record: ClientRecord | None
+    """None when the result is not finite."""
+
+
+class _Held:
+    """A store that reads through and holds back what is committed: it counts on arrival only."""
+
+    def __init__(self, store: ClientStateStore) -> None:
+        self._store = store
+        self._held: dict[int, ClientRecord] = {}
+
+    def bind(self, template: ClientRecord, primal: str | None) -> None:
+        """The store behind is bound already."""
+
+    def get(self, client: int) -> ClientRecord | None:
+        """The last record that arrived."""
+        return self._store.get(client)
+
+    def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
+        """Hold a record back."""
+        self._held[client] = record
+
+    def take(self, client: int) -> ClientRecord | None:
+        """Hand over what was held back."""
+        return self._held.pop(client, None)
+
+    def clients(self) -> Sequence[int]:
+        """The ids that have a record."""
+        return self._store.clients()
+
+    def prefetch(self, clients: Sequence[int]) -> None:
+        """Everything is read when it is needed."""
+
+    def mark(self) -> None:
+        """Nothing held back belongs to any point."""
+
+    def undo(self) -> None:
+        """Nothing held back has happened."""
+
+
+class Crew:
+    """Computes replies: in this process, or in `workers` others."""
+
+    def __init__(self, job: Job, store: ClientStateStore, workers: int) -> None:
+        self._job = job
+        self._desks = [_Held(store) for _ in range(workers)]
+        self._engines: list[Engine] = []
+        if workers > 1:
+            self._engines = [Workers(workers=1)(job, desk) for desk in self._desks]
+        self._started = False
+        self._done: dict[int, Reply] = {}
+
+    def reply(
+        self, flight: Flight, following: Iterable[Flight], downloads: Mapping[int, Download]
+    ) -> Reply:
+        """The reply of a flight; `following` are those whose replies are due after it."""
+        if not self._engines:
+            return self._alone(flight, downloads[flight.step])
+        if flight.client not in self._done:
+            missing = (f for f in following if f.client not in self._done)
+            self._together([flight, *islice(missing, len(self._engines) - 1)], downloads)
+        return self._done.pop(flight.client)
+
+    def forget(self, client: int) -> None:
+        """A reply that is not wanted any more."""
+        self._done.pop(client, None)
+
+    def close(self) -> None:
+        """End all processes."""
+        for engine in self._engines:
+            engine.close()
+
+    def _alone(self, flight: Flight, download: Download) -> Reply:
+        desk = self._desks[0]
+        upload, info = run_client(self._job, desk, flight.client, download, flight.step)
+        return Reply(upload, info, desk.take(flight.client))
+
+    def _together(self, flights: Sequence[Flight], downloads: Mapping[int, Download]) -> None:
+        """One flight a worker process; a thread each waits for it."""
+        places = range(len(flights))
+        with torch_threads(1):  # the other cores belong to the workers
+            if not self._started:  # processes are forked one after the other, beside no thread
+                replies = [self._at(place, flights[place], downloads) for place in places]
+                self._started = len(flights) == len(self._engines)
+            else:
+                with ThreadPoolExecutor(len(flights)) as threads:
+                    waiting = [
+                        threads.submit(self._at, place, flights[place], downloads)
+                        for place in places
+                    ]
+                    replies = [future.result() for future in waiting]
+        for flight, reply in zip(flights, replies, strict=True):
+            self._done[flight.client] = reply
+
+    def _at(self, place: int, flight: Flight, downloads: Mapping[int, Download]) -> Reply:
+        engine, desk = self._engines[place], self._desks[place]
+        done = engine.run_clients([flight.client], downloads[flight.step], flight.step)
+        replies = [trees.clone(reply) for reply in done]
+        assert len(replies) == 1
+        assert not isinstance(replies[0], Partial)
+        _, upload, info = replies[0]
+        return Reply(upload, info, desk.take(flight.client))

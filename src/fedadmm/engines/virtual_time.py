@@ -1,0 +1,302 @@
+"""An honest clock: clients work for real, and their time is virtual.
+
+The same algorithm files run with or without rounds.  In `mode="async"` every arriving reply is
+one server step (Tran-Dinh et al. 2021, Algorithm 2): the clients that are free start from the
+model as it is now, then the clock runs on to the next arrival, which may have been computed from
+an older model.  In `mode="sync"` a round lasts as long as its slowest client.
+
+Who starts: of those the sampler names in a step, the ones that are free, up to `concurrency`.
+A client's record is committed when its reply is folded; work that is lost, late or too stale
+leaves the client as it was, so that the server's mean stays the mean.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from fedadmm.engines.job import Job
+from fedadmm.engines.virtual.durations import Duration, Kind, read_trace
+from fedadmm.engines.virtual.timeline import Flight, Rules, Timeline
+from fedadmm.engines.virtual.working import Crew
+from fedadmm.errors import (
+    ParameterError,
+    check_choice,
+    check_count,
+    check_not_negative,
+    check_positive,
+    check_range,
+)
+from fedadmm.protocols import (
+    ClientInfo,
+    ClientStateStore,
+    Download,
+    Engine,
+    EngineState,
+    Upload,
+)
+
+
+@dataclass(frozen=True)
+class VirtualTime:
+    """The choice of the virtual-time engine.
+
+    A piece of work takes a compute time and a network time, each from a distribution: constant,
+    uniform up to `ratio` times the fastest, log-normal around the given time, or (compute time
+    only) a file of lines `client,seconds`.
+
+    Args:
+        mode: "async" folds replies as they arrive, "sync" waits for everybody in a round.
+        compute: the distribution of compute times.
+        compute_time: virtual seconds of the fastest client; the median for log-normal.
+        ratio: uniform: how much slower than the fastest a client may be.
+        spread: log-normal: the standard deviation of the logarithm.
+        redraw: draw anew for every piece of work, instead of once for every client.
+        trace: trace: the file; a client goes through its lines again and again.
+        network: the distribution of network times, down and up together.
+        network_time: virtual seconds of the fastest connection; the median for log-normal.
+        availability: the probability that a client is there when it is asked to start.
+        dropout: the probability that a reply is lost.
+        concurrency: how many clients work at the same time; None for all.
+        buffer: async: how many replies make a server step.
+        max_staleness: async: the largest delay in server steps, used by `policy`.
+        policy: async: what happens beyond it: "accept" all, "drop" the reply, or "wait" with the
+            step until the client has replied.
+        deadline: virtual seconds after which a client is given up (in "sync": after which a round
+            ends); None for never.
+        workers: processes that compute replies; 1 computes them in this one.
+    """
+
+    name: ClassVar[str] = "virtual-time"
+    shapes_the_run: ClassVar[bool] = True
+    """Its options change the result; those of other engines only how fast it is computed."""
+
+    mode: Literal["async", "sync"] = "async"
+    compute: Kind = "uniform"
+    compute_time: float = 1.0
+    ratio: float = 2.0
+    spread: float = 0.5
+    redraw: bool = False
+    trace: str | None = None
+    network: Literal["constant", "uniform", "log-normal"] = "constant"
+    network_time: float = 0.0
+    availability: float = 1.0
+    dropout: float = 0.0
+    concurrency: int | None = None
+    buffer: int = 1
+    max_staleness: int | None = None
+    policy: Literal["accept", "drop", "wait"] = "accept"
+    deadline: float | None = None
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice(self, "mode", self.mode, ("async", "sync"))
+        check_choice(self, "compute", self.compute, ("constant", "uniform", "log-normal", "trace"))
+        check_choice(self, "network", self.network, ("constant", "uniform", "log-normal"))
+        check_choice(self, "policy", self.policy, ("accept", "drop", "wait"))
+        check_positive(self, "compute_time", self.compute_time)
+        check_not_negative(self, "network_time", self.network_time)
+        check_range(self, "ratio", self.ratio, 1.0)
+        check_not_negative(self, "spread", self.spread)
+        check_range(self, "availability", self.availability, 0.0, 1.0, open_low=True)
+        check_range(self, "dropout", self.dropout, 0.0, 1.0, open_high=True)
+        check_count(self, "buffer", self.buffer)
+        check_count(self, "workers", self.workers)
+        if self.concurrency is not None:
+            check_count(self, "concurrency", self.concurrency)
+        if self.deadline is not None:
+            check_positive(self, "deadline", self.deadline)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.compute == "trace" and self.trace is None:
+            raise ParameterError("VirtualTime: trace is None, but compute='trace' needs a file")
+        if self.concurrency is not None and self.mode == "async" and self.concurrency < self.buffer:
+            raise ParameterError(
+                f"VirtualTime: concurrency is {self.concurrency}, but must be at least "
+                f"buffer={self.buffer}, or a step never gets all its replies"
+            )
+        if self.max_staleness is not None:
+            check_count(self, "max_staleness", self.max_staleness, low=0)
+        elif self.policy != "accept":
+            raise ParameterError(
+                f"VirtualTime: max_staleness is None, but policy='{self.policy}' needs a number"
+            )
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether replies are folded as they arrive."""
+        return self.mode == "async"
+
+    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
+        """Start the engine."""
+        if self.trace is not None and self.compute == "trace":
+            read_trace(self.trace)
+        return VirtualTimeEngine(job, store, self)
+
+    def rules(self) -> Rules:
+        """What the server does about clients that are absent, slow or late."""
+        return Rules(
+            self.availability,
+            self.dropout,
+            self.concurrency,
+            self.buffer,
+            self.max_staleness,
+            self.policy,
+            self.deadline,
+            self.compute_time,
+        )
+
+    def durations(self) -> tuple[Duration, Duration]:
+        """Compute time and network time."""
+        shared = (self.ratio, self.spread, self.redraw)
+        return (
+            Duration("compute", self.compute, self.compute_time, *shared, self.trace),
+            Duration("network", self.network, self.network_time, *shared),
+        )
+
+
+class VirtualTimeEngine:
+    """Runs clients along a timeline."""
+
+    def __init__(self, job: Job, store: ClientStateStore, options: VirtualTime) -> None:
+        self._store = store
+        self._options = options
+        durations = options.durations()
+
+        def seconds(client: int, turn: int) -> float:
+            return sum(duration.seconds(job.seed, client, turn) for duration in durations)
+
+        self._timeline = Timeline(options.rules(), seconds, job.seed, job.problem.num_clients)
+        self._crew = Crew(job, store, options.workers)
+        self._downloads: dict[int, Download] = {}
+        self._delays: list[int] = []
+        self._histogram: Counter[int] = Counter()
+        self._absences = _Absences(job.problem.num_clients)
+
+    def run_clients(
+        self, ids: Sequence[int], download: Download, round_index: int
+    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
+        """The replies of one server step, in the order of their arrival."""
+        self._downloads[round_index] = download
+        if round_index < 0 or not self._options.is_asynchronous:
+            folded = self._timeline.whole_round(ids, round_index, sure=round_index < 0)
+        else:
+            folded = self._timeline.advance(ids, round_index)
+        self._note(folded, round_index)
+        for place, flight in enumerate(folded):
+            following = _due(folded[place + 1 :], self._timeline.queue)
+            reply = self._crew.reply(flight, following, self._downloads)
+            if reply.record is not None:
+                self._store.commit(flight.client, reply.record, round_index)
+            yield flight.client, reply.upload, reply.info
+        self._tidy()
+
+    def extras(self) -> dict[str, Any]:
+        """What the last step adds to its record."""
+        line, delays = self._timeline, self._delays
+        record: dict[str, Any] = {
+            "virtual_time": line.clock,
+            "steps_per_second": line.steps / line.clock if line.clock else 0.0,
+            "idle": line.idle(),
+            "in_flight": len(line.queue),
+            "dropped": sum(not ended.folded for ended in line.ended),
+            "intervals": [
+                [ended.client, ended.begin, ended.end, int(ended.folded)] for ended in line.ended
+            ],
+        }
+        if self._options.is_asynchronous:
+            record |= {
+                "delays": list(delays),
+                "staleness_mean": sum(delays) / len(delays) if delays else 0.0,
+                "staleness_max": max(delays, default=0),
+                "staleness_quantiles": _quantiles(self._histogram),
+                "longest_absence": self._absences.longest(),
+            }
+        return record
+
+    def snapshot(self) -> EngineState:
+        """The clock and the work in flight."""
+        values = {
+            "timeline": self._timeline.values(),
+            "histogram": sorted(self._histogram.items()),
+            "absences": self._absences.values(),
+        }
+        return EngineState(values, dict(self._downloads))
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot."""
+        self._timeline.restore(state.values["timeline"])
+        self._histogram = Counter(dict(state.values["histogram"]))
+        self._absences.restore(state.values["absences"])
+        self._downloads = dict(state.downloads)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._crew.close()
+
+    def _note(self, folded: Sequence[Flight], step: int) -> None:
+        self._delays = [step - flight.step for flight in folded]
+        if step < 0:
+            return
+        self._histogram.update(self._delays)
+        self._absences.note([flight.client for flight in folded], step)
+        taken = {flight.client for flight in folded}
+        for ended in self._timeline.ended:
+            if ended.client not in taken:
+                self._crew.forget(ended.client)
+
+    def _tidy(self) -> None:
+        """Keep the broadcasts that somebody still works from."""
+        wanted = {flight.step for flight in self._timeline.queue}
+        self._downloads = {step: d for step, d in self._downloads.items() if step in wanted}
+
+
+def _due(folded: Sequence[Flight], queue: Sequence[Flight]) -> Iterator[Flight]:
+    """The flights whose replies are needed next."""
+    yield from folded
+    yield from (flight for flight in sorted(queue) if flight.fate == "reply")
+
+
+def _quantiles(histogram: Counter[int]) -> list[int]:
+    """The median, the 90 % quantile and the largest delay of all replies so far."""
+    total, seen = sum(histogram.values()), 0
+    shares = [0.5, 0.9, 1.0]
+    found: list[int] = []
+    for delay in sorted(histogram):
+        seen += histogram[delay]
+        while len(found) < len(shares) and seen >= shares[len(found)] * total:
+            found.append(delay)
+    return found
+
+
+class _Absences:
+    """For how many steps in a row a client was not heard of: T of the asynchronous theorem."""
+
+    def __init__(self, clients: int) -> None:
+        self._clients = clients
+        self._heard: dict[int, int] = {}
+        """The last step of each client, least recent first."""
+        self._past = 0
+        self._step = -1
+
+    def note(self, clients: Sequence[int], step: int) -> None:
+        self._step = step
+        for client in clients:
+            self._past = max(self._past, step - self._heard.pop(client, -1) - 1)
+            self._heard[client] = step
+
+    def longest(self) -> int:
+        """The longest so far, those that still last among them."""
+        everybody = len(self._heard) == self._clients
+        oldest = next(iter(self._heard.values()), -1) if everybody else -1
+        return max(self._past, self._step - oldest)
+
+    def values(self) -> list[Any]:
+        return [list(self._heard.items()), self._past, self._step]
+
+    def restore(self, values: list[Any]) -> None:
+        heard, self._past, self._step = values
+        self._heard = dict(heard)

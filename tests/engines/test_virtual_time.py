@@ -1,0 +1,256 @@
+"""The virtual clock: who works when, what is dropped, what is recorded, and that it is exact."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.engines import VirtualTime
+from fedadmm.state import Checkpoints
+from support.federations import WEIGHTS, assert_same, federation, run, snapshots, weighted_mean
+
+ASYNC = fa.AsyncFedDR(0.6, 1.2)
+TIMED = {"seconds", "evaluation_seconds"}
+
+
+def untimed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k not in TIMED} for record in history]
+
+
+def trace_file(folder, times: dict[int, list[float]]) -> str:
+    path = folder / "trace.csv"
+    rows = [f"{client},{seconds}" for client, all_ in times.items() for seconds in all_]
+    path.write_text("\n".join(["client,seconds", *rows]) + "\n")
+    return str(path)
+
+
+def test_arrivals_follow_the_trace(tmp_path):
+    """Client 0 takes 2, client 1 takes 3 and then 1: both arrive at 4, the earlier start first."""
+    trace = trace_file(tmp_path, {0: [2.0], 1: [3.0, 1.0]})
+    given = federation(1, clients=2)
+    result = run(ASYNC, given, 5, engine=VirtualTime(compute="trace", trace=trace))
+    found = [(r["virtual_time"], r["clients"], r["delays"]) for r in result.history]
+    assert found == [
+        (2.0, [0], [0]),
+        (3.0, [1], [1]),
+        (4.0, [0], [1]),
+        (4.0, [1], [1]),
+        (6.0, [0], [1]),
+    ]
+    assert result.history[2]["intervals"] == [[0, 2.0, 4.0, 1]]
+    assert all(r["idle"] == 0.0 for r in result.history)
+    assert result.history[-1]["steps_per_second"] == pytest.approx(5 / 6)
+    assert result.history[-1]["staleness_quantiles"] == [1, 1, 1]
+    assert result.history[-1]["longest_absence"] == 1
+
+
+def test_a_synchronous_round_lasts_as_long_as_its_slowest_client(tmp_path):
+    trace = trace_file(tmp_path, {0: [1.0], 1: [4.0, 2.0], 2: [3.0, 5.0]})
+    given = federation(2, clients=3)
+    engine = VirtualTime("sync", compute="trace", trace=trace, network_time=0.5)
+    result = run(fa.FedDR(0.6), given, 3, engine=engine)
+    assert [r["virtual_time"] for r in result.history] == [4.5, 10.0, 14.5]
+    worked = (1.5 + 4.5 + 3.5) + (1.5 + 2.5 + 5.5) + (1.5 + 4.5 + 3.5)
+    assert result.history[-1]["idle"] == pytest.approx(1 - worked / (3 * 14.5))
+    plain = run(fa.FedDR(0.6), given, 3)
+    assert all(torch.equal(a, b) for a, b in zip(result.trajectory, plain.trajectory, strict=True))
+
+
+def test_with_few_places_the_clients_of_a_round_queue(tmp_path):
+    """Two places for 3, 1, 1, 2 seconds: 0-3 in one, 0-1, 1-2 and 2-4 in the other."""
+    trace = trace_file(tmp_path, {0: [3.0], 1: [1.0], 2: [1.0], 3: [2.0]})
+    engine = VirtualTime("sync", compute="trace", trace=trace, concurrency=2)
+    result = run(fa.FedDR(0.6), federation(3, clients=4), 1, engine=engine)
+    (record,) = result.history
+    assert record["virtual_time"] == 4.0
+    assert [entry[1:3] for entry in record["intervals"]] == [[0, 3], [0, 1], [1, 2], [2, 4]]
+
+
+def test_a_deadline_drops_stragglers_and_leaves_them_as_they_were(tmp_path):
+    trace = trace_file(tmp_path, {0: [1.0], 1: [9.0, 1.0], 2: [2.0]})
+    given = federation(4, clients=3)
+    engine = VirtualTime("sync", compute="trace", trace=trace, deadline=4.0)
+    first, second = snapshots(fa.FedDR(0.6), given, 2, engine=engine)
+    assert (first.record["clients"], first.record["virtual_time"]) == ([0, 2], 4.0)
+    assert first.record["dropped"] == 1
+    assert first.seen == {0, 2}
+    assert (second.record["clients"], second.record["virtual_time"]) == ([0, 1, 2], 6.0)
+    for shot in (first, second):
+        mean = weighted_mean(given.a, [2 * client.x - client.v for client in shot.clients])
+        np.testing.assert_allclose(shot.server.xtilde, mean, atol=1e-13, rtol=0)
+    same = run(fa.FedDR(0.6), given, 2, sampler=fa.TraceSampling([[0, 2], [0, 1, 2]]))
+    assert_same([first.theta, second.theta], same.trajectory)
+
+
+def test_replies_that_are_too_stale_are_dropped():
+    given = federation(5)
+    engine = VirtualTime(ratio=9.0, max_staleness=4, policy="drop")
+    result = run(ASYNC, given, 100, engine=engine, seed=1)
+    free = run(ASYNC, given, 100, engine=VirtualTime(ratio=9.0), seed=1)
+    assert max(max(r["delays"], default=0) for r in free.history) > 4
+    assert max(max(r["delays"], default=0) for r in result.history) <= 4
+    assert sum(r["dropped"] for r in result.history) > 0
+
+
+def test_waiting_keeps_every_delay_within_the_limit():
+    given = federation(5)
+    engine = VirtualTime(ratio=9.0, max_staleness=3, policy="wait")
+    result = run(ASYNC, given, 100, engine=engine, seed=1)
+    delays = [delay for record in result.history for delay in record["delays"]]
+    assert max(delays) == 3
+    assert sum(r["dropped"] for r in result.history) == 0
+    sizes = [record["participants"] for record in result.history]
+    assert min(sizes) == 1 < max(sizes)  # those who arrive while the server waits are folded too
+
+
+def test_a_limit_of_zero_is_a_round_with_everybody():
+    given = federation(5)
+    engine = VirtualTime(ratio=3.0, max_staleness=0, policy="wait")
+    result = run(ASYNC, given, 20, engine=engine, seed=1)
+    assert_same(result.trajectory, run(fa.FedDR(0.6, 1.2), given, 20).trajectory)
+    clock = run(fa.FedDR(0.6, 1.2), given, 20, engine=VirtualTime("sync", ratio=3.0), seed=1)
+    expected = [record["virtual_time"] for record in clock.history]
+    assert [record["virtual_time"] for record in result.history] == pytest.approx(expected)
+
+
+def test_no_more_clients_work_than_there_are_places():
+    result = run(ASYNC, federation(6, clients=9), 60, engine=VirtualTime(concurrency=3), seed=2)
+    assert {record["in_flight"] for record in result.history} == {2}
+    assert {c for record in result.history for c in record["clients"]} == set(range(9))
+    ends = [tuple(entry) for record in result.history for entry in record["intervals"]]
+    for _, begin, end, _ in ends:
+        middle = (begin + end) / 2
+        assert sum(b < middle < e for _, b, e, _ in ends) <= 3
+
+
+def test_lost_replies_and_absent_clients_change_nothing_but_the_schedule():
+    given = federation(7)
+    engine = VirtualTime(redraw=True, availability=0.5, dropout=0.4)
+    result = run(ASYNC, given, 300, engine=engine, seed=3)
+    lost = sum(record["dropped"] for record in result.history)
+    replies = sum(record["participants"] for record in result.history)
+    assert lost / (lost + replies) == pytest.approx(0.4, abs=0.08)
+    clocks = [record["virtual_time"] for record in result.history]
+    assert clocks == sorted(clocks)
+
+
+def test_a_deadline_that_nobody_can_meet_ends_in_empty_steps_not_in_a_loop():
+    given = federation(8)
+    result = run(ASYNC, given, 10, engine=VirtualTime(compute="constant", deadline=0.5))
+    assert [record["participants"] for record in result.history] == [0] * 10
+    assert torch.equal(result.params, given.initial)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_worker_processes_compute_the_same(workers, mode):
+    given = federation(9, weights=WEIGHTS)
+    method = ASYNC if mode == "async" else fa.FedDR(0.6)
+    options = {"mode": mode, "ratio": 4.0, "max_staleness": 6, "policy": "drop"}
+    settings = {"solver": fa.SGD(0.1), "stop": fa.Steps(3), "seed": 4}
+    one = run(method, given, 25, engine=VirtualTime(**options), **settings)
+    many = run(method, given, 25, engine=VirtualTime(**options, workers=workers), **settings)
+    assert all(torch.equal(a, b) for a, b in zip(one.trajectory, many.trajectory, strict=True))
+    assert untimed(one.history) == untimed(many.history)
+
+
+@pytest.mark.parametrize("method", [ASYNC, fa.AsyncFedDR(0.6, init="prox"), fa.FedADMM(1.1)])
+def test_a_run_is_taken_up_in_the_middle_of_work_in_flight(method, tmp_path):
+    given = federation(10, weights=WEIGHTS)
+    engine = VirtualTime(compute="log-normal", redraw=True, dropout=0.1, buffer=2)
+    settings = {"engine": engine, "seed": 5}
+    whole = run(method, given, 40, **settings)
+    saved = Checkpoints(tmp_path, every=3)
+    run(method, given, 17, checkpoints=saved, **settings)
+    rest = run(method, given, 40, checkpoints=saved, resume=True, **settings)
+    assert untimed(rest.history) == untimed(whole.history)[17:]
+    assert torch.equal(rest.params, whole.params)
+
+
+def test_records_are_plain():
+    result = run(ASYNC, federation(11), 10, engine=VirtualTime(buffer=2))
+    assert json.loads(json.dumps(result.history)) == result.history
+
+
+def test_the_slow_clients_are_the_same_with_and_without_rounds():
+    given = federation(12)
+    late = run(ASYNC, given, 60, engine=VirtualTime(ratio=5.0), seed=9)
+    rounds = run(fa.FedDR(0.6), given, 1, engine=VirtualTime("sync", ratio=5.0), seed=9)
+    times = {entry[0]: entry[2] - entry[1] for entry in rounds.history[0]["intervals"]}
+    assert 1.0 <= min(times.values()) < max(times.values()) <= 5.0
+    for record in late.history:
+        for client, begin, end, _ in record["intervals"]:
+            assert end - begin == pytest.approx(times[client])
+
+
+def test_log_normal_times_have_the_given_median_and_spread():
+    engine = VirtualTime(compute="log-normal", compute_time=2.0, spread=0.7, redraw=True)
+    (compute, network) = engine.durations()
+    times = np.log([compute.seconds(1, client, turn) for client in range(40) for turn in range(50)])
+    assert np.median(times) == pytest.approx(np.log(2.0), abs=0.06)
+    assert np.std(times) == pytest.approx(0.7, abs=0.05)
+    assert network.seconds(1, 0, 0) == 0.0
+
+
+REFUSED = [
+    ({"mode": "later"}, r"^VirtualTime: mode is 'later', but must be one of 'async', 'sync'$"),
+    ({"dropout": 1.0}, r"^VirtualTime: dropout is 1.0"),
+    ({"availability": 0.0}, r"^VirtualTime: availability is 0.0"),
+    ({"ratio": 0.5}, r"^VirtualTime: ratio is 0.5"),
+    ({"compute": "trace"}, r"^VirtualTime: trace is None, but compute='trace' needs a file$"),
+    (
+        {"concurrency": 2, "buffer": 3},
+        r"^VirtualTime: concurrency is 2, but must be at least buffer=3, or a step never gets all "
+        r"its replies$",
+    ),
+    (
+        {"policy": "drop"},
+        r"^VirtualTime: max_staleness is None, but policy='drop' needs a number$",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_refused_options(options, message):
+    with pytest.raises(fa.ParameterError, match=message):
+        VirtualTime(**options)
+
+
+def test_refused_pairings():
+    given = federation(13)
+    with pytest.raises(
+        fa.PairingError,
+        match=r"^AsyncFedDR folds every reply as it arrives, but the engine Sequential works in "
+        r"rounds; use VirtualTime\(mode='async'\), or FedDR$",
+    ):
+        run(ASYNC, given, 1, engine="sequential")
+    with pytest.raises(fa.PairingError, match=r"but the engine VirtualTime works in rounds"):
+        run(ASYNC, given, 1, engine=VirtualTime("sync"))
+    with pytest.raises(
+        fa.PairingError,
+        match=r"^FedPD needs all clients in every round, but VirtualTime with mode='async' has "
+        r"none; use mode='sync'$",
+    ):
+        run(fa.FedPD(1.0), given, 1, engine=VirtualTime())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"trace.csv: holds no line 'client,seconds'$"),
+        ("0,1\n1\n", r"trace.csv: line 2 is '1', but must be client,seconds$"),
+        ("0,-1\n", r"trace.csv: line 1 is '0,-1', but needs a client of at least 0 and finite"),
+        ("0,1\n1,1\n", r"trace.csv: has no line for client 2, but needs one for every client$"),
+    ],
+)
+def test_refused_traces(text, message, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    engine = VirtualTime(compute="trace", trace=str(path))
+    with pytest.raises(fa.DataError, match=message):
+        run(ASYNC, federation(14, clients=3), 2, engine=engine)
