@@ -42,7 +42,10 @@ class Disk:
                     call(*arguments)
                     os.truncate(arguments[0], os.path.getsize(arguments[0]) // 2)
                 raise Death
-            return call(*arguments, **options)
+            result = call(*arguments, **options)
+            if call in (SAVE, SAVE_TEXT):  # new contents, perhaps in the place of a lost file
+                self.synchronised.discard(arguments[0].stat().st_ino)
+            return result
 
         return counted
 
@@ -60,9 +63,9 @@ class Disk:
 SAVE, SAVE_TEXT = files._save, files._save_text
 
 
-@pytest.mark.parametrize("power", [True, False], ids=["power-lost", "killed"])
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_every_crash_point_leaves_a_resumable_run(kind: str, power: bool, tmp_path: Path) -> None:
+def test_every_crash_point_leaves_a_resumable_run(kind: str, tmp_path: Path) -> None:
+    """Every other death is a power failure, and every other write that it meets is torn."""
     reference = run(ROUNDS, evaluate=False)
     died = True
     number = 0
@@ -70,12 +73,12 @@ def test_every_crash_point_leaves_a_resumable_run(kind: str, power: bool, tmp_pa
         number += 1
         directory = tmp_path / str(number)
         with pytest.MonkeyPatch.context() as monkeypatch:
-            disk = Disk(monkeypatch, number, torn=number % 2 == 0)
+            disk = Disk(monkeypatch, number, torn=number % 4 < 2)
             try:
                 save_to(directory, kind, resume=False)
                 died = False
             except Death:
-                if power:
+                if number % 2:
                     disk.lose_power(directory)
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(files.os, "fsync", lambda handle: None)
