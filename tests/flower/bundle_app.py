@@ -33,6 +33,7 @@ ALGORITHMS = {
     "fedadmm": fa.FedADMM(rho=1.0),
     "fedadmm-insa": fa.FedADMMInSa(beta=1.0),
     "feddr": fa.FedDR(eta=1.0),
+    "async-feddr": fa.AsyncFedDR(eta=1.0),
 }
 
 

@@ -76,6 +76,7 @@ class Node(NamedTuple):
 
     node_id: int
     name: str
+    last_activated_at: str = ""
 
 
 class FakeGrid:
@@ -263,7 +264,7 @@ def contribution(algorithm: Any, state: Any) -> list[Tensor]:
         return [state.w + state.y / state.rho]
     if name in ("fedadmm-in", "fedadmm-insa"):
         return [state.sent * state.w + state.y, state.sent]
-    if name in ("feddr", "fedsplit"):
+    if name in ("feddr", "async-feddr", "fedsplit"):
         return [2 * state.x - state.v]
     if name == "feddr-ii":
         return [state.x + state.w]
@@ -281,6 +282,7 @@ def tracked(algorithm: Any, server: Any) -> list[Tensor]:
         "fedadmm-in": ["numerator", "denominator"],
         "fedadmm-insa": ["numerator", "denominator"],
         "feddr": ["xtilde"],
+        "async-feddr": ["xtilde"],
         "fedsplit": ["xtilde"],
         "feddr-ii": ["xtilde"],
         "scaffold": ["c"],

@@ -10,7 +10,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.engines.job import Job, run_client
-from fedadmm.errors import EngineError
+from fedadmm.errors import EngineError, ParameterError
 from fedadmm.protocols import Download, Received
 from fedadmm.regularizers import Zero
 from fedadmm.state import MemoryStore
@@ -68,7 +68,7 @@ def by_hand(settings, order):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_equal_to_the_algorithm_by_hand(seed, tmp_path):
-    settings = federation(fa.FedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
+    settings = federation(fa.AsyncFedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
     history = run_through(settings, Unhurried(settings, tmp_path, seed), tmp_path)
     order = [clients[0] for clients in history.trace]
     assert len(order) == STEPS
@@ -79,7 +79,7 @@ def test_equal_to_the_algorithm_by_hand(seed, tmp_path):
 
 
 def test_a_slow_client_never_holds_the_server(tmp_path):
-    settings = federation(fa.FedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
+    settings = federation(fa.AsyncFedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
     history = run_through(settings, Unhurried(settings, tmp_path, 0, slow={3}), tmp_path)
     assert len(history.trace) == STEPS
     assert [3] not in history.trace
@@ -90,7 +90,7 @@ def test_a_slow_client_never_holds_the_server(tmp_path):
 def test_losses_and_resumption(seed, tmp_path, monkeypatch):
     from .test_faults import Storm
 
-    settings = federation(fa.FedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
+    settings = federation(fa.AsyncFedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
     storm = Storm(seed, monkeypatch)
     history = run_through(settings, FakeGrid(settings, tmp_path, storm), tmp_path)
     assert storm.count > 0
@@ -103,7 +103,7 @@ def test_losses_and_resumption(seed, tmp_path, monkeypatch):
 
 
 def test_a_wiped_disk_is_repaired(tmp_path):
-    settings = federation(fa.FedDR(eta=1.0), rounds=STEPS, mode="asynchronous", ledger="disk")
+    settings = federation(fa.AsyncFedDR(eta=1.0), rounds=STEPS, mode="asynchronous", ledger="disk")
     grid = FakeGrid(settings, tmp_path)
 
     def wipe(report):
@@ -115,8 +115,13 @@ def test_a_wiped_disk_is_repaired(tmp_path):
     check_invariant(settings, tmp_path)
 
 
+def test_a_method_without_rounds_is_refused_with_rounds():
+    with pytest.raises(ParameterError, match="AsyncFedDR folds every reply as it arrives"):
+        federation(fa.AsyncFedDR(eta=1.0))
+
+
 def test_nobody_there_ends_with_a_sentence(tmp_path):
-    settings = federation(fa.FedDR(eta=1.0), mode="asynchronous")
+    settings = federation(fa.AsyncFedDR(eta=1.0), mode="asynchronous")
     grid = FakeGrid(settings, tmp_path)
     grid.offline = set(range(CLIENTS))
     with pytest.raises(EngineError, match=r"0 of 1 clients came within 60 s"):

@@ -36,7 +36,8 @@ ALGORITHMS = {
 
 
 def test_the_table_has_every_algorithm():
-    assert ALGORITHMS.keys() == REGISTRY.keys()
+    in_rounds = {name for name, method in REGISTRY.items() if not method.asynchronous}
+    assert ALGORITHMS.keys() == in_rounds
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

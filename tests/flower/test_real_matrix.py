@@ -72,7 +72,7 @@ def test_deaths(case, tmp_path):
     stage = Stage(tmp_path, clients=3, tls=False)
     for point, who in DEATHS[case]:
         stage.sabotage(point, who)
-    settings, trace = finish(stage, round_timeout=200.0, resend_after=15.0)
+    settings, trace = finish(stage, round_timeout=300.0, resend_after=150.0)
     assert len(stage.happened()) == len(DEATHS[case])
     assert trace == [[0, 1, 2]] * ROUNDS
     equal(stage, settings, trace)
@@ -81,7 +81,7 @@ def test_deaths(case, tmp_path):
 def test_replies_come_twice(tmp_path):
     """Tasks are sent again long before an answer can be there."""
     stage = Stage(tmp_path, clients=3, tls=False)
-    settings, trace = finish(stage, round_timeout=200.0, resend_after=1.0)
+    settings, trace = finish(stage, round_timeout=300.0, resend_after=1.0)
     assert stage.summary()["network"]["duplicate"] > 0
     equal(stage, settings, trace)
 
@@ -100,14 +100,14 @@ def test_a_client_app_dies_after_its_reply(tmp_path):
     """Its node is ended between two rounds, when the reply is out and the state committed."""
     stage = Stage(tmp_path, clients=3, tls=False)
     kill = after(stage, 2, lambda: stage.ground.group("client-1").kill())
-    settings, trace = finish(stage, kill, round_timeout=200.0, resend_after=15.0)
+    settings, trace = finish(stage, kill, round_timeout=300.0, resend_after=150.0)
     equal(stage, settings, trace)
 
 
 def test_the_superlink_restarts(tmp_path):
     stage = Stage(tmp_path, clients=3, tls=False)
     settings, trace = finish(
-        stage, after(stage, 2, stage.restart_link), round_timeout=200.0, resend_after=15.0
+        stage, after(stage, 2, stage.restart_link), round_timeout=300.0, resend_after=150.0
     )
     equal(stage, settings, trace)
 
@@ -121,7 +121,7 @@ def test_a_client_is_away_for_rounds(tmp_path):
 
     back = after(stage, 4, lambda: stage.away.discard("client-1"))
     settings, trace = finish(
-        stage, after(stage, 1, leave), back, round_timeout=20.0, resend_after=8.0
+        stage, after(stage, 1, leave), back, round_timeout=60.0, resend_after=150.0
     )
     assert any(1 not in clients for clients in trace)
     equal(stage, settings, trace)
@@ -130,7 +130,7 @@ def test_a_client_is_away_for_rounds(tmp_path):
 def test_a_disk_is_wiped_and_repaired(tmp_path):
     stage = Stage(tmp_path, clients=3, tls=False)
     wipe = after(stage, 2, lambda: stage.wipe(1))
-    finish(stage, wipe, ledger="disk", round_timeout=200.0, resend_after=15.0)
+    finish(stage, wipe, ledger="disk", round_timeout=300.0, resend_after=150.0)
     assert stage.summary()["network"]["repaired"] == 1
 
 
@@ -139,7 +139,7 @@ def test_a_disk_is_wiped_and_quarantined(tmp_path):
     wipe = after(stage, 2, lambda: stage.wipe(1))
     with stage.ground as ground:
         ground.start()
-        stage.play(1000, wipe, rounds=ROUNDS, round_timeout=200.0, resend_after=15.0)
+        stage.play(1000, wipe, rounds=ROUNDS, round_timeout=300.0, resend_after=150.0)
     nothing_left(stage)
     assert stage.summary()["network"]["lost"] >= 1
     assert [record["clients"] for record in stage.records()][-1] == [0, 2]
@@ -150,7 +150,14 @@ def test_asynchronous_steps_with_real_processes(tmp_path):
     stage.sabotage("server.round-3.after-checkpoint")
     with stage.ground as ground:
         ground.start()
-        stage.play(1000, algorithms="feddr", rounds=8, mode="asynchronous", resend_after=15.0)
+        stage.play(
+            1000,
+            algorithms="async-feddr",
+            rounds=8,
+            mode="asynchronous",
+            round_timeout=300.0,
+            resend_after=150.0,
+        )
     nothing_left(stage)
-    settings = stage.module.federation("feddr", clients=3, rounds=8, mode="asynchronous")
+    settings = stage.module.federation("async-feddr", clients=3, rounds=8, mode="asynchronous")
     check_invariant(settings, stage.layout())

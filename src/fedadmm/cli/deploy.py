@@ -52,11 +52,17 @@ def local(
     folder = options.output_folder(out, base, resume)
     deployment = Deployment(
         clients,
-        mode="asynchronous" if asynchronous else "rounds",
+        mode="asynchronous" if asynchronous or _asynchronous(resolved) else "rounds",
         ledger="disk" if ledger else "none",
     )
     with resumable(["fedadmm", "deploy", "local", str(folder), "--out", str(folder), "--resume"]):
         _local(resolved, folder, deployment, tls, resume, report, as_json)
+
+
+def _asynchronous(resolved: Any) -> bool:
+    """Whether the method itself has no rounds."""
+    without_rounds: bool = resolved.algorithm.build().asynchronous
+    return without_rounds
 
 
 def _local(

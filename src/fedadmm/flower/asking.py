@@ -40,7 +40,7 @@ class Asking:
         content = queries.question(params, client.flat.buffers() if averaged else None)
         online = self._roster.online()
         timeout = self._federation.patience.round
-        questions = {client: (node, content) for client, node in online.items()}
+        questions = {client: (seat.node, content) for client, seat in online.items()}
         self._exchange.send("evaluate", "evaluate", questions, timeout)
         answers: dict[int, dict[str, float]] = {}
         for arrival in self._exchange.arrivals(self._exchange.now() + timeout):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedadmm.flower.desk import Desk
-from fedadmm.flower.exchange import Arrival
+from fedadmm.flower.exchange import Arrival, Seat
 from fedadmm.flower.parcels import Answer
 from fedadmm.flower.protocol import Reply, Task, mark_lost
 from fedadmm.protocols import ClientInfo, Download, Upload
@@ -34,7 +34,7 @@ class _Flight(NamedTuple):
     task: Task
     sent: float
     step: int
-    node: int
+    seat: Seat
     answered: bool = False
     """Whether a reply came that could not be folded."""
 
@@ -91,17 +91,14 @@ class _Stream:
         service = self._service
         service.roster.refresh()
         patience, now = service.federation.patience, service.exchange.now()
-        for client, node in service.roster.online().items():
+        for client, seat in service.roster.online().items():
             flight = self._flights.get(client)
-            if flight is None or flight.node != node:
-                self._send(client, node)
-            elif now - flight.sent > patience.resend:
-                if flight.answered:
-                    self._send(client, node)
-                else:
-                    self._post(client, flight._replace(sent=now))
+            if flight is None or (flight.answered and now - flight.sent > patience.resend):
+                self._send(client, seat)
+            elif flight.seat != seat or now - flight.sent > patience.resend:
+                self._post(client, flight._replace(sent=now, seat=seat))
 
-    def _send(self, client: int, node: int) -> None:
+    def _send(self, client: int, seat: Seat) -> None:
         service = self._service
         state, job = service.saved.state, service.job
         self._number += 1
@@ -109,10 +106,10 @@ class _Stream:
         version = service.engine.ledger.entry(client).version
         desk = Desk(job, Download(cast, state.buffers), version, service.federation.door)
         task = desk.task(service.engine.ledger, client, self._number)
-        self._post(client, _Flight(desk, task, service.exchange.now(), state.round, node))
+        self._post(client, _Flight(desk, task, service.exchange.now(), state.round, seat))
 
     def _post(self, client: int, flight: _Flight) -> None:
-        contents = {client: (flight.node, flight.desk.content(flight.task))}
+        contents = {client: (flight.seat.node, flight.desk.content(flight.task))}
         ttl = self._service.federation.patience.round
         self._service.exchange.send("train", str(flight.task.folded + 1), contents, ttl)
         self._flights[client] = flight

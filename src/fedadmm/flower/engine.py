@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedadmm import trees
 from fedadmm.engines.job import Job
 from fedadmm.errors import EngineError
 from fedadmm.flower.desk import Desk, Journal
-from fedadmm.flower.exchange import Exchange
+from fedadmm.flower.exchange import Exchange, Seat
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.parcels import Answer
 from fedadmm.flower.protocol import Reply, ServerLedger, Task, fold, mark_lost
@@ -18,6 +18,8 @@ from fedadmm.protocols import ClientInfo, Download, Upload
 
 ATTEMPTS = 2
 """How often a task is sent to a client that answers with an error."""
+LOOK = 5.0
+"""Seconds between two looks for nodes that restarted, came or went."""
 
 
 class GridEngine:
@@ -96,6 +98,14 @@ class GridEngine:
             )
 
 
+class _Sent(NamedTuple):
+    """The last time that a task went out."""
+
+    seat: Seat
+    at: float
+    times: int
+
+
 class _Collection:
     """The replies of one round, as they come in."""
 
@@ -107,7 +117,8 @@ class _Collection:
         self._round = round_index
         self._left = list(ids)
         self._tasks: dict[int, Task] = {}
-        self._sent: dict[int, int] = {}
+        self._sent: dict[int, _Sent] = {}
+        self._failed: set[int] = set()
         self._answers: dict[int, tuple[Reply, Answer]] = {}
         self.why: dict[int, str] = {}
         self.diverged: tuple[int, Any, ClientInfo] | None = None
@@ -122,8 +133,7 @@ class _Collection:
             if not with_all:
                 self._leave_out(online)
             self._send(online, deadline - exchange.now())
-            until = min(deadline, exchange.now() + self._engine._federation.patience.resend)
-            for arrival in exchange.arrivals(until):
+            for arrival in exchange.arrivals(min(deadline, exchange.now() + LOOK)):
                 self._take(arrival.key, arrival)
             if self._left:
                 exchange.pause()
@@ -132,19 +142,26 @@ class _Collection:
             self._give_up(client, f"missing: {self.why.get(client, 'no answer in time')}")
         return self._answers
 
-    def _leave_out(self, online: dict[int, int]) -> None:
-        for client in [client for client in self._left if client not in online]:
+    def _leave_out(self, online: dict[int, Seat]) -> None:
+        """Who is not there and was not asked takes no part; who was asked may come back."""
+        for client in [c for c in self._left if c not in online and c not in self._sent]:
             self._left.remove(client)
             self._give_up(client, "missing: its node is not online")
 
-    def _send(self, online: dict[int, int], ttl: float) -> None:
+    def _send(self, online: dict[int, Seat], ttl: float) -> None:
+        """A task for everybody who has none that can still be answered."""
         contents = {}
+        now, resend = self._engine._exchange.now(), self._engine._federation.patience.resend
         for client in self._left:
-            if client in online:
-                task = self._desk.task(self._engine.ledger, client, self._round)
-                self._tasks[client] = task
-                self._sent[client] = self._sent.get(client, 0) + 1
-                contents[client] = (online[client], self._desk.content(task))
+            seat, sent = online.get(client), self._sent.get(client)
+            waiting = sent is not None and sent.seat == seat and now - sent.at <= resend
+            if seat is None or (waiting and client not in self._failed):
+                continue
+            task = self._desk.task(self._engine.ledger, client, self._round)
+            self._tasks[client] = task
+            self._sent[client] = _Sent(seat, now, 1 if sent is None else sent.times + 1)
+            self._failed.discard(client)
+            contents[client] = (seat.node, self._desk.content(task))
         self._engine._exchange.send("train", str(self._round + 1), contents, max(ttl, 1.0))
 
     def _take(self, client: int, arrival: Any) -> None:
@@ -157,7 +174,8 @@ class _Collection:
             self._left.remove(client)
             return
         self.why[client] = verdict.refused
-        if verdict.refused.startswith("error: ") and self._sent[client] < ATTEMPTS:
+        if verdict.refused.startswith("error: ") and self._sent[client].times < ATTEMPTS:
+            self._failed.add(client)
             return
         self._left.remove(client)
         self._give_up(client, verdict.refused)

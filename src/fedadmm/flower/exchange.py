@@ -20,6 +20,15 @@ class Arrival(NamedTuple):
     error: str
 
 
+class Seat(NamedTuple):
+    """A node that is online: its registered name, and since when it has been there."""
+
+    node: int
+    name: str
+    since: str
+    """Changes when the node restarts: what was sent to it before will not be answered."""
+
+
 class Exchange:
     """Sends messages and collects what comes back, by the sender's own key."""
 
@@ -32,9 +41,13 @@ class Exchange:
         """Seconds on a clock that only goes forward."""
         return time.monotonic()
 
-    def nodes(self) -> dict[int, str]:
-        """The nodes that are online, with their registered names (empty without one)."""
-        return {int(node.node_id): str(node.name) for node in self._grid.get_nodes()}
+    def seats(self) -> dict[int, Seat]:
+        """The nodes that are online."""
+        found = [
+            Seat(int(node.node_id), str(node.name), str(node.last_activated_at))
+            for node in self._grid.get_nodes()
+        ]
+        return {seat.node: seat for seat in found}
 
     def send(
         self, kind: str, group: str, contents: Mapping[int, tuple[int, RecordDict]], ttl: float

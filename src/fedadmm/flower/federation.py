@@ -118,6 +118,11 @@ class Federation:
                 f"Federation: names holds {len(set(self.names))} names, but must hold one for "
                 f"each of the {self.clients} clients"
             )
+        if self.algorithm.asynchronous and self.mode == "rounds":
+            raise ParameterError(
+                f"Federation: mode is 'rounds', but {type(self.algorithm).__name__} folds every "
+                "reply as it arrives; use mode='asynchronous', or FedDR"
+            )
         if self.mode == "asynchronous" and not self.algorithm.accepts_partial:
             raise ParameterError(
                 f"Federation: mode is 'asynchronous', but {type(self.algorithm).__name__} needs "

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from fedadmm.errors import EngineError, StateError
 from fedadmm.flower import queries
-from fedadmm.flower.exchange import Exchange
+from fedadmm.flower.exchange import Exchange, Seat
 from fedadmm.flower.federation import Patience
 
 _logger = logging.getLogger("fedadmm")
@@ -35,7 +35,7 @@ class Roster:
         self._names = names
         self._known = dict(known)
         self._patience = patience
-        self._online: set[int] = set()
+        self._seats: dict[int, Seat] = {}
         self._refused: set[int] = set()
 
     @property
@@ -43,20 +43,20 @@ class Roster:
         """Node id -> client, for the checkpoint."""
         return dict(self._known)
 
-    def online(self) -> dict[int, int]:
-        """Client -> node, for the clients that are there."""
-        return {client: node for node, client in self._known.items() if node in self._online}
+    def online(self) -> dict[int, Seat]:
+        """The clients that are there, and their nodes."""
+        known = self._known.items()
+        return {client: self._seats[node] for node, client in known if node in self._seats}
 
     def refresh(self) -> None:
         """Look who is online; unknown nodes are placed by name, or asked who they are."""
-        nodes = self._exchange.nodes()
-        self._online = set(nodes)
+        self._seats = nodes = self._exchange.seats()
         strangers = [
             node for node in nodes if node not in self._known | dict.fromkeys(self._refused)
         ]
         if self._names is not None:
             for node in strangers:
-                self._by_name(node, nodes[node])
+                self._by_name(node, nodes[node].name)
         elif strangers:
             self._ask(strangers)
 
@@ -100,7 +100,7 @@ class Roster:
         """The latest node wins: without a key, a node that restarts comes as another one."""
         former = self.online().get(client)
         if former is not None:
-            self._refuse(former, f"client {client} is node {node} now")
+            self._refuse(former.node, f"client {client} is node {node} now")
         self._known = {n: c for n, c in self._known.items() if c != client} | {node: client}
 
     def _refuse(self, node: int, why: str) -> None:
