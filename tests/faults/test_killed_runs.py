@@ -18,7 +18,7 @@ import pytest
 
 from support.resumable import fingerprints, run, untimed
 
-ROUNDS = 40
+ROUNDS = 24
 KILLS = 20
 PATIENCE = 60.0
 
@@ -99,7 +99,7 @@ def test_a_killed_run_resumes_bit_for_bit(
     arguments = (str(tmp_path), ROUNDS, kind, every)
     metrics = tmp_path / "metrics.jsonl"
     # A few runs are killed again while they go on.
-    for lines in sorted(draws.sample(range(ROUNDS - 20), k=1 + (trial % 5 == 0))):
+    for lines in sorted(draws.sample(range(ROUNDS - 8), k=1 + (trial % 5 == 0))):
         kill_after(launcher, metrics, lines, draws.uniform(0.0, 0.02), *arguments)
     launcher.start(*arguments)
     assert launcher.answer() == 0
