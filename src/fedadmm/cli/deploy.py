@@ -55,7 +55,9 @@ def local(
         mode="asynchronous" if asynchronous or _asynchronous(resolved) else "rounds",
         ledger="disk" if ledger else "none",
     )
-    with resumable(["fedadmm", "deploy", "local", str(folder), "--out", str(folder), "--resume"]):
+    again = ["fedadmm", "deploy", "local", str(folder), "--clients", str(clients)]
+    again += [*(["--tls"] if tls else []), "--out", str(folder), "--resume"]
+    with resumable(again):
         _local(resolved, folder, deployment, tls, resume, report, as_json)
 
 

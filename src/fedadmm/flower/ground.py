@@ -49,6 +49,8 @@ class Ground:
         self._logs = folder / "logs"
         for made in (folder, self._home, self._logs):
             made.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("superlink.db*"):  # a new ground knows no old nodes
+            old.unlink()
         self.port, *self._node_ports = processes.free_ports(1 + len(self._nodes))
         self._environment = processes.environment(self._home, environment)
         self._groups: dict[str, Group] = {}

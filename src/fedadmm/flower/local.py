@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGHUP, SIGTERM
 from typing import Any
 
 from fedadmm.errors import ConfigError, EngineError
@@ -53,13 +57,34 @@ def run_locally(
     # Hospitals must do with their own file: no process below finds the others' by chance.
     hidden = {"FEDADMM_DATA": str(out / FOLDER / "no-data")}
     environment = hidden if config.problem.name == HOSPITALS else {}
-    with Ground(out / FOLDER, nodes, tls=tls, environment=environment) as ground:
+    with (
+        _orderly_end(),
+        Ground(out / FOLDER, nodes, tls=tls, environment=environment) as ground,
+    ):
         ground.start()
         run = ground.run(app, {"run-dir": str(out)})
         follower = _Follower(out, watch)
         ground.wait(run, _most_seconds(config, deployment), follower.look)
         follower.look()
         return _summary(config, out, label, run)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """A request to end is an interruption, so that everything is taken down on the way out."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (SIGTERM, SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _sites(config: RunConfig, out: Path, clients: int) -> list[dict[str, Any]]:
