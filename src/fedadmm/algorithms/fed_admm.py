@@ -71,7 +71,8 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         step: the server step: "tracking", a number, or a schedule.
         start: local training begins at the client's own w_i or at the "global" theta.
         join: what a client holds as w_i when it first takes part: the "initial" vector as
-            printed, or the "current" theta it receives.
+            printed, or the "current" theta it receives; "always" takes that theta every time, as
+            Gong's program does, which makes the increment 2 (w_i+ - theta).
         members: the mean runs over "all" clients as printed, or over those "seen" so far.
     """
 
@@ -82,13 +83,13 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     rho: float | Schedule
     step: Literal["tracking"] | float | Schedule = "tracking"
     start: Literal["own", "global"] = "own"
-    join: Literal["initial", "current"] = "initial"
+    join: Literal["initial", "current", "always"] = "initial"
     members: Literal["all", "seen"] = "all"
 
     def __post_init__(self) -> None:
         check_schedule(self, "rho", self.rho)
         check_choice(self, "start", self.start, ("own", "global"))
-        check_choice(self, "join", self.join, ("initial", "current"))
+        check_choice(self, "join", self.join, ("initial", "current", "always"))
         check_choice(self, "members", self.members, ("all", "seen"))
         if isinstance(self.step, str):
             check_choice(self, "step", self.step, ("tracking",))
@@ -99,6 +100,11 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
                     f"FedADMM: step is {self.step!r}, but must be 'tracking' with members='seen', "
                     "which keeps the exact mean of the members"
                 )
+        if self.join == "always" and self.members == "seen":
+            raise ParameterError(
+                "FedADMM: join is 'always', but must be 'initial' or 'current' with "
+                "members='seen', whose mean counts the clients' own models"
+            )
 
     @property
     def prox_step(self) -> float:
@@ -124,6 +130,8 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         """w_i; a client that joins with join="current" takes the theta it received."""
         if self.join == "initial":
             return client.w
+        if self.join == "always":
+            return cast.theta
         return torch.where(client.joined > 0, client.w, cast.theta)
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:

@@ -23,6 +23,7 @@ COMMANDS = (
     "algorithms",
     "data",
     "config",
+    "reproduce",
     "deploy",
 )
 """The modules, in the order of the help page."""

@@ -1,8 +1,8 @@
 """Results found again: a cell is a run directory named by the hash of its configuration.
 
 A finished cell is never run again, an interrupted one goes on where it stopped.  The hash covers
-everything that the result depends on, and nothing about how it is computed (engine, device,
-checkpoints, trackers).
+everything that the result depends on, and nothing about how it is computed (an engine that only
+makes it faster, device, checkpoints, trackers).
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _NO_MATTER = ("engine", "device", "checkpoint", "trackers")
 
 def cell_hash(config: RunConfig) -> str:
     """Sixteen hexadecimal digits."""
-    tree = {key: value for key, value in config.tree().items() if key not in _NO_MATTER}
+    ignored = set(_NO_MATTER)
+    if getattr(config.engine.made_from, "shapes_the_run", False):
+        ignored.remove("engine")
+    tree = {key: value for key, value in config.tree().items() if key not in ignored}
     tree["store"] = config.store.primal
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -1,0 +1,136 @@
+"""`fedadmm reproduce`: a table or figure of the papers, beside what it comes to here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedadmm.cli import options
+from fedadmm.cli.group import resumable
+
+EXAMPLE = "Example: fedadmm reproduce wang-fig2 --scale quick"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("reproduce", epilog=EXAMPLE)(reproduce)
+
+
+def reproduce(
+    identifier: Annotated[
+        str | None, typer.Argument(metavar="ID", help="A table or figure; lists them if absent.")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option("--scale", help="smoke (seconds), quick (minutes) or full (the paper's).")
+    ] = "quick",
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="How many seeds, from 0 on.")
+    ] = None,
+    cells: Annotated[
+        list[str] | None,
+        typer.Option("--cells", metavar="SETTING/METHOD", help="Only cells that match; * is free."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder; runs/reproduce/ID-SCALE if absent.")
+    ] = None,
+    draw_only: Annotated[
+        bool, typer.Option("--draw-only", help="Run nothing; draw what is there already.")
+    ] = False,
+    jobs: options.Jobs = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Run a table or figure of the papers and print it beside the paper's values.
+
+    Finished cells are found again, interrupted ones go on.
+    """
+    from fedadmm.cli.display import print_json
+    from fedadmm.errors import check_choice
+    from fedadmm.reproduction.recipe import SCALES
+
+    check_choice("reproduce", "--scale", scale, SCALES)
+    if identifier is None:
+        _list(as_json)
+        return
+    folder = out or Path("runs/reproduce") / f"{identifier}-{scale}"
+    command = ["fedadmm", "reproduce", identifier, "--scale", scale, "--out", str(folder)]
+    command += ["--seeds", str(seeds)] if seeds is not None else []
+    for pattern in cells or ():
+        command += ["--cells", pattern]
+    with resumable(command):
+        result = _run(identifier, scale, seeds, cells or [], folder, draw_only, jobs)
+    if as_json:
+        print_json(result | {"directory": str(folder)})
+    else:
+        _print(result, folder)
+
+
+def _list(as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedadmm.cli.display import print_json
+    from fedadmm.reproduction.recipe import identifiers, load
+
+    recipes = {identifier: load(identifier) for identifier in identifiers()}
+    if as_json:
+        rows = [{"id": i, "title": r.title, "source": r.source} for i, r in recipes.items()]
+        print_json({"recipes": rows})
+        return
+    table = Table("id", "what", "source")
+    for identifier, recipe in recipes.items():
+        table.add_row(identifier, recipe.title, recipe.source)
+    Console().print(table)
+
+
+def _run(
+    identifier: str,
+    scale: str,
+    seeds: int | None,
+    patterns: list[str],
+    folder: Path,
+    draw_only: bool,
+    jobs: int | None,
+) -> dict[str, Any]:
+    from fedadmm.cli.display import live
+    from fedadmm.reproduction.running import plan
+    from fedadmm.reproduction.running import reproduce as run
+
+    todo = plan(identifier, scale, seeds, patterns)
+    engine = todo.cells[0].config(0).engine.name
+    with live(todo.runs()) as watch:
+        return run(
+            todo,
+            folder,
+            processes=options.processes(jobs, engine),
+            watch=watch,
+            only_cached=draw_only,
+        )
+
+
+def _print(result: dict[str, Any], folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedadmm.reproduction.output import shown
+    from fedadmm.reproduction.recipe import READINGS
+
+    rows = result["cells"]
+    readings = [r for r in READINGS if any(row["reading"] == r for row in rows)]
+    for measure in result["measures"]:
+        table = Table("setting", "method", "paper", *readings, title=f"{result['id']}: {measure}")
+        groups: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in rows:
+            groups.setdefault((row["setting"], row["method"]), {})[row["reading"]] = row
+        for (setting, method), found in groups.items():
+            paper = next((r["paper"] for r in found.values() if r["paper"] is not None), "")
+            values = [shown(measure, found[r]) if r in found else "" for r in readings]
+            table.add_row(setting, method, str(paper), *values)
+        Console().print(table)
+    missing = sum(len(row["missing"]) for row in rows)
+    if missing:
+        typer.echo(
+            f"missing {missing} of {sum(len(r['missing']) + len(r['seeds']) for r in rows)} runs"
+        )
+    typer.echo(f"results {folder / 'results.md'}")

@@ -1,0 +1,153 @@
+"""results.json, results.md and the reports, from what the cells hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedadmm.experiments import directory as files
+from fedadmm.experiments.tables import table
+from fedadmm.reproduction.measuring import Outcome, measured
+from fedadmm.reproduction.recipe import READINGS, Cell
+
+if TYPE_CHECKING:
+    from fedadmm.reproduction.running import Plan
+
+Outcomes = Mapping[str, Mapping[int, Outcome]]
+
+
+def write(
+    todo: Plan, out: Path, outcomes: Outcomes, chosen: Mapping[str, tuple[str, Any]]
+) -> dict[str, Any]:
+    """Write everything that can be drawn from the finished cells; return results.json."""
+    rows = [_row(todo, cell, outcomes, chosen.get(cell.name)) for cell in todo.cells]
+    result = {
+        "id": todo.identifier,
+        "scale": todo.scale,
+        "title": todo.recipe.title,
+        "source": todo.recipe.source,
+        "measures": todo.recipe.measures,
+        "metric": todo.recipe.metric,
+        "search": todo.search.model_dump() if todo.search is not None else None,
+        "cells": rows,
+        "reports": _reports(todo, out, outcomes),
+    }
+    files.write_json(out / "results.json", result)
+    files.write_text(out / "results.md", markdown(todo, rows))
+    return result
+
+
+def _row(
+    todo: Plan, cell: Cell, outcomes: Outcomes, searched: tuple[str, Any] | None
+) -> dict[str, Any]:
+    values = measured(todo.recipe, cell, outcomes, todo.seeds)
+    own = outcomes.get(cell.name, {})
+    return {
+        "name": cell.name,
+        "setting": cell.setting.title,
+        "method": cell.method.title,
+        "reading": cell.method.reading,
+        "paper": cell.paper,
+        "measured": values[todo.recipe.measures[0]]["mean"],
+        "measures": values,
+        "rounds": cell.config(0).rounds,
+        "seeds": sorted(own),
+        "missing": [seed for seed in todo.seeds if seed not in own],
+        "diverged": sum(one.summary["code"] == "diverged" for one in own.values()),
+        "chosen": {searched[0]: searched[1]} if searched is not None else None,
+        "directories": {
+            seed: str(one.directory.relative_to(one.directory.parents[1]))
+            for seed, one in own.items()
+        },
+    }
+
+
+def shown(measure: str, row: Mapping[str, Any]) -> str:
+    """A measure as people read it: the mean, the range over seeds, or what is missing."""
+    value = row["measures"][measure]
+    if not row["seeds"]:
+        return "not run"
+    if value["count"] == 0:
+        return f"{row['rounds']}+" if measure == "rounds_to_target" else "–"
+    text = _number(measure, value["mean"])
+    if value["count"] > 1 and value["max"] > value["min"]:
+        text += f" ({_number(measure, value['min'])}–{_number(measure, value['max'])})"
+    if value["count"] < value["of"]:
+        text += f", {value['count']} of {value['of']} seeds"
+    return text
+
+
+def _number(measure: str, value: float) -> str:
+    if measure == "rounds_to_target":
+        return f"{value:.4g}"
+    if measure == "distance":
+        return f"{value:.1e}"
+    return f"{value:.1%}" if measure == "epoch_reduction" else f"{value:.4g}"
+
+
+def markdown(todo: Plan, rows: list[dict[str, Any]]) -> str:
+    """A table a measure: paper and readings side by side, one row a setting and method."""
+    lines = [f"# {todo.identifier}: {todo.recipe.title}", "", f"{todo.recipe.source}. "]
+    lines[-1] += f"Scale `{todo.scale}`, seeds {todo.seeds}."
+    if todo.recipe.notes:
+        lines += ["", todo.recipe.notes.strip()]
+    for measure in todo.recipe.measures:
+        lines += ["", f"## {measure.replace('_', ' ')}", "", *side_by_side(rows, measure)]
+    return "\n".join(lines) + "\n"
+
+
+def side_by_side(rows: list[dict[str, Any]], measure: str) -> list[str]:
+    """The lines of a Markdown table: paper | one column a reading that occurs."""
+    readings = [r for r in READINGS if any(row["reading"] == r for row in rows)]
+    lines = [
+        f"| setting | method | paper | {' | '.join(readings)} |",
+        f"|---|---|{'---|' * (len(readings) + 1)}",
+    ]
+    groups: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["setting"], row["method"]), {})[row["reading"]] = row
+    for (setting, method), found in groups.items():
+        paper = next((row["paper"] for row in found.values() if row["paper"] is not None), "")
+        values = [shown(measure, found[r]) if r in found else "" for r in readings]
+        lines.append(f"| {setting} | {method} | {paper} | {' | '.join(values)} |")
+    return lines
+
+
+def _reports(todo: Plan, out: Path, outcomes: Outcomes) -> dict[str, str]:
+    """One comparison a setting, drawn by the usual report from the cached runs."""
+    from fedadmm.report import write_report
+
+    written: dict[str, str] = {}
+    for setting in todo.recipe.settings:
+        folder = out / "reports" / setting.name
+        runs = [
+            _run(cell, one, folder)
+            for cell in todo.cells
+            if cell.setting.name == setting.name
+            for one in outcomes.get(cell.name, {}).values()
+        ]
+        if not runs:
+            continue
+        files.create(folder)
+        target = runs[0]["target"]
+        comparison = {
+            "problem": f"{todo.recipe.title}: {setting.title}",
+            "target": target,
+            "seeds": todo.seeds,
+            "rounds": runs[0]["rounds"],
+            "learning_rate_search": None,
+            "table": table(runs, target["metric"] if target else None, None),
+            "runs": runs,
+        }
+        files.write_json(folder / "comparison.json", comparison)
+        written[setting.name] = str(write_report(folder).relative_to(out))
+    return written
+
+
+def _run(cell: Cell, one: Outcome, folder: Path) -> dict[str, Any]:
+    return one.summary | {
+        "label": cell.method.label,
+        "directory": os.path.relpath(one.directory, folder),
+    }
