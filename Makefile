@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,docs,test,check
 
-.PHONY: setup demo test check format docs clean
+.PHONY: setup demo test check format docs browser clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,14 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs: $(STAMP)
+	$(BIN)/mkdocs serve
+
+# The report's tests open it in a real browser; without one they are skipped, and say so.
+browser:
+	command -v chromium || { apt-get update -q && apt-get install -y -q chromium; }
 
 format: $(STAMP)
 	$(BIN)/ruff format .
