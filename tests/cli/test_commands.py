@@ -166,7 +166,7 @@ def test_sweep_runs_a_grid_and_finds_finished_cells(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out/cells").iterdir())) == 4
     table = call("sweep", config, *options, "--grid", "rounds=4,5", "--jobs", 1)
     assert table.exit_code == 0, table.stderr
-    assert re.search(r"rho\W+seed\W+rounds", table.stdout)
+    assert re.search(r"rho\W+rounds\W+seed", table.stdout)
     assert len(list((tmp_path / "out/cells").iterdir())) == 8
 
 

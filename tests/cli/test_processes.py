@@ -58,7 +58,8 @@ def test_ctrl_c_exits_130_and_the_printed_command_goes_on(tmp_path: Path) -> Non
     )
     assert resumed.stderr == ""
     assert json.loads(resumed.stdout)["rounds"] == done + 3
-    rounds = [json.loads(line)["round"] for line in (out / "metrics.jsonl").open()]
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    rounds = [json.loads(line)["round"] for line in lines]
     assert rounds == list(range(1, done + 4))
 
 

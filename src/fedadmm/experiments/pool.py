@@ -114,11 +114,11 @@ class _Worker:
         self.pipe.send(job)
 
     def interrupt(self) -> None:
-        """End the run that is under way; nobody listens to it any more."""
-        self.pipe.close()
+        """End the run that is under way; then hang up, so that it cannot wait to be heard."""
         if self.job is not None and self.process.is_alive():
             assert self.process.pid is not None
             os.kill(self.process.pid, signal.SIGINT)
+        self.pipe.close()
 
     def close(self) -> None:
         self.process.join(_PATIENCE)

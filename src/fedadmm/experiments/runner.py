@@ -17,6 +17,7 @@ from fedadmm.experiments.messages import suggestion
 from fedadmm.experiments.summary import Summary, metrics_of, partition_of, summarise
 from fedadmm.experiments.trackers import Tracker, flattened, tracker
 from fedadmm.problem import Problem
+from fedadmm.resuming import interrupts_deferred
 from fedadmm.round import Ending, Record, RoundReport
 from fedadmm.simulation import simulate
 from fedadmm.state import Checkpoints, DiskStore, MemoryStore, params_sha256
@@ -169,8 +170,9 @@ class _Session:
                 fingerprint=fingerprint(config),
             )
         except KeyboardInterrupt:
-            rounds = len(files.read_metrics(self._directory))
-            self._close(Ending("interrupted", f"interrupted after round {rounds}"), None)
+            with interrupts_deferred():  # a second Ctrl-C waits for the summary
+                rounds = len(files.read_metrics(self._directory))
+                self._close(Ending("interrupted", f"interrupted after round {rounds}"), None)
             raise
         finally:
             writer.close()
