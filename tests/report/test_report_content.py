@@ -177,13 +177,13 @@ def test_comparison_without_overview_is_read_from_its_runs(
 
 def test_unknown_measurements_get_panels_and_bounds_share_them(tmp_path: Path) -> None:
     history = [
-        {"round": t, "loss": 1.0, "V_bound": 9.0 / t, "V_measured": 1.0 / t, "staleness_mean": t}
+        {"round": t, "loss": 1.0, "V_bound": 9.0 / t, "V_measured": 1.0 / t, "fairness_gap": t}
         for t in range(1, 5)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(r) for r in history))
     more = next(part for part in sections(read(tmp_path)) if part.name == "more")
     shown = {panel.title: [line.part for line in panel.lines] for panel in more.panels}
-    assert shown == {"V": ["V_bound", "V_measured"], "Staleness mean": [""]}
+    assert shown == {"V": ["V_bound", "V_measured"], "Fairness gap": [""]}
 
 
 def test_partition_tells_names_and_how_many_clients_there_are(tmp_path: Path) -> None:
