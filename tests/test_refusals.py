@@ -270,6 +270,10 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fa.FedDyn(float("inf")),
         f"FedDyn: eta is inf, but {POSITIVE}",
     ),
+    "FedDyn members": (
+        lambda: fa.FedDyn(1.0, "some"),
+        "FedDyn: members is 'some', but must be one of 'all', 'seen'",
+    ),
     "FedPD eta": (lambda: fa.FedPD(0.0), f"FedPD: eta is 0.0, but {POSITIVE}"),
     "FedPD skip": (
         lambda: fa.FedPD(1.0, 1.0),
@@ -291,7 +295,12 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "FedADMM join": (
         lambda: fa.FedADMM(1.0, join="late"),
-        "FedADMM: join is 'late', but must be one of 'initial', 'current'",
+        "FedADMM: join is 'late', but must be one of 'initial', 'current', 'always'",
+    ),
+    "FedADMM seen, joining always": (
+        lambda: fa.FedADMM(1.0, join="always", members="seen"),
+        "FedADMM: join is 'always', but must be 'initial' or 'current' with members='seen', whose "
+        "mean counts the clients' own models",
     ),
     "FedADMM members": (
         lambda: fa.FedADMM(1.0, members="some"),

@@ -61,6 +61,8 @@ def fedadmm(
         for i in cohort:
             if join == "current" and i not in seen:
                 w[i] = u[i] = theta
+            elif join == "always":
+                w[i], u[i] = theta, theta + y[i] / r
             w[i] = solve(i, w[i] if start == "own" else theta, y[i], r, theta)
             y[i] = y[i] + r * (w[i] - theta)
             change = change + given.a[i] * (w[i] + y[i] / r - u[i])

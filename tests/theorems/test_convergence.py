@@ -96,16 +96,22 @@ def test_scaffold_stands_still_where_fedavg_does_not():
     assert np.linalg.norm(controlled - given.optimum) < 1e-9
 
 
-def test_a_server_step_other_than_tracking_ends_beside_the_optimum():
-    """It leaves an offset between the server's vector and the mean of the u_i for ever.
+OFFSETS = {
+    "a step that falls to tracking": {"step": fa.Geometric(1.0, 0.7, "tracking")},
+    "clients that join at the current model": {"join": "current"},
+}
+
+
+@pytest.mark.parametrize("option", OFFSETS)
+def test_a_server_vector_that_is_not_the_mean_ends_beside_the_optimum(option):
+    """Both options leave an offset between the server's vector and the mean of the u_i for ever.
 
     Where the run stands still all w_i are theta, so sum a_i y_i = -rho * offset, and with
     y_i = -grad f_i the mean gradient at theta is rho * offset instead of zero.
     """
     given, rho = federation(94), 1.5
-    step = fa.Geometric(1.0, 0.7, "tracking")
-    options = {"sampler": SOME, "rounds": 250}
-    last = snapshots(fa.FedADMM(rho, step=step), given, **options)[-1]
+    method = fa.FedADMM(rho, **OFFSETS[option])
+    last = snapshots(method, given, rounds=200, sampler=fa.UniformSampling(2))[-1]
     mean = weighted_mean(given.a, [client.w + client.y / rho for client in last.clients])
     offset = last.server.mean.numpy() - mean
     theta = last.theta.numpy()

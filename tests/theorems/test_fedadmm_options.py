@@ -37,6 +37,7 @@ OPTIONS = {
     "step 0.3": {"step": 0.3},
     "step schedule": {"step": falling},
     "join current": {"join": "current"},
+    "join always": {"join": "always", "step": 0.3},
     "members seen": {"members": "seen"},
     "seen, joining at current": {"members": "seen", "join": "current"},
     "start global": {"start": "global"},
@@ -120,6 +121,17 @@ def test_a_geometric_step_falls_to_the_participation_and_not_below(factor, initi
     # a step above the participation may grow, so the comparison is relative
     scale = max(1.0, abs(expected).max())
     assert_same(stacked(result.trajectory) / scale, expected / scale)
+
+
+def test_joining_always_sends_twice_the_move():
+    """The dual's increment is rho times the move, and w_i counts from theta: 2 (w_i+ - theta)."""
+    given = federation(36)
+    cohort = [1, 3]
+    sampler = fa.TraceSampling([[0, 2, 4], cohort])
+    method = fa.FedADMM(RHO, join="always")
+    first, second = snapshots(method, given, rounds=2, sampler=sampler)
+    moves = sum(second.clients[i].w - first.theta for i in cohort) / given.clients
+    assert_same([second.server.mean - first.server.mean], [2 * moves])
 
 
 def test_members_seen_is_all_once_everybody_was_seen():

@@ -71,18 +71,22 @@ def test_by_how_much_they_differ_after_one_round():
     assert_same(dyn - admm, (1 / len(cohort) - 1 / n) * moves)
 
 
-def test_feddyn_under_partial_participation_against_its_formula():
+@pytest.mark.parametrize("members", ["all", "seen"])
+def test_feddyn_under_partial_participation_against_its_formula(members):
+    """h is the mean dual of all clients, or of those that have taken part so far."""
     given = federation(24)
     eta, n, sampler = 0.5, 5, fa.UniformSampling(2)
-    result = run(fa.FedDyn(eta), given, sampler=sampler, seed=9)
+    result = run(fa.FedDyn(eta, members), given, sampler=sampler, seed=9)
+    seen: set[int] = set()
     solve = reference.exact(given)
-    y, h, theta = np.zeros_like(given.b), np.zeros(4), given.start.copy()
+    y, theta = np.zeros_like(given.b), given.start.copy()
     for t in range(ROUNDS):
         cohort = sampler.sample(9, t, n)
         moves = [solve(i, theta, y[i], 1 / eta, theta) - theta for i in cohort]
         for i, move in zip(cohort, moves, strict=True):
             y[i] += move / eta
-        h += sum(moves) / (eta * n)
+        seen |= set(cohort)
+        h = y.mean(0) if members == "all" else y[sorted(seen)].mean(0)
         theta = theta + sum(moves) / len(cohort) + eta * h
         assert_same(result.trajectory[t].numpy(), theta)
 

@@ -63,12 +63,16 @@ def test_feddr_tracks_the_mean_of_all_reflected_models(sampler, init):
         assert_same(snapshot.server.xtilde.numpy(), weighted_mean(given.a, xhat))
 
 
+@pytest.mark.parametrize("members", ["all", "seen"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_feddyn_tracks_the_mean_of_all_duals(sampler):
+def test_feddyn_tracks_the_mean_of_all_duals(sampler, members):
     given = federation(84, weights=WEIGHTS)
-    for snapshot in snapshots(fa.FedDyn(0.8), given, sampler=SAMPLERS[sampler]):
+    method = fa.FedDyn(0.8, members)
+    for snapshot in snapshots(method, given, sampler=SAMPLERS[sampler]):
         duals = [client.y for client in snapshot.clients]
         assert_same(snapshot.server.h.numpy(), weighted_mean(given.a, duals))
+        counted = given.a.sum() if members == "all" else given.a[sorted(snapshot.seen)].sum()
+        assert abs(float(snapshot.server.members) - counted) < 1e-12
 
 
 @pytest.mark.parametrize("method", [m for m in EXACT_DUALS if m != "FedDyn"])
