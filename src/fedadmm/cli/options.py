@@ -54,7 +54,11 @@ Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report
 def apply(tree: Tree, shortcuts: dict[str, Any], sets: list[str] | None) -> None:
     """Write shortcuts that were given into a configuration, then every --set."""
     from fedadmm.experiments.loading import assign, assign_all
+    from fedadmm.experiments.methods import own_engine
 
+    if shortcuts.get("engine.name") is None:
+        for key, value in own_engine(shortcuts.get("algorithm.name")).items():
+            assign(tree, f"engine.{key}", value)
     for key, value in shortcuts.items():
         if value is not None:
             assign(tree, key, value)

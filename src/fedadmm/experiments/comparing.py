@@ -3,7 +3,8 @@
 A comparison is a run's configuration plus
 
     seeds     the seeds that are reported
-    methods   a label and the tables in which a method differs (algorithm, solver, stop)
+    methods   a label and the tables in which a method differs (algorithm, solver, stop, and for
+              methods without rounds engine, evaluate and the number of rounds)
     search    one key, the same values for every method, on a seed that is not reported
 
 The seed of a run fixes the initial model and who takes part, so methods meet the same ones.
@@ -33,6 +34,7 @@ from fedadmm.experiments.config import (
     run_model,
 )
 from fedadmm.experiments.messages import refusal, suggestion
+from fedadmm.experiments.methods import own_engine
 from fedadmm.experiments.pool import Job, Watch, nobody, run_jobs
 from fedadmm.experiments.registry import families
 from fedadmm.experiments.summary import Summary
@@ -48,6 +50,9 @@ class MethodTable(Table):
     algorithm: dict[str, Any] = Field(default={}, description="keys of the table algorithm")
     solver: dict[str, Any] = Field(default={}, description="keys of the table solver")
     stop: dict[str, Any] = Field(default={}, description="keys of the table stop")
+    engine: dict[str, Any] = Field(default={}, description="keys of the table engine")
+    evaluate: dict[str, Any] = Field(default={}, description="keys of the table evaluate")
+    rounds: Count | None = Field(default=None, description="as many as the run when absent")
     search_key: str | None = Field(default=None, description="searched instead of search.key")
 
 
@@ -97,7 +102,13 @@ class Plan(NamedTuple):
 
     def complete(self) -> Tree:
         """The comparison with every default of every method."""
-        own = ("algorithm", "solver", "stop")
+        trees = [method.tree for method in self.methods]
+        differing = [
+            key
+            for key in ("engine", "evaluate", "rounds")
+            if any(tree[key] != trees[0][key] for tree in trees)
+        ]
+        own = ["algorithm", "solver", "stop", *differing]
         methods = [{"label": m.label} | {key: m.tree[key] for key in own} for m in self.methods]
         shared = {key: value for key, value in self.methods[0].tree.items() if key not in own}
         search = self.search.model_dump(exclude_none=True) if self.search is not None else None
@@ -141,8 +152,12 @@ def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[Method
     return picked
 
 
+_OWN = ("algorithm", "solver", "stop", "engine", "evaluate", "rounds")
+
+
 def _method(base: Tree, entry: MethodTable) -> Method:
-    tables = {key: getattr(entry, key) for key in ("algorithm", "solver", "stop")}
+    tables = {key: getattr(entry, key) for key in _OWN}
+    tables["engine"] = own_engine(entry.algorithm.get("name")) | entry.engine
     tree = loading.merged(base, {key: value for key, value in tables.items() if value})
     name = f"methods ({entry.label or entry.algorithm.get('name', 'no label')}): "
     resolved = resolve(tree, name)

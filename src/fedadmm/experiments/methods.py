@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedadmm import trees
+from fedadmm.engines import default_engine
 from fedadmm.errors import ParameterError
 from fedadmm.experiments.messages import allowed, suggestion
 from fedadmm.experiments.parts import model_of
@@ -33,6 +34,14 @@ class Card(NamedTuple):
     accepts: list[str]
     keys: list[str]
     """Every key of its table, with what it may hold and its default."""
+
+
+def own_engine(name: str | None) -> dict[str, str]:
+    """Keys of the table engine that a method without rounds brings along; none for all others."""
+    method = families()["algorithm"].get(name or "")
+    if method is None or not method.asynchronous:
+        return {}
+    return {"name": default_engine(method), "mode": "async"}
 
 
 def cards() -> list[Card]:

@@ -24,6 +24,8 @@ _BOOKKEEPING = frozenset(
         *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
         *("bytes_up", "bytes_down", "seconds", "evaluation_seconds"),
         *("refused", "missing", "staleness", "evaluated"),
+        *("virtual_time", "steps_per_second", "idle", "in_flight", "dropped", "intervals"),
+        *("delays", "staleness_mean", "staleness_max", "staleness_quantiles", "longest_absence"),
     )
 )
 
@@ -77,9 +79,20 @@ def summarise(
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         "seconds": sum(record["seconds"] for record in records),
+        **_clock(records, reached),
         "params_sha256": params_sha256,
         "fedadmm_version": fedadmm.__version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _clock(records: Sequence[Record], reached: Record | None) -> Summary:
+    """Virtual time, for runs that have any."""
+    if not records or "virtual_time" not in records[-1]:
+        return {}
+    return {
+        "virtual_time": records[-1]["virtual_time"],
+        "virtual_time_to_target": reached["virtual_time"] if reached is not None else None,
     }
 
 

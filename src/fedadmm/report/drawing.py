@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedadmm.data.files import replace_atomically
+from fedadmm.report.clock import Strip
 from fedadmm.report.curves import Axis
 from fedadmm.report.palette import Style, styles
-from fedadmm.report.panels import Heat, Lines, Panel, Section
+from fedadmm.report.panels import Bars, Heat, Lines, Panel, Section
 from fedadmm.report.reading import Content
 
 if TYPE_CHECKING:
@@ -92,12 +93,34 @@ def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure
             plot.set_yticks(range(len(panel.rows)), panel.rows)
         plot.set(xlabel="client", ylabel=panel.row_title)
         figure.colorbar(image, ax=plot, label=panel.unit)
+    elif isinstance(panel, Strip):
+        _strip(plot, panel, chosen[panel.label])
     else:
         plot.bar(range(len(panel.values)), panel.values, 0.85, color=ACCENT)
-        plot.set(xlabel="client", ylabel=panel.unit)
-    if not isinstance(panel, Lines) and 0 < len(panel.names) <= 12:
+        plot.set(xlabel=panel.column, ylabel=panel.unit)
+    if isinstance(panel, Bars | Heat) and 0 < len(panel.names) <= 12:
         plot.set_xticks(range(len(panel.names)), panel.names)
     return figure
+
+
+def _strip(plot: Axes, panel: Strip, style: Style) -> None:
+    rows = {client: row for row, client in enumerate(panel.clients)}
+    for client, begin, end, folded in panel.bars:
+        plot.barh(
+            rows[int(client)],
+            end - begin,
+            0.8,
+            begin,
+            color=style.light,
+            alpha=1.0 if folded else 0.3,
+            edgecolor="white",
+            linewidth=0.6,
+        )
+    plot.set_yticks(range(len(panel.clients)), [str(client) for client in panel.clients])
+    plot.tick_params(axis="y", labelsize=6 if len(panel.clients) > 15 else 8)
+    plot.invert_yaxis()
+    plot.grid(visible=False)
+    plot.set(xlabel="simulated time", ylabel="client")
 
 
 def _lines(plot: Axes, panel: Lines, axis: Axis, chosen: dict[str, Style]) -> None:

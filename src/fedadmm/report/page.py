@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedadmm.report import tables
+from fedadmm.report.clock import Strip
 from fedadmm.report.palette import styles
 from fedadmm.report.panels import Heat, Lines, Panel, Section, pretty
 from fedadmm.report.reading import Content
@@ -107,8 +108,10 @@ def _alternative(panel: Panel) -> str:
     if isinstance(panel, Heat):
         clients = len(panel.values[0])
         return f"{panel.title}: {panel.unit} by {panel.row_title} and client, {clients} clients."
+    if isinstance(panel, Strip):
+        return f"{panel.title}: {len(panel.bars)} pieces of work of {len(panel.clients)} clients."
     low, high = min(panel.values), max(panel.values)
-    return f"{panel.title}: from {low:g} to {high:g} {panel.unit} a client."
+    return f"{panel.title}: from {low:g} to {high:g} {panel.unit} a {panel.column}."
 
 
 def _versions(content: Content) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fedadmm.report import clock
+from fedadmm.report.clock import Strip
 from fedadmm.report.curves import Axis, Line, Value, axes, lines, quartile_lines, short
 from fedadmm.report.reading import LOWER_IS_BETTER, Content, Record, Run
 
@@ -15,6 +17,7 @@ BOOKKEEPING = {
     *("round", "participants", "clients", "epochs", "steps", "bytes_up", "bytes_down"),
     *("primal_residual", "dual_residual", "seconds", "evaluation_seconds", "virtual_time"),
     *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
+    *clock.KEYS,
 }
 """Keys of a record that have a figure or an axis of their own."""
 
@@ -53,6 +56,8 @@ class Bars(NamedTuple):
     values: list[float]
     names: list[str]
     """What the clients are called; numbers when it is empty."""
+    column: str = "client"
+    """What a bar stands for."""
     kind: str = "bars"
 
 
@@ -70,7 +75,7 @@ class Heat(NamedTuple):
     kind: str = "heat"
 
 
-Panel = Lines | Bars | Heat
+Panel = Lines | Bars | Heat | Strip
 
 
 class Section(NamedTuple):
@@ -108,6 +113,13 @@ def sections(content: Content) -> list[Section]:
             "What the participants of a round did.",
             rounds,
             list(_work(content, rounds)),
+        ),
+        Section(
+            "clock",
+            "Virtual time",
+            "Who waited for whom.",
+            rounds,
+            list(_clock(content, rounds)),
         ),
         Section(
             "more",
@@ -248,6 +260,26 @@ def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
         curves = [line for line in lines(content, rounds, _get(name)) if not line.ended]
         if curves:
             yield Lines(name, title, note, curves, zero=True)
+
+
+def _clock(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+    stale = clock.staleness_lines(content, rounds)
+    if stale:
+        note = "Server steps between a broadcast and its reply: the median so far, the band up to "
+        yield Lines("staleness", "Staleness", f"{note}the largest.", stale, zero=True)
+    counts, delays = clock.delay_counts(content)
+    if counts:
+        note = "How many replies came with each delay, in server steps."
+        yield Bars("delays", "Delays", note, "replies", counts, delays, "delay")
+    notes = {
+        "idle": ("Idle time", "The share of the clients' time so far without work."),
+        "steps_per_second": ("Server steps", "Server steps a virtual second, so far."),
+    }
+    for name, (title, note) in notes.items():
+        curves = [line for line in lines(content, rounds, _get(name)) if not line.ended]
+        if curves:
+            yield Lines(name, title, note, curves, share=name == "idle", zero=True)
+    yield from clock.strips(content)
 
 
 def _clients(content: Content) -> list[Panel]:

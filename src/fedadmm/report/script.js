@@ -53,7 +53,7 @@
     return [{
       type: "bar", y: panel.values, x: columns(panel, panel.values.length), showlegend: false, name: panel.title,
       marker: { color: alone ? colour(data.legend[0].label) : css("--accent"), line: { width: 0 } },
-      hovertemplate: `client %{x}: %{y:.4~g} ${panel.unit}<extra></extra>`,
+      hovertemplate: `${panel.column} %{x}: %{y:.4~g} ${panel.unit}<extra></extra>`,
     }];
   }
 
@@ -67,6 +67,21 @@
         title: { text: panel.unit, font: { color: css("--soft"), size: 11 } } },
       hovertemplate: `client %{x}, %{y}: %{z} ${panel.unit}<extra></extra>`,
     }];
+  }
+
+  // One trace for the work that was folded, one for the rest.
+  function stripTraces(panel) {
+    const shade = colour(panel.label);
+    return [1, 0].map((folded) => {
+      const bars = panel.bars.filter((bar) => bar[3] === folded);
+      return {
+        type: "bar", orientation: "h", showlegend: false, name: folded ? "folded" : "dropped",
+        y: bars.map((bar) => String(bar[0])), base: bars.map((bar) => bar[1]), x: bars.map((bar) => bar[2] - bar[1]),
+        customdata: bars.map((bar) => bar[2]), visible: !hidden.has(panel.label),
+        marker: { color: folded ? shade : faded(shade, 0.3), line: { width: 1, color: css("--card") } },
+        hovertemplate: "client %{y}: %{base:.4~g} to %{customdata:.4~g}<extra>%{fullData.name}</extra>",
+      };
+    });
   }
 
   // Diverged seeds leave the stage: the axes are made for the others.
@@ -130,11 +145,17 @@
       result.xaxis.range = [0, last * 1.02 || 1];
       Object.assign(result.yaxis, { range }, panel.share ? { tickformat: "~%" } : {},
         panel.log ? { type: "log", ...logTicks(range) } : {});
+    } else if (panel.kind === "strip") {
+      Object.assign(result.yaxis, { type: "category", categoryarray: panel.clients.map(String), categoryorder: "array",
+        autorange: "reversed", showgrid: false, title: { ...own.title, text: "client" } });
+      Object.assign(result, { barmode: "overlay", hovermode: "closest" });
+      result.xaxis.title.text = "simulated time";
     } else if (panel.kind === "heat") {
       Object.assign(result.yaxis, { type: "category", autorange: "reversed", showgrid: false, title: { ...own.title, text: panel.row_title } });
       Object.assign(result.xaxis, { showline: false, ticks: "" });
     } else {
       Object.assign(result.yaxis, { title: { ...own.title, text: panel.unit }, rangemode: "tozero" });
+      result.xaxis.title.text = panel.column;
     }
     return Object.assign(result, target(panel));
   }
@@ -150,7 +171,7 @@
     };
   }
 
-  const makers = { lines: lineTraces, bars: barTraces, heat: heatTraces };
+  const makers = { lines: lineTraces, bars: barTraces, heat: heatTraces, strip: stripTraces };
   const config = {
     responsive: true, displaylogo: false,
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], // none that leaves the page
