@@ -54,16 +54,11 @@ def test_the_fastest_way_is_taken_and_reported(
     assert f"chose {fastest}" in caplog.text
 
 
-def test_stacks_of_large_steps_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def measured(self: AutoEngine, way: Any, *_: object) -> float:
-        tried.append(way.name)
-        return 1.0
-
-    monkeypatch.setattr(AutoEngine, "_measure", measured)
-    run(Auto(workers=2), fa.FedAvg(), PROBLEMS["perceptron"](), rounds=1)
-    assert tried == ["sequential", "workers"]
+def test_stacks_of_large_models_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedadmm.engines.auto.STACKED_PARAMETERS", 20)
+    kept = _Kept(Auto(workers=2))
+    run(kept, fa.FedAvg(), PROBLEMS["perceptron"](), rounds=1)
+    assert set(kept.engine.seconds) == {"sequential", "workers"}
 
 
 def test_ways_that_cannot_run_the_job_are_left_out() -> None:

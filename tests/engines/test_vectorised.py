@@ -129,10 +129,11 @@ def test_preparation_of_stored_rows() -> None:
     assert_same_run(run("vectorised", fa.FedADMM(rho=0.5), problem()), expected)
 
 
-def test_divergence_names_the_same_client() -> None:
+@pytest.mark.parametrize("name", ["fedavg", "scaffold-1"])
+def test_divergence_names_the_same_client(name: str) -> None:
     options = {"solver": fa.GradientDescent(1e200), "stop": fa.Epochs(4), "rounds": 3}
-    expected = run("sequential", fa.FedAvg(), PROBLEMS["least squares"](), **options)
-    found = run("vectorised", fa.FedAvg(), PROBLEMS["least squares"](), **options)
+    expected = run("sequential", ALGORITHMS[name], PROBLEMS["least squares"](), **options)
+    found = run("vectorised", ALGORITHMS[name], PROBLEMS["least squares"](), **options)
     assert (found.code, found.status) == (expected.code, expected.status)
     assert found.code == "diverged"
     assert sorted(found.clients) == sorted(expected.clients)

@@ -22,8 +22,10 @@ STEPS = 5
 """Solver steps a client in a measurement."""
 STACKED_CLIENTS = 256
 """Clients in a measurement of the vectorised engine."""
-LARGE_STEP_SECONDS = 2e-3
-"""A step this long is not spent in Python, so that stacking clients cannot shorten it."""
+STACKED_PARAMETERS = 200_000
+"""The steps of larger models are not spent in Python, so that stacks are not worth a trial."""
+REPEATS = 2
+"""How often a way is measured; the best time counts, and the first also warms up."""
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +96,6 @@ class AutoEngine:
             pass  # a resumed run goes on the way it began, to the last bit
         elif len(ways) > 1 and len(ids) > 1:
             for name, way in ways.items():
-                if name == Vectorised.name and self._steps_are_large():
-                    continue
                 self.seconds[name] = self._measure(way, ids, download, round_index)
             self.choice = min(self.seconds, key=lambda name: self.seconds[name])
         else:
@@ -110,27 +110,25 @@ class AutoEngine:
         on_cpu = self._job.initial.device.type == "cpu"
         if self._cores > 1 and on_cpu and "fork" in multiprocessing.get_all_start_methods():
             ways[Workers.name] = Workers(self._cores)
-        if refusal(self._job) is None:
+        if self._job.initial.numel() <= STACKED_PARAMETERS and refusal(self._job) is None:
             ways[Vectorised.name] = Vectorised()
         return ways
 
-    def _steps_are_large(self) -> bool:
-        return self.seconds[Sequential.name] > STEPS * LARGE_STEP_SECONDS
-
     def _measure(self, way: Any, ids: Sequence[int], download: Download, round_index: int) -> float:
-        """Seconds a client for a few steps, the second time."""
+        """Seconds a client for a few steps."""
         if isinstance(way, Vectorised):
             count = min(len(ids), STACKED_CLIENTS)
         else:
             count = min(len(ids), 2 * self._cores)
         store: Any = _ReadOnly(self._store)
         engine = way(self._job._replace(stop=Steps(STEPS)), store)
+        seconds = []
         try:
-            for _ in range(2):
+            for _ in range(REPEATS):
                 began = time.perf_counter()
                 for _reply in engine.run_clients(ids[:count], download, round_index):
                     pass
-                seconds = time.perf_counter() - began
+                seconds.append(time.perf_counter() - began)
         finally:
             engine.close()
-        return seconds / count
+        return min(seconds) / count

@@ -155,7 +155,15 @@ def _describe(
         weights.expand(len(clients)).tolist(),
         norm(result.params - problem.start).reshape(-1).tolist(),
         norm(result.params - anchor).reshape(-1).tolist(),
-        torch.isfinite(result.params).all(dim=-1).tolist(),
+        _finite_rows(result),
         strict=True,
     )
     return [ClientInfo(*column) for column in columns]
+
+
+def _finite_rows(result: LocalResult) -> list[bool]:
+    """Which clients' vectors hold neither a NaN nor an infinity."""
+    leaves = [leaf for leaf in trees.tensors(result) if leaf.numel() > 0]
+    bounds = [bound for leaf in leaves for bound in torch.aminmax(leaf, dim=-1)]
+    finite: list[bool] = torch.isfinite(torch.stack(bounds)).all(dim=0).tolist()
+    return finite

@@ -1,0 +1,78 @@
+# mypy: ignore-errors
+# This script runs by its path, also in the environment of the peers, which mypy does not see.
+"""What all contenders share: the rows, the models and the report.
+
+These scripts run in other environments, in which fedadmm need not exist.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+def specification() -> SimpleNamespace:
+    """The workload that the command line names."""
+    return SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
+
+
+def rows(spec: SimpleNamespace) -> tuple[Tensor, Tensor]:
+    """Inputs (clients, samples, ...) as floats and targets (clients, samples)."""
+    inputs = torch.from_numpy(np.load(Path(spec.folder) / "inputs.npy"))
+    targets = torch.from_numpy(np.load(Path(spec.folder) / "targets.npy"))
+    if inputs.dtype == torch.uint8:
+        inputs = inputs.float().div_(255)
+    shape = (spec.clients, spec.samples)
+    return inputs.view(*shape, *inputs.shape[1:]), targets.view(shape)
+
+
+def model(spec: SimpleNamespace) -> nn.Module:
+    """The workload's model."""
+    torch.manual_seed(0)
+    if spec.model == "cnn1":
+        return nn.Sequential(
+            nn.Conv2d(1, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * 7 * 7, 512),
+            nn.ReLU(),
+            nn.Linear(512, 10),
+        )
+    sizes = [int(size) for size in spec.model.split("-")[1:]]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def train(
+    module: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor, spec: SimpleNamespace
+) -> None:
+    """One client's local epochs."""
+    for _ in range(spec.epochs):
+        for batch in torch.randperm(len(targets)).split(spec.batch_size):
+            optimizer.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(module(inputs[batch]), targets[batch]).backward()
+            optimizer.step()
+
+
+def report(seconds: list[float], **more: Any) -> None:
+    """Print what was measured as the last line of standard output."""
+    kilobytes = max(
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    print(json.dumps({"seconds": seconds, "peak_rss_mb": kilobytes / 1024, **more}), flush=True)
