@@ -100,6 +100,21 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert "fonts.g" not in text, page
 
 
+def test_included_programs_are_on_their_pages(site: Path) -> None:
+    """A broken include line shows up as itself instead of the program."""
+    included = 0
+    for page in (ROOT / "docs").glob("*.md"):
+        source = page.read_text(encoding="utf-8")
+        found = re.findall(r'^--8<-- "(.+)"$', source, re.M)
+        assert source.count("--8") == len(found), f"{page.name} has an include that is none"
+        for name in found:
+            shown = html.unescape(re.sub(r"<[^>]+>", "", read(site, page.stem)))
+            for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
+                assert line.strip() in shown, (page.name, name, line)
+            included += 1
+    assert included > 0
+
+
 def test_programs_in_hand_written_pages_run() -> None:
     """Python blocks that begin with an import are whole programs."""
     ran = 0
