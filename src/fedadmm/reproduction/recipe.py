@@ -159,7 +159,7 @@ def _cell(recipe: Recipe, setting: Setting, method: Method, scale: str) -> Cell:
         getattr(recipe.scales, scale),
         getattr(setting.at, scale),
     ]
-    tree: Tree = reduce(loading.merged, layers, {})
+    tree: Tree = deepcopy(reduce(loading.merged, layers, {}))  # cells share the recipe's tables
     for key, value in (setting.assign | method.assign).items():
         loading.assign(tree, key, value)
     return Cell(setting, method, tree, recipe.paper.get(setting.name, {}).get(method.title))
