@@ -62,7 +62,7 @@ def measured(
     """Every measure of a cell over its finished seeds: mean, deviation, range, how many."""
     own = outcomes.get(cell.name, {})
     reference = outcomes.get(f"{cell.setting.name}/{recipe.reference}", {})
-    result = {}
+    result: dict[str, dict[str, Any]] = {}
     for name in recipe.measures:
         values = [
             measure(name, recipe, own[seed], reference.get(seed)) for seed in seeds if seed in own
