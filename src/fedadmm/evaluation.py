@@ -27,6 +27,8 @@ class Evaluation:
         objective: measure f, F = f + g and the gradient mapping over all clients' data.
         test: use the problem's held-out evaluators.
         extra: one more function of the global vector that returns metrics.
+        certificate: measure in every round what a theorem bounds, beside the bound; "auto" takes
+            the theorem that covers the run (`fedadmm.certificates`).
     """
 
     every: int = 1
@@ -34,10 +36,13 @@ class Evaluation:
     objective: bool = True
     test: bool = True
     extra: Evaluator | None = None
+    certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = "none"
 
     def __post_init__(self) -> None:
         check_count(self, "every", self.every)
         check_choice(self, "target", self.target, ("global", "local"))
+        theorems = ("none", "auto", "feddr", "wang", "gong", "async-feddr")
+        check_choice(self, "certificate", self.certificate, theorems)
 
     def due(self, round_number: int, rounds: int) -> bool:
         """Whether round `round_number` (from 1) is measured."""

@@ -198,6 +198,14 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         """The client's own model, or None when the method keeps none between rounds."""
         return None
 
+    def primal_dual(self, client: Client) -> PrimalDual | None:
+        """The client's model, dual and penalty; None for methods without one of them."""
+        return None
+
+    def tracked_mean(self, server: Server) -> Tensor | None:
+        """What the server holds as the mean of all w_i + y_i / penalty; None if it holds none."""
+        return None
+
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
@@ -290,6 +298,14 @@ class Sampler(Protocol):
 
     def check(self, clients: int, rounds: int) -> None:
         """Refuse what cannot work for this many clients and rounds, before round 0."""
+
+
+class PrimalDual(NamedTuple):
+    """A client's model, its dual and its penalty, whatever a method keeps them as."""
+
+    w: Tensor
+    y: Tensor
+    penalty: Tensor | float
 
 
 class Download(NamedTuple):

@@ -136,6 +136,7 @@ def _pack(latest: Start) -> Checkpoint:
         "first_loss": state.first_loss,
         "ending": latest.ending,
         "choice": latest.choice,
+        "notes": state.notes,
     }
     if state.engine is not None:
         values["engine"] = state.engine.values
@@ -152,7 +153,8 @@ def _unpack(job: Job, found: Checkpoint) -> Start:
     if buffers is not None:
         buffers = buffers.to(job.initial.device)
     engine = _unpack_engine(job, found, Download(job.algorithm.broadcast(template, 0), buffers))
-    state = RunState(found.round, server, buffers, found.values["first_loss"], engine)
+    first_loss, notes = found.values["first_loss"], found.values["notes"]
+    state = RunState(found.round, server, buffers, first_loss, engine, notes)
     ending = found.values["ending"]
     return Start(state, None if ending is None else Ending(*ending), found.values["choice"])
 

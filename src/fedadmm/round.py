@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedadmm import trees
 from fedadmm.engines.job import Job
+from fedadmm.errors import StateError
 from fedadmm.evaluation import Evaluation, Target
 from fedadmm.problem import Problem
 from fedadmm.protocols import (
@@ -53,6 +54,8 @@ class RunState(NamedTuple):
     """The first loss that was measured, which divergence is judged by."""
     engine: EngineState | None = None
     """The clock and the work in flight of an engine that has them."""
+    notes: dict[str, Any] | None = None
+    """What the instruments remember, as plain values by name."""
 
 
 class Ending(NamedTuple):
@@ -71,6 +74,20 @@ class RoundReport(NamedTuple):
     ending: Ending | None
 
 
+class Instrument(Protocol):
+    """Looks at the whole state between rounds, and remembers plain values of its own."""
+
+    @property
+    def name(self) -> str:
+        """Under which its note is kept."""
+
+    def begin(self, state: RunState, store: ClientStateStore) -> Any:
+        """The note before the first round."""
+
+    def look(self, report: RoundReport, store: ClientStateStore, note: Any) -> tuple[Any, Record]:
+        """After a round: the new note, and entries for the round's record."""
+
+
 class Schedule(NamedTuple):
     """How long a run goes and what is looked at on the way."""
 
@@ -78,6 +95,7 @@ class Schedule(NamedTuple):
     evaluation: Evaluation
     target: Target | None = None
     tolerance: float | None = None
+    instruments: Sequence[Instrument] = ()
 
 
 def initial_state(job: Job) -> RunState:
@@ -105,6 +123,15 @@ def run(
             yield RoundReport(state, before, infos, ending)
             return
         state = following._replace(round=0)
+    if state.notes is None:
+        notes = {tool.name: tool.begin(state, store) for tool in schedule.instruments}
+        state = state._replace(notes=notes)
+    for tool in schedule.instruments:
+        if tool.name not in (state.notes or {}):
+            raise StateError(
+                f"the checkpoint of round {state.round} knows nothing of the {tool.name}, but it "
+                "must be measured from the first round on"
+            )
     first = state.round
     upcoming = sampler.sample(job.seed, state.round, job.problem.num_clients)
     while state.round < schedule.rounds:
@@ -124,6 +151,7 @@ def run(
             params = job.algorithm.global_params(following.server)
             record |= schedule.evaluation.measure(job, store, params, following.buffers)
             record["evaluation_seconds"] = time.perf_counter() - began
+        following = _instrumented(following, record, infos, store, schedule)
         ending = _ending(record, infos, schedule, state.first_loss)
         if state.first_loss is None:
             following = following._replace(first_loss=record.get("loss"))
@@ -131,6 +159,22 @@ def run(
         yield RoundReport(state, record, infos, ending)
         if ending is not None:
             return
+
+
+def _instrumented(
+    state: RunState,
+    record: Record,
+    infos: Sequence[ClientInfo],
+    store: ClientStateStore,
+    schedule: Schedule,
+) -> RunState:
+    """Let every instrument look; entries go into the record, notes into the state."""
+    notes = dict(state.notes or {})
+    for tool in schedule.instruments:
+        report = RoundReport(state, record, infos, None)
+        notes[tool.name], entries = tool.look(report, store, notes.get(tool.name))
+        record |= entries
+    return state._replace(notes=notes)
 
 
 def _broken(infos: Sequence[ClientInfo], when: str) -> Ending | None:

@@ -22,7 +22,7 @@ from fedadmm.protocols import (
     StoppingRule,
 )
 from fedadmm.resuming import Journal, Start, interrupts_deferred
-from fedadmm.round import Ending, Record, RoundReport, Schedule, run
+from fedadmm.round import Ending, Instrument, Record, RoundReport, Schedule, run
 from fedadmm.sampling import FullParticipation
 from fedadmm.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.state.records import StoredStates
@@ -109,10 +109,11 @@ def simulate(
     chosen_engine = engine if engine is not None else default_engine(algorithm)
     choice = ENGINES[chosen_engine]() if isinstance(chosen_engine, str) else chosen_engine
     pairing.check_engine(algorithm, choice)
+    tools = _instruments(job, chosen, choice, evaluation)
     kept = store if store is not None else _default_store(choice, checkpoints, resume)
     journal = Journal(job, kept, checkpoints, fingerprint)
     start = journal.begin(resume)
-    schedule = Schedule(rounds, evaluation, target, tolerance)
+    schedule = Schedule(rounds, evaluation, target, tolerance, tools)
     try:
         running = choice(job, kept)
         try:
@@ -154,6 +155,18 @@ def _evaluation(evaluate: Evaluation | Evaluator | bool) -> Evaluation:
     if isinstance(evaluate, bool):
         return Evaluation(objective=evaluate, test=evaluate)
     return Evaluation(extra=evaluate)
+
+
+def _instruments(
+    job: Job, sampler: Sampler, choice: EngineChoice, evaluation: Evaluation
+) -> list[Instrument]:
+    """What is asked for besides the metrics of the global model."""
+    if evaluation.certificate == "none":
+        return []
+    from fedadmm.certificates import certify
+
+    with torch.no_grad():
+        return [certify(evaluation.certificate, job, sampler, choice)]
 
 
 def _default_store(

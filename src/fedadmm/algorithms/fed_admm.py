@@ -22,7 +22,14 @@ import torch
 from torch import Tensor
 
 from fedadmm.errors import ParameterError, check_choice
-from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer
+from fedadmm.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    PrimalDual,
+    Received,
+    Regularizer,
+)
 from fedadmm.rng import Key
 from fedadmm.schedules import Schedule, at, check_schedule
 
@@ -195,3 +202,11 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     def local_params(self, client: Client) -> Tensor:
         """w_i."""
         return client.w
+
+    def primal_dual(self, client: Client) -> PrimalDual:
+        """w_i, y_i and the rho of the last upload."""
+        return PrimalDual(client.w, client.y, client.rho)
+
+    def tracked_mean(self, server: Server) -> Tensor | None:
+        """The folded mean, which is one of all u_i when everybody is a member."""
+        return server.mean if self.members == "all" else None

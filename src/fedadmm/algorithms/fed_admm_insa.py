@@ -23,7 +23,15 @@ from torch import Tensor
 
 from fedadmm.errors import check_choice, check_not_negative, check_positive, check_range
 from fedadmm.penalties import FixedPenalty, PenaltyRule, ResidualBalancing
-from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer, norm
+from fedadmm.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    PrimalDual,
+    Received,
+    Regularizer,
+    norm,
+)
 from fedadmm.rng import Key
 from fedadmm.stopping import InSaCriterion
 
@@ -157,6 +165,10 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
     def local_params(self, client: Client) -> Tensor:
         """w_i."""
         return client.w
+
+    def primal_dual(self, client: Client) -> PrimalDual:
+        """w_i, y_i and beta_i."""
+        return PrimalDual(client.w, client.y, client.beta)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,14 @@ import torch
 from torch import Tensor
 
 from fedadmm.errors import check_choice, check_positive, check_range
-from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer
+from fedadmm.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    PrimalDual,
+    Received,
+    Regularizer,
+)
 from fedadmm.rng import Key
 
 
@@ -101,6 +108,10 @@ class _DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
         """x_i."""
         return client.x
 
+    def tracked_mean(self, server: Server) -> Tensor:
+        """Xtilde, the mean of all xhat_i."""
+        return server.xtilde
+
 
 @dataclass(frozen=True)
 class FedDR(_DouglasRachford[Client]):
@@ -142,6 +153,10 @@ class FedDR(_DouglasRachford[Client]):
         new = Client(self._governing(cast, client), result.params)
         return new, Message((2 * new.x - new.v) - (2 * client.x - client.v))
 
+    def primal_dual(self, client: Client) -> PrimalDual:
+        """x_i and (x_i - v_i) / eta."""
+        return PrimalDual(client.x, (client.x - client.v) / self.eta, 1 / self.eta)
+
 
 @dataclass(frozen=True)
 class FedDRII(_DouglasRachford[ClientII]):
@@ -173,3 +188,7 @@ class FedDRII(_DouglasRachford[ClientII]):
         """Send the increment of xhat_i = x_i + w_i."""
         new = ClientII(client.w + result.params - cast.theta, result.params)
         return new, Message((new.x + new.w) - (client.x + client.w))
+
+    def primal_dual(self, client: ClientII) -> PrimalDual:
+        """x_i and w_i / eta."""
+        return PrimalDual(client.x, client.w / self.eta, 1 / self.eta)

@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from fedadmm.errors import check_positive, check_range
-from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer
+from fedadmm.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    PrimalDual,
+    Received,
+    Regularizer,
+)
 from fedadmm.rng import Key, uniform
 
 
@@ -114,3 +121,7 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
     def local_params(self, client: Client) -> Tensor:
         """w_i."""
         return client.w
+
+    def primal_dual(self, client: Client) -> PrimalDual:
+        """w_i, y_i and 1 / eta."""
+        return PrimalDual(client.w, client.y, 1 / self.eta)

@@ -49,6 +49,9 @@ class EvaluateTable(Table):
         description="f, F and the gradient mapping over all clients; by problem when absent",
     )
     test: bool = Field(default=True, description="the problem's held-out rows")
+    certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = Field(
+        default="none", description="what a theorem bounds, beside its bound, in every round"
+    )
 
 
 class TargetTable(Table):

@@ -25,6 +25,7 @@ _BOOKKEEPING = frozenset(
         *("bytes_up", "bytes_down", "seconds", "evaluation_seconds"),
         *("refused", "missing", "staleness", "evaluated"),
         *("virtual_time", "steps_per_second", "idle", "in_flight", "dropped", "intervals"),
+        *("certificate_measured", "certificate_bound"),
         *("delays", "staleness_mean", "staleness_max", "staleness_quantiles", "longest_absence"),
     )
 )

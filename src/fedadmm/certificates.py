@@ -1,0 +1,298 @@
+"""A run that carries its theorem: what the theorem bounds, measured, beside the bound.
+
+A certificate needs a problem whose smoothness L and infimum F* are known, a method and a setting
+that a theorem covers, and local solves whose accuracy is known.  After K rounds the record holds
+
+    certificate_measured   the mean over the run so far of ||G_eta(xbar)||², or of V/n (Gong)
+    certificate_bound      the theorem's right-hand side for K rounds
+
+The theorems bound expectations; one run stays below because the bounds are far from tight.
+Measuring takes a gradient of every client in every round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.algorithms import FedADMM, FedDR, FedDRII
+from fedadmm.engines.job import Job, client_record
+from fedadmm.engines.virtual_time import VirtualTime
+from fedadmm.errors import PairingError, ParameterError
+from fedadmm.objective import evaluation_gradient
+from fedadmm.protocols import ClientStateStore, Sampler
+from fedadmm.regularizers import Zero
+from fedadmm.round import Record, RoundReport, RunState
+from fedadmm.sampling import CyclicSampling, TraceSampling
+from fedadmm.solvers import ExactSolver
+from fedadmm.stopping import GradientTolerance, ProxAccuracy
+from fedadmm.theory import (
+    async_certificate,
+    async_feddr_bound,
+    feddr_bound,
+    feddr_constants,
+    feddr_prox_start_excess,
+    gong_bound,
+    gong_constants,
+    gong_rho_min,
+)
+
+Theorem = Literal["auto", "feddr", "wang", "gong", "async-feddr"]
+THEOREMS = ("auto", "feddr", "wang", "gong", "async-feddr")
+
+
+class Start(NamedTuple):
+    """What the bounds need to know of the problem at the start."""
+
+    L: float
+    gap: float
+    """F(x0) - F*."""
+    gradients: float
+    """G0 = (1/n) sum ||grad f_i(x0)||²."""
+    clients: int
+
+
+class LocalErrors(NamedTuple):
+    """How inexact the local solves may be."""
+
+    total: Callable[[int], float]
+    """K -> (1/n) sum_i sum_{k=1}^{K+1} eps_{i,k}², eps the distance to the exact solution."""
+    gradient: float
+    """The largest ||grad L_i||²."""
+
+
+EXACT = LocalErrors(lambda rounds: 0.0, 0.0)
+
+
+class Note(NamedTuple):
+    """What a certificate remembers between rounds."""
+
+    total: float
+    """The sum of the measure over all states so far."""
+    missed: bool
+    """Whether a local solve missed its accuracy, so that there is no bound any more."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """An instrument that measures what a theorem bounds."""
+
+    name: ClassVar[str] = "certificate"
+
+    theorem: str
+    job: Job
+    measure: Callable[[Any, ClientStateStore], float]
+    bound: Callable[[int, Record], float]
+    """(rounds, record) -> the right-hand side."""
+    counts_last: bool
+    """Whether the mean runs over the state after the last round too, or only before each."""
+
+    def begin(self, state: RunState, store: ClientStateStore) -> Note:
+        """Measure the state before the first round."""
+        return Note(self.measure(state.server, store), False)
+
+    def look(self, report: RoundReport, store: ClientStateStore, note: Any) -> tuple[Note, Record]:
+        """Go on with the mean, and compare it with the bound."""
+        before = Note(*note)
+        rounds = report.state.round
+        now = self.measure(report.state.server, store)
+        stop = self.job.stop
+        cap = stop.sentence(False) if stop.needs_gradient else None
+        missed = before.missed or any(info.solve.status == cap for info in report.infos)
+        mean = before.total / rounds
+        if self.counts_last:
+            mean = (before.total + now) / (rounds + 1)
+        bound = math.nan if missed else self._bound(rounds, report.record)
+        entries = {"certificate_measured": mean, "certificate_bound": bound}
+        return Note(before.total + now, missed), entries
+
+    def _bound(self, rounds: int, record: Record) -> float:
+        """The bound, or NaN when the delays have left the theorem's range."""
+        try:
+            return self.bound(rounds, record)
+        except ParameterError:
+            return math.nan
+
+
+def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: object) -> Certificate:
+    """The certificate of a run; a PairingError says which condition it does not meet."""
+    start = _start(job)
+    chosen = _choose(theorem, job, engine, start.L)
+    if chosen == "async-feddr":
+        return _asynchronous(job, engine, start)
+    p_hat = _least_probability(job, sampler, engine)
+    return _gong(job, start, p_hat) if chosen == "gong" else _feddr(job, start, p_hat, chosen)
+
+
+def _refuse(reason: str) -> PairingError:
+    return PairingError(f"certificate: {reason}")
+
+
+def _start(job: Job) -> Start:
+    problem, facts = job.problem, job.problem.facts
+    if facts.smoothness is None or facts.infimum is None:
+        missing = "smoothness L" if facts.smoothness is None else "infimum F*"
+        raise _refuse(f"needs a problem whose {missing} is known, but {problem.name} has none")
+    if problem.weights is not None:
+        raise _refuse("the theorems are about equal weights, but the problem has its own")
+    value = float(problem.value(job.initial) + problem.regularizer.value(job.initial))
+    squares = [
+        float(evaluation_gradient(client, job.initial).square().sum()) for client in problem.clients
+    ]
+    gap = max(0.0, value - facts.infimum)
+    return Start(facts.smoothness, gap, sum(squares) / len(squares), problem.num_clients)
+
+
+def _choose(theorem: Theorem, job: Job, engine: object, L: float) -> str:
+    method = job.algorithm
+    asynchronous = getattr(engine, "is_asynchronous", False)
+    allowed: tuple[str, ...] = ()
+    if isinstance(method, FedADMM) and not asynchronous:
+        plain = method.step == "tracking" and method.join == "initial" and method.members == "all"
+        if not isinstance(method.rho, float | int) or not plain:
+            raise _refuse(
+                "FedADMM's theorems need a constant rho, step='tracking', join='initial' and "
+                "members='all'"
+            )
+        allowed = ("gong", "wang") if method.rho > gong_rho_min(L) else ("wang", "gong")
+    elif isinstance(method, FedDR | FedDRII):
+        allowed = ("async-feddr",) if asynchronous else ("feddr",)
+    if not allowed:
+        where = " without rounds" if asynchronous else ""
+        raise _refuse(f"there is no theorem about {type(method).__name__}{where}")
+    if theorem != "auto" and theorem not in allowed:
+        raise _refuse(f"theorem is {theorem!r}, but for this run must be {' or '.join(allowed)}")
+    return allowed[0] if theorem == "auto" else theorem
+
+
+def _least_probability(job: Job, sampler: Sampler, engine: object) -> float:
+    if isinstance(sampler, CyclicSampling | TraceSampling):
+        raise _refuse(
+            f"{type(sampler).__name__} is not random, but the theorems are about random clients"
+        )
+    if isinstance(engine, VirtualTime):
+        sure = engine.availability == 1.0 and engine.dropout == 0.0 and engine.deadline is None
+        if not sure:
+            raise _refuse("needs a clock without absences, losses and deadlines")
+    return float(min(sampler.probabilities(job.problem.num_clients)))
+
+
+def _errors(job: Job, weight: float, L: float, p_hat: float) -> LocalErrors:
+    """What the solver or the stopping rule guarantees of a local solve.
+
+    A client that sits a round out keeps its error: for an expected 1/p_i rounds.
+    """
+    stop = job.stop
+    if isinstance(job.solver, ExactSolver):
+        return EXACT
+    if isinstance(stop, ProxAccuracy):
+        rule, first = stop, stop.epsilon(0)
+
+        def total(rounds: int) -> float:
+            return sum(rule.epsilon(k) ** 2 for k in range(rounds + 1)) / p_hat
+
+        return LocalErrors(total, (first * (weight - stop.weak_convexity)) ** 2)
+    if isinstance(stop, GradientTolerance):
+        distance = stop.epsilon / (weight - L) ** 2 if weight > L else math.inf
+        return LocalErrors(lambda rounds: (rounds + 1) * distance, stop.epsilon)
+    raise _refuse(
+        f"needs local solves of known accuracy, but stop is {type(stop).__name__}; use "
+        "ExactSolver, ProxAccuracy or GradientTolerance"
+    )
+
+
+def _mapping(job: Job, step: float) -> Callable[[Any, ClientStateStore], float]:
+    """||G_step(xbar)||²."""
+
+    def measure(server: Any, store: ClientStateStore) -> float:
+        params = job.algorithm.global_params(server)
+        return float(job.problem.gradient_mapping(params, step).square().sum())
+
+    return measure
+
+
+def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
+    eta = job.algorithm.prox_step
+    alpha = getattr(job.algorithm, "alpha", 1.0)
+    gap, gradients = start.gap, start.gradients
+    feddr_constants(start.L, eta, alpha, p_hat)  # refuses what the theorem does not cover
+    if job.algorithm.starts_with_everyone:
+        gap, gradients = gap + feddr_prox_start_excess(start.L, eta, gradients), 0.0
+    errors = _errors(job, 1 / eta, start.L, p_hat)
+
+    def bound(rounds: int, record: Record) -> float:
+        return feddr_bound(
+            start.L,
+            eta,
+            alpha,
+            p_hat,
+            rounds,
+            gap,
+            error_sum=errors.total(rounds),
+            start_gradient=gradients,
+        )
+
+    return Certificate(theorem, job, _mapping(job, eta), bound, counts_last=True)
+
+
+def _asynchronous(job: Job, engine: object, start: Start) -> Certificate:
+    """The delays and absences that did occur stand for tau and T; the schedule has no dice left."""
+    assert isinstance(engine, VirtualTime)
+    if engine.buffer != 1 or engine.policy == "wait":
+        raise _refuse("the asynchronous theorem needs one reply a step: buffer=1, no policy='wait'")
+    if not isinstance(job.solver, ExactSolver):
+        raise _refuse("the asynchronous theorem needs exact local solves; use ExactSolver")
+    eta, alpha = job.algorithm.prox_step, getattr(job.algorithm, "alpha", 1.0)
+    gap, gradients, n = start.gap, start.gradients, start.clients
+    async_certificate(n, 0, 0, 1.0, start.L, alpha, eta)  # refuses what no delay could mend
+    if job.algorithm.starts_with_everyone:
+        gap, gradients = gap + feddr_prox_start_excess(start.L, eta, gradients), 0.0
+
+    def bound(rounds: int, record: Record) -> float:
+        tau, absence = record["staleness_quantiles"][-1], record["longest_absence"]
+        setting = (n, tau, absence, 1.0, start.L, alpha, eta)
+        return async_feddr_bound(*setting, rounds, gap, start_gradient=gradients)
+
+    return Certificate("async-feddr", job, _mapping(job, eta), bound, counts_last=True)
+
+
+def _gong(job: Job, start: Start, p_hat: float) -> Certificate:
+    rho = 1 / job.algorithm.prox_step
+    gong_constants(start.L, rho, p_hat)  # refuses what the theorem does not cover
+    if not isinstance(job.problem.regularizer, Zero):
+        raise _refuse("Gong's theorem is about g = 0, but the problem has a regularizer")
+    errors = _errors(job, rho, start.L, p_hat)
+
+    def bound(rounds: int, record: Record) -> float:
+        return gong_bound(
+            start.L,
+            rho,
+            p_hat,
+            rounds,
+            start.gap,
+            epsilon_max=errors.gradient,
+            start_gradient=start.gradients,
+        )
+
+    def measure(server: Any, store: ClientStateStore) -> float:
+        return _gong_measure(job, rho, job.algorithm.global_params(server), store)
+
+    return Certificate("gong", job, measure, bound, counts_last=False)
+
+
+def _gong_measure(job: Job, rho: float, theta: Tensor, store: ClientStateStore) -> float:
+    """V/n of Gong (7): the squared gradients of the Lagrangian and the consensus distances."""
+    total, dual = 0.0, torch.zeros_like(theta)
+    for index, client in enumerate(job.problem.clients):
+        own = job.algorithm.primal_dual(client_record(job, store, index).state)
+        assert own is not None
+        pull = own.y + rho * (own.w - theta)
+        slope = evaluation_gradient(client, own.w) + pull
+        total += float(slope.square().sum() + (own.w - theta).square().sum())
+        dual += pull
+    return (total + float(dual.square().sum())) / job.problem.num_clients

@@ -1,0 +1,301 @@
+"""Certificates: measured below the bound on four classes of problems, violated when it must be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm import problems
+from fedadmm.engines import VirtualTime
+from fedadmm.state import Checkpoints
+from support.federations import run, snapshots
+
+CLASSES = {
+    "quadratics": {"clients": 6, "dimension": 4, "smoothness": 1.0},
+    "saturating": {"clients": 6, "dimension": 4},
+    "cosine-quadratics": {"clients": 6, "dimension": 4, "wave": 0.5},
+    "robust-regression": {"clients": 6, "dimension": 4, "rows": 12},
+}
+SAMPLERS = {
+    "full": fa.FullParticipation(),
+    "uniform": fa.UniformSampling(2),
+    "bernoulli": fa.BernoulliSampling(0.5),
+    "blocks": fa.NonOverlappingSampling(3),
+}
+LEVELS = {"fine": 1e-6, "coarse": 1.0}
+
+
+def certified(method: Any, problem: fa.Problem, rounds: int = 15, **options: Any) -> fa.Result:
+    theorem = options.pop("theorem", "auto")
+    evaluation = fa.Evaluation(objective=False, test=False, certificate=theorem)
+    return fa.simulate(method, problem, rounds, evaluate=evaluation, **options)
+
+
+def accurate(M: float, L: float, weight: float) -> dict[str, Any]:
+    """Gradient steps until the distance to the exact solution is certified."""
+    rule = fa.ProxAccuracy(M, weak_convexity=L, max_epochs=2000)
+    return {"solver": fa.GradientDescent(lr=1 / (L + weight)), "stop": rule}
+
+
+def curves(result: fa.Result) -> tuple[list[float], list[float]]:
+    measured = [record["certificate_measured"] for record in result.history]
+    return measured, [record["certificate_bound"] for record in result.history]
+
+
+def assert_holds(result: fa.Result) -> None:
+    measured, bounds = curves(result)
+    assert all(math.isfinite(bound) and bound > 0 for bound in bounds)
+    assert all(value <= bound for value, bound in zip(measured, bounds, strict=True))
+
+
+METHODS = {
+    "feddr": lambda L: (fa.FedDR(0.3 / L, 1.0), 1 / 0.3, "feddr"),
+    "feddr relaxed": lambda L: (fa.FedDR(0.15 / L, 1.6, "prox"), 1 / 0.15, "feddr"),
+    "wang": lambda L: (fa.FedADMM(2.5 * L), 2.5, "wang"),
+    "gong": lambda L: (fa.FedADMM(4.0 * L), 4.0, "gong"),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", CLASSES)
+def test_measured_stays_below_the_bound(name, method, level):
+    problem = problems.load(name, **CLASSES[name])
+    L = problem.facts.smoothness
+    made, weight, theorem = METHODS[method](L)
+    for seed, sampler in enumerate(SAMPLERS.values()):
+        options = accurate(LEVELS[level], L, weight * L) | {"sampler": sampler, "seed": seed}
+        assert_holds(certified(made, problem, theorem=theorem, **options))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("method", METHODS)
+def test_exact_solves_stay_below_the_bound(method, seed):
+    problem = problems.load("quadratics", **CLASSES["quadratics"], data_seed=seed)
+    made, _, theorem = METHODS[method](1.0)
+    options = {"solver": fa.ExactSolver(), "sampler": fa.UniformSampling(2), "seed": seed}
+    assert_holds(certified(made, problem, 60, theorem=theorem, **options))
+
+
+@pytest.mark.parametrize("init", ["start", "prox"])
+@pytest.mark.parametrize("seed", range(3))
+def test_asynchronous_runs_stay_below_the_bound(seed, init):
+    problem = problems.load("quadratics", clients=12, dimension=4)
+    engine = VirtualTime(ratio=1.5, concurrency=3)
+    method = fa.AsyncFedDR(0.2, 0.4, init)
+    result = certified(method, problem, 120, solver=fa.ExactSolver(), engine=engine, seed=seed)
+    assert max(record["staleness_max"] for record in result.history) >= 2
+    assert_holds(result)
+
+
+def test_the_mean_and_the_bound_are_those_of_the_theorem():
+    """FedDR on quadratics by hand: every model's gradient, Corollary 3.1's constant at eta L = 1/3.
+
+    Identical clients start at their own prox, so that only F(x0) - F* and the excess count.
+    """
+    A, b = torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    start = torch.tensor([3.0, -4.0], dtype=torch.float64)
+    problem = fa.Problem(
+        [fa.Quadratic(A, b) for _ in range(4)], initial=start, facts=fa.Facts(1.0, 0.0)
+    )
+    eta = 1 / 3
+    result = certified(
+        fa.FedDR(eta, init="prox"),
+        problem,
+        10,
+        solver=fa.ExactSolver(),
+        sampler=fa.UniformSampling(1),
+        keep_trajectory=True,
+    )
+    first = 2 * start / (1 + eta) - start  # xhat = 2 prox(x0) - x0, the same for everybody
+    models = [first, *result.trajectory]
+    measured, bounds = curves(result)
+    for K in range(1, 11):
+        mean = float(sum(model.square().sum() for model in models[: K + 1])) / (K + 1)
+        assert measured[K - 1] == pytest.approx(mean, rel=1e-12)
+        gap = 25 / 2 + eta * 25 / (1 - eta) ** 2
+        assert bounds[K - 1] == pytest.approx(160 * 4 / (3 * (K + 1)) * gap, rel=1e-12)
+
+
+def test_gongs_measure_by_hand():
+    """V/n over the states before each round, from the states themselves."""
+    from support.federations import federation
+
+    given = federation(3)
+    L = max(float(np.linalg.eigvalsh(A)[-1]) for A in given.A)
+    value = given.problem.value(torch.from_numpy(given.optimum))
+    problem = fa.Problem(given.problem.clients, facts=fa.Facts(L, float(value)))
+    rho = 5 * L
+    shots = snapshots(fa.FedADMM(rho), given, 6, sampler=fa.UniformSampling(2), seed=1)
+
+    def measure(theta: Any, w: Any, y: Any) -> float:
+        slopes = [given.gradient(i, w[i]) + y[i] + rho * (w[i] - theta) for i in range(5)]
+        pull = sum(y[i] + rho * (w[i] - theta) for i in range(5))
+        apart = sum(float(np.sum((w[i] - theta) ** 2)) for i in range(5))
+        return (sum(float(s @ s) for s in slopes) + apart + float(pull @ pull)) / 5
+
+    start = given.start
+    values = [measure(start, [start] * 5, [np.zeros(4)] * 5)]
+    for shot in shots:
+        w, y = ([getattr(c, name).numpy() for c in shot.clients] for name in ("w", "y"))
+        values.append(measure(shot.theta.numpy(), w, y))
+    result = certified(
+        fa.FedADMM(rho),
+        problem,
+        6,
+        theorem="gong",
+        solver=fa.ExactSolver(),
+        sampler=fa.UniformSampling(2),
+        seed=1,
+        initial=given.initial,
+    )
+    means = [sum(values[:T]) / T for T in range(1, 7)]
+    assert curves(result)[0] == pytest.approx(means, rel=1e-10)
+
+
+def indefinite() -> fa.Problem:
+    """Four scalar quadratics, two of them concave, pulling apart; F = x²/20, F* = 0, L = 1."""
+    clients = [
+        fa.Quadratic(
+            torch.full((1, 1), a, dtype=torch.float64), torch.full((1,), b, dtype=torch.float64)
+        )
+        for a, b in ((1.0, 0.0), (1.0, 0.0), (-0.9, 1.0), (-0.7, -1.0))
+    ]
+    start = torch.ones(1, dtype=torch.float64)
+    return fa.Problem(clients, initial=start, facts=fa.Facts(1.0, 0.0))
+
+
+def bound_for(rounds: int) -> float:
+    """Theorem 3.1 with a step inside its range: at x = 1 the gradients are 1, 1, -1.9, 0.3."""
+    from fedadmm.theory import feddr_bound
+
+    start = (1 + 1 + 1.9**2 + 0.3**2) / 4
+    return feddr_bound(1.0, 0.3, 1.0, 1.0, rounds, 0.05, start_gradient=start)
+
+
+def mean_square(trajectory: list[torch.Tensor]) -> float:
+    """The mean of ||grad F||², F' = x/10, over the start and all models."""
+    models = [1.0, *(float(model) for model in trajectory)]
+    return sum((0.1 * x) ** 2 for x in models) / len(models)
+
+
+def test_a_step_beyond_the_condition_violates_the_bound():
+    """alpha = 1 allows eta < 1/(2L); at 0.7 the two concave clients drive each other away."""
+    options = {"solver": fa.ExactSolver(), "keep_trajectory": True, "evaluate": False}
+    wild = fa.simulate(fa.FedDR(0.7), indefinite(), 60, **options)
+    tame = fa.simulate(fa.FedDR(0.3), indefinite(), 60, **options)
+    assert mean_square(tame.trajectory) <= bound_for(60)
+    assert not mean_square(wild.trajectory) <= bound_for(60)
+
+
+def test_a_numeric_step_under_partial_participation_violates_the_bound():
+    """step = 1 with one of six clients: the server no longer holds the mean."""
+    problem = problems.load("quadratics", clients=6, dimension=4, conditioning=1.0)
+    from fedadmm.theory import feddr_bound
+
+    start = problem.start(0)
+    options = {
+        "solver": fa.ExactSolver(),
+        "sampler": fa.UniformSampling(1),
+        "keep_trajectory": True,
+        "evaluate": False,
+    }
+    rho, rounds = 2.5, 150
+    gradients = [float(client.gradient(start).square().sum()) for client in problem.clients]
+    bound = feddr_bound(
+        1.0,
+        1 / rho,
+        1.0,
+        1 / 6,
+        rounds,
+        float(problem.value(start)),
+        start_gradient=sum(gradients) / 6,
+    )
+    means = {}
+    for step in ("tracking", 1.0):
+        models = fa.simulate(fa.FedADMM(rho, step), problem, rounds, **options).trajectory
+        squares = [float(problem.gradient(model).square().sum()) for model in models]
+        means[step] = sum(squares) / rounds
+    assert means["tracking"] <= bound
+    assert not means[1.0] <= bound
+
+
+def test_no_bound_once_a_client_missed_its_accuracy():
+    problem = problems.load("saturating", **CLASSES["saturating"])
+    rule = fa.ProxAccuracy(1e-12, weak_convexity=problem.facts.smoothness, max_epochs=1)
+    result = certified(fa.FedDR(0.1), problem, 3, solver=fa.GradientDescent(0.01), stop=rule)
+    assert all(math.isnan(bound) for bound in curves(result)[1])
+    assert all(math.isfinite(value) for value in curves(result)[0])
+
+
+def test_a_resumed_run_goes_on_with_its_mean(tmp_path):
+    problem = problems.load("quadratics", **CLASSES["quadratics"])
+    options = {"solver": fa.ExactSolver(), "sampler": fa.UniformSampling(2)}
+    whole = certified(fa.FedDR(0.3), problem, 12, **options)
+    saved = Checkpoints(tmp_path, every=5)
+    certified(fa.FedDR(0.3), problem, 5, checkpoints=saved, **options)
+    rest = certified(fa.FedDR(0.3), problem, 12, checkpoints=saved, resume=True, **options)
+    assert curves(rest)[0] == curves(whole)[0][5:]
+    assert curves(rest)[1] == curves(whole)[1][5:]
+
+
+def test_a_run_that_was_not_certified_from_the_start_cannot_be_later(tmp_path):
+    problem = problems.load("quadratics", **CLASSES["quadratics"])
+    saved = Checkpoints(tmp_path, every=5)
+    run_options = {"solver": fa.ExactSolver(), "checkpoints": saved}
+    fa.simulate(fa.FedDR(0.3), problem, 5, evaluate=False, **run_options)
+    with pytest.raises(
+        fa.StateError, match=r"^the checkpoint of round 5 knows nothing of the certificate, but"
+    ):
+        certified(fa.FedDR(0.3), problem, 9, resume=True, **run_options)
+
+
+QUADRATICS = {"name": "quadratics", **CLASSES["quadratics"]}
+REFUSED = [
+    (fa.FedAvg(), {}, r"^certificate: there is no theorem about FedAvg$"),
+    (fa.FedADMM(5.0, step=1.0), {}, r"^certificate: FedADMM's theorems need a constant rho, step="),
+    (fa.FedDR(0.6), {}, r"^feddr_constants: eta is 0.6, but Theorem 3.1 with alpha = 1"),
+    (fa.FedADMM(3.0), {"theorem": "gong"}, r"^gong_constants: rho is 3.0.* needs rho > \(1\+sqrt"),
+    (fa.FedDR(0.3), {"theorem": "gong"}, r"^certificate: theorem is 'gong', but for this run must"),
+    (fa.FedDR(0.3), {"sampler": fa.CyclicSampling(2)}, r"^certificate: CyclicSampling is not rand"),
+    (
+        fa.FedDR(0.3),
+        {"solver": fa.SGD(0.1), "stop": fa.Epochs(2)},
+        r"^certificate: needs local solves of known accuracy, but stop is Epochs; use ExactSolver, "
+        r"ProxAccuracy or GradientTolerance$",
+    ),
+    (
+        fa.AsyncFedDR(0.3),
+        {},
+        r"^async_certificate: alpha is 1.0, but n = 6, tau = 0, slack = 0 nee",
+    ),
+    (
+        fa.AsyncFedDR(0.2, 0.4),
+        {"engine": VirtualTime(buffer=2)},
+        r"^certificate: the asynchronous theorem needs one reply a step: buffer=1, no policy='wait",
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "message"), REFUSED)
+def test_refused(method, options, message):
+    problem = problems.load(**QUADRATICS)
+    settings = {"solver": fa.ExactSolver()} | options
+    with pytest.raises(fa.FedADMMError, match=message):
+        certified(method, problem, 3, **settings)
+
+
+def test_a_problem_that_nothing_is_known_of_is_refused():
+    from support.federations import federation
+
+    given = federation(1)
+    with pytest.raises(
+        fa.PairingError,
+        match=r"^certificate: needs a problem whose smoothness L is known, but problem has none$",
+    ):
+        run(fa.FedDR(0.1), given, 1, evaluate=fa.Evaluation(certificate="auto"))
