@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import ssl
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -123,12 +126,21 @@ def test_a_hospital_alone_has_the_rows_it_has_among_others(tmp_path):
             assert torch.equal(mine.inputs, theirs)
 
 
+def command_lines():
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield path.read_bytes().decode("utf-8", "replace")
+
+
 def test_status_and_stop_of_what_a_crash_left_running(tmp_path):
     folder = tmp_path / "deployment"
     folder.mkdir()
-    sleeper = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '300'])"]
+    below = "import subprocess; subprocess.run(['sleep', '301'], start_new_session=True)"
+    sleeper = [sys.executable, "-c", below]
     group = processes.Group("superlink", sleeper, tmp_path / "log", processes.environment(folder))
     processes.record(folder, [group])
+    while not any("sleep" in line and "301" in line for line in command_lines()):
+        time.sleep(0.05)
     runner = CliRunner()
     status = json.loads(runner.invoke(app, ["deploy", "status", str(tmp_path), "--json"]).stdout)
     assert status["processes"] == [{"name": "superlink", "running": True}]
@@ -136,6 +148,7 @@ def test_status_and_stop_of_what_a_crash_left_running(tmp_path):
     stopped = json.loads(runner.invoke(app, ["deploy", "stop", str(tmp_path), "--json"]).stdout)
     assert stopped == {"ended": ["superlink"]}
     assert group.code() is not None
+    assert not any("sleep" in line and "301" in line for line in command_lines())
     status = json.loads(runner.invoke(app, ["deploy", "status", str(tmp_path), "--json"]).stdout)
     assert status["processes"] == [{"name": "superlink", "running": False}]
 

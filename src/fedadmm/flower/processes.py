@@ -1,7 +1,8 @@
 """Flower's processes on this machine: started in groups of their own, taken down as groups.
 
-A SuperLink's children outlive a plain kill, so every process leads a group, the group is what is
-ended, and processes.json says which groups there are, for whoever has to clean up after a crash.
+A SuperLink's children outlive a plain kill, and some lead a group of their own.  So every process
+that is started leads a group, what is ended is that group and all groups below it, and
+processes.json says which there are, for whoever has to clean up after a crash.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Group:
                 start_new_session=True,
             )
         self._started = _start_time(self._process.pid) or ""
+        self._family: set[int] = set()
 
     def recorded(self) -> Recorded:
         """What processes.json says about it."""
@@ -93,17 +95,20 @@ class Group:
         return self._process.poll()
 
     def kill(self) -> None:
-        """End the whole group at once, as a power cut would."""
-        _signal(self._process.pid, signal.SIGKILL)
+        """End everything at once, as a power cut would."""
+        for group in _family(self._process.pid):
+            _signal(group, signal.SIGKILL)
         self._process.wait(GRACE)
 
     def ask_to_end(self) -> None:
-        """Ask the group to end, without waiting for it."""
-        _signal(self._process.pid, signal.SIGTERM)
+        """Ask everything to end, without waiting for it."""
+        self._family |= _family(self._process.pid)
+        for group in self._family:
+            _signal(group, signal.SIGTERM)
 
     def stop(self) -> None:
-        """Ask the group to end, then end what is left of it."""
-        end_group(self._process.pid)
+        """Ask everything to end, then end what is left of it."""
+        end_group(self._process.pid, self._family)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
 
@@ -126,12 +131,30 @@ def _alive(group: int) -> bool:
     """Whether any member of the group is more than an unburied child."""
     if not Path("/proc").is_dir():
         return _signal(group, 0)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            fields = _stat(int(entry.name))
-            if fields is not None and int(fields[2]) == group and fields[0] != "Z":
-                return True
+    for entry in _processes():
+        fields = _stat(int(entry.name))
+        if fields is not None and int(fields[2]) == group and fields[0] != "Z":
+            return True
     return False
+
+
+def _family(group: int) -> set[int]:
+    """The group and every group that its members, or their descendants, belong to."""
+    if not Path("/proc").is_dir():
+        return {group}
+    found = {int(entry.name): _stat(int(entry.name)) for entry in _processes()}
+    members = {pid for pid, fields in found.items() if fields and int(fields[2]) == group}
+    while True:
+        children = {p for p, fields in found.items() if fields and int(fields[1]) in members}
+        if children <= members:
+            break
+        members |= children
+    groups = {int(fields[2]) for pid in members if (fields := found[pid])}
+    return groups | {group}
+
+
+def _processes() -> list[Path]:
+    return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _stat(process: int) -> list[str] | None:
@@ -146,17 +169,20 @@ def _start_time(process: int) -> str | None:
     return None if fields is None else fields[19]
 
 
-def end_group(group: int, grace: float = GRACE) -> None:
-    """SIGTERM to a process group, SIGKILL to what is left after the grace."""
-    _signal(group, signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    while _alive(group) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if _alive(group):
-        _signal(group, signal.SIGKILL)
+def end_group(group: int, known: set[int] | None = None, grace: float = GRACE) -> None:
+    """SIGTERM to a group and all below it, SIGKILL to what is left after the grace.
+
+    `known` are groups that were below it earlier: orphans have no parent that would tell.
+    """
+    family = _family(group) | (known or set())
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for one in family:
+            _signal(one, number)
         deadline = time.monotonic() + grace
-        while _alive(group) and time.monotonic() < deadline:
+        while any(map(_alive, family)) and time.monotonic() < deadline:
             time.sleep(0.05)
+        if not any(map(_alive, family)):
+            return
 
 
 def record(folder: Path, groups: Sequence[Group]) -> None:
