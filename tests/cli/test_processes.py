@@ -85,7 +85,7 @@ def test_ctrl_c_in_a_comparison_leaves_no_process(tmp_path: Path) -> None:
     assert process.returncode == 130, stderr
     assert stderr == f"interrupted; go on with: fedadmm compare --out {out} --resume\n"
     assert len(workers) >= 2
-    assert [pid for pid in workers if _alive(pid)] == []
+    _wait_for_the_end(workers)
 
 
 def test_workers_of_a_killed_comparison_end_by_themselves(tmp_path: Path) -> None:
@@ -102,10 +102,7 @@ def test_workers_of_a_killed_comparison_end_by_themselves(tmp_path: Path) -> Non
     finally:
         process.kill()
         process.wait(LIMIT)
-    deadline = time.monotonic() + LIMIT
-    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [pid for pid in workers if _alive(pid)] == []
+    _wait_for_the_end(workers)
 
 
 def test_a_full_disk_is_reported_before_round_0(tmp_path: Path) -> None:
@@ -135,6 +132,13 @@ def _wait_for_rounds(
             return
         time.sleep(0.02)
     pytest.fail(f"no rounds in {metrics} after {LIMIT} s")
+
+
+def _wait_for_the_end(processes: list[int]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while any(_alive(pid) for pid in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in processes if _alive(pid)] == []
 
 
 def _descendants(pid: int) -> list[int]:
