@@ -18,7 +18,7 @@ from fedadmm.bench.contenders import Outcome
 from fedadmm.bench.workloads import GROWTH, PEERS, WORKLOADS, Workload, find, write_rows
 from fedadmm.errors import EngineError, check_choice, check_count
 
-__all__ = ["PEERS", "WORKLOADS", "run", "table"]
+__all__ = ["PEERS", "REPEATS", "WORKLOADS", "run", "table"]
 
 Progress = Callable[[str], None]
 REPEATS = 3

@@ -66,6 +66,8 @@ def run(contender: str, workload: Workload, folder: Path) -> Outcome:
     specification = folder / f"{contender}.json"
     specification.write_text(json.dumps(workload.specification(folder, cores)))
     environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    if contender in MODULES:
+        environment["PYTHONPATH"] = str(SCRIPTS)  # for their worker processes
     if contender == "pfl":
         environment["OMP_NUM_THREADS"] = "1"
     finished = subprocess.run(

@@ -11,6 +11,7 @@ import itertools
 import json
 import resource
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,17 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             nn.functional.cross_entropy(module(inputs[batch]), targets[batch]).backward()
             optimizer.step()
+
+
+@lru_cache(maxsize=1)
+def prepared(text: str) -> tuple[Tensor, Tensor, nn.Module]:
+    """Rows and model of a specification as text, on one thread: once a worker process."""
+    spec = SimpleNamespace(**json.loads(text))
+    torch.set_num_threads(1)
+    module = model(spec)
+    if spec.model == "cnn1":
+        module = module.to(memory_format=torch.channels_last)
+    return *rows(spec), module
 
 
 def report(seconds: list[float], **more: Any) -> None:

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
-from functools import lru_cache
 from typing import Any
 
 import torch
-from common import model, report, rows, specification, train
+from common import model, prepared, report, specification, train
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -18,26 +18,16 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 spec = specification()
+text = json.dumps(vars(spec))
 client_app = ClientApp()
 server_app = ServerApp()
 times = [time.perf_counter()]
 
 
-@lru_cache(maxsize=1)
-def prepared() -> tuple[Any, Any, Any]:
-    """Rows and model, once an actor."""
-    torch.set_num_threads(1)
-    inputs, targets = rows(spec)
-    module = model(spec)
-    if spec.model == "cnn1":
-        module = module.to(memory_format=torch.channels_last)
-    return inputs, targets, module
-
-
 @client_app.train()
 def train_client(message: Message, context: Context) -> Message:
     """One client's round."""
-    inputs, targets, module = prepared()
+    inputs, targets, module = prepared(text)
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     client = int(context.node_config["partition-id"])
     optimizer = torch.optim.SGD(module.parameters(), lr=spec.lr)

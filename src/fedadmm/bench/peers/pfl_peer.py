@@ -14,7 +14,7 @@ from common import model, report, rows, specification
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
-from pfl.callback import TrainingProcessCallback
+from pfl.callback.base import TrainingProcessCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler
@@ -48,9 +48,7 @@ class Clock(TrainingProcessCallback):
     def __init__(self) -> None:
         self.times = [time.perf_counter()]
 
-    def after_central_iteration(
-        self, aggregate_metrics: Any, model: Any, *, central_context: Any
-    ) -> tuple[bool, Metrics]:
+    def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
         """One more round has ended."""
         self.times.append(time.perf_counter())
         return False, Metrics()

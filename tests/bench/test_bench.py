@@ -1,0 +1,117 @@
+"""The benchmark's book-keeping on made-up times, and one real run of what needs no installation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedadmm as fa
+from fedadmm import bench
+from fedadmm.bench import contenders, workloads
+from fedadmm.bench.contenders import Outcome
+
+SECONDS = {"fedadmm": 2.0, "pfl": 3.0, "flower": 5.0, "plain": 4.0, "floor": 1.8}
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Contenders that need no time; each repeat is a tenth slower than the one before."""
+    taken: list[str] = []
+
+    def run(contender: str, workload: Any, folder: Path) -> Outcome:
+        seconds = SECONDS[contender] * (1 + 0.1 * taken.count(contender))
+        taken.append(contender)
+        report = {
+            "peak_rss_mb": 100.0 + len(taken),
+            "startup_seconds": 1.5,
+            "engine": "workers",
+            "clients_touched": 60,
+        }
+        return Outcome([seconds, seconds, 50 * seconds], report)
+
+    monkeypatch.setattr(contenders, "run", run)
+    monkeypatch.setattr(contenders, "absence", lambda peer: None)
+    monkeypatch.setattr(bench, "write_rows", lambda workload, folder: "random rows")
+    return taken
+
+
+def test_the_document(turns: list[str]) -> None:
+    document = bench.run("cnn")
+    assert document["workload"] == "cnn"
+    assert set(document["seconds_per_round"]) == set(SECONDS)
+    assert document["seconds_per_round"]["fedadmm"] == pytest.approx(2.2)
+    assert document["ratios"] == pytest.approx(
+        {"pfl": 1.5, "flower": 2.5, "plain": 2.0, "floor": 0.9}
+    )
+    assert document["spread"]["pfl"] == pytest.approx([3.0, 3.6])
+    assert document["peak_rss_mb"] == 111.0
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_contenders_take_turns(turns: list[str]) -> None:
+    bench.run("mlp", peers=["pfl", "floor"], repeats=2)
+    assert turns == ["fedadmm", "pfl", "floor"] * 2
+
+
+def test_absent_and_failing_peers_are_skipped_with_a_reason(
+    turns: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        contenders, "absence", lambda peer: "not installed" if peer == "pfl" else None
+    )
+    working = contenders.run
+
+    def run(contender: str, workload: Any, folder: Path) -> Outcome:
+        if contender == "flower":
+            raise fa.EngineError("bench: flower ended with exit code 1:\nno memory")
+        return working(contender, workload, folder)
+
+    monkeypatch.setattr(contenders, "run", run)
+    document = bench.run("cnn")
+    assert set(document["ratios"]) == {"plain", "floor"}
+    assert document["skipped"]["pfl"] == "not installed"
+    assert "no memory" in document["skipped"]["flower"]
+    lines = bench.table([document]).splitlines()
+    assert "| cnn | plain | 4.400 (4.000–4.800) | 2.00 |" in lines
+    assert "| cnn | pfl | skipped: not installed | |" in lines
+
+
+def test_growth_compares_numbers_of_clients(turns: list[str]) -> None:
+    document = bench.run("growth", repeats=1)
+    assert document["ratios"]["growth"] == pytest.approx(1.1)
+    assert set(document["by_clients"]) == {"1000", "1000000"}
+
+
+def test_bad_choices_are_refused() -> None:
+    with pytest.raises(fa.ParameterError, match="workload is 'lstm'"):
+        bench.run("lstm")
+    with pytest.raises(fa.ParameterError, match="peers is 'tff'"):
+        bench.run("mlp", peers=["tff"])
+
+
+def test_a_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(contenders.ENVIRONMENT, str(tmp_path))
+    reason = contenders.absence("pfl")
+    assert reason is not None
+    assert "does not exist" in reason
+    assert contenders.absence("floor") is None
+
+
+@pytest.mark.slow
+def test_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small, but with all processes: fedadmm, the plain loop and the floor."""
+    small = replace(
+        workloads.WORKLOADS["mlp"], clients=20, cohort=4, epochs=1, rounds=2, method="fedadmm"
+    )
+    monkeypatch.setitem(workloads.WORKLOADS, "mlp", small)
+    monkeypatch.setattr(contenders, "usable_cores", lambda: 1)
+    document = bench.run("mlp", peers=["plain", "floor"], repeats=1)
+    assert set(document["seconds_per_round"]) == {"fedadmm", "plain", "floor"}
+    assert all(value > 0 for value in document["seconds_per_round"].values())
+    assert document["skipped"] == {}
+    assert document["peak_rss_mb"] > 50
+    assert 4 <= document["clients_touched"] <= 12
