@@ -25,7 +25,7 @@ demo: $(VENV)/.demo
 	$(BIN)/fedadmm compare quickstart
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
