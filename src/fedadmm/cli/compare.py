@@ -105,13 +105,13 @@ def _print(result: Mapping[str, Any]) -> None:
     from fedadmm.cli.display import size
 
     target, search = result["target"], result["learning_rate_search"]
-    goal = f", target {target['metric']} {target['value']:g}" if target else ""
+    goal = f"; target: {target['metric']} {target['value']:g}" if target else ""
     title = f"{result['problem']}, {result['rounds']} rounds, seeds {result['seeds']}{goal}"
     table = Table(title=title, title_justify="left")
     table.add_column("method")
     table.add_column("chosen")
     metric = result["table"][0]["metric"]
-    for heading in ("rounds to target", "sent until then", f"final {metric}"):
+    for heading in ("rounds to target", "sent", metric):
         table.add_column(heading, justify="right")
     for row in result["table"]:
         table.add_row(
@@ -119,11 +119,15 @@ def _print(result: Mapping[str, Any]) -> None:
             _choice(row["chosen"]),
             _with_spread(row["rounds_to_target"], "{:.1f}"),
             size(row["bytes_to_target"]["mean"]),
-            _with_spread(row["final"], "{:.4f}"),
+            _with_spread(row["final"], "{:.3f}"),
         )
     console = Console()
     console.print(table)
-    console.print("mean ± standard deviation over the seeds (how many reached it)")
+    console.print(
+        f"mean ± standard deviation over the seeds; sent: up and down until the target; "
+        f"{metric}: after the last round",
+        highlight=False,
+    )
     if search is not None:
         console.print(
             f"every method chose from {search['values']} on seed {search['seed']}, "

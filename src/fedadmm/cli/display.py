@@ -71,9 +71,9 @@ def _news(record: Mapping[str, Any], sent: int) -> str:
         value = record.get(key)
         if isinstance(value, float) and not (key == "test_loss" and "loss" in record):
             shown.append(f"{name} {value:.4f}")
-    shown.append(f"residuals {record['primal_residual']:.2g}/{record['dual_residual']:.2g}")
+    shown.append(f"res {record['primal_residual']:.1g}/{record['dual_residual']:.1g}")
     shown.append(size(sent))
-    return "  ".join(shown)
+    return " ".join(shown)
 
 
 @contextmanager
@@ -88,10 +88,10 @@ def live(runs: int = 1) -> Iterator[Watch]:
         return
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=12),
         TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"),
+        TimeRemainingColumn(compact=True),
         TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield Live(progress, runs)
