@@ -109,6 +109,7 @@ class Stage:
                 self.link_died = False
                 with suppress(EngineError):
                     self._stop_runs()
+                assert starts < 8, f"the server does not stay up:\n{run.tail(30)}"
                 run, starts = self.run(**config), starts + 1
             time.sleep(0.2)
         self.ground.wait(run, 60.0)

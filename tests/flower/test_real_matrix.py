@@ -1,4 +1,4 @@
-"""The exhaustive matrix with real processes: `make faults`, about twenty minutes on a quiet machine.
+"""The exhaustive matrix with real processes: `make faults`, twenty minutes on a quiet machine.
 
 One fault a case (or two), FedADMM, three clients, four rounds.  After each: nothing folded twice
 or lost, the server's mean is that of the clients' disks, and the model is that of a fault-free

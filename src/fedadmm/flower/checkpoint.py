@@ -80,7 +80,7 @@ class ServerVault:
         state = unpack(template, Packed(contents.tensors, values["plain"]))
         entries = {int(client): Entry(*entry) for client, entry in values["entries"].items()}
         return Saved(
-            state,
+            state._replace(notes=values["notes"]),
             ServerLedger(values["run"], entries),
             {int(node): client for node, client in values["roster"].items()},
             values["opened"],
@@ -98,9 +98,10 @@ class ServerVault:
         """Write a checkpoint; `brought` are the weighted uploads that it folded, by client."""
         if self._keep:
             self._add(saved.ledger, brought)
-        packed = pack(saved.state)
+        packed = pack(saved.state._replace(notes=None))
         values = {
             "plain": packed.plain,
+            "notes": saved.state.notes,
             "fingerprint": self._fingerprint,
             "run": saved.ledger.run,
             "entries": {str(client): list(entry) for client, entry in saved.ledger.entries.items()},

@@ -52,7 +52,7 @@ class Patience:
     start: float = 300.0
     round: float = 600.0
     resend: float = 150.0
-    poll: float = 0.2
+    poll: float = 0.5
     empty: int = 3
 
     def __post_init__(self) -> None:
