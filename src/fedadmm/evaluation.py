@@ -29,6 +29,10 @@ class Evaluation:
         extra: one more function of the global vector that returns metrics.
         certificate: measure in every round what a theorem bounds, beside the bound; "auto" takes
             the theorem that covers the run (`fedadmm.certificates`).
+        diagnose: rounds between two looks at the clients' states (`fedadmm.diagnostics`); 0 for
+            none.
+        diagnosed_clients: how many clients a look takes in; 0 for everybody, which adds the
+            quantities that are sums over all.
     """
 
     every: int = 1
@@ -37,10 +41,14 @@ class Evaluation:
     test: bool = True
     extra: Evaluator | None = None
     certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = "none"
+    diagnose: int = 0
+    diagnosed_clients: int = 5
 
     def __post_init__(self) -> None:
         check_count(self, "every", self.every)
         check_choice(self, "target", self.target, ("global", "local"))
+        check_count(self, "diagnose", self.diagnose, low=0)
+        check_count(self, "diagnosed_clients", self.diagnosed_clients, low=0)
         theorems = ("none", "auto", "feddr", "wang", "gong", "async-feddr")
         check_choice(self, "certificate", self.certificate, theorems)
 

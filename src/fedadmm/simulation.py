@@ -161,12 +161,17 @@ def _instruments(
     job: Job, sampler: Sampler, choice: EngineChoice, evaluation: Evaluation
 ) -> list[Instrument]:
     """What is asked for besides the metrics of the global model."""
-    if evaluation.certificate == "none":
-        return []
-    from fedadmm.certificates import certify
+    tools: list[Instrument] = []
+    if evaluation.certificate != "none":
+        from fedadmm.certificates import certify
 
-    with torch.no_grad():
-        return [certify(evaluation.certificate, job, sampler, choice)]
+        with torch.no_grad():
+            tools.append(certify(evaluation.certificate, job, sampler, choice))
+    if evaluation.diagnose:
+        from fedadmm.diagnostics import Diagnostics
+
+        tools.append(Diagnostics(job, evaluation.diagnose, evaluation.diagnosed_clients))
+    return tools
 
 
 def _default_store(

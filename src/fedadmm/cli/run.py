@@ -96,6 +96,8 @@ def _run(resolved: Any, folder: Path, resume: bool, report: bool, as_json: bool)
     sent = size(summary["bytes_up"] + summary["bytes_down"])
     typer.echo(f"{summary['label']}: {summary['status']}")
     typer.echo(f"{measured or 'nothing measured'}; {sent} sent in {summary['rounds']} rounds")
+    for warning in summary.get("warnings", ()):
+        typer.echo(f"warning: {warning}")
     typer.echo(f"run     {folder}")
     if page is not None:
         typer.echo(f"report  {page}")

@@ -52,6 +52,12 @@ class EvaluateTable(Table):
     certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = Field(
         default="none", description="what a theorem bounds, beside its bound, in every round"
     )
+    diagnose: Natural = Field(
+        default=0, description="rounds between two looks at the clients' states; 0 for none"
+    )
+    diagnosed_clients: Natural = Field(
+        default=5, description="how many clients a look takes in; 0 for everybody"
+    )
 
 
 class TargetTable(Table):

@@ -26,6 +26,8 @@ _BOOKKEEPING = frozenset(
         *("refused", "missing", "staleness", "evaluated"),
         *("virtual_time", "steps_per_second", "idle", "in_flight", "dropped", "intervals"),
         *("certificate_measured", "certificate_bound"),
+        *("kkt_residual", "stationarity", "consensus", "dual_sum", "dual_norm", "dual_norm_max"),
+        *("lagrangian", "mean_drift", "warnings", "diagnostics_seconds"),
         *("delays", "staleness_mean", "staleness_max", "staleness_quantiles", "longest_absence"),
     )
 )
@@ -81,6 +83,7 @@ def summarise(
         "bytes_down": sum(record["bytes_down"] for record in records),
         "seconds": sum(record["seconds"] for record in records),
         **_clock(records, reached),
+        "warnings": [text for record in records for text in record.get("warnings", ())],
         "params_sha256": params_sha256,
         "fedadmm_version": fedadmm.__version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

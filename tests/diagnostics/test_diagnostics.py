@@ -1,0 +1,161 @@
+"""Diagnostics: numbers against hand calculations, silence when all is well, causes when not."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm import problems
+from fedadmm.state import Checkpoints
+from support.federations import WEIGHTS, Federation, federation, run, snapshots, stacked
+
+EVERYBODY = fa.Evaluation(objective=False, test=False, diagnose=1, diagnosed_clients=0)
+METHODS = {
+    "FedADMM": fa.FedADMM(9.0),
+    "FedADMM-In": fa.FedADMMIn(9.0),
+    "FedDR": fa.FedDR(1 / 9.0),
+    "FedDR-II": fa.FedDRII(1 / 9.0),
+}
+
+
+def states(name: str, clients: list[Any]) -> tuple[Any, Any]:
+    """w and y of all clients, from the variables of each method (rho = 9)."""
+    if name.startswith("FedADMM"):
+        return stacked([c.w for c in clients]), stacked([c.y for c in clients])
+    x = stacked([c.x for c in clients])
+    if name == "FedDR":
+        return x, 9.0 * (x - stacked([c.v for c in clients]))
+    return x, 9.0 * stacked([c.w for c in clients])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_quantity_by_hand(name):
+    rho, lam = 9.0, 0.3
+    given = federation(61, weights=WEIGHTS, regularizer=fa.L1(lam))
+    options = {"sampler": fa.UniformSampling(2), "seed": 3}
+    shots = snapshots(METHODS[name], given, 8, **options)
+    looked = run(METHODS[name], given, 8, evaluate=EVERYBODY, **options)
+    for shot, record in zip(shots, looked.history, strict=True):
+        theta = shot.theta.numpy()
+        w, y = states(name, shot.clients)
+        slopes = [given.gradient(i, w[i]) + y[i] for i in range(5)]
+        stationarity = given.a @ [s @ s for s in slopes]
+        consensus = given.a @ np.sum((w - theta) ** 2, 1)
+        inner = theta + given.a @ y
+        prox = np.sign(inner) * np.maximum(np.abs(inner) - lam, 0)
+        dual_sum = np.sum((theta - prox) ** 2)
+        values = [w[i] @ given.A[i] @ w[i] / 2 - given.b[i] @ w[i] for i in range(5)]
+        terms = [y[i] @ (w[i] - theta) + rho / 2 * np.sum((w[i] - theta) ** 2) for i in range(5)]
+        lagrangian = given.a @ (np.array(values) + terms) + lam * np.abs(theta).sum()
+        assert record["stationarity"] == pytest.approx(math.sqrt(stationarity))
+        assert record["consensus"] == pytest.approx(math.sqrt(consensus))
+        assert record["dual_sum"] == pytest.approx(math.sqrt(dual_sum))
+        assert record["kkt_residual"] == pytest.approx(
+            math.sqrt(stationarity + consensus + dual_sum)
+        )
+        assert record["lagrangian"] == pytest.approx(lagrangian)
+        norms = np.linalg.norm(y, axis=1)
+        assert record["dual_norm"] == pytest.approx(norms.mean())
+        assert record["dual_norm_max"] == pytest.approx(norms.max())
+        assert record.get("mean_drift", 0.0) < 1e-12
+
+
+def test_a_lost_mean_shows_as_drift():
+    given = federation(62)
+    options = {"sampler": fa.UniformSampling(2), "seed": 1}
+    result = run(fa.FedADMM(9.0, step=0.9), given, 5, evaluate=EVERYBODY, **options)
+    (warning,) = result.history[0]["warnings"]
+    assert "away from the mean of its clients" in warning
+    assert warning.endswith(
+        "likely cause: step 0.9 is more than the share 0.4 of the clients that replied, so that "
+        "the server leaves their mean; use 'tracking'"
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_within_the_theorems_conditions_the_lagrangian_falls_and_nothing_is_warned_of(name):
+    given = federation(63)  # L is at most 3
+    sampler = fa.UniformSampling(2)
+    result = run(METHODS[name], given, 120, evaluate=EVERYBODY, sampler=sampler, seed=2)
+    assert not [record for record in result.history if "warnings" in record]
+    values = [record["lagrangian"] for record in result.history]
+    heard = accumulate((set(record["clients"]) for record in result.history), set.union)
+    start = [len(seen) for seen in heard].index(given.clients)
+    assert all(b <= a + 1e-9 for a, b in zip(values[start:], values[start + 1 :], strict=False))
+    assert result.history[-1]["kkt_residual"] < 1e-3 * result.history[0]["kkt_residual"]
+
+
+def tilted(concave: float = -0.9) -> Federation:
+    """Scalar quadratics of which two are concave, as in the tests of certificates; L = 1."""
+    A = np.array([1.0, 1.0, concave, concave + 0.2]).reshape(4, 1, 1)
+    b = np.array([0.0, 0.0, 1.0, -1.0]).reshape(4, 1)
+    clients = [fa.Quadratic(torch.from_numpy(A[i]), torch.from_numpy(b[i])) for i in range(4)]
+    return Federation(A, b, np.full(4, 0.25), np.ones(1), fa.Problem(clients))
+
+
+def warned(result: fa.Result) -> list[str]:
+    return [text for record in result.history for text in record.get("warnings", [])]
+
+
+def test_a_penalty_that_is_too_small_is_named_before_the_loss_explodes():
+    result = run(fa.FedADMM(1 / 0.7), tilted(), 60, evaluate=EVERYBODY)
+    first = next(r["round"] for r in result.history if "warnings" in r)
+    thetas = [abs(float(theta)) for theta in result.trajectory]
+    assert thetas[first - 1] < 1e-2 * max(thetas)
+    assert any("the augmented Lagrangian rose from" in text for text in warned(result))
+    assert all(
+        "likely cause: the penalty 1.43 is small for the curvature 1 at client" in text
+        for text in warned(result)
+    )
+
+
+def test_a_learning_rate_that_is_too_large_is_named():
+    """GD on f_i + rho/2: stable below 2/(L + rho); the steepest client has a curvature near 3."""
+    given = federation(64)
+    options = {"solver": fa.GradientDescent(lr=0.25), "stop": fa.Steps(5)}
+    result = run(fa.FedADMM(9.0), given, 8, evaluate=EVERYBODY, **options)
+    assert any(
+        "likely cause: the learning rate 0.25 is above 2/(L + rho)" in t for t in warned(result)
+    )
+    calm = {"solver": fa.GradientDescent(lr=0.08), "stop": fa.Steps(5)}
+    assert not warned(run(fa.FedADMM(9.0), given, 8, evaluate=EVERYBODY, **calm))
+
+
+def test_some_clients_every_few_rounds():
+    problem = problems.load("saturating", clients=20, dimension=3)
+    look = fa.Evaluation(objective=False, diagnose=4, diagnosed_clients=3)
+    options = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(3), "evaluate": look}
+    result = fa.simulate(fa.FedADMM(8.0), problem, 12, **options)
+    found = [record["round"] for record in result.history if "kkt_residual" in record]
+    assert found == [4, 8, 12]
+    record = result.history[3]
+    assert not {"lagrangian", "dual_sum", "mean_drift"} & record.keys()
+    assert record["kkt_residual"] == pytest.approx(
+        math.hypot(record["stationarity"], record["consensus"])
+    )
+    assert record["diagnostics_seconds"] > 0
+
+
+def test_a_resumed_run_compares_with_what_it_saw_before(tmp_path):
+    given, method = tilted(), fa.FedADMM(1 / 0.7)
+    whole = run(method, given, 30, evaluate=EVERYBODY)
+    saved = Checkpoints(tmp_path, every=4)
+    run(method, given, 12, evaluate=EVERYBODY, checkpoints=saved)
+    rest = run(method, given, 30, evaluate=EVERYBODY, checkpoints=saved, resume=True)
+    assert [r.get("warnings") for r in rest.history] == [
+        r.get("warnings") for r in whole.history[12:]
+    ]
+
+
+def test_methods_without_duals_are_refused():
+    with pytest.raises(
+        fa.PairingError,
+        match=r"^diagnostics are about duals, but FedAvg keeps none; use FedADMM, FedADMMIn, ",
+    ):
+        run(fa.FedAvg(), federation(65), 1, evaluate=EVERYBODY)
