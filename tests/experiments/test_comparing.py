@@ -13,6 +13,7 @@ import pytest
 
 from fedadmm.errors import ConfigError, EngineError
 from fedadmm.experiments import directory as files
+from fedadmm.experiments import loading
 from fedadmm.experiments.comparing import compare, plan, slug
 from fedadmm.experiments.pool import Event, Job, run_jobs
 from fedadmm.experiments.tables import choose, spread
@@ -172,3 +173,14 @@ def _children() -> set[int]:
     import multiprocessing
 
     return {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+
+
+@pytest.mark.parametrize("preset", loading.presets())
+def test_every_preset_is_a_fair_plan(preset: str) -> None:
+    ready = plan(loading.read(preset))
+    assert plan(ready.complete()).methods == ready.methods
+    shared = ("problem", "sampler", "regularizer", "evaluate", "rounds")
+    for method in ready.methods:
+        assert {key: method.tree[key] for key in shared} == {
+            key: ready.methods[0].tree[key] for key in shared
+        }
