@@ -48,12 +48,12 @@ class ModelObjective:
     flat: FlatModule = field(init=False)
 
     def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets):
+        if self.inputs.shape[0] != self.targets.shape[0]:
             raise DataError(
                 f"ModelObjective: {len(self.inputs)} inputs and {len(self.targets)} targets, "
                 "but there must be one target an input"
             )
-        if len(self.targets) == 0:
+        if self.targets.shape[0] == 0:
             raise DataError("ModelObjective: no rows, but at least one is needed")
         flat = self.module if isinstance(self.module, FlatModule) else FlatModule(self.module)
         object.__setattr__(self, "flat", flat)
@@ -66,7 +66,7 @@ class ModelObjective:
     @property
     def num_samples(self) -> int:
         """The number of rows."""
-        return len(self.targets)
+        return self.targets.shape[0]
 
     @property
     def is_random(self) -> bool:
@@ -185,6 +185,8 @@ class ModelObjective:
             inputs = inputs.to(dtype)
         if targets.is_floating_point():
             targets = targets.to(dtype)
+        if inputs is self.inputs and targets is self.targets:
+            return self
         return replace(self, module=self.flat, inputs=inputs, targets=targets)
 
     def prepared(self, inputs: Tensor) -> Tensor:

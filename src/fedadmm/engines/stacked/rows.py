@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     @property
     def clients(self) -> int:
         """k."""
-        return len(self.targets)
+        return self.targets.shape[0]
 
 
 class StackedRows:
@@ -54,7 +54,7 @@ class StackedRows:
     @classmethod
     def gather(cls, parts: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype) -> StackedRows:
         """All clients' inputs and targets, one client after the other."""
-        sizes = [len(targets) for _, targets in parts]
+        sizes = [targets.shape[0] for _, targets in parts]
         begins = [0]
         for size in sizes[:-1]:
             begins.append(begins[-1] + size)
