@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
@@ -24,8 +26,8 @@ STACKED_CLIENTS = 256
 """Clients in a measurement of the vectorised engine."""
 STACKED_PARAMETERS = 200_000
 """The steps of larger models are not spent in Python, so that stacks are not worth a trial."""
-REPEATS = 2
-"""How often a way is measured; the best time counts, and the first also warms up."""
+REPEATS = 3
+"""How often a way is measured; the best time counts, so that the first may warm up."""
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +94,8 @@ class AutoEngine:
 
     def _choose(self, ids: Sequence[int], download: Download, round_index: int) -> None:
         ways = self._ways()
-        if self.choice in ways:
-            pass  # a resumed run goes on the way it began, to the last bit
-        elif len(ways) > 1 and len(ids) > 1:
-            for name, way in ways.items():
-                self.seconds[name] = self._measure(way, ids, download, round_index)
+        if len(ways) > 1 and len(ids) > 1:
+            self.seconds = self._measure(ways, ids, download, round_index)
             self.choice = min(self.seconds, key=lambda name: self.seconds[name])
         else:
             self.choice = next(iter(ways))
@@ -114,21 +113,23 @@ class AutoEngine:
             ways[Vectorised.name] = Vectorised()
         return ways
 
-    def _measure(self, way: Any, ids: Sequence[int], download: Download, round_index: int) -> float:
-        """Seconds a client for a few steps."""
-        if isinstance(way, Vectorised):
-            count = min(len(ids), STACKED_CLIENTS)
-        else:
-            count = min(len(ids), 2 * self._cores)
+    def _measure(
+        self, ways: dict[str, Any], ids: Sequence[int], download: Download, round_index: int
+    ) -> dict[str, float]:
+        """Seconds a client for a few steps; the ways take turns, so that noise meets them all."""
+        short = self._job._replace(stop=Steps(STEPS))
         store: Any = _ReadOnly(self._store)
-        engine = way(self._job._replace(stop=Steps(STEPS)), store)
-        seconds = []
-        try:
+        best = dict.fromkeys(ways, math.inf)
+        with contextlib.ExitStack() as stack:
+            engines = {}
+            for name, way in ways.items():
+                engines[name] = stack.enter_context(contextlib.closing(way(short, store)))
             for _ in range(REPEATS):
-                began = time.perf_counter()
-                for _reply in engine.run_clients(ids[:count], download, round_index):
-                    pass
-                seconds.append(time.perf_counter() - began)
-        finally:
-            engine.close()
-        return min(seconds) / count
+                for name, engine in engines.items():
+                    limit = STACKED_CLIENTS if name == Vectorised.name else 2 * self._cores
+                    chosen = ids[:limit]
+                    began = time.perf_counter()
+                    for _reply in engine.run_clients(chosen, download, round_index):
+                        pass
+                    best[name] = min(best[name], (time.perf_counter() - began) / len(chosen))
+        return best
