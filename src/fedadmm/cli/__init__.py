@@ -20,6 +20,7 @@ COMMANDS = (
     "sweep",
     "report",
     "export",
+    "advise",
     "algorithms",
     "data",
     "config",

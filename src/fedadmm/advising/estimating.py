@@ -1,0 +1,166 @@
+"""What a theorem wants to know of a problem, estimated on a sample of clients and rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm import losses
+from fedadmm.advising.curvature import hessian_product, largest_curvature
+from fedadmm.errors import check_count
+from fedadmm.model_objective import ModelObjective
+from fedadmm.objective import LeastSquares, LogisticRegression, Quadratic, evaluation_gradient
+from fedadmm.problem import Problem
+from fedadmm.protocols import Objective
+from fedadmm.rng import Key, derive, generator, numpy_generator
+
+PROBE_STEPS = 10
+"""Gradient steps after which the curvature is looked at a second time: it tends to grow."""
+BATCHES = 4
+"""Mini-batches a client that the noise is estimated from."""
+
+
+class Estimate(NamedTuple):
+    """What was found; clients were drawn, and so were their rows."""
+
+    clients: list[int]
+    smoothness: list[float]
+    """The largest curvature found at each of these clients, at the start and a few steps on."""
+    known_smoothness: float | None
+    """L when the problem says so."""
+    convexity: float | None
+    """Strong convexity; 0 when convex only, None when not known to be convex."""
+    heterogeneity: float
+    """mean ||grad f_i||² / ||mean grad f_i||² at the start: 1 when all clients agree."""
+    start_gradient: float
+    """mean ||grad f_i||² at the start."""
+    mean_gradient: float
+    """||mean grad f_i||² at the start."""
+    batch_noise: float
+    """E||gradient of a mini-batch - gradient||² at the start."""
+    gap: float
+    """F - F* at the start; with F* = 0 where it is not known."""
+
+    @property
+    def largest(self) -> float:
+        """What is known, or else the largest that was found."""
+        return self.known_smoothness or max(self.smoothness)
+
+    @property
+    def spread(self) -> float:
+        """How far L may lie above: the standard deviation over the clients; 0 when it is known."""
+        if self.known_smoothness is not None or len(self.smoothness) < 2:
+            return 0.0
+        return statistics.stdev(self.smoothness)
+
+
+def estimate(
+    problem: Problem,
+    initial: Tensor,
+    *,
+    clients: int = 6,
+    rows: int = 64,
+    batch_size: int | None = None,
+    seed: Key = 0,
+) -> Estimate:
+    """Look at some clients of a problem around its start.
+
+    Args:
+        problem: the clients' objectives.
+        initial: the start vector, which also fixes the precision.
+        clients: how many clients are looked at.
+        rows: how many rows of each the curvature is taken over.
+        batch_size: of the mini-batches whose noise is wanted; None for full gradients.
+        seed: which clients and rows.
+    """
+    check_count("estimate", "clients", clients)
+    check_count("estimate", "rows", rows)
+    count = min(clients, problem.num_clients)
+    draws = numpy_generator(derive(seed, "advise/clients"))
+    chosen = sorted(int(i) for i in draws.choice(problem.num_clients, count, replace=False))
+    converted = problem.to(initial.dtype, initial.device)
+    curvatures, gradients, noises, values = [], [], [], []
+    with torch.no_grad():
+        for client in chosen:
+            objective, key = converted.clients[client], derive(seed, "advise", client)
+            values.append(float(objective.value(initial)))
+            gradients.append(evaluation_gradient(objective, initial).clone())
+            curvatures.append(_curvature(objective, initial, rows, key))
+            noises.append(_noise(objective, initial, batch_size, key))
+    mean = torch.stack(gradients).mean(0)
+    squares = [float(gradient.square().sum()) for gradient in gradients]
+    together = float(mean.square().sum())
+    average = sum(squares) / count
+    value = sum(values) / count + float(problem.regularizer.value(initial))
+    return Estimate(
+        chosen,
+        curvatures,
+        problem.facts.smoothness,
+        _convexity([converted.clients[client] for client in chosen]),
+        average / together if together > 0.0 else float("inf"),
+        average,
+        together,
+        sum(noises) / count,
+        max(0.0, value - (problem.facts.infimum or 0.0)),
+    )
+
+
+def _sample(objective: Objective, rows: int, key: Key) -> Tensor | None:
+    if objective.num_samples <= rows:
+        return None
+    return torch.randperm(objective.num_samples, generator=generator(key))[:rows]
+
+
+def _curvature(objective: Objective, start: Tensor, rows: int, key: Key) -> float:
+    """At the start, and after a few gradient steps of length 1/L from it."""
+    sample = _sample(objective, rows, derive(key, "rows"))
+    first = _largest(objective, start, sample, derive(key, "first"))
+    if first == 0.0:
+        return 0.0
+    point = start.clone()
+    for _ in range(PROBE_STEPS):
+        point = point - objective.gradient(point, sample) / first
+    return max(first, _largest(objective, point, sample, derive(key, "second")))
+
+
+def _largest(objective: Objective, point: Tensor, sample: Tensor | None, key: Key) -> float:
+    return largest_curvature(hessian_product(objective, point, sample), point, key)
+
+
+def _noise(objective: Objective, start: Tensor, batch_size: int | None, key: Key) -> float:
+    size = objective.num_samples
+    if batch_size is None or batch_size >= size:
+        return 0.0
+    full = objective.gradient(start).clone()
+    total = 0.0
+    for batch in range(BATCHES):
+        order = torch.randperm(size, generator=generator(derive(key, "batch", batch)))
+        total += float((objective.gradient(start, order[:batch_size]) - full).square().sum())
+    return total / BATCHES
+
+
+def _convexity(objectives: Sequence[Objective]) -> float | None:
+    found = [_own_convexity(objective) for objective in objectives]
+    known = [value for value in found if value is not None]
+    return min(known) if len(known) == len(found) else None
+
+
+def _own_convexity(objective: Any) -> float | None:
+    """From the kind of objective; a curvature at one point proves nothing about others."""
+    if isinstance(objective, LeastSquares | LogisticRegression):
+        return float(objective.ridge)
+    if isinstance(objective, Quadratic):
+        least = float(torch.linalg.eigvalsh(objective.A.double())[0])
+        return least if least >= 0.0 else None
+    if isinstance(objective, ModelObjective):
+        layers = [part for part in objective.flat.module.modules() if list(part.parameters(False))]
+        linear = len(layers) == 1 and isinstance(layers[0], nn.Linear)
+        return 0.0 if linear and objective.loss in _CONVEX_LOSSES else None
+    return None
+
+
+_CONVEX_LOSSES = (losses.cross_entropy, losses.binary_cross_entropy, losses.half_squared_error)
