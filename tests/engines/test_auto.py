@@ -78,3 +78,29 @@ def test_measuring_commits_nothing() -> None:
     expected = run("sequential", fa.FedADMM(rho=0.5), problem, rounds=1)
     assert_same_run(found, expected)
     assert torch.equal(problem.initial, model_federation(lambda: models.mlp(4, 6, 3)).initial)
+
+
+class _Resumed(_Kept):
+    """An engine that is told what an earlier process chose."""
+
+    def __init__(self, choice: str) -> None:
+        super().__init__(Auto(workers=2))
+        self._told = choice
+
+    def __call__(self, job: Any, store: Any) -> Any:
+        engine = super().__call__(job, store)
+        engine.choice = self._told
+        return engine
+
+
+@pytest.mark.parametrize("told", ["sequential", "vectorised"])
+def test_a_run_that_goes_on_keeps_its_choice_and_measures_nothing(told: str) -> None:
+    kept = _Resumed(told)
+    run(kept, fa.FedAvg(), PROBLEMS["perceptron"](), rounds=1)
+    assert kept.engine.choice == told
+    assert kept.engine.seconds == {}
+
+
+def test_a_choice_that_is_not_possible_any_more_is_named() -> None:
+    with pytest.raises(fa.EngineError, match="began with engine 'ray'"):
+        run(_Resumed("ray"), fa.FedAvg(), PROBLEMS["perceptron"](), rounds=1)

@@ -22,10 +22,10 @@ from fedadmm.flat import FlatModule
 from fedadmm.model_objective import ModelObjective
 from fedadmm.problem import LazyClients, Problem
 from fedadmm.round import RoundReport
-from fedadmm.sampling import NonOverlappingSampling, UniformSampling
+from fedadmm.sampling import CyclicSampling, UniformSampling
 from fedadmm.simulation import simulate
 from fedadmm.solvers import SGD
-from fedadmm.state import DiskStore, MemoryStore
+from fedadmm.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.stopping import Epochs, Steps
 
 MEMORY_SECONDS = 0.5
@@ -104,20 +104,25 @@ def run(spec: SimpleNamespace, begun: float) -> dict[str, Any]:
     method: Any = FedADMM(rho=0.01) if spec.method == "fedadmm" else FedAvg()
     clock, engine = Clock(begun), _Remembered(spec.cores)
     with tempfile.TemporaryDirectory(prefix="fedadmm-bench-") as folder:
-        store: Any = DiskStore(folder) if spec.state == "disk" else MemoryStore()
+        store: Any = DiskStore(Path(folder) / "state") if spec.state == "disk" else MemoryStore()
         settings: dict[str, Any] = {
             "solver": SGD(spec.lr, batch_size=spec.batch_size),
             "evaluate": False,
             "engine": engine,
             "store": store,
         }
+        done = 0
         if spec.touch:
-            everyone = NonOverlappingSampling(TOUCHING_ROUNDS)
-            simulate(method, task, TOUCHING_ROUNDS, sampler=everyone, stop=Steps(1), **settings)
+            done = TOUCHING_ROUNDS
+            checkpoints = Checkpoints(Path(folder) / "checkpoint", every=10**6)
+            everyone = CyclicSampling(-(-spec.clients // TOUCHING_ROUNDS))
+            settings["checkpoints"] = checkpoints
+            simulate(method, task, done, sampler=everyone, stop=Steps(1), **settings)
+            settings["resume"] = True
         simulate(
             method,
             task,
-            spec.warm_up + spec.rounds,
+            done + spec.warm_up + spec.rounds,
             sampler=UniformSampling(spec.cohort),
             stop=Epochs(spec.epochs),
             observers=[clock],

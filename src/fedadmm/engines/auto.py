@@ -16,7 +16,7 @@ from fedadmm.engines.sequential import Sequential
 from fedadmm.engines.stacked import refusal
 from fedadmm.engines.vectorised import Vectorised
 from fedadmm.engines.workers import Workers, usable_cores
-from fedadmm.errors import check_count
+from fedadmm.errors import EngineError, check_count
 from fedadmm.protocols import ClientInfo, ClientRecord, ClientStateStore, Download, Engine, Upload
 from fedadmm.stopping import Steps
 
@@ -66,7 +66,10 @@ class _ReadOnly:
 
 
 class AutoEngine:
-    """The engine that was fastest; `choice` names it and `seconds` holds what each way took."""
+    """The engine that was fastest; `choice` names it and `seconds` holds what each way took.
+
+    A run that goes on sets `choice` before its first round, and nothing is measured.
+    """
 
     def __init__(self, job: Job, store: ClientStateStore, workers: int | None) -> None:
         self._job = job
@@ -94,7 +97,13 @@ class AutoEngine:
 
     def _choose(self, ids: Sequence[int], download: Download, round_index: int) -> None:
         ways = self._ways()
-        if len(ways) > 1 and len(ids) > 1:
+        if self.choice is not None:
+            if self.choice not in ways:
+                raise EngineError(
+                    f"auto: the run began with engine {self.choice!r}, but only {', '.join(ways)} "
+                    "can go on with it here"
+                )
+        elif len(ways) > 1 and len(ids) > 1:
             self.seconds = self._measure(ways, ids, download, round_index)
             self.choice = min(self.seconds, key=lambda name: self.seconds[name])
         else:
