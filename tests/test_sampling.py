@@ -97,6 +97,13 @@ def test_uniform_sampling_gives_every_subset_equally_often():
     assert max(abs(count - 500) for count in counts.values()) < 102
 
 
+def test_weighted_sampling_lets_every_pair_meet():
+    """Steps along a fixed order would never pick neighbours together; the order is drawn anew."""
+    sampler = fa.WeightedSampling([1, 2, 2, 1, 2, 2], 2)
+    met = {tuple(sampler.sample(0, t, 6)) for t in range(1000)}
+    assert met == set(itertools.combinations(range(6), 2))
+
+
 def test_blocks_are_a_partition_that_stays():
     sampler = fa.NonOverlappingSampling(3)
     blocks = {tuple(sampler.sample(5, t, N)) for t in range(200)}
