@@ -89,14 +89,9 @@ def describe(
 ) -> ClientInfo:
     """What observers may know about a client's round."""
     anchor = problem.start if theta is None else theta
-    return ClientInfo(
-        client,
-        solve,
-        float(problem.weight),
-        float(norm(result.params - problem.start)),
-        float(norm(result.params - anchor)),
-        finite,
-    )
+    move = float(norm(result.params - problem.start))
+    drift = move if anchor is problem.start else float(norm(result.params - anchor))
+    return ClientInfo(client, solve, float(problem.weight), move, drift, finite)
 
 
 def global_vector(download: Download) -> Tensor | None:
