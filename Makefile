@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,docs,test,check
 
-.PHONY: setup demo test check format docs browser clean
+.PHONY: setup demo test check format docs browser faults bench-peers clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,15 @@ docs: $(STAMP)
 # The report's tests open it in a real browser; without one they are skipped, and say so.
 browser:
 	command -v chromium || { apt-get update -q && apt-get install -y -q chromium; }
+
+# Every fault of docs/deployment.md, injected into real processes: about twenty minutes.
+faults: $(STAMP)
+	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py -v -rA --durations 0
+
+# Other frameworks for `fedadmm bench`, in an environment of their own: their pins are not ours.
+bench-peers: $(STAMP)
+	$(PYTHON) -m venv .cache/bench-peers
+	.cache/bench-peers/bin/pip install --quiet "torch==2.13.0" "pfl[pytorch]==0.6.0" "flwr[simulation]==1.41.0"
 
 format: $(STAMP)
 	$(BIN)/ruff format .

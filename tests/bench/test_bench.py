@@ -13,6 +13,7 @@ import fedadmm as fa
 from fedadmm import bench
 from fedadmm.bench import contenders, workloads
 from fedadmm.bench.contenders import Outcome
+from support.commands import call
 
 SECONDS = {"fedadmm": 2.0, "pfl": 3.0, "flower": 5.0, "plain": 4.0, "floor": 1.8}
 
@@ -76,14 +77,41 @@ def test_absent_and_failing_peers_are_skipped_with_a_reason(
     assert document["skipped"]["pfl"] == "not installed"
     assert "no memory" in document["skipped"]["flower"]
     lines = bench.table([document]).splitlines()
-    assert "| cnn | plain | 4.400 (4.000–4.800) | 2.00 |" in lines
+    assert "| cnn | plain | 4.4 (4–4.8) | 2.00 |" in lines
     assert "| cnn | pfl | skipped: not installed | |" in lines
 
 
 def test_growth_compares_numbers_of_clients(turns: list[str]) -> None:
     document = bench.run("growth", repeats=1)
-    assert document["ratios"]["growth"] == pytest.approx(1.1)
+    assert document["ratios"] == pytest.approx({"1000000": 1.1})
     assert set(document["by_clients"]) == {"1000", "1000000"}
+    assert bench.table([document]).splitlines()[2:] == [
+        "| growth | 1000 | 2 (2–2) |  |",
+        "| growth | 1000000 | 2.2 (2.2–2.2) | 1.10 |",
+    ]
+
+
+def test_the_command_prints_one_document(turns: list[str], tmp_path: Path) -> None:
+    result = call("bench", "mlp", "--json", "--repeats", 1, "--out", tmp_path / "found.json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["ratios"]["pfl"] == pytest.approx(1.5)
+    assert json.loads((tmp_path / "found.json").read_text()) == [document]
+    assert "repeat 1 of 1, pfl" in result.stderr
+
+
+def test_the_command_without_a_name_runs_all_and_prints_a_table(turns: list[str]) -> None:
+    result = call("bench", "--no-peers", "--repeats", 1)
+    assert result.exit_code == 0, result.stderr
+    named = {line.split(" | ")[0] for line in result.stdout.splitlines()[2:]}
+    assert named == {f"| {name}" for name in bench.WORKLOADS}
+    assert set(turns) == {"fedadmm"}
+
+
+def test_the_command_refuses_an_unknown_workload() -> None:
+    result = call("bench", "lstm")
+    assert result.exit_code == 2
+    assert "workload is 'lstm'" in result.stderr
 
 
 def test_bad_choices_are_refused() -> None:

@@ -125,7 +125,7 @@ def _document(
 
 
 def _growth(workload: Workload, folder: Path, repeats: int, tell: Progress) -> dict[str, Any]:
-    """The same cohort out of more and more clients; the ratio is the smallest over the largest."""
+    """The same cohort out of more and more clients; the ratio is the largest over the smallest."""
     outcomes: dict[str, list[Outcome]] = {str(count): [] for count in GROWTH}
     for repeat in range(repeats):
         for count in GROWTH:
@@ -141,7 +141,7 @@ def _growth(workload: Workload, folder: Path, repeats: int, tell: Progress) -> d
     return {
         "workload": workload.name,
         "seconds_per_round": {"fedadmm": seconds[large]},
-        "ratios": {"growth": seconds[large] / seconds[small]},
+        "ratios": {large: seconds[large] / seconds[small]},
         "peak_rss_mb": memory[large],
         "by_clients": {
             name: {"seconds_per_round": seconds[name], "peak_rss_mb": memory[name]}
@@ -154,22 +154,32 @@ def _growth(workload: Workload, folder: Path, repeats: int, tell: Progress) -> d
 
 
 def table(documents: Sequence[dict[str, Any]]) -> str:
-    """The documents as one Markdown table: seconds a round, and how many times ours."""
+    """The documents as one Markdown table: seconds a round, and how many times ours.
+
+    The floor's ratio is the share of it that is reached; growth's compares the numbers of clients.
+    """
     lines = [
         "| workload | contender | seconds a round (spread) | ratio |",
         "|---|---|---|---|",
     ]
     for document in documents:
-        seconds = document["seconds_per_round"]
-        for name, value in seconds.items():
-            low, high = document["spread"].get(name, (value, value))
+        for name, value in _rows(document).items():
+            low, high = document["spread"][name]
             ratio = document["ratios"].get(name)
             shown = "" if ratio is None else f"{ratio:.2f}"
-            row = f"{value:.3f} ({low:.3f}–{high:.3f})"
+            row = f"{value:.3g} ({low:.3g}–{high:.3g})"
             lines.append(f"| {document['workload']} | {name} | {row} | {shown} |")
         for name, reason in document["skipped"].items():
             lines.append(f"| {document['workload']} | {name} | skipped: {_line(reason)} | |")
     return "\n".join(lines)
+
+
+def _rows(document: dict[str, Any]) -> dict[str, float]:
+    """Seconds a round by contender, or by the number of clients."""
+    if "by_clients" in document:
+        return {name: row["seconds_per_round"] for name, row in document["by_clients"].items()}
+    seconds: dict[str, float] = document["seconds_per_round"]
+    return seconds
 
 
 def _line(text: str) -> str:

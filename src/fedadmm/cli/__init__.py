@@ -24,6 +24,7 @@ COMMANDS = (
     "algorithms",
     "data",
     "config",
+    "bench",
     "reproduce",
     "deploy",
 )

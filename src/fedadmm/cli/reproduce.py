@@ -113,21 +113,17 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedadmm.reproduction.output import shown
-    from fedadmm.reproduction.recipe import READINGS
+    from fedadmm.reproduction.output import sentence, side_by_side
 
     rows = result["cells"]
-    readings = [r for r in READINGS if any(row["reading"] == r for row in rows)]
     for measure in result["measures"]:
-        table = Table("setting", "method", "paper", *readings, title=f"{result['id']}: {measure}")
-        groups: dict[tuple[str, str], dict[str, Any]] = {}
-        for row in rows:
-            groups.setdefault((row["setting"], row["method"]), {})[row["reading"]] = row
-        for (setting, method), found in groups.items():
-            paper = next((r["paper"] for r in found.values() if r["paper"] is not None), "")
-            values = [shown(measure, found[r]) if r in found else "" for r in readings]
-            table.add_row(setting, method, str(paper), *values)
+        headings, lines = side_by_side(rows, measure)
+        table = Table(*headings, title=f"{result['id']}: {measure}")
+        for line in lines:
+            table.add_row(*line)
         Console().print(table)
+    for found in result["reductions"]:
+        typer.echo(sentence(found))
     missing = sum(len(row["missing"]) for row in rows)
     if missing:
         typer.echo(
