@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
+from fedadmm.engines.allocator import give_back_freed_memory
 from fedadmm.engines.job import Job
 from fedadmm.engines.shared import SharedMemory
 from fedadmm.engines.worker_process import Failed, Finished, Memory, RoundBegins, RunClient, work
@@ -107,6 +108,8 @@ class Pool:
         for index, worker in enumerate(self._workers):
             if not worker.process.is_alive():
                 self._replace(index)
+        if len(self._workers) < self._count:
+            give_back_freed_memory()
         while len(self._workers) < self._count:
             self._workers.append(_Worker(self._job, self.memory, None))
 

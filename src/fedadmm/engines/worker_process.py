@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -12,15 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedadmm.engines.allocator import keep_freed_memory
 from fedadmm.engines.job import Job, run_client
 from fedadmm.engines.shared import SharedMemory
 from fedadmm.protocols import ClientInfo, ClientRecord, Download
 
 ORPHAN_CHECK_SECONDS = 1.0
 """How long a child waits before it looks whether its parent still lives."""
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""glibc's names for: how much free memory it keeps; from which size on it keeps none."""
-REUSED_BYTES = 2**30
 
 
 class Memory(NamedTuple):
@@ -83,7 +80,7 @@ def work(job: Job, memory: Memory, connection: Connection, parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.freeze()  # what the parent made is not collected here, so its pages stay shared
     torch.set_num_threads(1)
-    _keep_freed_memory()
+    keep_freed_memory()
     round_index, download = 0, Download(None)
     with torch.no_grad():
         while True:
@@ -95,18 +92,6 @@ def work(job: Job, memory: Memory, connection: Connection, parent: int) -> None:
                 download = memory.download.read(0, command.download)
             else:
                 connection.send(_run(job, memory, command, download, round_index))
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc reuse large pieces of memory instead of giving them back and asking again.
-
-    A client's round makes and drops vectors of D numbers all the time, and fresh pages cost more
-    than the arithmetic on them.  Other C libraries have no such switch and need none.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(MMAP_THRESHOLD, REUSED_BYTES)
-        mallopt(TRIM_THRESHOLD, REUSED_BYTES)
 
 
 def _next(connection: Connection, parent: int) -> RoundBegins | RunClient | None:
