@@ -131,6 +131,19 @@ def test_a_target_may_be_a_metric_of_ones_own():
     assert "loss" in result.history[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": fa.Target("accuracy", 0.9)}, "target waits for 'accuracy'.*there are .*loss"),
+        ({"tolerance": 0.1, "evaluate": False}, "tolerance waits for 'gradient_mapping'"),
+    ],
+)
+def test_waiting_for_what_nobody_measures_is_refused(options: Any, message: str) -> None:
+    settings = {"evaluate": True} | options
+    with pytest.raises(fa.ParameterError, match=message):
+        run(fa.FedADMM(1.0), federation(2), 3, **settings)
+
+
 def test_a_tolerance_ends_the_run_when_the_gradient_mapping_is_small():
     given = federation(4, regularizer=fa.L1(0.2))
     result = run(fa.FedDR(0.8), given, 500, evaluate=True, tolerance=1e-5)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedadmm import trees
 from fedadmm.engines.job import Job
-from fedadmm.errors import StateError
+from fedadmm.errors import ParameterError, StateError
 from fedadmm.evaluation import Evaluation, Target
 from fedadmm.problem import Problem
 from fedadmm.protocols import (
@@ -152,6 +152,8 @@ def run(
             record |= schedule.evaluation.measure(job, store, params, following.buffers)
             record["evaluation_seconds"] = time.perf_counter() - began
         following = _instrumented(following, record, infos, store, schedule)
+        if "evaluation_seconds" in record:
+            _check_measured(record, schedule)
         ending = _ending(record, infos, schedule, state.first_loss)
         if state.first_loss is None:
             following = following._replace(first_loss=record.get("loss"))
@@ -281,6 +283,18 @@ def _record(
 
 
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+
+
+def _check_measured(record: Record, schedule: Schedule) -> None:
+    """Refuse an early end that waits for something nobody measures."""
+    wanted = schedule.target.metric if schedule.target is not None else None
+    for name, metric in (("target", wanted), ("tolerance", "gradient_mapping")):
+        if getattr(schedule, name) is not None and metric not in record:
+            numbers = (key for key, value in record.items() if isinstance(value, (int, float)))
+            raise ParameterError(
+                f"simulate: {name} waits for {metric!r}, which is not measured; "
+                f"there are {', '.join(sorted(numbers))}"
+            )
 
 
 def _ending(
