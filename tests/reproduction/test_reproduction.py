@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +14,7 @@ from fedadmm.errors import ConfigError
 from fedadmm.experiments import cells as cell_store
 from fedadmm.experiments import pool
 from fedadmm.reproduction import SCALES, identifiers, load, reproduce
+from fedadmm.reproduction.output import reductions, sentence
 from fedadmm.reproduction.recipe import cells
 from fedadmm.reproduction.running import plan
 
@@ -128,3 +130,31 @@ def test_the_command_prints_one_document(out: Path) -> None:
     assert len(json.loads(listing.stdout)["recipes"]) == len(identifiers())
     wrong = CliRunner().invoke(app, ["reproduce", "note-identity", "--scale", "huge"])
     assert wrong.exit_code == 2
+
+
+def _row(method: str, reading: str, rounds: list[float | None]) -> dict[str, Any]:
+    met = [value for value in rounds if value is not None]
+    mean = sum(met) / len(met) if met else None
+    measures = {"rounds_to_target": {"mean": mean, "count": len(met), "of": len(rounds)}}
+    return {"setting": "digits", "method": method, "reading": reading, "measures": measures}
+
+
+def test_the_reduction_is_over_the_best_baseline_that_always_met_the_target() -> None:
+    rows = [
+        _row("FedAvg", "baseline", [40.0, 60.0]),
+        _row("FedProx", "baseline", [10.0, None]),
+        _row("FedADMM", "as printed", [20.0, 20.0]),
+        _row("FedADMM", "as released", [None, 20.0]),
+        _row("FedADMM", "recommended", [75.0, 75.0]),
+    ]
+    printed, recommended = reductions(rows)
+    assert (printed["best_baseline"], printed["reading"]) == ("FedAvg", "as printed")
+    assert printed["reduction"] == pytest.approx(1 - 20 / 50)
+    assert "60% fewer than the best baseline, FedAvg (50)" in sentence(printed)
+    assert "50% more than" in sentence(recommended)
+
+
+def test_a_setting_may_have_a_metric_of_its_own() -> None:
+    metrics = {cell.setting.name: cell.metric for cell in plan("insa-table", "full").cells}
+    assert metrics["mnist-b1"] == "test_accuracy"
+    assert metrics["regression-b1"] == "loss"

@@ -18,7 +18,7 @@ class Outcome(NamedTuple):
     directory: Path
     summary: dict[str, Any]
     curve: list[float]
-    """The recipe's metric in every round that measured it."""
+    """The cell's metric in every round that measured it."""
     epochs: float
     """Local epochs of all clients over the whole run."""
 
@@ -32,7 +32,7 @@ def outcome(
     return Outcome(directory, summary, curve, epochs)
 
 
-def measure(name: Measure, recipe: Recipe, own: Outcome, reference: Outcome | None) -> float | None:
+def measure(name: Measure, metric: str, own: Outcome, reference: Outcome | None) -> float | None:
     """One number for one run; None when it has none (target not met, reference missing)."""
     if name == "rounds_to_target":
         rounds = own.summary["rounds_to_target"]
@@ -42,7 +42,7 @@ def measure(name: Measure, recipe: Recipe, own: Outcome, reference: Outcome | No
     if name == "final":
         return own.curve[-1]
     if name == "best":
-        return min(own.curve) if "loss" in recipe.metric else max(own.curve)
+        return min(own.curve) if "loss" in metric else max(own.curve)
     if name == "epochs":
         return own.epochs
     if reference is None or not reference.curve:
@@ -65,7 +65,9 @@ def measured(
     result: dict[str, dict[str, Any]] = {}
     for name in recipe.measures:
         values = [
-            measure(name, recipe, own[seed], reference.get(seed)) for seed in seeds if seed in own
+            measure(name, cell.metric, own[seed], reference.get(seed))
+            for seed in seeds
+            if seed in own
         ]
         result[name] = spread(values)
     return result

@@ -29,9 +29,9 @@ def write(
         "title": todo.recipe.title,
         "source": todo.recipe.source,
         "measures": todo.recipe.measures,
-        "metric": todo.recipe.metric,
         "search": todo.search.model_dump() if todo.search is not None else None,
         "cells": rows,
+        "reductions": reductions(rows),
         "reports": _reports(todo, out, outcomes),
     }
     files.write_json(out / "results.json", result)
@@ -50,6 +50,7 @@ def _row(
         "method": cell.method.title,
         "reading": cell.method.reading,
         "paper": cell.paper,
+        "metric": cell.metric,
         "measured": values[todo.recipe.measures[0]]["mean"],
         "measures": values,
         "rounds": cell.config(0).rounds,
@@ -94,25 +95,74 @@ def markdown(todo: Plan, rows: list[dict[str, Any]]) -> str:
     if todo.recipe.notes:
         lines += ["", todo.recipe.notes.strip()]
     for measure in todo.recipe.measures:
-        lines += ["", f"## {measure.replace('_', ' ')}", "", *side_by_side(rows, measure)]
+        table_lines = _markdown_table(*side_by_side(rows, measure))
+        lines += ["", f"## {measure.replace('_', ' ')}", "", *table_lines]
+        if measure == "rounds_to_target":
+            lines += ["", *(f"* {sentence(found)}" for found in reductions(rows))]
     return "\n".join(lines) + "\n"
 
 
-def side_by_side(rows: list[dict[str, Any]], measure: str) -> list[str]:
-    """The lines of a Markdown table: paper | one column a reading that occurs."""
+def reductions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How many rounds fewer than the best baseline, for every other method that met the target.
+
+    A method counts when all its seeds met the target, so that no mean hides a failure.
+    """
+    found = []
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        needed = {
+            (row["method"], row["reading"]): value["mean"]
+            for row in rows
+            if row["setting"] == setting
+            and (value := row["measures"].get("rounds_to_target", {"count": 0}))["count"] > 0
+            and value["count"] == value["of"]
+        }
+        baselines = {key: mean for key, mean in needed.items() if key[1] == "baseline"}
+        if not baselines:
+            continue
+        best = min(baselines, key=lambda key: baselines[key])
+        found += [
+            {
+                "setting": setting,
+                "method": method,
+                "reading": reading,
+                "rounds": mean,
+                "best_baseline": best[0],
+                "baseline_rounds": baselines[best],
+                "reduction": 1.0 - mean / baselines[best],
+            }
+            for (method, reading), mean in needed.items()
+            if reading != "baseline"
+        ]
+    return found
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """A reduction in words."""
+    share = found["reduction"]
+    return (
+        f"{found['setting']}: {found['method']}, {found['reading']}, needs {found['rounds']:.4g} "
+        f"rounds, {abs(share):.0%} {'fewer' if share >= 0 else 'more'} than the best baseline, "
+        f"{found['best_baseline']} ({found['baseline_rounds']:.4g})"
+    )
+
+
+def side_by_side(rows: list[dict[str, Any]], measure: str) -> tuple[list[str], list[list[str]]]:
+    """Headings and lines of a table: the paper, then one column for each reading that occurs."""
     readings = [r for r in READINGS if any(row["reading"] == r for row in rows)]
-    lines = [
-        f"| setting | method | paper | {' | '.join(readings)} |",
-        f"|---|---|{'---|' * (len(readings) + 1)}",
-    ]
     groups: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["setting"], row["method"]), {})[row["reading"]] = row
+    lines = []
     for (setting, method), found in groups.items():
         paper = next((row["paper"] for row in found.values() if row["paper"] is not None), "")
         values = [shown(measure, found[r]) if r in found else "" for r in readings]
-        lines.append(f"| {setting} | {method} | {paper} | {' | '.join(values)} |")
-    return lines
+        lines.append([setting, method, str(paper), *values])
+    return ["setting", "method", "paper", *readings], lines
+
+
+def _markdown_table(headings: list[str], lines: list[list[str]]) -> list[str]:
+    rule = ["---"] * len(headings)
+    return [f"| {' | '.join(line)} |" for line in (headings, rule, *lines)]
 
 
 def _reports(todo: Plan, out: Path, outcomes: Outcomes) -> dict[str, str]:

@@ -46,6 +46,7 @@ class Setting(_Model):
     title: str
     config: Tree = {}
     assign: Tree = {}
+    metric: str | None = Field(default=None, description="instead of the recipe's")
     at: Scales = Scales()
 
 
@@ -100,6 +101,7 @@ class Cell(NamedTuple):
     method: Method
     tree: Tree
     paper: float | str | None
+    metric: str
 
     @property
     def name(self) -> str:
@@ -162,4 +164,5 @@ def _cell(recipe: Recipe, setting: Setting, method: Method, scale: str) -> Cell:
     tree: Tree = deepcopy(reduce(loading.merged, layers, {}))  # cells share the recipe's tables
     for key, value in (setting.assign | method.assign).items():
         loading.assign(tree, key, value)
-    return Cell(setting, method, tree, recipe.paper.get(setting.name, {}).get(method.title))
+    paper = recipe.paper.get(setting.name, {}).get(method.title)
+    return Cell(setting, method, tree, paper, setting.metric or recipe.metric)

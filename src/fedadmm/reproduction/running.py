@@ -130,6 +130,6 @@ def _outcomes(
                 directory = store.directory(config)
                 records = files.read_metrics(directory)
                 found.setdefault(cell.name, {})[seed] = outcome(
-                    directory, summary, records, todo.recipe.metric
+                    directory, summary, records, cell.metric
                 )
     return found
