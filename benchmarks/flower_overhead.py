@@ -51,7 +51,8 @@ def federation(clients, rounds):
                       solver=fa.SGD(lr=LR, batch_size=BATCH), stop=fa.Epochs(EPOCHS))
 
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 @server.main()
