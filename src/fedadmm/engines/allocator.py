@@ -9,8 +9,8 @@ import ctypes
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_MMAP_THRESHOLD = 2**25
-"""The library accepts no more."""
+_REUSED_BYTES = (2**30, 2**25)
+"""The largest piece that is kept; older versions of the library accept the second only."""
 
 
 def _library_call(name: str) -> Any:
@@ -35,5 +35,5 @@ def keep_freed_memory() -> None:
     """
     option = _library_call("mallopt")
     if option is not None:
-        option(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        any(option(_MMAP_THRESHOLD, size) for size in _REUSED_BYTES)
         option(_TRIM_THRESHOLD, 2**31 - 1)
