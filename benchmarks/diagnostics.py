@@ -1,0 +1,55 @@
+"""What live diagnostics cost: their share of the time of the rounds that they look at.
+
+python benchmarks/diagnostics.py                # the quickstart, and CNN 1 on MNIST (FEDADMM_DATA)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fedadmm.experiments import config, loading, runner
+from fedadmm.experiments import directory as files
+
+EVERY, CLIENTS = 10, 5
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "quickstart": {"rounds": 100, "seed": 0},
+    "MNIST, CNN 1, 100 clients": {
+        "rounds": 10,
+        "seed": 0,
+        "problem": {"name": "mnist", "clients": 100, "partition": "shards", "model": "cnn1"},
+        "solver": {"name": "sgd", "lr": 0.1, "batch_size": 200},
+        "stop": {"name": "epochs", "epochs": 5},
+        "sampler": {"name": "uniform", "size": 0.1},
+        "engine": {"name": "workers"},
+    },
+}
+
+
+def share(changes: dict[str, Any]) -> tuple[float, float]:
+    """Seconds of the looks over seconds of the rounds; and the seconds of a round."""
+    tree = changes
+    if "problem" not in changes:
+        tree = loading.run_only(loading.read("quickstart")) | changes
+    tree = tree | {
+        "algorithm": {"name": "fedadmm", "rho": 0.1},
+        "evaluate": {"every": 10**6, "diagnose": EVERY, "diagnosed_clients": CLIENTS},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        runner.run(config.resolve(tree), Path(folder) / "run")
+        records = files.read_metrics(Path(folder) / "run")
+    looks = sum(record.get("diagnostics_seconds", 0.0) for record in records)
+    rounds = sum(record["seconds"] for record in records)
+    return looks / rounds, rounds / len(records)
+
+
+def main() -> None:
+    print(f"a look at {CLIENTS} clients every {EVERY} rounds")
+    for name, changes in PROBLEMS.items():
+        found, seconds = share(changes)
+        print(f"{name}: {100 * found:.2f} % of the rounds ({seconds:.3g} s a round)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
