@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import ssl
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +23,7 @@ from fedadmm.experiments.config import resolve
 from fedadmm.flower import processes
 from fedadmm.flower.bundle import OWN_APP
 from fedadmm.flower.configured import Deployment, federation
+from fedadmm.flower.ground import Ground
 from fedadmm.flower.keys import make_certificates, make_node_key
 
 
@@ -157,3 +161,33 @@ def test_a_folder_without_deployment_is_named(tmp_path):
     done = CliRunner().invoke(app, ["deploy", "status", str(tmp_path)])
     assert done.exit_code == 2
     assert "is no deployment" in done.output
+
+
+def test_taking_down_is_not_stopped_half_way(tmp_path, monkeypatch):
+    """Whoever asks twice must not leave processes behind."""
+    slow = "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(1), exit()))\nprint(1)\n"
+    ground = Ground(tmp_path, [], tls=False)
+    groups = [
+        ground._launch(name, [sys.executable, "-u", "-c", slow + "time.sleep(60)"])
+        for name in ("first", "second")
+    ]
+    deadline = time.monotonic() + 30
+    while not all(group.tail() for group in groups):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    asking = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, interrupt)
+    asking.start()
+    try:
+        ground.close()
+    finally:
+        asking.join()
+        signal.signal(signal.SIGTERM, before)
+        for group in groups:
+            group.stop()
+    assert [group.running() for group in groups] == [False, False]
+    assert processes.recorded(tmp_path) == []

@@ -160,13 +160,14 @@ class Ground:
 
     def close(self) -> None:
         """Take everything down at once; also what a failed start left behind."""
-        for group in self._groups.values():
-            group.ask_to_end()
-        for group in self._groups.values():
-            with suppress(OSError):
-                group.stop()
-        self._groups = {}
-        processes.record(self.folder, [])
+        with processes.undisturbed():
+            for group in self._groups.values():
+                group.ask_to_end()
+            for group in self._groups.values():
+                with suppress(OSError):
+                    group.stop()
+            self._groups = {}
+            processes.record(self.folder, [])
 
     def _launch(self, name: str, command: Sequence[str]) -> Group:
         if name in self._groups:

@@ -13,9 +13,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,6 +118,24 @@ class Group:
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold back requests to end: whoever takes processes down must not be stopped half-way.
+
+    A second Ctrl-C, or a supervisor that signals a whole group, would leave the rest running.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in held}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _signal(group: int, number: int) -> bool:
