@@ -48,6 +48,7 @@ class Setting(_Model):
     assign: Tree = {}
     metric: str | None = Field(default=None, description="instead of the recipe's")
     at: Scales = Scales()
+    scales: list[str] = Field(default=list(SCALES), description="at which it is run")
 
 
 class Method(_Model):
@@ -72,8 +73,19 @@ class Search(_Model):
 
     key: str = "solver.lr"
     values: list[Any]
+    quick_values: list[Any] | None = Field(default=None, description="instead, at quick scale")
     seed: int = 1000
     rounds: int | None = None
+    quick_rounds: int | None = None
+
+    def at(self, scale: str) -> Search:
+        """The search at a scale; at smoke it tries one value: it is exercised, not believed."""
+        values, rounds = self.values, self.rounds
+        if scale == "smoke":
+            values, rounds = values[:1], 1
+        elif scale == "quick":
+            values, rounds = self.quick_values or values, self.quick_rounds or rounds
+        return self.model_copy(update={"values": values, "rounds": rounds})
 
 
 class Recipe(_Model):
@@ -86,12 +98,18 @@ class Recipe(_Model):
     reference: str | None = Field(default=None, description="the method others are measured by")
     notes: str = ""
     seeds: int = 3
+    quick_seeds: int = 3
     base: Tree
     search: Search | None = None
     settings: list[Setting]
     methods: list[Method]
     paper: dict[str, dict[str, float | str]] = {}
     scales: Scales = Scales()
+    assign: Scales = Field(default=Scales(), description="single keys, above everything else")
+
+    def seeds_at(self, scale: str) -> int:
+        """How many seeds are run unless somebody asks for another number."""
+        return {"smoke": 1, "quick": self.quick_seeds}.get(scale, self.seeds)
 
 
 class Cell(NamedTuple):
@@ -141,6 +159,7 @@ def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[Cell
     found = [
         _cell(recipe, setting, method, scale)
         for setting in recipe.settings
+        if scale in setting.scales
         for method in recipe.methods
         if any(fnmatch.fnmatch(setting.name, allowed) for allowed in method.settings)
     ]
@@ -162,7 +181,8 @@ def _cell(recipe: Recipe, setting: Setting, method: Method, scale: str) -> Cell:
         getattr(setting.at, scale),
     ]
     tree: Tree = deepcopy(reduce(loading.merged, layers, {}))  # cells share the recipe's tables
-    for key, value in (setting.assign | method.assign).items():
+    keys = setting.assign | method.assign | getattr(recipe.assign, scale)
+    for key, value in keys.items():
         loading.assign(tree, key, value)
     paper = recipe.paper.get(setting.name, {}).get(method.title)
     return Cell(setting, method, tree, paper, setting.metric or recipe.metric)

@@ -16,8 +16,6 @@ from fedadmm.reproduction import output
 from fedadmm.reproduction.measuring import Outcome, outcome
 from fedadmm.reproduction.recipe import Cell, Recipe, Search, cells, load
 
-SMOKE_SEEDS = 1
-
 
 class Plan(NamedTuple):
     """What is to be run."""
@@ -40,8 +38,8 @@ def plan(
 ) -> Plan:
     """Check a recipe at a scale; every configuration is complete before anything runs."""
     recipe = load(identifier)
-    count = seeds if seeds is not None else SMOKE_SEEDS if scale == "smoke" else recipe.seeds
-    search = _search_at(recipe, scale)
+    count = seeds if seeds is not None else recipe.seeds_at(scale)
+    search = recipe.search.at(scale) if recipe.search is not None else None
     if search is not None and search.seed < count:
         raise ConfigError(
             f"--seeds is {count}, but the search's seed {search.seed} is not reported"
@@ -50,13 +48,6 @@ def plan(
     for cell in chosen:
         cell.config(0)
     return Plan(identifier, scale, recipe, chosen, list(range(count)), search)
-
-
-def _search_at(recipe: Recipe, scale: str) -> Search | None:
-    """At smoke scale a search tries one value: it is exercised, not believed."""
-    if recipe.search is None or scale != "smoke":
-        return recipe.search
-    return recipe.search.model_copy(update={"values": recipe.search.values[:1], "rounds": 1})
 
 
 def reproduce(
