@@ -158,3 +158,10 @@ def test_a_setting_may_have_a_metric_of_its_own() -> None:
     metrics = {cell.setting.name: cell.metric for cell in plan("insa-table", "full").cells}
     assert metrics["mnist-b1"] == "test_accuracy"
     assert metrics["regression-b1"] == "loss"
+
+
+def test_without_a_search_everybody_keeps_the_recipes_learning_rate() -> None:
+    todo = plan("gong-table3", "full", searching=False)
+    assert todo.search is None
+    rates = {cell.config(0).solver.lr for cell in todo.cells if cell.method.name != "fedsgd"}
+    assert rates == {load("gong-table3").base["solver"]["lr"]}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedadmm.cli import options
 from fedadmm.cli.group import resumable
+
+if TYPE_CHECKING:
+    from fedadmm.reproduction.running import Plan
 
 EXAMPLE = "Example: fedadmm reproduce wang-fig2 --scale quick"
 
@@ -35,6 +38,10 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder; runs/reproduce/ID-SCALE if absent.")
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option("--search/--no-search", help="Choose learning rates, or keep the recipe's."),
+    ] = True,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Run nothing; draw what is there already.")
     ] = False,
@@ -48,6 +55,7 @@ def reproduce(
     from fedadmm.cli.display import print_json
     from fedadmm.errors import check_choice
     from fedadmm.reproduction.recipe import SCALES
+    from fedadmm.reproduction.running import plan
 
     check_choice("reproduce", "--scale", scale, SCALES)
     if identifier is None:
@@ -58,8 +66,10 @@ def reproduce(
     command += ["--seeds", str(seeds)] if seeds is not None else []
     for pattern in cells or ():
         command += ["--cells", pattern]
+    command += [] if search else ["--no-search"]
     with resumable(command):
-        result = _run(identifier, scale, seeds, cells or [], folder, draw_only, jobs)
+        todo = plan(identifier, scale, seeds, cells or [], search)
+        result = _run(todo, folder, draw_only, jobs)
     if as_json:
         print_json(result | {"directory": str(folder)})
     else:
@@ -84,20 +94,10 @@ def _list(as_json: bool) -> None:
     Console().print(table)
 
 
-def _run(
-    identifier: str,
-    scale: str,
-    seeds: int | None,
-    patterns: list[str],
-    folder: Path,
-    draw_only: bool,
-    jobs: int | None,
-) -> dict[str, Any]:
+def _run(todo: Plan, folder: Path, draw_only: bool, jobs: int | None) -> dict[str, Any]:
     from fedadmm.cli.display import live
-    from fedadmm.reproduction.running import plan
     from fedadmm.reproduction.running import reproduce as run
 
-    todo = plan(identifier, scale, seeds, patterns)
     engine = todo.cells[0].config(0).engine.name
     with live(todo.runs()) as watch:
         return run(

@@ -34,12 +34,19 @@ class Plan(NamedTuple):
 
 
 def plan(
-    identifier: str, scale: str, seeds: int | None = None, patterns: Sequence[str] = ()
+    identifier: str,
+    scale: str,
+    seeds: int | None = None,
+    patterns: Sequence[str] = (),
+    searching: bool = True,
 ) -> Plan:
-    """Check a recipe at a scale; every configuration is complete before anything runs."""
+    """Check a recipe at a scale; every configuration is complete before anything runs.
+
+    Without `searching` every method keeps the learning rate that the recipe starts from.
+    """
     recipe = load(identifier)
     count = seeds if seeds is not None else recipe.seeds_at(scale)
-    search = recipe.search.at(scale) if recipe.search is not None else None
+    search = recipe.search.at(scale) if recipe.search is not None and searching else None
     if search is not None and search.seed < count:
         raise ConfigError(
             f"--seeds is {count}, but the search's seed {search.seed} is not reported"
