@@ -179,6 +179,7 @@ def test_the_written_configuration_runs_and_learns(tmp_path: Path):
     config = tomllib.loads(written.read_text())
     assert document["config"] == config
     assert config["algorithm"]["members"] == "seen"
+    assert config["algorithm"]["start"] == "global"
     assert config["sampler"]["size"] == 0.3
     assert 0 < config["solver"]["lr"] < 2 / document["estimate"]["L"]
     ran = call(
