@@ -40,7 +40,7 @@ docs: $(STAMP)
 browser:
 	command -v chromium || { apt-get update -q && apt-get install -y -q chromium; }
 
-# Every fault of docs/deployment.md, injected into real processes: about twenty minutes.
+# Every fault of docs/deployment.md, injected into real processes: about half an hour.
 faults: $(STAMP)
 	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py -v -rA --durations 0
 
