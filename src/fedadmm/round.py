@@ -152,8 +152,6 @@ def run(
             record |= schedule.evaluation.measure(job, store, params, following.buffers)
             record["evaluation_seconds"] = time.perf_counter() - began
         following = _instrumented(following, record, infos, store, schedule)
-        if "evaluation_seconds" in record:
-            _check_measured(record, schedule)
         ending = _ending(record, infos, schedule, state.first_loss)
         if state.first_loss is None:
             following = following._replace(first_loss=record.get("loss"))
@@ -161,6 +159,8 @@ def run(
         yield RoundReport(state, record, infos, ending)
         if ending is not None:
             return
+        if "evaluation_seconds" in record:  # observers know better what to say, and were first
+            _check_measured(record, schedule)
 
 
 def _instrumented(
