@@ -16,6 +16,7 @@ from fedadmm.experiments.config import RunConfig, build, load_problem, resolve
 from fedadmm.experiments.runner import run
 from fedadmm.experiments.summary import MOST_CLIENTS, partition_of
 from fedadmm.state import params_sha256
+from fedadmm.state.locks import locked
 from support.commands import SMALL
 
 UNTIMED = ("seconds", "evaluation_seconds")
@@ -184,3 +185,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything(tmp_path: Pa
     blocked.write_text("")
     with pytest.raises(ConfigError, match=r"--out is .*, but cannot be written"):
         run(small(), blocked / "run")
+
+
+def test_a_directory_in_which_a_run_goes_on_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedadmm.experiments.runner._PATIENCE", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        run(small(checkpoint={"every": 1}), tmp_path, watchers=[interrupt_in_round(2)])
+    before = records(tmp_path)
+    with locked(tmp_path, 0.0), pytest.raises(StateError, match="in use by process"):
+        run(small(checkpoint={"every": 1}), tmp_path, resume=True)
+    assert records(tmp_path) == before
+    assert run(small(checkpoint={"every": 1}), tmp_path, resume=True)["code"] == "completed"

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.errors import StateError
 from fedadmm.flower.checkpoint import ServerVault
 from fedadmm.flower.engine import GridEngine
+from fedadmm.flower.server import serve
 from fedadmm.flower.vault import Vault
+from fedadmm.state.locks import locked
 
 from .harness import (
     CLIENTS,
@@ -257,3 +260,15 @@ def test_many_faults_at_once(seed, tmp_path, monkeypatch):
     missing = set(range(CLIENTS)) - {client for ids in history.trace for client in ids}
     if not missing:
         check(settings, history, tmp_path)
+
+
+def test_a_second_server_on_one_checkpoint_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedadmm.flower.server._PREDECESSOR", 0.1)
+    settings = federation(fa.FedADMM(rho=1.0), rounds=2)
+    grid = FakeGrid(settings, tmp_path)
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with locked(folder, 0.0), pytest.raises(StateError, match="in use by process"):
+        serve(settings, grid, folder)
+    assert not (folder / "checkpoint").exists()
+    assert serve(settings, grid, folder).ending.code == "completed"

@@ -21,12 +21,16 @@ from fedadmm.resuming import interrupts_deferred
 from fedadmm.round import Ending, Record, RoundReport
 from fedadmm.simulation import simulate
 from fedadmm.state import Checkpoints, DiskStore, MemoryStore, params_sha256
+from fedadmm.state.locks import locked
 
 Watcher = Callable[[Record], None]
 """Called with every new record: progress, pipes, anything that only looks."""
 
 _MAY_CHANGE = ("rounds", "engine", "checkpoint", "trackers", "device", "target", "tolerance")
 """Keys that a resumed run may change, because the rounds so far do not depend on them."""
+
+_PATIENCE = 10.0
+"""Seconds until a run that still goes on is believed: a killed comparison's take a while to end."""
 
 
 def fingerprint(config: RunConfig) -> dict[str, Any]:
@@ -53,16 +57,24 @@ def run(
     last checkpoint (or from the start, when it has none).  On KeyboardInterrupt the directory is
     left ready to be resumed.
     """
-    if files.holds_run(directory):
-        if not resume:
-            raise ConfigError(
-                f"--out is '{directory}', which already holds a run; add --resume to go on with "
-                "it, or choose another folder"
-            )
-        finished = _finished(config, directory)
+    finished = _finished(config, directory, resume)
+    if finished is not None:
+        return finished
+    files.create(directory)
+    with locked(directory, _PATIENCE):
+        finished = _finished(config, directory, resume)  # by the process that was waited for
         if finished is not None:
             return finished
-    files.create(directory)
+        return _run(config, directory, label, watchers, problem)
+
+
+def _run(
+    config: RunConfig,
+    directory: Path,
+    label: str | None,
+    watchers: Sequence[Watcher],
+    problem: Problem | None,
+) -> Summary:
     built = build(config, problem)
     followers = [tracker(name) for name in config.trackers]
     checkpoints = _checkpoints(config, directory)
@@ -78,8 +90,15 @@ def run(
     return session.go(built, store, checkpoints, resume=bool(done))
 
 
-def _finished(config: RunConfig, directory: Path) -> Summary | None:
+def _finished(config: RunConfig, directory: Path, resume: bool) -> Summary | None:
     """The summary of a run that needs no more rounds for this configuration."""
+    if not files.holds_run(directory):
+        return None
+    if not resume:
+        raise ConfigError(
+            f"--out is '{directory}', which already holds a run; add --resume to go on with "
+            "it, or choose another folder"
+        )
     before = resolve(loading.read(str(directory)), f"{directory}: ")
     old, new = fingerprint(before), fingerprint(config)
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))

@@ -33,12 +33,17 @@ from fedadmm.round import (
     run_round,
 )
 from fedadmm.state import MemoryStore
+from fedadmm.state.files import make_directory
+from fedadmm.state.locks import locked
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
 Observer = Callable[[RoundReport], None]
+
+_PREDECESSOR = 60.0
+"""Seconds that a server waits for the one before it to end."""
 
 
 class Outcome(NamedTuple):
@@ -85,8 +90,13 @@ def run_folder(context: Context) -> Path:
 def serve(
     federation: Federation, grid: Grid, folder: Path, observers: Iterable[Observer] = ()
 ) -> Outcome:
-    """Run a federation over a grid, from its last checkpoint in `folder` if there is one."""
-    with torch.no_grad():
+    """Run a federation over a grid, from its last checkpoint in `folder` if there is one.
+
+    Two servers on one checkpoint would acknowledge what the other never folded: the second waits,
+    and is refused.
+    """
+    make_directory(folder)
+    with torch.no_grad(), locked(folder, _PREDECESSOR):
         service = Service(federation, grid, folder, list(observers))
         if federation.mode == "asynchronous":
             from fedadmm.flower.asynchronous import run_asynchronously

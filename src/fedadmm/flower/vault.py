@@ -11,10 +11,8 @@ crash picks, both files are whole.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,11 +24,11 @@ from fedadmm.flower.parcels import Kept
 from fedadmm.flower.protocol import ClientLedger, Kind, Reply, Slot, slot_of
 from fedadmm.protocols import ClientRecord
 from fedadmm.state.files import Contents, make_directory, read_tensors, sync, write_tensors
+from fedadmm.state.locks import locked
 
-ACKED, PENDING, LOCK, DAMAGED = (
+ACKED, PENDING, DAMAGED = (
     "acked.safetensors",
     "pending.safetensors",
-    "lock",
     ".damaged",
 )
 
@@ -54,18 +52,7 @@ class Vault:
     @contextmanager
     def locked(self, timeout: float = 60.0) -> Iterator[None]:
         """Hold the folder: a restarted node may meet the process it left behind."""
-        with (self._folder / LOCK).open("w") as handle:
-            deadline = time.monotonic() + timeout
-            while True:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if time.monotonic() > deadline:
-                        raise StateError(
-                            f"{self._folder} is in use by another process for {timeout:g} s"
-                        ) from None
-                    time.sleep(0.05)
+        with locked(self._folder, timeout):
             self._files = {}
             yield
 
