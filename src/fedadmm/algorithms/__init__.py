@@ -6,7 +6,8 @@ from fedadmm.algorithms.async_fed_dr import AsyncFedDR
 from fedadmm.algorithms.fed_admm import FedADMM
 from fedadmm.algorithms.fed_admm_insa import FedADMMIn, FedADMMInSa
 from fedadmm.algorithms.fed_avg import FedAvg
-from fedadmm.algorithms.fed_dr import FedDR, FedDRII
+from fedadmm.algorithms.fed_dr import FedDR
+from fedadmm.algorithms.fed_dr_ii import FedDRII
 from fedadmm.algorithms.fed_dyn import FedDyn
 from fedadmm.algorithms.fed_pd import FedPD
 from fedadmm.algorithms.fed_prox import FedProx

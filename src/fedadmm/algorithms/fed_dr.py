@@ -19,7 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
 from fedadmm.errors import check_choice, check_positive, check_range
@@ -32,6 +31,8 @@ from fedadmm.protocols import (
     Regularizer,
 )
 from fedadmm.rng import Key
+
+State = TypeVar("State")
 
 
 class Server(NamedTuple):
@@ -48,16 +49,6 @@ class Client(NamedTuple):
     x: Tensor
 
 
-class ClientII(NamedTuple):
-    """FedDR-II: w_i = x_i - v_i and the local model x_i."""
-
-    w: Tensor
-    x: Tensor
-
-
-State = TypeVar("State", Client, ClientII)
-
-
 class Broadcast(NamedTuple):
     """The global model."""
 
@@ -70,8 +61,8 @@ class Message(NamedTuple):
     increment: Tensor
 
 
-class _DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
-    """The server's half, which every Douglas-Rachford method of this file shares."""
+class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
+    """The server's half, which FedDR and FedDR-II share."""
 
     eta: float
 
@@ -104,17 +95,13 @@ class _DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
         """xbar."""
         return server.xbar
 
-    def local_params(self, client: State) -> Tensor:
-        """x_i."""
-        return client.x
-
     def tracked_mean(self, server: Server) -> Tensor:
         """Xtilde, the mean of all xhat_i."""
         return server.xtilde
 
 
 @dataclass(frozen=True)
-class FedDR(_DouglasRachford[Client]):
+class FedDR(DouglasRachford[Client]):
     """FedDR with step `eta`, relaxation 0 < `alpha` < 2 and a choice of initialisation."""
 
     name: ClassVar[str] = "feddr"
@@ -153,42 +140,10 @@ class FedDR(_DouglasRachford[Client]):
         new = Client(self._governing(cast, client), result.params)
         return new, Message((2 * new.x - new.v) - (2 * client.x - client.v))
 
+    def local_params(self, client: Client) -> Tensor:
+        """x_i."""
+        return client.x
+
     def primal_dual(self, client: Client) -> PrimalDual:
         """x_i and (x_i - v_i) / eta."""
         return PrimalDual(client.x, (client.x - client.v) / self.eta, 1 / self.eta)
-
-
-@dataclass(frozen=True)
-class FedDRII(_DouglasRachford[ClientII]):
-    """FedDR in the variables of Wang et al. (11): w_i = x_i - v_i, alpha = 1.
-
-    client   x_i+ ~ prox_{eta f_i}(xbar - w_i);  w_i+ = w_i + x_i+ - xbar;  xhat_i = x_i + w_i
-    """
-
-    name: ClassVar[str] = "feddr-ii"
-    paper: ClassVar[str] = "Wang et al., FedADMM, CDC 2022, section IV.B"
-    accepts_regularizer: ClassVar[bool] = True
-
-    eta: float
-
-    def __post_init__(self) -> None:
-        check_positive(self, "eta", self.eta)
-
-    def init_client(self, params: Tensor) -> ClientII:
-        """w_i = 0, x_i = x^0."""
-        return ClientII(torch.zeros_like(params), params)
-
-    def local_problem(self, cast: Broadcast, client: ClientII) -> LocalProblem:
-        """prox_{eta f_i}(xbar - w_i), started at x_i."""
-        return LocalProblem(client.x, None, 1 / self.eta, cast.theta - client.w)
-
-    def client_update(
-        self, cast: Broadcast, client: ClientII, result: LocalResult
-    ) -> tuple[ClientII, Message]:
-        """Send the increment of xhat_i = x_i + w_i."""
-        new = ClientII(client.w + result.params - cast.theta, result.params)
-        return new, Message((new.x + new.w) - (client.x + client.w))
-
-    def primal_dual(self, client: ClientII) -> PrimalDual:
-        """x_i and w_i / eta."""
-        return PrimalDual(client.x, client.w / self.eta, 1 / self.eta)

@@ -1,0 +1,66 @@
+"""FedDR-II: FedDR in variables that show it to be FedADMM.
+
+Wang, Marella, Anderson: FedADMM: A federated primal-dual algorithm allowing partial participation,
+CDC 2022, section IV.B, (11): w_i = x_i - v_i, alpha = 1.
+
+    client   x_i+ ~ prox_{eta f_i}(xbar - w_i)
+             w_i+ = w_i + x_i+ - xbar
+             send the increment of  xhat_i = x_i + w_i
+    server   as FedDR's
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.algorithms.fed_dr import Broadcast, DouglasRachford, Message
+from fedadmm.errors import check_positive
+from fedadmm.protocols import LocalProblem, LocalResult, PrimalDual
+
+
+class Client(NamedTuple):
+    """w_i = x_i - v_i and the local model x_i."""
+
+    w: Tensor
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class FedDRII(DouglasRachford[Client]):
+    """FedDR in the variables of Wang et al., with step `eta`."""
+
+    name: ClassVar[str] = "feddr-ii"
+    paper: ClassVar[str] = "Wang et al., FedADMM, CDC 2022, section IV.B"
+    accepts_regularizer: ClassVar[bool] = True
+
+    eta: float
+
+    def __post_init__(self) -> None:
+        check_positive(self, "eta", self.eta)
+
+    def init_client(self, params: Tensor) -> Client:
+        """w_i = 0, x_i = x^0."""
+        return Client(torch.zeros_like(params), params)
+
+    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
+        """prox_{eta f_i}(xbar - w_i), started at x_i."""
+        return LocalProblem(client.x, None, 1 / self.eta, cast.theta - client.w)
+
+    def client_update(
+        self, cast: Broadcast, client: Client, result: LocalResult
+    ) -> tuple[Client, Message]:
+        """Send the increment of xhat_i = x_i + w_i."""
+        new = Client(client.w + result.params - cast.theta, result.params)
+        return new, Message((new.x + new.w) - (client.x + client.w))
+
+    def local_params(self, client: Client) -> Tensor:
+        """x_i."""
+        return client.x
+
+    def primal_dual(self, client: Client) -> PrimalDual:
+        """x_i and w_i / eta."""
+        return PrimalDual(client.x, client.w / self.eta, 1 / self.eta)
