@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from fedadmm.cli import app
 from fedadmm.errors import ConfigError
 from fedadmm.experiments import cells as cell_store
 from fedadmm.experiments import pool
+from fedadmm.experiments.config import load_problem
 from fedadmm.reproduction import SCALES, identifiers, load, reproduce
-from fedadmm.reproduction.output import reductions, sentence
+from fedadmm.reproduction.output import reductions, sentence, side_by_side
 from fedadmm.reproduction.recipe import cells
 from fedadmm.reproduction.running import plan
 
@@ -53,6 +55,27 @@ def test_every_configuration_is_complete_at_every_scale(identifier: str, scale: 
     todo = plan(identifier, scale)
     for cell in todo.cells:
         assert cell.config(0).rounds >= 1
+
+
+@pytest.mark.skipif("FEDADMM_DATA" not in os.environ, reason="FEDADMM_DATA is not set")
+@pytest.mark.parametrize("identifier", identifiers())
+def test_data_and_model_of_every_setting_fit_at_quick_scale(identifier: str) -> None:
+    configs = [cell.config(0) for cell in plan(identifier, "quick").cells]
+    for config in {config.problem.model_dump_json(): config for config in configs}.values():
+        assert load_problem(config).num_clients >= 1
+
+
+def test_what_a_paper_prints_is_its_first_measure() -> None:
+    row = _row("FedADMM", "as printed", [30.0]) | {"paper": 33.0, "seeds": [0]}
+    row["measures"]["best"] = {"mean": 0.9, "count": 1, "of": 1}
+    assert side_by_side([row], "rounds_to_target") == (
+        ["setting", "method", "paper", "as printed"],
+        [["digits", "FedADMM", "33", "30"]],
+    )
+    assert side_by_side([row], "best") == (
+        ["setting", "method", "as printed"],
+        [["digits", "FedADMM", "0.9"]],
+    )
 
 
 def test_table_three_holds_the_papers_numbers() -> None:
@@ -146,12 +169,14 @@ def test_the_reduction_is_over_the_best_baseline_that_always_met_the_target() ->
         _row("FedADMM", "as printed", [20.0, 20.0]),
         _row("FedADMM", "as released", [None, 20.0]),
         _row("FedADMM", "recommended", [75.0, 75.0]),
+        _row("FedDyn", "recommended", [50.0, 50.0]),
     ]
-    printed, recommended = reductions(rows)
+    printed, recommended, same = reductions(rows)
     assert (printed["best_baseline"], printed["reading"]) == ("FedAvg", "as printed")
     assert printed["reduction"] == pytest.approx(1 - 20 / 50)
     assert "60% fewer than the best baseline, FedAvg (50)" in sentence(printed)
     assert "50% more than" in sentence(recommended)
+    assert "50 rounds, as many as the best baseline" in sentence(same)
 
 
 def test_a_setting_may_have_a_metric_of_its_own() -> None:

@@ -138,26 +138,39 @@ def reductions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def sentence(found: Mapping[str, Any]) -> str:
     """A reduction in words."""
-    share = found["reduction"]
+    share = round(found["reduction"], 2)
+    difference = (
+        f"{abs(share):.0%} {'fewer' if share > 0 else 'more'} than" if share else "as many as"
+    )
     return (
         f"{found['setting']}: {found['method']}, {found['reading']}, needs {found['rounds']:.4g} "
-        f"rounds, {abs(share):.0%} {'fewer' if share >= 0 else 'more'} than the best baseline, "
+        f"rounds, {difference} the best baseline, "
         f"{found['best_baseline']} ({found['baseline_rounds']:.4g})"
     )
 
 
 def side_by_side(rows: list[dict[str, Any]], measure: str) -> tuple[list[str], list[list[str]]]:
-    """Headings and lines of a table: the paper, then one column for each reading that occurs."""
+    """Headings and lines of a table: the paper, then one column for each reading that occurs.
+
+    What a paper prints is the first measure, so that the other tables do not show it.
+    """
     readings = [r for r in READINGS if any(row["reading"] == r for row in rows)]
+    papers = ["paper"] if measure == next(iter(rows[0]["measures"])) else []
     groups: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["setting"], row["method"]), {})[row["reading"]] = row
     lines = []
     for (setting, method), found in groups.items():
-        paper = next((row["paper"] for row in found.values() if row["paper"] is not None), "")
+        paper = [_printed(next(iter(found.values()))["paper"])] if papers else []
         values = [shown(measure, found[r]) if r in found else "" for r in readings]
-        lines.append([setting, method, str(paper), *values])
-    return ["setting", "method", "paper", *readings], lines
+        lines.append([setting, method, *paper, *values])
+    return ["setting", "method", *papers, *readings], lines
+
+
+def _printed(value: float | str | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _markdown_table(headings: list[str], lines: list[list[str]]) -> list[str]:
