@@ -57,7 +57,7 @@ def test_every_configuration_is_complete_at_every_scale(identifier: str, scale: 
         assert cell.config(0).rounds >= 1
 
 
-@pytest.mark.skipif("FEDADMM_DATA" not in os.environ, reason="FEDADMM_DATA is not set")
+@pytest.mark.skipif(not os.environ.get("FEDADMM_DATA"), reason="FEDADMM_DATA is not set")
 @pytest.mark.parametrize("identifier", identifiers())
 def test_data_and_model_of_every_setting_fit_at_quick_scale(identifier: str) -> None:
     configs = [cell.config(0) for cell in plan(identifier, "quick").cells]
