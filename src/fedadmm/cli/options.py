@@ -112,4 +112,4 @@ def processes(jobs: int | None, engine: str) -> int:
     return len(os.sched_getaffinity(0)) if engine in _ONE_CORE else 1
 
 
-_ONE_CORE = ("sequential", "vectorised")
+_ONE_CORE = ("sequential", "vectorised", "virtual-time")

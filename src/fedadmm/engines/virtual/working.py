@@ -107,7 +107,8 @@ class Crew:
 
     def _alone(self, flight: Flight, download: Download) -> Reply:
         desk = self._desks[0]
-        upload, info = run_client(self._job, desk, flight.client, download, flight.step)
+        with torch_threads(1):  # as in a worker, whose results these must equal to the last bit
+            upload, info = run_client(self._job, desk, flight.client, download, flight.step)
         return Reply(upload, info, desk.take(flight.client))
 
     def _together(self, flights: Sequence[Flight], downloads: Mapping[int, Download]) -> None:
