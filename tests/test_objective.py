@@ -140,6 +140,15 @@ def test_evaluation_in_parts_is_evaluation_at_once(monkeypatch):
     torch.testing.assert_close(objective.evaluation_gradient(point), gradient, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    ("shape", "most"), [((5000, 3), 2048), ((700, 1, 28, 28), 256), ((0, 9), 1)]
+)
+def test_every_row_is_in_one_part_and_wide_rows_are_in_small_ones(shape, most):
+    parts = [range(shape[0])[part] for part in model_objective.evaluation_parts(torch.zeros(shape))]
+    assert [row for part in parts for row in part] == list(range(shape[0]))
+    assert max(map(len, parts), default=0) <= most
+
+
 def test_evaluation_uses_neither_dropout_nor_batch_statistics():
     module = perceptron(0, nn.BatchNorm1d(5), nn.Dropout(0.5))
     objective = fa.ModelObjective(module, nn.functional.cross_entropy, *rows(0, 13))

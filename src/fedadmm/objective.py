@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedadmm.errors import DataError, ParameterError
-from fedadmm.model_objective import EVALUATION_ROWS, Loss, ModelObjective, Prepare
+from fedadmm.model_objective import Loss, ModelObjective, Prepare, evaluation_parts
 from fedadmm.protocols import Objective
 
 __all__ = [
-    "EVALUATION_ROWS",
     "LeastSquares",
     "LogisticRegression",
     "Loss",
@@ -23,6 +22,7 @@ __all__ = [
     "Quadratic",
     "QuadraticObjective",
     "evaluation_gradient",
+    "evaluation_parts",
 ]
 
 

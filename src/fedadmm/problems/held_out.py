@@ -14,7 +14,7 @@ from fedadmm.data.federated import FederatedData, Rows
 from fedadmm.errors import DataError
 from fedadmm.flat import FlatModule
 from fedadmm.losses import binary_cross_entropy, cross_entropy, half_squared_error
-from fedadmm.objective import EVALUATION_ROWS, Loss, ModelObjective
+from fedadmm.objective import Loss, ModelObjective, evaluation_parts
 from fedadmm.protocols import Evaluator, Metrics, Objective
 
 
@@ -63,8 +63,7 @@ class HeldOut:
         self.flat.module.eval()
         loss, correct = 0.0, 0
         with torch.no_grad():
-            for begin in range(0, len(self.targets), EVALUATION_ROWS):
-                part = slice(begin, begin + EVALUATION_ROWS)
+            for part in evaluation_parts(self.inputs):
                 targets = self.targets[part].to(live.device)
                 inputs = self.inputs[part].to(live.device)
                 if self.prepare is not None:
