@@ -21,7 +21,7 @@ def evaluation_parts(inputs: Tensor) -> Iterator[slice]:
     """The rows in turns; the turns bound memory and time, not the result.
 
     Of wide rows it takes fewer: what the layers of a CNN return for 2,048 images is so large that
-    the C library asks the system for fresh pages every time, which takes longer than the CNN.
+    the C library asks the system for fresh pages every time, which takes nearly as long as the CNN.
     """
     wide = max(_FEWEST_ROWS, _VALUES // max(1, inputs[:1].numel()))
     step = min(EVALUATION_ROWS, wide)
