@@ -91,7 +91,7 @@ def _run(
 
 
 def _finished(config: RunConfig, directory: Path, resume: bool) -> Summary | None:
-    """The summary of a run that needs no more rounds; refuses a folder that is not to be resumed."""
+    """The summary of a run that needs no more rounds; refuses one that may not be resumed."""
     if not files.holds_run(directory):
         return None
     if not resume:
