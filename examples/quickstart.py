@@ -4,7 +4,7 @@ from fedadmm import SGD, Epochs, FedADMM, FedAvg, Target, UniformSampling, probl
 
 problem = problems.load("digits", clients=20, partition="shards")
 
-for method in (FedAvg(), FedADMM(rho=0.1, start="global", join="current", members="seen")):
+for method in (FedAvg(), FedADMM(rho=0.1, start="global", members="seen")):
     result = simulate(
         method,
         problem,

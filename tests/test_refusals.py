@@ -291,16 +291,21 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "FedADMM start": (
         lambda: fa.FedADMM(1.0, start="zero"),
-        "FedADMM: start is 'zero', but must be one of 'own', 'global'",
+        "FedADMM: start is 'zero', but must be one of 'own', 'current', 'global'",
     ),
-    "FedADMM join": (
-        lambda: fa.FedADMM(1.0, join="late"),
-        "FedADMM: join is 'late', but must be one of 'initial', 'current', 'always'",
+    "FedADMM increment": (
+        lambda: fa.FedADMM(1.0, increment="late"),
+        "FedADMM: increment is 'late', but must be one of 'exact', 'printed', 'released'",
     ),
-    "FedADMM seen, joining always": (
-        lambda: fa.FedADMM(1.0, join="always", members="seen"),
-        "FedADMM: join is 'always', but must be 'initial' or 'current' with members='seen', whose "
-        "mean counts the clients' own models",
+    "FedADMM seen, as released": (
+        lambda: fa.FedADMM(1.0, increment="released", members="seen"),
+        "FedADMM: increment is 'released', but must be 'exact' with members='seen', whose mean "
+        "counts the clients' own models",
+    ),
+    "FedADMM schedule with a step": (
+        lambda: fa.FedADMM(fa.Geometric(1.0), step=0.5),
+        "FedADMM: step is 0.5, but must be 'tracking' with members='seen' or a schedule of rho, "
+        "which keep an exact mean (increment='printed' keeps none)",
     ),
     "FedADMM members": (
         lambda: fa.FedADMM(1.0, members="some"),
@@ -308,8 +313,8 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "FedADMM seen with a step": (
         lambda: fa.FedADMM(1.0, step=0.5, members="seen"),
-        "FedADMM: step is 0.5, but must be 'tracking' with members='seen', which keeps the exact "
-        "mean of the members",
+        "FedADMM: step is 0.5, but must be 'tracking' with members='seen' or a schedule of rho, "
+        "which keep an exact mean (increment='printed' keeps none)",
     ),
     "FedADMM rho with a tracking floor": (
         lambda: fa.FedADMM(fa.Geometric(floor="tracking")),

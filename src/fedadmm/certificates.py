@@ -153,11 +153,12 @@ def _choose(theorem: Theorem, job: Job, engine: object, L: float) -> str:
     asynchronous = getattr(engine, "is_asynchronous", False)
     allowed: tuple[str, ...] = ()
     if isinstance(method, FedADMM) and not asynchronous:
-        plain = method.step == "tracking" and method.join == "initial" and method.members == "all"
+        plain = method.step == "tracking" and method.increment != "released"
+        plain = plain and method.members == "all"
         if not isinstance(method.rho, float | int) or not plain:
             raise _refuse(
-                "FedADMM's theorems need a constant rho, step='tracking', join='initial' and "
-                "members='all'"
+                "FedADMM's theorems need a constant rho, step='tracking', members='all' and "
+                "no increment='released'"
             )
         allowed = ("gong", "wang") if method.rho > gong_rho_min(L) else ("wang", "gong")
     elif isinstance(method, FedDR | FedDRII):

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedadmm.engines.job import Job
+from fedadmm.engines.job import Job, this_round
 from fedadmm.errors import PairingError, ParameterError
 from fedadmm.objective import QuadraticObjective
 from fedadmm.problem import Problem
@@ -89,7 +89,7 @@ def _check_stop(job: Job) -> None:
             "in every round; use reference='own'"
         )
     # A rule that certifies an accuracy refuses a penalty that is too small for it.
-    cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), job.seed)
+    cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), this_round(job, 0))
     first = job.algorithm.local_problem(cast, job.algorithm.init_client(job.initial))
     zero = job.initial.new_zeros(1)
     job.stop.reached(Progress(zero, zero, zero, first.weight, 0))

@@ -94,12 +94,22 @@ IN_NO_ROUND = SolveContext()
 """The context of a solve on its own, outside any run."""
 
 
+class Round(NamedTuple):
+    """Which round it is: the clock of every schedule, and the key of what is random in it."""
+
+    round_index: int
+    """Rounds of the run before this one, empty ones included; an initial round has -1."""
+    key: Key
+
+
 class Received(NamedTuple):
     """Which replies a server step folds: how many, their weight sum, out of how many clients."""
 
     replies: int
     weight: float
     clients: int
+    round_index: int
+    """The round's index, as in `Round`."""
 
 
 class Regularizer(Protocol):
@@ -136,6 +146,15 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         return Needs()
 
     @property
+    def bias(self) -> str | None:
+        """Why a run does not come to rest at the optimum; None for a method that does.
+
+        On strongly convex problems, with accurate local solves and every client taking part again
+        and again.
+        """
+        return None
+
+    @property
     def starts_with_everyone(self) -> bool:
         """Whether an initial round with all clients precedes the first sampled one."""
         return False
@@ -163,8 +182,8 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         """A client's state before its first round, from the initial vector."""
 
     @abstractmethod
-    def broadcast(self, server: Server, key: Key) -> Cast:
-        """What every participant receives; `key` is the round's, for methods that toss a coin."""
+    def broadcast(self, server: Server, turn: Round) -> Cast:
+        """What every participant of the round receives."""
 
     @abstractmethod
     def local_problem(self, cast: Cast, client: Client) -> LocalProblem:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from fedadmm import trees
-from fedadmm.engines.job import Job
+from fedadmm.engines.job import Job, this_round
 from fedadmm.errors import PairingError, ParameterError, StateError
 from fedadmm.protocols import ClientStateStore, Download, Engine, EngineState
 from fedadmm.round import Ending, RoundReport, RunState, initial_state
@@ -152,7 +152,9 @@ def _unpack(job: Job, found: Checkpoint) -> Start:
     buffers = found.tensors.get("buffers")
     if buffers is not None:
         buffers = buffers.to(job.initial.device)
-    engine = _unpack_engine(job, found, Download(job.algorithm.broadcast(template, 0), buffers))
+    engine = _unpack_engine(
+        job, found, Download(job.algorithm.broadcast(template, this_round(job, 0)), buffers)
+    )
     first_loss, notes = found.values["first_loss"], found.values["notes"]
     state = RunState(found.round, server, buffers, first_loss, engine, notes)
     ending = found.values["ending"]

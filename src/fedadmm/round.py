@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedadmm import trees
-from fedadmm.engines.job import Job
+from fedadmm.engines.job import Job, this_round
 from fedadmm.errors import ParameterError, StateError
 from fedadmm.evaluation import Evaluation, Target
 from fedadmm.problem import Problem
@@ -35,7 +35,6 @@ from fedadmm.protocols import (
     Sampler,
     Upload,
 )
-from fedadmm.rng import derive
 
 EXPLOSION = 1e6
 """A loss this many times its first value (plus one) counts as exploded."""
@@ -234,14 +233,15 @@ def run_round(
     """One round: broadcast, stream the weighted sum of the replies, one server step."""
     began = time.perf_counter()
     algorithm, problem = job.algorithm, job.problem
-    cast = algorithm.broadcast(state.server, derive(job.seed, "broadcast", round_index))
+    cast = algorithm.broadcast(state.server, this_round(job, round_index))
     download = Download(cast, state.buffers)
     replies = _Sum(problem)
     finite = all(map(replies.add, engine.run_clients(ids, download, round_index)))
     infos = sorted(replies.infos, key=lambda info: info.client)
     server, buffers = state.server, state.buffers
     if replies.total is not None and finite:
-        total, received = replies.total, Received(len(infos), replies.weight, problem.num_clients)
+        total = replies.total
+        received = Received(len(infos), replies.weight, problem.num_clients, round_index)
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
         buffers = total.buffers / replies.weight if total.buffers is not None else buffers
     seconds = time.perf_counter() - began

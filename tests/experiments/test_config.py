@@ -52,6 +52,7 @@ def test_a_table_is_a_constructor_call() -> None:
             "rho": {"name": "piecewise", "values": {"0": 0.5, "10": 1.0}},
             "step": {"name": "geometric", "factor": 0.8, "floor": "tracking"},
             "start": "global",
+            "increment": "printed",
         },
         "regularizer": {"name": "elastic-net", "l1": 0.1, "l2": 0.2},
         "sampler": {"name": "trace", "rounds": [[0, 1], [2, 3]], "repeat": True},
@@ -59,7 +60,10 @@ def test_a_table_is_a_constructor_call() -> None:
     }
     built = build(resolve(tree))
     assert built.algorithm == fa.FedADMM(
-        Piecewise({0: 0.5, 10: 1.0}), Geometric(factor=0.8, floor="tracking"), start="global"
+        Piecewise({0: 0.5, 10: 1.0}),
+        Geometric(factor=0.8, floor="tracking"),
+        start="global",
+        increment="printed",
     )
     assert built.problem.regularizer == fa.ElasticNet(0.1, 0.2)
     assert built.sampler == fa.TraceSampling(((0, 1), (2, 3)), repeat=True)
@@ -82,7 +86,7 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
         (
             {"algorithm": {"name": "fedadmm", "rh0": 1}},
             "algorithm.rh0 is not a key of fedadmm; did you mean rho? "
-            "(allowed: rho, step, start, join, members)",
+            "(allowed: rho, step, start, members, increment)",
         ),
         (
             {"sampler": {"name": "unifrom"}},

@@ -11,7 +11,7 @@ import torch
 import fedadmm as fa
 from fedadmm.engines.job import Job, run_client
 from fedadmm.errors import EngineError, ParameterError
-from fedadmm.protocols import Download, Received
+from fedadmm.protocols import Download, Received, Round
 from fedadmm.regularizers import Zero
 from fedadmm.state import MemoryStore
 
@@ -54,15 +54,15 @@ def by_hand(settings, order):
         algorithm, fa.Problem(objectives()), settings.solver, settings.stop, settings.seed, initial
     )
     server, store = algorithm.init_server(initial), MemoryStore()
-    casts = {client: algorithm.broadcast(server, 0) for client in range(CLIENTS)}
+    casts = {client: algorithm.broadcast(server, Round(0, 0)) for client in range(CLIENTS)}
     done: Counter[int] = Counter()
     for client in order:
         upload, _ = run_client(job, store, client, Download(casts[client]), done[client])
         done[client] += 1
         total = type(upload.message)(*(part / CLIENTS for part in upload.message))
-        received = Received(1, 1 / CLIENTS, CLIENTS)
+        received = Received(1, 1 / CLIENTS, CLIENTS, 0)
         server = algorithm.server_update(server, total, received, Zero())
-        casts[client] = algorithm.broadcast(server, 0)
+        casts[client] = algorithm.broadcast(server, Round(0, 0))
     return algorithm.global_params(server)
 
 

@@ -9,7 +9,7 @@ import fedadmm as fa
 from fedadmm import trees
 from fedadmm.algorithms import REGISTRY
 from fedadmm.engines.job import Job, run_client
-from fedadmm.protocols import Algorithm, Download, Received
+from fedadmm.protocols import Algorithm, Download, Received, Round
 from fedadmm.regularizers import L1, Zero
 from fedadmm.rng import derive
 from fedadmm.state import MemoryStore
@@ -43,7 +43,7 @@ def play(algorithm, regularizer, cohorts):
     job = Job(algorithm, problem, fa.SGD(lr=0.1, batch_size=10), fa.Epochs(1), 0, initial)
     server, store, past = algorithm.init_server(initial), MemoryStore(), {}
     for number, cohort in enumerate(cohorts):
-        cast = algorithm.broadcast(server, derive(0, "b", number))
+        cast = algorithm.broadcast(server, Round(number, derive(0, "b", number)))
         total = None
         for client in cohort:
             upload, _ = run_client(job, store, client, Download(cast), number)
@@ -54,7 +54,7 @@ def play(algorithm, regularizer, cohorts):
                 else share
             )
             total = trees.add_scaled_(total, share, 1.0) if total else trees.clone(share)
-        received = Received(len(cohort), len(cohort) / CLIENTS, CLIENTS)
+        received = Received(len(cohort), len(cohort) / CLIENTS, CLIENTS, number)
         server = algorithm.server_update(server, total, received, regularizer)
     states = {c: store.get(c).state for c in store.clients()}
     return server, states, past, algorithm.init_client(initial)

@@ -35,7 +35,7 @@ ALGORITHMS = {
     "fedprox": fa.FedProx(rho=0.1),
     "scaffold": fa.Scaffold(),
     "feddyn": fa.FedDyn(eta=1.0),
-    "fedadmm": fa.FedADMM(rho=0.5, members="seen", join="current"),
+    "fedadmm": fa.FedADMM(rho=0.5, members="seen", start="current"),
     "fedadmm-in": fa.FedADMMIn(beta=0.5),
     "fedadmm-insa": fa.FedADMMInSa(beta=0.5),
     "feddr": fa.FedDR(eta=1.0, init="prox"),

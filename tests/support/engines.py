@@ -78,7 +78,7 @@ ALGORITHMS = {
     "feddyn": fa.FedDyn(eta=0.7),
     "fedpd": fa.FedPD(eta=0.7, skip_probability=0.4),
     "fedadmm": fa.FedADMM(rho=0.5),
-    "fedadmm-current": fa.FedADMM(rho=0.5, join="current", members="seen", start="global"),
+    "fedadmm-current": fa.FedADMM(rho=0.5, members="seen", start="global"),
     "fedadmm-in": fa.FedADMMIn(beta=0.5),
     "fedadmm-insa": fa.FedADMMInSa(beta=0.5, mu=1.5),
     "feddr": fa.FedDR(eta=0.6, alpha=1.2, init="prox"),

@@ -41,17 +41,18 @@ def fedadmm(
     solve: Solve,
     step: Callable[[int], float] | None = None,
     start: str = "own",
-    join: str = "initial",
     members: str = "all",
+    increment: str = "exact",
     prox: Callable[[Array, float], Array] = lambda v, t: v,
 ) -> Array:
-    """FedADMM that keeps every u_i on the server, so that a mean is really taken as a mean.
+    """FedADMM whose server knows every (w_i, y_i, rho_i), so that a mean is really taken as one.
 
-    `step` None is tracking.  Returns theta after every round.
+    `step` None is tracking; then the augmented Lagrangian is minimised over theta anew in every
+    round, unless `increment` says which sum is moved instead.  Returns theta after every round.
     """
     n, d = given.b.shape
     w, y = np.tile(given.start, (n, 1)), np.zeros((n, d))
-    u = w.copy()
+    own = np.full(n, rho(0))
     seen: set[int] = set()
     theta, folded = given.start.copy(), given.start.copy()
     trajectory = []
@@ -59,22 +60,22 @@ def fedadmm(
         r = rho(t)
         change = np.zeros(d)
         for i in cohort:
-            if join == "current" and i not in seen:
-                w[i] = u[i] = theta
-            elif join == "always":
-                w[i], u[i] = theta, theta + y[i] / r
-            w[i] = solve(i, w[i] if start == "own" else theta, y[i], r, theta)
-            y[i] = y[i] + r * (w[i] - theta)
-            change = change + given.a[i] * (w[i] + y[i] / r - u[i])
-            u[i] = w[i] + y[i] / r
+            begin = w[i] if start == "own" or (start == "current" and i in seen) else theta
+            moved = solve(i, begin, y[i], r, theta)
+            dual = y[i] + r * (moved - theta)
+            before = w[i] + y[i] / r
+            delta = 2 * (moved - theta) if increment == "released" else moved + dual / r - before
+            change = change + given.a[i] * delta
+            w[i], y[i], own[i] = moved, dual, r
         seen |= set(cohort)
-        if cohort:
-            if members == "seen":
-                ids = sorted(seen)
-                folded = given.a[ids] @ u[ids] / given.a[ids].sum()
-            else:
-                share = given.a[list(cohort)].sum()
-                folded = folded + (1.0 if step is None else step(t) / share) * change
+        if cohort and step is None and increment == "exact":
+            ids = sorted(seen) if members == "seen" else list(range(n))
+            weight = given.a[ids] * own[ids]
+            numerator = weight @ w[ids] + given.a[ids] @ y[ids]
+            theta = prox(numerator / weight.sum(), given.a[ids].sum() / weight.sum())
+        elif cohort:
+            share = given.a[list(cohort)].sum()
+            folded = folded + (1.0 if step is None else step(t) / share) * change
             theta = prox(folded, 1 / r)
         trajectory.append(theta.copy())
     return np.array(trajectory)

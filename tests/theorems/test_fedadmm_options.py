@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
@@ -36,12 +37,14 @@ OPTIONS = {
     "tracking": {},
     "step 0.3": {"step": 0.3},
     "step schedule": {"step": falling},
-    "join current": {"join": "current"},
-    "join always": {"join": "always", "step": 0.3},
+    "start current": {"start": "current"},
+    "released": {"increment": "released", "step": 0.3},
+    "released, tracking, global": {"increment": "released", "start": "global"},
+    "printed": {"increment": "printed"},
     "members seen": {"members": "seen"},
-    "seen, joining at current": {"members": "seen", "join": "current"},
+    "seen, starting at current": {"members": "seen", "start": "current"},
     "start global": {"start": "global"},
-    "global, numeric, current": {"start": "global", "step": 0.4, "join": "current"},
+    "current, numeric": {"start": "current", "step": 0.4},
 }
 SOLVES = {
     "exact": (fa.ExactSolver(), None),
@@ -74,10 +77,19 @@ def test_option(option, solve, weights):
     assert_same(result.trajectory, direct(given, sampler, 2, lambda t: RHO, numpy_solve, **options))
 
 
-@pytest.mark.parametrize("option", ["tracking", "step schedule", "members seen"])
+PENALTY_SCHEDULES = {
+    "weighted mean": {},
+    "weighted mean over the members": {"members": "seen", "start": "current"},
+    "printed": {"increment": "printed"},
+    "printed, step schedule": {"increment": "printed", "step": falling},
+    "released": {"increment": "released", "step": 0.3},
+}
+
+
+@pytest.mark.parametrize("option", PENALTY_SCHEDULES)
 def test_penalty_schedule_with_l1(option):
     given = federation(32, weights=WEIGHTS, regularizer=fa.L1(LAM))
-    sampler, options = fa.UniformSampling(3), OPTIONS[option]
+    sampler, options = fa.UniformSampling(3), PENALTY_SCHEDULES[option]
     result = run(fa.FedADMM(growing, **options), given, sampler=sampler, seed=1)
     expected = direct(
         given,
@@ -92,18 +104,30 @@ def test_penalty_schedule_with_l1(option):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_the_mean_is_tracked_although_rho_changes(sampler):
-    """Each u_i counts with the rho of the round in which the client last took part."""
+def test_the_server_minimises_the_augmented_lagrangian_although_rho_changes(sampler):
+    """Its gradient sum a_i (rho_i (theta - w_i) - y_i) is zero at theta.
+
+    rho_i is that of the round in which the client last took part; empty rounds count.
+    """
     given = federation(33, weights=WEIGHTS)
     rounds = snapshots(fa.FedADMM(growing), given, sampler=SAMPLERS[sampler], seed=4)
-    last: dict[int, float] = {}
-    steps = 0
-    for snapshot in rounds:
-        for client in snapshot.record["clients"]:
-            last[client] = growing(steps)
-        steps += bool(snapshot.record["clients"])
-        u = [c.w + c.y / last.get(i, growing(0)) for i, c in enumerate(snapshot.clients)]
-        assert_same(snapshot.server.mean.numpy(), weighted_mean(given.a, u))
+    last = dict.fromkeys(range(given.clients), growing(0))
+    for t, snapshot in enumerate(rounds):
+        last |= dict.fromkeys(snapshot.record["clients"], growing(t))
+        slopes = [last[i] * (snapshot.theta - c.w) - c.y for i, c in enumerate(snapshot.clients)]
+        assert_same(weighted_mean(given.a, slopes), 0 * slopes[0].numpy())
+
+
+@pytest.mark.parametrize("before", [0.3, 1.0])
+def test_a_change_of_rho_leaves_the_optimum_alone(before):
+    """2 of 10 clients a round: theta is at the optimum when rho grows tenfold, and stays there."""
+    given = federation(37, clients=10)
+    schedule = fa.Piecewise({0: before, 900: 10 * before})
+    sampler = fa.UniformSampling(2)
+    result = run(fa.FedADMM(schedule), given, rounds=1200, sampler=sampler)
+    away = np.linalg.norm(stacked(result.trajectory) - given.optimum, axis=1)
+    assert away[899] < 1e-6
+    assert away[900:].max() < 2e-6
 
 
 @hypothesis_given(factor=st.floats(0.5, 0.95), initial=st.floats(0.5, 2.0))
@@ -123,12 +147,12 @@ def test_a_geometric_step_falls_to_the_participation_and_not_below(factor, initi
     assert_same(stacked(result.trajectory) / scale, expected / scale)
 
 
-def test_joining_always_sends_twice_the_move():
-    """The dual's increment is rho times the move, and w_i counts from theta: 2 (w_i+ - theta)."""
+@pytest.mark.parametrize("rho", [RHO, fa.Piecewise({0: RHO, 1: 0.3})])
+def test_the_released_increment_is_twice_the_move(rho):
     given = federation(36)
     cohort = [1, 3]
     sampler = fa.TraceSampling([[0, 2, 4], cohort])
-    method = fa.FedADMM(RHO, join="always")
+    method = fa.FedADMM(rho, increment="released")
     first, second = snapshots(method, given, rounds=2, sampler=sampler)
     moves = sum(second.clients[i].w - first.theta for i in cohort) / given.clients
     assert_same([second.server.mean - first.server.mean], [2 * moves])
@@ -141,3 +165,23 @@ def test_members_seen_is_all_once_everybody_was_seen():
     everyone = run(fa.FedADMM(RHO), given, sampler=trace)
     seen = run(fa.FedADMM(RHO, members="seen"), given, sampler=trace)
     assert_same(everyone.trajectory, seen.trajectory)
+
+
+def test_steps_and_penalties_count_the_same_rounds_empty_ones_included():
+    """Both change in round 10 of the run, whoever takes part."""
+    given = federation(38)
+    sampler = fa.BernoulliSampling(0.2)
+    change = fa.Piecewise({0: 0.7, 10: 1.4})
+    method = fa.FedADMM(change, step=fa.Piecewise({0: 0.2, 10: 0.6}), increment="printed")
+    result = run(method, given, sampler=sampler, seed=3)
+    assert any(not record["clients"] for record in result.history[:10])
+    expected = direct(
+        given,
+        sampler,
+        3,
+        change,
+        reference.exact(given),
+        step=lambda t: 0.2 if t < 10 else 0.6,
+        increment="printed",
+    )
+    assert_same(result.trajectory, expected)

@@ -10,6 +10,8 @@ from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
 import fedadmm as fa
+from fedadmm.algorithms.fed_admm import Message
+from fedadmm.protocols import Round
 from support.federations import SAMPLERS, WEIGHTS, assert_same, federation, run
 from support.models import small_federation
 
@@ -21,12 +23,7 @@ class FrozenDual(fa.FedADMM):
     def client_update(self, cast, client, result):
         state, _ = super().client_update(cast, client, result)
         frozen = state._replace(y=torch.zeros_like(state.y))
-        return frozen, self._message(client, frozen)
-
-    def _message(self, client, frozen):
-        from fedadmm.algorithms.fed_admm import Message
-
-        return Message(frozen.w - client.w, None)
+        return frozen, Message(frozen.w - client.w)
 
 
 @hypothesis_given(seed=st.integers(0, 2**20), rho=st.floats(0.0625, 8.0))
@@ -34,12 +31,12 @@ def test_fedadmm_with_its_dual_frozen_at_zero_solves_the_problem_of_fedprox(seed
     given = federation(seed)
     theta = given.initial
     admm, prox = fa.FedADMM(rho), fa.FedProx(rho)
-    cast = admm.broadcast(admm.init_server(theta), 0)
+    cast = admm.broadcast(admm.init_server(theta), Round(0, 0))
     client = admm.init_client(theta + 1)
     solver, rule = fa.ExactSolver(), fa.Epochs(1)
     one, _ = solver.solve(given.problem.clients[0], admm.local_problem(cast, client), rule, 0)
     server = prox.init_server(theta)
-    local = prox.local_problem(prox.broadcast(server, 0), prox.init_client(theta))
+    local = prox.local_problem(prox.broadcast(server, Round(0, 0)), prox.init_client(theta))
     two, _ = solver.solve(given.problem.clients[0], local, rule, 0)
     assert_same([one.params], [two.params])
     expected = given.prox(0, given.start, 1 / rho)

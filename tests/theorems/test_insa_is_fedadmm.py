@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -123,3 +124,56 @@ def test_server_memory_is_a_weighted_mean_of_new_and_old():
         snapshots(fa.FedADMMIn(BETA, memory=m), given, rounds=1)[0] for m in (0.0, delta)
     )
     assert_same([remembering.theta], [(plain.theta + delta * given.initial) / (1 + delta)])
+
+
+def full_knowledge(given, cohorts, server_beta, mu, tau, low, high):
+    """InSa with a server that knows every (u_i, lambda_i, beta_i), in the letters of the slides.
+
+    (S3) is solved anew in every round; `counted` is the penalty that a client has in it.
+    """
+    n, d = given.b.shape
+    u, lam, z = np.tile(given.start, (n, 1)), np.zeros((n, d)), given.start.copy()
+    beta = np.full(n, BETA)
+    counted = beta.copy()
+    trajectory = []
+    for cohort in cohorts:
+        following = beta.copy()
+        for i in cohort:
+            new = np.linalg.solve(
+                given.A[i] + beta[i] * np.eye(d), given.b[i] + lam[i] + beta[i] * z
+            )
+            p, dual = beta[i] * np.linalg.norm(new - u[i]), np.linalg.norm(new - z)
+            grown = beta[i] * tau if dual > mu * p else beta[i]
+            following[i] = np.clip(beta[i] / tau if p > mu * dual else grown, low, high)
+            lam[i] = lam[i] - beta[i] * (new - z)
+            u[i], counted[i] = new, beta[i]
+        if cohort:
+            share = given.a * counted
+            z = (share @ u - given.a @ lam) / share.sum()
+        beta = following
+        if server_beta == "next":
+            counted = beta.copy()
+        trajectory.append(z.copy())
+    return np.array(trajectory), beta
+
+
+@pytest.mark.parametrize("server_beta", ["solved", "next"])
+@pytest.mark.parametrize("sampler", ["uniform", "bernoulli", "cyclic"])
+def test_absent_clients_count_with_the_penalty_that_the_option_names(server_beta, sampler):
+    given = federation(64, weights=WEIGHTS)
+    scheme = SAMPLERS[sampler]
+    cohorts = [list(scheme.sample(5, t, given.clients)) for t in range(50)]
+    rule = {"mu": 1.2, "tau": 2.0}
+    expected, beta = full_knowledge(given, cohorts, server_beta, **rule, low=0.1, high=20.0)
+    method = fa.FedADMMInSa(BETA, server_beta=server_beta, beta_min=0.1, beta_max=20.0, **rule)
+    assert len(set(beta)) > 1
+    assert_same(run(method, given, sampler=scheme, seed=5).trajectory, expected)
+
+
+def test_with_everybody_the_two_readings_of_the_penalty_are_one():
+    given = federation(65)
+    solved, following = (
+        run(fa.FedADMMInSa(BETA, mu=1.2, server_beta=reading), given).trajectory
+        for reading in ("solved", "next")
+    )
+    assert_same(solved, following)

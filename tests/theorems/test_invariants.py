@@ -38,12 +38,12 @@ def test_fedadmm_tracks_the_mean_of_all_augmented_models(sampler, regularizer):
         assert_same(snapshot.server.mean.numpy(), weighted_mean(given.a, u))
 
 
-@pytest.mark.parametrize("join", ["initial", "current"])
+@pytest.mark.parametrize("start", ["own", "current"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_members_seen_is_the_mean_over_those_who_took_part(sampler, join):
+def test_members_seen_is_the_mean_over_those_who_took_part(sampler, start):
     given = federation(82, weights=WEIGHTS)
     rho = 1.2
-    method = fa.FedADMM(rho, members="seen", join=join)
+    method = fa.FedADMM(rho, members="seen", start=start)
     for snapshot in snapshots(method, given, sampler=SAMPLERS[sampler]):
         ids = sorted(snapshot.seen)
         if ids:

@@ -143,7 +143,7 @@ def _remarks(situation: Situation, found: Estimate) -> list[str]:
     if situation.p_hat < 1.0:
         remarks.append(
             "Not everybody takes part: the mean runs over the clients seen so far "
-            "(members = 'seen', join = 'current'), which is the theorems' mean once all were. "
+            "(members = 'seen'), which is the theorems' mean once all were. "
             "Local work begins at the global model (start = 'global'): a client's own is as old "
             "as its last turn."
         )
@@ -164,7 +164,7 @@ def _written(config: RunConfig, situation: Situation, advice: tuple[Advice, ...]
     else:
         algorithm = {"name": "fedadmm", "rho": rho}
         if situation.p_hat < 1.0:
-            algorithm |= {"members": "seen", "join": "current", "start": "global"}
+            algorithm |= {"members": "seen", "start": "global"}
     changes: Tree = {"algorithm": algorithm}
     if "lr" in type(config.solver).model_fields:
         changes["solver"] = {"lr": rate}

@@ -11,6 +11,9 @@ algorithm allowing partial participation, CDC 2022, Algorithm 2.
 
 `step = "tracking"` is |S|/n: `mean` is then exactly the mean of all u_i, the setting of both
 convergence theorems.  Gong et al. run step = 1, where it is not.
+
+When rho follows a schedule, clients hold u_i of different rho_i, and the mean that minimises the
+augmented Lagrangian is weighted by them: mean = sum a_i (rho_i w_i + y_i) / sum a_i rho_i.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm import trees
 from fedadmm.errors import ParameterError, check_choice
 from fedadmm.protocols import (
     Algorithm,
@@ -29,8 +33,8 @@ from fedadmm.protocols import (
     PrimalDual,
     Received,
     Regularizer,
+    Round,
 )
-from fedadmm.rng import Key
 from fedadmm.schedules import Schedule, at, check_schedule
 
 _NOBODY = 1e-6
@@ -38,12 +42,15 @@ _NOBODY = 1e-6
 
 
 class Server(NamedTuple):
-    """The folded mean, theta = prox(mean), the weight of the members, and the round."""
+    """The folded mean, theta = prox(mean), and what the mean runs over.
+
+    `members` is the sum of the a_i of the clients that count, `weight` that of a_i rho_i / rho_0.
+    """
 
     mean: Tensor
     theta: Tensor
     members: Tensor
-    round: Tensor
+    weight: Tensor
 
 
 class Client(NamedTuple):
@@ -63,10 +70,15 @@ class Broadcast(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The increment of u_i; with members="seen" also 1 from a client that joins."""
+    """The increment of u_i, and of what the mean runs over where that can change.
+
+    With members="seen" also 1 from a client that joins, with a schedule of rho also the increment
+    of rho_i / rho_0; `increment` is then that of u_i times rho_i / rho_0.
+    """
 
     increment: Tensor
-    joined: Tensor | None
+    joined: Tensor | None = None
+    weight: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -75,12 +87,17 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
 
     Args:
         rho: the penalty, a number or a schedule over rounds.
-        step: the server step: "tracking", a number, or a schedule.
-        start: local training begins at the client's own w_i or at the "global" theta.
-        join: what a client holds as w_i when it first takes part: the "initial" vector as
-            printed, or the "current" theta it receives; "always" takes that theta every time, as
-            Gong's program does, which makes the increment 2 (w_i+ - theta).
+        step: the server step: "tracking", a number, or a schedule.  Where a numeric step differs
+            from |S|/n the limit is not the optimum but is pulled along theta - theta^0.
+        start: local training begins at the client's "own" w_i as printed, at the "global" theta, or
+            at w_i except in the client's first round, where it begins at the "current" theta (as
+            Wang's program does).
         members: the mean runs over "all" clients as printed, or over those "seen" so far.
+        increment: what is sent when rho changes.  "exact" keeps the weighted mean above.
+            "printed" is (4) of Gong et al., with the rho of the round in both u_i, which leaves an
+            offset when rho changes before the duals add up to zero.  "released" is 2 (w_i+ - theta)
+            of Gong's program, with any rho, whose limit is pulled towards theta^0 by
+            (rho/2) (theta - theta^0).
     """
 
     name: ClassVar[str] = "fedadmm"
@@ -89,29 +106,46 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
 
     rho: float | Schedule
     step: Literal["tracking"] | float | Schedule = "tracking"
-    start: Literal["own", "global"] = "own"
-    join: Literal["initial", "current", "always"] = "initial"
+    start: Literal["own", "current", "global"] = "own"
     members: Literal["all", "seen"] = "all"
+    increment: Literal["exact", "printed", "released"] = "exact"
 
     def __post_init__(self) -> None:
         check_schedule(self, "rho", self.rho)
-        check_choice(self, "start", self.start, ("own", "global"))
-        check_choice(self, "join", self.join, ("initial", "current", "always"))
+        check_choice(self, "start", self.start, ("own", "current", "global"))
         check_choice(self, "members", self.members, ("all", "seen"))
+        check_choice(self, "increment", self.increment, ("exact", "printed", "released"))
         if isinstance(self.step, str):
             check_choice(self, "step", self.step, ("tracking",))
         else:
             check_schedule(self, "step", self.step, may_track=True)
-            if self.members == "seen":
+            if self._weighted:
                 raise ParameterError(
-                    f"FedADMM: step is {self.step!r}, but must be 'tracking' with members='seen', "
-                    "which keeps the exact mean of the members"
+                    f"FedADMM: step is {self.step!r}, but must be 'tracking' with members='seen' "
+                    "or a schedule of rho, which keep an exact mean (increment='printed' keeps "
+                    "none)"
                 )
-        if self.join == "always" and self.members == "seen":
+        if self.members == "seen" and self.increment != "exact":
             raise ParameterError(
-                "FedADMM: join is 'always', but must be 'initial' or 'current' with "
+                f"FedADMM: increment is {self.increment!r}, but must be 'exact' with "
                 "members='seen', whose mean counts the clients' own models"
             )
+
+    @property
+    def _weighted(self) -> bool:
+        """Whether what the mean runs over can change."""
+        return self.members == "seen" or (self.increment == "exact" and callable(self.rho))
+
+    @property
+    def bias(self) -> str | None:
+        """What the server holds beside the mean of the u_i stays in the limit."""
+        if self.increment == "released":
+            return "2 (w_i - theta) pulls the limit towards theta^0 by (rho/2) (theta - theta^0)"
+        if not isinstance(self.step, str):
+            return "a numeric step, unless it is |S|/n, pulls the limit along theta - theta^0"
+        if self.increment == "printed" and callable(self.rho):
+            return "one rho in both u_i leaves an offset when rho changes"
+        return None
 
     @property
     def prox_step(self) -> float:
@@ -121,29 +155,24 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     def init_server(self, params: Tensor) -> Server:
         """mean = theta = theta^0; every client counts, or none yet."""
         members = params.new_full((1,), 1.0 if self.members == "all" else 0.0)
-        return Server(params, params, members, torch.zeros(1, dtype=torch.int64))
+        return Server(params, params, members, members)
 
     def init_client(self, params: Tensor) -> Client:
         """w_i = theta^0, y_i = 0."""
         rho = params.new_full((1,), at(self.rho, 0))
         return Client(params, torch.zeros_like(params), rho, params.new_zeros(1))
 
-    def broadcast(self, server: Server, key: Key) -> Broadcast:
+    def broadcast(self, server: Server, turn: Round) -> Broadcast:
         """theta and rho."""
-        rho = at(self.rho, int(server.round))
-        return Broadcast(server.theta, server.theta.new_full((1,), rho))
-
-    def _own(self, cast: Broadcast, client: Client) -> Tensor:
-        """w_i; a client that joins with join="current" takes the theta it received."""
-        if self.join == "initial":
-            return client.w
-        if self.join == "always":
-            return cast.theta
-        return torch.where(client.joined > 0, client.w, cast.theta)
+        return Broadcast(server.theta, server.theta.new_full((1,), at(self.rho, turn.round_index)))
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
         """min f_i(w) + <y_i, w> + (rho/2) ||w - theta||^2."""
-        start = self._own(cast, client) if self.start == "own" else cast.theta
+        start = cast.theta
+        if self.start == "own":
+            start = client.w
+        elif self.start == "current":
+            start = torch.where(client.joined > 0, client.w, cast.theta)
         return LocalProblem(start, client.y, cast.rho, cast.theta)
 
     def client_update(
@@ -151,48 +180,66 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     ) -> tuple[Client, Message]:
         """Move the dual and send the increment of u_i = w_i + y_i / rho."""
         y = client.y + cast.rho * (result.params - cast.theta)
-        before = self._own(cast, client) + client.y / client.rho
-        after = result.params + y / cast.rho
         new = Client(
             result.params, y, cast.rho.expand_as(client.rho).clone(), torch.ones_like(client.joined)
         )
-        if self.members == "all":
-            return new, Message(after - before, None)
-        return new, Message(after - client.joined * before, 1 - client.joined)
+        return new, self._message(cast, client, new)
+
+    def _message(self, cast: Broadcast, old: Client, new: Client) -> Message:
+        after = new.w + new.y / cast.rho
+        if self.increment == "released":
+            return Message(2 * (new.w - cast.theta))
+        if self.increment == "printed":
+            return Message(after - (old.w + old.y / cast.rho))
+        before = old.w + old.y / old.rho
+        if not self._weighted:
+            return Message(after - before)
+        first = at(self.rho, 0)
+        counted = torch.ones_like(old.joined) if self.members == "all" else old.joined
+        weight, had = cast.rho / first, counted * old.rho / first
+        return Message(
+            weight * after - had * before,
+            None if self.members == "all" else 1 - old.joined,
+            weight - had if callable(self.rho) else None,
+        )
 
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """Fold the increments and apply prox_{g/rho}."""
-        t = int(server.round)
-        if total.joined is None:
-            members = server.members
-            mean = server.mean + self._factor(t, received) * total.increment
-        else:
-            members = server.members + total.joined
-            mean = (server.members * server.mean + total.increment) / members
-        theta = regularizer.prox(mean, 1 / at(self.rho, t))
-        return Server(mean, theta, members, server.round + 1)
+        """Fold the increments and apply prox_{g/rho}, rho the mean over those who count."""
+        if self._weighted:
+            return self._weighed(server, total, regularizer)
+        mean = server.mean + self._factor(received) * total.increment
+        rho = at(self.rho, received.round_index)
+        return server._replace(mean=mean, theta=regularizer.prox(mean, 1 / rho))
+
+    def _weighed(self, server: Server, total: Message, regularizer: Regularizer) -> Server:
+        """The exact mean after weights were added or, in a negative message, taken away."""
+        members = server.members if total.joined is None else server.members + total.joined
+        weight = members if total.weight is None else server.weight + total.weight
+        if float(members) <= _NOBODY:
+            nothing = torch.zeros_like(members)
+            return server._replace(members=nothing, weight=nothing)
+        mean = (server.weight * server.mean + total.increment) / weight
+        rho = at(self.rho, 0) * float(weight / members)
+        return Server(mean, regularizer.prox(mean, 1 / rho), members, weight)
 
     def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server | None:
-        """Take a client out of the mean; a numeric step keeps no mean to take it out of."""
-        if not isinstance(self.step, str):
+        """Take a client out of the mean; a numeric step or a printed one keeps no such mean."""
+        kept = isinstance(self.step, str) and self.increment != "released"
+        if not kept or (self.increment == "printed" and callable(self.rho)):
             return None
-        if past.joined is None:
-            members, mean = server.members, server.mean - past.increment
-        else:
-            members = server.members - past.joined
-            rest = (server.members * server.mean - past.increment) / members
-            mean = torch.where(members > _NOBODY, rest, server.mean)
-        last = max(int(server.round) - 1, 0)
-        theta = regularizer.prox(mean, 1 / at(self.rho, last))
-        return Server(mean, theta, members.clamp(min=0), server.round)
+        if self._weighted:
+            taken: Message = trees.scaled(past, -1.0)
+            return self._weighed(server, taken, regularizer)
+        mean = server.mean - past.increment
+        return server._replace(mean=mean, theta=regularizer.prox(mean, self.prox_step))
 
-    def _factor(self, t: int, received: Received) -> float:
+    def _factor(self, received: Received) -> float:
         """What multiplies sum a_i Delta_i: 1 for tracking, step / (weight of S) otherwise."""
         if isinstance(self.step, str):
             return 1.0
-        step = at(self.step, t) / received.weight
+        step = at(self.step, received.round_index) / received.weight
         return max(step, 1.0) if getattr(self.step, "floor", None) == "tracking" else step
 
     def global_params(self, server: Server) -> Tensor:
@@ -208,5 +255,5 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         return PrimalDual(client.w, client.y, client.rho)
 
     def tracked_mean(self, server: Server) -> Tensor | None:
-        """The folded mean, which is one of all u_i when everybody is a member."""
-        return server.mean if self.members == "all" else None
+        """The folded mean, which is meant to be one of all u_i with equal penalties."""
+        return None if self._weighted else server.mean

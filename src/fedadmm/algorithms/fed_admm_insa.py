@@ -11,6 +11,11 @@ Neural Networks 2025; slides by Wang, 2024.  Signs follow y_i = -lambda_i.
 
 In keeps beta_i; InSa balances the residuals.  A new beta_i holds from the client's next round:
 the upload of this round uses the one the round was solved with.
+
+The slides' (S3) leaves open which beta_i an absent client counts with, because everybody takes part
+there.  Here it is the one of its last solve, so that (w_i, y_i, beta_i) stay the triple that (S1)
+and (S2) made; server_beta="next" counts the new one at once, as the authors' program does, for
+one more vector up.  The limit is the same, since there all w_i are theta and the duals add up to 0.
 """
 
 from __future__ import annotations
@@ -30,9 +35,9 @@ from fedadmm.protocols import (
     PrimalDual,
     Received,
     Regularizer,
+    Round,
     norm,
 )
-from fedadmm.rng import Key
 from fedadmm.stopping import InSaCriterion
 
 _NOBODY = 1e-6
@@ -67,6 +72,9 @@ class Message(NamedTuple):
 
     numerator: Tensor
     denominator: Tensor
+    next_numerator: Tensor | None = None
+    """With server_beta="next": what the new penalty adds to both once theta has been made."""
+    next_denominator: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         beta: the penalty every client starts with.
         start: local training begins at the client's own w_i or at the "global" theta.
         members: the mean runs over "all" clients, or over those "seen" so far.
+        server_beta: the penalty that an absent client counts with: that of its last solve
+            ("solved"), or the one it will solve with ("next", as the authors' program).
         memory: delta of the released program, theta <- (theta_new + delta theta)/(1 + delta).
     """
 
@@ -88,11 +98,13 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
     start: Literal["own", "global"] = "own"
     members: Literal["all", "seen"] = "all"
     memory: float = 0.0
+    server_beta: Literal["solved", "next"] = "solved"
 
     def __post_init__(self) -> None:
         check_positive(self, "beta", self.beta)
         check_choice(self, "start", self.start, ("own", "global"))
         check_choice(self, "members", self.members, ("all", "seen"))
+        check_choice(self, "server_beta", self.server_beta, ("solved", "next"))
         check_not_negative(self, "memory", self.memory)
 
     @property
@@ -120,7 +132,7 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         sent = beta if self.members == "all" else torch.zeros_like(beta)
         return Client(params, torch.zeros_like(params), beta, sent)
 
-    def broadcast(self, server: Server, key: Key) -> Broadcast:
+    def broadcast(self, server: Server, turn: Round) -> Broadcast:
         """theta."""
         return Broadcast(server.theta)
 
@@ -137,7 +149,13 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         y = client.y + client.beta * (w - cast.theta)
         numerator = client.beta * w + y - (client.sent * client.w + client.y)
         beta = self.penalty.next(client.beta, norm(w - client.w), norm(w - cast.theta))
-        return Client(w, y, beta, client.beta), Message(numerator, client.beta - client.sent)
+        message = Message(numerator, client.beta - client.sent)
+        if self.server_beta == "solved":
+            return Client(w, y, beta, client.beta), message
+        change = beta - client.beta
+        return Client(w, y, beta, beta), message._replace(
+            next_numerator=change * w, next_denominator=change
+        )
 
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
@@ -147,12 +165,19 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         denominator = server.denominator + total.denominator
         fresh = regularizer.prox(numerator / denominator, 1 / float(denominator))
         theta = (fresh + self.memory * server.theta) / (1 + self.memory)
+        if total.next_numerator is not None and total.next_denominator is not None:
+            numerator = numerator + total.next_numerator
+            denominator = denominator + total.next_denominator
         return Server(numerator, denominator, theta)
 
     def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
         """Take a client out of both sums; without anybody left theta stays where it is."""
-        numerator = server.numerator - past.numerator
-        denominator = (server.denominator - past.denominator).clamp(min=0)
+        numerator, denominator = past.numerator, past.denominator
+        if past.next_numerator is not None and past.next_denominator is not None:
+            numerator = numerator + past.next_numerator
+            denominator = denominator + past.next_denominator
+        numerator = server.numerator - numerator
+        denominator = (server.denominator - denominator).clamp(min=0)
         if float(denominator) <= _NOBODY * self.beta:
             return Server(torch.zeros_like(numerator), denominator, server.theta)
         theta = regularizer.prox(numerator / denominator, 1 / float(denominator))

@@ -15,8 +15,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedadmm.algorithms.fed_sgd import Server, Stateless
-from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer
-from fedadmm.rng import Key
+from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer, Round
 
 
 class Delta(NamedTuple):
@@ -32,6 +31,11 @@ class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
 
+    @property
+    def bias(self) -> str:
+        """Client drift."""
+        return "several local steps, or some of the clients, have a fixed point of their own"
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""
         return Server(params)
@@ -40,7 +44,7 @@ class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
         """Nothing."""
         return Stateless()
 
-    def broadcast(self, server: Server, key: Key) -> Server:
+    def broadcast(self, server: Server, turn: Round) -> Server:
         """theta."""
         return server
 

@@ -29,8 +29,8 @@ from fedadmm.protocols import (
     PrimalDual,
     Received,
     Regularizer,
+    Round,
 )
-from fedadmm.rng import Key
 
 State = TypeVar("State")
 
@@ -75,7 +75,7 @@ class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
         """Xtilde = xbar = x^0."""
         return Server(params, params)
 
-    def broadcast(self, server: Server, key: Key) -> Broadcast:
+    def broadcast(self, server: Server, turn: Round) -> Broadcast:
         """xbar."""
         return Broadcast(server.xbar)
 

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.errors import check_choice, check_positive
-from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer
-from fedadmm.rng import Key
+from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer, Round
 
 
 class Server(NamedTuple):
@@ -86,7 +85,7 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
         """y_i = 0."""
         return Client(torch.zeros_like(params), params.new_zeros(1))
 
-    def broadcast(self, server: Server, key: Key) -> Broadcast:
+    def broadcast(self, server: Server, turn: Round) -> Broadcast:
         """theta."""
         return Broadcast(server.theta)
 

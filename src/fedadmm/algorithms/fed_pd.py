@@ -27,8 +27,9 @@ from fedadmm.protocols import (
     PrimalDual,
     Received,
     Regularizer,
+    Round,
 )
-from fedadmm.rng import Key, uniform
+from fedadmm.rng import uniform
 
 
 class Server(NamedTuple):
@@ -74,6 +75,13 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         check_range(self, "skip_probability", self.skip_probability, 0.0, 1.0, open_high=True)
 
     @property
+    def bias(self) -> str | None:
+        """A silent round moves the clients away from consensus."""
+        return (
+            "a silent round is a proximal step on each f_i alone" if self.skip_probability else None
+        )
+
+    @property
     def always_sends_theta(self) -> bool:
         """Not after a silent round."""
         return self.skip_probability == 0
@@ -86,9 +94,9 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         """w_i = theta^0, y_i = 0."""
         return Client(params, torch.zeros_like(params))
 
-    def broadcast(self, server: Server, key: Key) -> Broadcast:
+    def broadcast(self, server: Server, turn: Round) -> Broadcast:
         """theta when it is news, and the coin of this round."""
-        silent = uniform(key) < self.skip_probability
+        silent = uniform(turn.key) < self.skip_probability
         return Broadcast(server.theta if bool(server.news) else None, silent)
 
     def _centre(self, cast: Broadcast, client: Client) -> Tensor:

@@ -22,8 +22,8 @@ from fedadmm.protocols import (
     Needs,
     Received,
     Regularizer,
+    Round,
 )
-from fedadmm.rng import Key
 
 
 class Server(NamedTuple):
@@ -59,6 +59,11 @@ class FedSGD(Algorithm[Server, Stateless, Server, Gradient]):
         """A gradient at theta and no local steps."""
         return Needs(local_solve=False, start_gradient=True)
 
+    @property
+    def bias(self) -> str:
+        """With everybody there is none; a cohort's mean gradient is its own."""
+        return "the mean gradient of some of the clients is not zero at the optimum"
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""
         return Server(params)
@@ -67,7 +72,7 @@ class FedSGD(Algorithm[Server, Stateless, Server, Gradient]):
         """Nothing."""
         return Stateless()
 
-    def broadcast(self, server: Server, key: Key) -> Server:
+    def broadcast(self, server: Server, turn: Round) -> Server:
         """theta."""
         return server
 

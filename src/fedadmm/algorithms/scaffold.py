@@ -30,8 +30,8 @@ from fedadmm.protocols import (
     Needs,
     Received,
     Regularizer,
+    Round,
 )
-from fedadmm.rng import Key
 
 
 class Server(NamedTuple):
@@ -81,7 +81,7 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
         """c_i = 0."""
         return Client(torch.zeros_like(params))
 
-    def broadcast(self, server: Server, key: Key) -> Server:
+    def broadcast(self, server: Server, turn: Round) -> Server:
         """theta and c."""
         return server
 

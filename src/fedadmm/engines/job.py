@@ -21,6 +21,7 @@ from fedadmm.protocols import (
     LocalResult,
     LocalSolver,
     Objective,
+    Round,
     SolveContext,
     SolveInfo,
     StoppingRule,
@@ -40,6 +41,11 @@ class Job(NamedTuple):
     seed: Key
     initial: Tensor
     initial_buffers: Tensor | None = None
+
+
+def this_round(job: Job, round_index: int) -> Round:
+    """The round as algorithms see it."""
+    return Round(round_index, derive(job.seed, "broadcast", round_index))
 
 
 def client_key(job: Job, round_index: int, client: int) -> Key:

@@ -13,7 +13,7 @@ from fedadmm.errors import ParameterError
 from fedadmm.experiments.messages import allowed, suggestion
 from fedadmm.experiments.parts import model_of
 from fedadmm.experiments.registry import families
-from fedadmm.protocols import AnyAlgorithm, LocalResult
+from fedadmm.protocols import AnyAlgorithm, LocalResult, Round
 
 _LENGTH = 1000
 """Long enough for scalars in a message to be seen as what they are: next to nothing."""
@@ -60,7 +60,7 @@ def card(name: str) -> Card:
     method: AnyAlgorithm = _tried(name)
     vector = torch.zeros(_LENGTH)
     client = method.init_client(vector)
-    cast = method.broadcast(method.init_server(vector), 0)
+    cast = method.broadcast(method.init_server(vector), Round(0, 0))
     result = LocalResult(vector, vector, vector)
     _, message = method.client_update(cast, client, result)
     return Card(

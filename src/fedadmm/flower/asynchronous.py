@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedadmm.engines.job import this_round
 from fedadmm.flower.desk import Desk
 from fedadmm.flower.exchange import Arrival, Seat
 from fedadmm.flower.parcels import Answer
 from fedadmm.flower.protocol import Reply, Task, mark_lost
 from fedadmm.protocols import ClientInfo, Download, Upload
-from fedadmm.rng import derive
 from fedadmm.round import Ending, RoundReport, run_round
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _Stream:
         service = self._service
         state, job = service.saved.state, service.job
         self._number += 1
-        cast = job.algorithm.broadcast(state.server, derive(job.seed, "broadcast", state.round))
+        cast = job.algorithm.broadcast(state.server, this_round(job, state.round))
         version = service.engine.ledger.entry(client).version
         desk = Desk(job, Download(cast, state.buffers), version, service.federation.door)
         task = desk.task(service.engine.ledger, client, self._number)

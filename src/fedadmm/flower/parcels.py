@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.engines.job import Job
+from fedadmm.engines.job import Job, this_round
 from fedadmm.protocols import (
     ClientInfo,
     ClientRecord,
@@ -17,7 +17,6 @@ from fedadmm.protocols import (
     SolveInfo,
     Upload,
 )
-from fedadmm.rng import derive
 
 
 class Parcel(NamedTuple):
@@ -56,7 +55,7 @@ def parcel(job: Job, download: Download, round_index: int, newcomer: bool) -> Pa
 def parcel_template(job: Job) -> Parcel:
     """How parcels look: types only, because some fields come and go from round to round."""
     algorithm = job.algorithm
-    cast = algorithm.broadcast(algorithm.init_server(job.initial), derive(job.seed, "broadcast", 0))
+    cast = algorithm.broadcast(algorithm.init_server(job.initial), this_round(job, 0))
     return parcel(job, Download(cast, job.initial_buffers), 0, newcomer=True)
 
 

@@ -1,0 +1,249 @@
+"""Every method with every combination of its options: it rests at the optimum, and comes back.
+
+The combinations are made from the registry and from the annotations of the fields, so that a new
+method or option is covered as soon as it exists.  A combination that its class refuses is left
+out; one whose limit is not the optimum must say so (`Algorithm.bias`), and must really miss it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.algorithms import (
+    REGISTRY,
+    fed_admm,
+    fed_admm_insa,
+    fed_dr,
+    fed_dr_ii,
+    fed_dyn,
+    fed_pd,
+    scaffold,
+)
+from fedadmm.errors import ParameterError
+from fedadmm.protocols import ClientRecord
+from fedadmm.round import RunState, run_round
+from fedadmm.schedules import Schedule
+from fedadmm.simulation import make_job
+from fedadmm.state import MemoryStore
+from support import reference
+from support.federations import WEIGHTS, Federation, federation, run
+
+CHANGE = 7
+"""The round in which every schedule changes."""
+NUMBERS: dict[str, tuple[float, ...]] = {
+    "lr": (0.05,),
+    "rho": (1.3,),
+    "eta": (0.8,),
+    "beta": (1.3,),
+    "step": (0.8,),
+    "alpha": (1.0, 1.6),
+    "memory": (0.0, 0.1),
+    "skip_probability": (0.0, 0.3),
+    "mu": (1.2,),
+    "tau": (2.0,),
+    "beta_min": (0.3,),
+    "beta_max": (4.0,),
+    "option": (1, 2),
+}
+"""Values to try for every field that takes a number."""
+
+
+def values(name: str, hint: Any) -> list[Any]:
+    """What one field may hold: every choice, its numbers, and a schedule that changes once."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if get_origin(hint) in (Union, types.UnionType):
+        return [value for part in get_args(hint) for value in values(name, part)]
+    if hint is Schedule:
+        first = NUMBERS[name][0]
+        return [fa.Piecewise({0: first, CHANGE: 2.5 * first})]
+    return list(NUMBERS[name])
+
+
+class Case(NamedTuple):
+    title: str
+    method: Any
+
+
+def cases() -> Iterator[Case]:
+    for name, kind in REGISTRY.items():
+        hints = get_type_hints(kind)
+        given = [field for field in fields(kind) if field.init]
+        choices = [values(field.name, hints[field.name]) for field in given]
+        assert all(field.default is MISSING or choices for field in given)
+        for chosen in itertools.product(*choices):
+            options = dict(zip((field.name for field in given), chosen, strict=True))
+            try:
+                method = kind(**options)
+            except ParameterError:
+                continue
+            told = " ".join(
+                f"{key}={'schedule' if callable(value) else value}"
+                for key, value in options.items()
+                if len(choices[[field.name for field in given].index(key)]) > 1
+            )
+            yield Case(f"{name} {told}".strip(), method)
+
+
+CASES = {case.title: case.method for case in cases()}
+COMPOSITE = [title for title, method in CASES.items() if method.accepts_regularizer]
+SOFT, BOX = fa.L1(0.4), fa.Box(-0.5, 0.6)
+PROXES = {
+    "smooth": (None, lambda v, t: v),
+    "l1": (SOFT, lambda v, t: reference.soft_threshold(v, 0.4 * t)),
+    "box": (BOX, lambda v, t: np.clip(v, -0.5, 0.6)),
+}
+
+
+class Solution(NamedTuple):
+    """Where everything stands still: x, every client's gradient there, and their mean."""
+
+    x: torch.Tensor
+    gradients: list[torch.Tensor]
+    mean: torch.Tensor
+
+
+def solution(given: Federation, kind: str) -> Solution:
+    point = reference.composite_optimum(given, PROXES[kind][1])
+    if kind == "smooth":
+        point = given.optimum
+    gradients = np.array([given.gradient(i, point) for i in range(given.clients)])
+    return Solution(
+        torch.from_numpy(point),
+        [torch.from_numpy(row.copy()) for row in gradients],
+        torch.from_numpy(given.a @ gradients),
+    )
+
+
+def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
+    """The server's state and that of all clients at the solution, by the papers' definitions."""
+    x, one, duals = at.x, torch.ones(1, dtype=torch.float64), [-g for g in at.gradients]
+    if isinstance(method, fa.FedADMM):
+        rho = 1 / method.prox_step
+        server: Any = fed_admm.Server(x - at.mean / rho, x, one, one)
+        return server, [fed_admm.Client(x, y, rho * one, one) for y in duals]
+    if isinstance(method, fa.FedADMMIn):
+        beta = method.beta * one
+        server = fed_admm_insa.Server(beta * x - at.mean, beta, x)
+        return server, [fed_admm_insa.Client(x, y, beta, beta) for y in duals]
+    if isinstance(method, fa.FedDRII):
+        server = fed_dr.Server(x - method.eta * at.mean, x)
+        return server, [fed_dr_ii.Client(method.eta * y, x) for y in duals]
+    if isinstance(method, fa.FedDR):
+        server = fed_dr.Server(x - method.eta * at.mean, x)
+        return server, [fed_dr.Client(x - method.eta * y, x) for y in duals]
+    if isinstance(method, fa.FedDyn):
+        return fed_dyn.Server(x, -at.mean, one), [fed_dyn.Client(y, one) for y in duals]
+    if isinstance(method, fa.FedPD):
+        return fed_pd.Server(x, one), [fed_pd.Client(x, y) for y in duals]
+    if isinstance(method, fa.Scaffold):
+        return scaffold.Server(x, at.mean), [scaffold.Client(g) for g in at.gradients]
+    return method.init_server(x), [method.init_client(x) for _ in duals]
+
+
+def local_work(method: Any, exact: bool = True) -> dict[str, Any]:
+    """Exact solves, or a few gradient steps where the method counts steps."""
+    if exact and not method.needs.mean_gradient:
+        return {"solver": fa.ExactSolver()}
+    return {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(5)}
+
+
+def moved(method: Any, kind: str, sampler: Any, exact: bool, weights: Any) -> float:
+    """How far the model goes from the solution in rounds with some of the clients."""
+    given = federation(71, weights=weights, regularizer=PROXES[kind][0])
+    at = solution(given, kind)
+    work = {"stop": None} | local_work(method, exact)
+    job = make_job(method, given.problem, work["solver"], work["stop"], 3, at.x)
+    store = MemoryStore()
+    server, clients = at_rest(method, at)
+    store.bind(ClientRecord(clients[0]), None)
+    for client, state in enumerate(clients):
+        store.commit(client, ClientRecord(state), 0)
+    engine = fa.engines.ENGINES["sequential"]()(job, store)
+    state, furthest = RunState(0, server, None), 0.0
+    for t in range(3 * CHANGE):
+        ids = sampler.sample(3, t, given.clients)
+        state, _, _ = run_round(job, ids, engine, state, t)
+        theta = method.global_params(state.server)
+        furthest = max(furthest, float((theta - at.x).norm()))
+    return furthest
+
+
+STILL = [
+    title
+    for title, method in CASES.items()
+    if not isinstance(method, fa.FedAvg | fa.FedSGD) and not getattr(method, "skip_probability", 0)
+]
+"""Everything that has a state of rest at the optimum."""
+SAMPLERS = {
+    "uniform": fa.UniformSampling(2),
+    "bernoulli": fa.BernoulliSampling(0.3),
+    "cyclic": fa.CyclicSampling(3),
+}
+
+
+def samplers(method: Any) -> list[Any]:
+    return list(SAMPLERS.values()) if method.accepts_partial else [fa.FullParticipation()]
+
+
+REST = [
+    (title, kind)
+    for title, kind in itertools.product(STILL, PROXES)
+    if kind == "smooth" or (CASES[title].accepts_regularizer and CASES[title].bias is None)
+]
+"""With g the state of rest depends on rho, so that only an exact mean keeps it when rho changes."""
+
+
+@pytest.mark.parametrize(("title", "kind"), REST)
+def test_nothing_moves_at_the_optimum(title, kind):
+    """In four of the twelve circumstances, others for every case."""
+    method = CASES[title]
+    circumstances = list(itertools.product(samplers(method), (True, False), (None, WEIGHTS)))
+    for sampler, exact, weights in circumstances[REST.index((title, kind)) % 3 :: 3]:
+        assert moved(method, kind, sampler, exact, weights) < 1e-10
+
+
+@pytest.mark.parametrize("title", [title for title in CASES if title not in STILL])
+def test_what_has_no_rest_at_the_optimum_leaves_it_and_says_so(title):
+    method = CASES[title]
+    assert method.bias is not None
+    assert moved(method, "smooth", samplers(method)[0], True, WEIGHTS) > 1e-3
+
+
+CIRCUMSTANCES = [
+    ("uniform", None, "smooth"),
+    ("bernoulli", WEIGHTS, "l1"),
+    ("cyclic", WEIGHTS, "smooth"),
+    ("uniform", WEIGHTS, "box"),
+]
+
+
+@pytest.mark.parametrize("title", CASES)
+def test_it_comes_back_to_the_optimum_or_says_why_not(title):
+    """From a far start, with two of the circumstances in turn."""
+    method, furthest = CASES[title], 0.0
+    place = list(CASES).index(title)
+    for sampler, weights, kind in CIRCUMSTANCES[place % 2 :: 2]:
+        given = federation(
+            72, weights=weights, regularizer=PROXES[kind][0] if method.accepts_regularizer else None
+        )
+        given = given._replace(start=given.start + 20)
+        aim = solution(given, kind if method.accepts_regularizer else "smooth").x
+        options: dict[str, Any] = dict(local_work(method))
+        if not method.asynchronous:
+            options["sampler"] = SAMPLERS[sampler] if method.accepts_partial else None
+        rounds = 1500 if method.asynchronous else 450
+        result = run(method, given, rounds=rounds, seed=5, **options)
+        distance = float((result.params - aim).norm())
+        assert method.bias is not None or distance < 1e-6
+        furthest = max(furthest, distance)
+    assert method.bias is None or furthest > 1e-3
