@@ -280,7 +280,10 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
         "FedPD: skip_probability is 1.0, but must be >= 0 and < 1",
     ),
     "FedADMM rho": (lambda: fa.FedADMM(-2.0), f"FedADMM: rho is -2.0, but {POSITIVE}"),
-    "FedADMM rho text": (lambda: fa.FedADMM("two"), f"FedADMM: rho is 'two', but {POSITIVE}"),
+    "FedADMM rho text": (
+        lambda: fa.FedADMM("two"),
+        f"FedADMM: rho is 'two', but {POSITIVE}, or a Schedule",
+    ),
     "FedADMM step": (
         lambda: fa.FedADMM(1.0, step="follow"),
         "FedADMM: step is 'follow', but must be one of 'tracking'",
@@ -347,11 +350,11 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "FedADMM-InSa mu": (
         lambda: fa.FedADMMInSa(1.0, mu=1.0),
-        "FedADMMInSa: mu is 1.0, but must be > 1",
+        "FedADMMInSa: mu is 1.0, but must be > 1 and finite",
     ),
     "FedADMM-InSa tau": (
         lambda: fa.FedADMMInSa(1.0, tau=0.5),
-        "FedADMMInSa: tau is 0.5, but must be > 1",
+        "FedADMMInSa: tau is 0.5, but must be > 1 and finite",
     ),
     "FedDR eta": (lambda: fa.FedDR(0.0), f"FedDR: eta is 0.0, but {POSITIVE}"),
     "FedDR alpha": (
@@ -440,7 +443,7 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "GroupLasso empty group": (
         lambda: fa.GroupLasso(1.0, [2, 0]),
-        f"GroupLasso: sizes is 0, but {WHOLE}",
+        f"GroupLasso: sizes[1] is 0, but {WHOLE}",
     ),
     "GroupLasso sizes": (
         lambda: simulate(regularizer=fa.GroupLasso(1.0, [2, 2])),

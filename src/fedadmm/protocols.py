@@ -112,12 +112,17 @@ class Received(NamedTuple):
     """The round's index, as in `Round`."""
 
 
-class Regularizer(Protocol):
+class Regularizer(ABC):
     """A proper, closed, convex g with its proximal operator."""
 
+    name: ClassVar[str]
+    """The name in configurations; only parts of a configuration need one."""
+
+    @abstractmethod
     def value(self, params: Tensor) -> Tensor:
         """g(params), a scalar tensor (infinite outside the domain of an indicator)."""
 
+    @abstractmethod
     def prox(self, params: Tensor, step: float) -> Tensor:
         """argmin_u g(u) + ||u - params||^2 / (2 step)."""
 

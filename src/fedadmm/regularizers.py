@@ -14,21 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedadmm.errors import (
-    ParameterError,
-    check_count,
-    check_not_negative,
-    check_positive,
-    check_range,
-)
+from fedadmm.errors import ParameterError, check_range
+from fedadmm.parts import Count, NotNegative, Positive, part
+from fedadmm.protocols import Regularizer
 
 
 def _indicator(inside: Tensor, like: Tensor) -> Tensor:
     return like.new_zeros(()) if bool(inside.all()) else like.new_full((), math.inf)
 
 
-@dataclass(frozen=True)
-class Zero:
+@part("regularizer", "zero")
+class Zero(Regularizer):
     """g = 0."""
 
     def value(self, params: Tensor) -> Tensor:
@@ -40,14 +36,11 @@ class Zero:
         return params
 
 
-@dataclass(frozen=True)
-class L1:
+@part("regularizer", "l1")
+class L1(Regularizer):
     """g(x) = lam ||x||_1; the prox is soft thresholding at step * lam."""
 
-    lam: float
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "lam", self.lam)
+    lam: NotNegative
 
     def value(self, params: Tensor) -> Tensor:
         """lam times the sum of absolute values."""
@@ -58,14 +51,11 @@ class L1:
         return torch.nn.functional.softshrink(params, step * self.lam)
 
 
-@dataclass(frozen=True)
-class SquaredL2:
+@part("regularizer", "squared-l2")
+class SquaredL2(Regularizer):
     """g(x) = lam ||x||^2 / 2; the prox scales by 1 / (1 + step lam)."""
 
-    lam: float
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "lam", self.lam)
+    lam: NotNegative
 
     def value(self, params: Tensor) -> Tensor:
         """Half lam times the squared norm."""
@@ -76,16 +66,12 @@ class SquaredL2:
         return params / (1 + step * self.lam)
 
 
-@dataclass(frozen=True)
-class ElasticNet:
+@part("regularizer", "elastic-net")
+class ElasticNet(Regularizer):
     """g(x) = l1 ||x||_1 + l2 ||x||^2 / 2; soft thresholding, then scaling."""
 
-    l1: float
-    l2: float
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "l1", self.l1)
-        check_not_negative(self, "l2", self.l2)
+    l1: NotNegative
+    l2: NotNegative
 
     def value(self, params: Tensor) -> Tensor:
         """The sum of both parts."""
@@ -96,17 +82,12 @@ class ElasticNet:
         return SquaredL2(self.l2).prox(L1(self.l1).prox(params, step), step)
 
 
-@dataclass(frozen=True)
-class GroupLasso:
+@part("regularizer", "group-lasso")
+class GroupLasso(Regularizer):
     """g(x) = lam sum_G sqrt(|G|) ||x_G||, the groups being consecutive blocks of given sizes."""
 
-    lam: float
-    sizes: Sequence[int]
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "lam", self.lam)
-        for size in self.sizes:
-            check_count(self, "sizes", size)
+    lam: NotNegative
+    sizes: Sequence[Count]
 
     def _groups(self, params: Tensor) -> Tensor:
         if sum(self.sizes) != params.numel():
@@ -135,15 +116,14 @@ class GroupLasso:
         return params * torch.nan_to_num(keep, nan=0.0)[groups]
 
 
-@dataclass(frozen=True)
-class Box:
+@part("regularizer", "box")
+class Box(Regularizer):
     """g is zero where low <= x <= high, infinite elsewhere; the prox clips."""
 
     low: float
     high: float
 
     def __post_init__(self) -> None:
-        check_range(self, "low", self.low)
         check_range(self, "high", self.high, self.low)
 
     def value(self, params: Tensor) -> Tensor:
@@ -155,8 +135,8 @@ class Box:
         return params.clamp(self.low, self.high)
 
 
-@dataclass(frozen=True)
-class NonNegative:
+@part("regularizer", "non-negative")
+class NonNegative(Regularizer):
     """g is zero where x >= 0, infinite elsewhere; the prox clips at zero."""
 
     def value(self, params: Tensor) -> Tensor:
@@ -168,14 +148,11 @@ class NonNegative:
         return params.clamp_min(0)
 
 
-@dataclass(frozen=True)
-class L2Ball:
+@part("regularizer", "l2-ball")
+class L2Ball(Regularizer):
     """g is zero where ||x|| <= radius, infinite elsewhere; the prox projects."""
 
-    radius: float
-
-    def __post_init__(self) -> None:
-        check_positive(self, "radius", self.radius)
+    radius: Positive
 
     def value(self, params: Tensor) -> Tensor:
         """Zero in the ball, infinity outside; a projected point counts as inside."""
@@ -190,7 +167,7 @@ class L2Ball:
 
 
 @dataclass(frozen=True)
-class PyProximal:
+class PyProximal(Regularizer):
     """Any operator of the package pyproximal (the extra `prox`) as g."""
 
     operator: Any

@@ -14,27 +14,11 @@ from fedadmm.algorithms.fed_prox import FedProx
 from fedadmm.algorithms.fed_sgd import FedSGD
 from fedadmm.algorithms.fed_split import FedSplit
 from fedadmm.algorithms.scaffold import Scaffold
+from fedadmm.parts import FAMILIES
 from fedadmm.protocols import AnyAlgorithm
 
-REGISTRY: dict[str, type[AnyAlgorithm]] = {
-    method.name: method
-    for method in (
-        FedSGD,
-        FedAvg,
-        FedProx,
-        Scaffold,
-        FedDyn,
-        FedPD,
-        FedADMM,
-        FedADMMIn,
-        FedADMMInSa,
-        FedDR,
-        FedDRII,
-        FedSplit,
-        AsyncFedDR,
-    )
-}
-"""Name on the command line and in configurations -> class; the only place that lists them."""
+REGISTRY: dict[str, type[AnyAlgorithm]] = FAMILIES["algorithm"]
+"""Name on the command line and in configurations -> class."""
 
 __all__ = [
     "REGISTRY",

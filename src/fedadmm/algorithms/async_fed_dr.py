@@ -15,16 +15,15 @@ Wang et al., Theorem 1, FedADMM(rho=1/eta) under the same engine is the same met
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fedadmm.algorithms.fed_dr import FedDR
+from fedadmm.parts import part
 
 
-@dataclass(frozen=True)
+@part("algorithm", "async-feddr")
 class AsyncFedDR(FedDR):
     """asyncFedDR: FedDR where every arriving reply is one server step."""
 
-    name: ClassVar[str] = "async-feddr"
     paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021, Algorithm 2"
     asynchronous: ClassVar[bool] = True

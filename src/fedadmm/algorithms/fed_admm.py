@@ -18,14 +18,14 @@ augmented Lagrangian is weighted by them: mean = sum a_i (rho_i w_i + y_i) / sum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedadmm import trees
-from fedadmm.errors import ParameterError, check_choice
+from fedadmm.errors import ParameterError
+from fedadmm.parts import Positive, part
 from fedadmm.protocols import (
     Algorithm,
     LocalProblem,
@@ -81,7 +81,7 @@ class Message(NamedTuple):
     weight: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@part("algorithm", "fedadmm")
 class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     """FedADMM of Gong et al. and of Wang et al.
 
@@ -100,31 +100,22 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
             (rho/2) (theta - theta^0).
     """
 
-    name: ClassVar[str] = "fedadmm"
     paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022; Wang et al., FedADMM, CDC 2022"
     accepts_regularizer: ClassVar[bool] = True
 
-    rho: float | Schedule
-    step: Literal["tracking"] | float | Schedule = "tracking"
+    rho: Positive | Schedule
+    step: Literal["tracking"] | Positive | Schedule = "tracking"
     start: Literal["own", "current", "global"] = "own"
     members: Literal["all", "seen"] = "all"
     increment: Literal["exact", "printed", "released"] = "exact"
 
     def __post_init__(self) -> None:
         check_schedule(self, "rho", self.rho)
-        check_choice(self, "start", self.start, ("own", "current", "global"))
-        check_choice(self, "members", self.members, ("all", "seen"))
-        check_choice(self, "increment", self.increment, ("exact", "printed", "released"))
-        if isinstance(self.step, str):
-            check_choice(self, "step", self.step, ("tracking",))
-        else:
-            check_schedule(self, "step", self.step, may_track=True)
-            if self._weighted:
-                raise ParameterError(
-                    f"FedADMM: step is {self.step!r}, but must be 'tracking' with members='seen' "
-                    "or a schedule of rho, which keep an exact mean (increment='printed' keeps "
-                    "none)"
-                )
+        if self._weighted and not isinstance(self.step, str):
+            raise ParameterError(
+                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members='seen' or a "
+                "schedule of rho, which keep an exact mean (increment='printed' keeps none)"
+            )
         if self.members == "seen" and self.increment != "exact":
             raise ParameterError(
                 f"FedADMM: increment is {self.increment!r}, but must be 'exact' with "

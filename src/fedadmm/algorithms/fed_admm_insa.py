@@ -20,13 +20,14 @@ one more vector up.  The limit is the same, since there all w_i are theta and th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from fedadmm.errors import check_choice, check_not_negative, check_positive, check_range
+from fedadmm.errors import check_range
+from fedadmm.parts import NotNegative, Positive, part
 from fedadmm.penalties import FixedPenalty, PenaltyRule, ResidualBalancing
 from fedadmm.protocols import (
     Algorithm,
@@ -77,7 +78,7 @@ class Message(NamedTuple):
     next_denominator: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@part("algorithm", "fedadmm-in")
 class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
     """FedADMM-In: a fixed penalty and the inexactness criterion as stopping rule.
 
@@ -90,22 +91,14 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         memory: delta of the released program, theta <- (theta_new + delta theta)/(1 + delta).
     """
 
-    name: ClassVar[str] = "fedadmm-in"
     paper: ClassVar[str] = "Song, Wang, Zuazua, FedADMM-InSa, Neural Networks 2025"
     accepts_regularizer: ClassVar[bool] = True
 
-    beta: float
+    beta: Positive
     start: Literal["own", "global"] = "own"
     members: Literal["all", "seen"] = "all"
-    memory: float = 0.0
+    memory: NotNegative = 0.0
     server_beta: Literal["solved", "next"] = "solved"
-
-    def __post_init__(self) -> None:
-        check_positive(self, "beta", self.beta)
-        check_choice(self, "start", self.start, ("own", "global"))
-        check_choice(self, "members", self.members, ("all", "seen"))
-        check_choice(self, "server_beta", self.server_beta, ("solved", "next"))
-        check_not_negative(self, "memory", self.memory)
 
     @property
     def penalty(self) -> PenaltyRule:
@@ -196,27 +189,21 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         return PrimalDual(client.w, client.y, client.beta)
 
 
-@dataclass(frozen=True)
+@part("algorithm", "fedadmm-insa")
 class FedADMMInSa(FedADMMIn):
     """FedADMM-InSa: FedADMM-In whose penalties balance the residuals (mu, tau).
 
     beta_i stays within [beta_min, beta_max].
     """
 
-    name: ClassVar[str] = "fedadmm-insa"
-
-    mu: float = 5.0
-    tau: float = 2.0
-    beta_min: float = 1e-4
-    beta_max: float = 1e4
+    mu: Annotated[float, Gt(1)] = 5.0
+    tau: Annotated[float, Gt(1)] = 2.0
+    beta_min: Positive = 1e-4
+    beta_max: Positive = 1e4
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "beta_min", self.beta_min)
         check_range(self, "beta_max", self.beta_max, self.beta_min)
         check_range(self, "beta", self.beta, self.beta_min, self.beta_max)
-        check_range(self, "mu", self.mu, 1.0, open_low=True)
-        check_range(self, "tau", self.tau, 1.0, open_low=True)
 
     @property
     def penalty(self) -> PenaltyRule:

@@ -9,12 +9,12 @@ Networks from Decentralized Data, AISTATS 2017.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from fedadmm.algorithms.fed_sgd import Server, Stateless
+from fedadmm.parts import part
 from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer, Round
 
 
@@ -24,11 +24,10 @@ class Delta(NamedTuple):
     delta: Tensor
 
 
-@dataclass(frozen=True)
+@part("algorithm", "fedavg")
 class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
     """FedAvg; all hyper-parameters are those of the solver and its stopping rule."""
 
-    name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
 
     @property

@@ -16,12 +16,12 @@ one round with all clients first: both keep xtilde = mean xhat_i.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeVar
 
+from annotated_types import Gt, Lt
 from torch import Tensor
 
-from fedadmm.errors import check_choice, check_positive, check_range
+from fedadmm.parts import Positive, part
 from fedadmm.protocols import (
     Algorithm,
     LocalProblem,
@@ -100,22 +100,16 @@ class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
         return server.xtilde
 
 
-@dataclass(frozen=True)
+@part("algorithm", "feddr")
 class FedDR(DouglasRachford[Client]):
     """FedDR with step `eta`, relaxation 0 < `alpha` < 2 and a choice of initialisation."""
 
-    name: ClassVar[str] = "feddr"
     paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021"
     accepts_regularizer: ClassVar[bool] = True
 
-    eta: float
-    alpha: float = 1.0
+    eta: Positive
+    alpha: Annotated[float, Gt(0), Lt(2)] = 1.0
     init: Literal["start", "prox"] = "start"
-
-    def __post_init__(self) -> None:
-        check_positive(self, "eta", self.eta)
-        check_range(self, "alpha", self.alpha, 0.0, 2.0, open_low=True, open_high=True)
-        check_choice(self, "init", self.init, ("start", "prox"))
 
     @property
     def starts_with_everyone(self) -> bool:

@@ -11,14 +11,13 @@ CDC 2022, section IV.B, (11): w_i = x_i - v_i, alpha = 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedadmm.algorithms.fed_dr import Broadcast, DouglasRachford, Message
-from fedadmm.errors import check_positive
+from fedadmm.parts import Positive, part
 from fedadmm.protocols import LocalProblem, LocalResult, PrimalDual
 
 
@@ -29,18 +28,14 @@ class Client(NamedTuple):
     x: Tensor
 
 
-@dataclass(frozen=True)
+@part("algorithm", "feddr-ii")
 class FedDRII(DouglasRachford[Client]):
     """FedDR in the variables of Wang et al., with step `eta`."""
 
-    name: ClassVar[str] = "feddr-ii"
     paper: ClassVar[str] = "Wang et al., FedADMM, CDC 2022, section IV.B"
     accepts_regularizer: ClassVar[bool] = True
 
-    eta: float
-
-    def __post_init__(self) -> None:
-        check_positive(self, "eta", self.eta)
+    eta: Positive
 
     def init_client(self, params: Tensor) -> Client:
         """w_i = 0, x_i = x^0."""

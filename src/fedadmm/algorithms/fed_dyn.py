@@ -19,13 +19,12 @@ left out until it joins.  Once everybody has been seen the two are the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.errors import check_choice, check_positive
+from fedadmm.parts import Positive, part
 from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer, Round
 
 
@@ -57,7 +56,7 @@ class Message(NamedTuple):
     joined: Tensor | None
 
 
-@dataclass(frozen=True)
+@part("algorithm", "feddyn")
 class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
     """FedDyn with step `eta`, the inverse of the paper's regularisation weight.
 
@@ -66,15 +65,10 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
         members: the mean dual runs over "all" clients as printed, or over those "seen" so far.
     """
 
-    name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "Acar et al., Dynamic Regularization, ICLR 2021"
 
-    eta: float
+    eta: Positive
     members: Literal["all", "seen"] = "all"
-
-    def __post_init__(self) -> None:
-        check_positive(self, "eta", self.eta)
-        check_choice(self, "members", self.members, ("all", "seen"))
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0 and h = 0; every client counts, or none yet."""

@@ -13,13 +13,12 @@ theta_i need not be stored: it is either the theta just received or w_i + eta y_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.errors import check_positive, check_range
+from fedadmm.parts import Positive, Probability, part
 from fedadmm.protocols import (
     Algorithm,
     LocalProblem,
@@ -59,20 +58,15 @@ class Message(NamedTuple):
     augmented: Tensor | None
 
 
-@dataclass(frozen=True)
+@part("algorithm", "fedpd")
 class FedPD(Algorithm[Server, Client, Broadcast, Message]):
     """FedPD with step `eta`; a round is silent with probability `skip_probability`."""
 
-    name: ClassVar[str] = "fedpd"
     paper: ClassVar[str] = "Zhang et al., FedPD, IEEE TSP 2021"
     accepts_partial: ClassVar[bool] = False
 
-    eta: float
-    skip_probability: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "eta", self.eta)
-        check_range(self, "skip_probability", self.skip_probability, 0.0, 1.0, open_high=True)
+    eta: Positive
+    skip_probability: Probability = 0.0
 
     @property
     def bias(self) -> str | None:

@@ -9,26 +9,21 @@ MLSys 2020.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fedadmm.algorithms.fed_avg import FedAvg
 from fedadmm.algorithms.fed_sgd import Server, Stateless
-from fedadmm.errors import check_not_negative
+from fedadmm.parts import NotNegative, part
 from fedadmm.protocols import LocalProblem
 
 
-@dataclass(frozen=True)
+@part("algorithm", "fedprox")
 class FedProx(FedAvg):
     """FedProx with proximal coefficient `rho`; rho = 0 is FedAvg, bit for bit."""
 
-    name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
-    rho: float
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "rho", self.rho)
+    rho: NotNegative
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
         """min f_i + (rho/2) ||w - theta||^2, started at theta."""

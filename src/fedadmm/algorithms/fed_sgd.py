@@ -9,12 +9,11 @@ Networks from Decentralized Data, AISTATS 2017.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedadmm.errors import check_positive
+from fedadmm.parts import Positive, part
 from fedadmm.protocols import (
     Algorithm,
     LocalProblem,
@@ -42,17 +41,13 @@ class Gradient(NamedTuple):
     gradient: Tensor
 
 
-@dataclass(frozen=True)
+@part("algorithm", "fedsgd")
 class FedSGD(Algorithm[Server, Stateless, Server, Gradient]):
     """FedSGD with server learning rate `lr`."""
 
-    name: ClassVar[str] = "fedsgd"
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
 
-    lr: float
-
-    def __post_init__(self) -> None:
-        check_positive(self, "lr", self.lr)
+    lr: Positive
 
     @property
     def needs(self) -> Needs:

@@ -6,18 +6,17 @@ NeurIPS 2020.  FedDR with alpha = 2, without g, with all clients in every round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fedadmm.algorithms.fed_dr import FedDR
-from fedadmm.errors import ParameterError, check_choice, check_positive
+from fedadmm.errors import ParameterError
+from fedadmm.parts import part
 
 
-@dataclass(frozen=True)
+@part("algorithm", "fedsplit")
 class FedSplit(FedDR):
     """FedSplit with step `eta`; alpha is 2 by definition."""
 
-    name: ClassVar[str] = "fedsplit"
     paper: ClassVar[str] = "Pathak and Wainwright, FedSplit, NeurIPS 2020"
     accepts_regularizer: ClassVar[bool] = False
     accepts_partial: ClassVar[bool] = False
@@ -25,8 +24,6 @@ class FedSplit(FedDR):
     alpha: float = 2.0
 
     def __post_init__(self) -> None:
-        check_positive(self, "eta", self.eta)
-        check_choice(self, "init", self.init, ("start", "prox"))
         if self.alpha != 2.0:
             raise ParameterError(
                 f"FedSplit: alpha is {self.alpha!r}, but must be 2 (use FedDR for others)"

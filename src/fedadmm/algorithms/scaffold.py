@@ -16,13 +16,12 @@ and stays right with momentum.  All control variates start at zero, so that c is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.errors import check_choice, check_positive
+from fedadmm.parts import Positive, part
 from fedadmm.protocols import (
     Algorithm,
     LocalProblem,
@@ -54,19 +53,14 @@ class Message(NamedTuple):
     control: Tensor
 
 
-@dataclass(frozen=True)
+@part("algorithm", "scaffold")
 class Scaffold(Algorithm[Server, Client, Server, Message]):
     """SCAFFOLD with option 1 or 2 for the control variates and a server step."""
 
-    name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
 
-    option: int = 2
-    step: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_choice(self, "option", self.option, (1, 2))
-        check_positive(self, "step", self.step)
+    option: Literal[1, 2] = 2
+    step: Positive = 1.0
 
     @property
     def needs(self) -> Needs:
