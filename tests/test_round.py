@@ -276,6 +276,25 @@ def test_held_out_evaluators_are_used():
     assert "accuracy" not in silent.history[0]
 
 
+def test_a_local_metric_is_the_mean_over_the_clients_that_report_it():
+    given = federation(11, clients=4)
+    shares = np.array([1.0, 2.0, 3.0, 4.0])
+
+    def client_test(index: int) -> Any:
+        if index == 0:
+            return lambda x: {}
+        return lambda x: {"accuracy": 0.95, "rank": float(index)} if index > 1 else {"rank": 1.0}
+
+    problem = fa.Problem(
+        given.problem.clients, weights=shares, client_tests=[client_test(i) for i in range(4)]
+    )
+    evaluation = fa.Evaluation(target="local", objective=False)
+    options = {"initial": given.initial, "evaluate": evaluation, **EXACT}
+    record = fa.simulate(fa.FedADMM(1.0), problem, 1, **options).history[0]
+    assert record["accuracy"] == pytest.approx(0.95, abs=1e-15)
+    assert record["rank"] == pytest.approx((2 * 1 + 3 * 2 + 4 * 3) / 9, abs=1e-15)
+
+
 class _Counting(SequentialEngine):
     """Counts how many uploads of a round are alive at once."""
 

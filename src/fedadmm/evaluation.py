@@ -23,7 +23,8 @@ class Evaluation:
         every: rounds between two measurements.
         target: "global" evaluates the broadcast vector; "local" every client's own model on its
             own data (methods without local models fall back on the global vector, which is what
-            their clients hold).  It is the same for all methods that are compared.
+            their clients hold); each metric is the weighted mean over the clients that report
+            it.  It is the same for all methods that are compared.
         objective: measure f, F = f + g and the gradient mapping over all clients' data.
         test: use the problem's held-out evaluators.
         extra: one more function of the global vector that returns metrics.
@@ -85,7 +86,12 @@ class Evaluation:
     def _local(
         self, job: Job, store: ClientStateStore, params: Tensor, buffers: Tensor | None
     ) -> dict[str, float]:
+        """Each metric's weighted mean over the clients that report it.
+
+        A client without held-out rows reports none, and must not count as one that got all wrong.
+        """
         totals: dict[str, float] = {}
+        weights: dict[str, float] = {}
         tests = job.problem.client_tests if self.test else None
         for index, objective in enumerate(job.problem.clients):
             record = client_record(job, store, index)
@@ -97,8 +103,10 @@ class Evaluation:
             if self.objective:
                 values["loss"] = float(objective.value(model))
             for name, value in values.items():
-                totals[name] = totals.get(name, 0.0) + job.problem.weight(index) * value
-        return totals
+                share = job.problem.weight(index)
+                totals[name] = totals.get(name, 0.0) + share * value
+                weights[name] = weights.get(name, 0.0) + share
+        return {name: total / weights[name] for name, total in totals.items()}
 
 
 def _objective(job: Job, params: Tensor) -> dict[str, float]:
