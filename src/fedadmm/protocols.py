@@ -21,13 +21,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedadmm.errors import StateError
 from fedadmm.rng import Key
 
 Server = TypeVar("Server")
@@ -381,9 +382,14 @@ class ClientStateStore(Protocol):
         """Go back to the marked point."""
 
 
-class Engine(Protocol):
-    """Runs the clients of a round."""
+class Engine(ABC):
+    """Runs the clients of a round.
 
+    An engine may have a clock of its own and work in flight between two server steps: it then says
+    so in `extras`, and goes on from its `snapshot`.
+    """
+
+    @abstractmethod
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo] | Partial]:
@@ -392,7 +398,31 @@ class Engine(Protocol):
         The order of what is yielded is the same in every run, so that sums are reproducible.
         """
 
-    def close(self) -> None:
+    def broadcasts(self, ids: Sequence[int]) -> int:
+        """How often the last step's download was handed out, with or without a reply to it.
+
+        That is once to each of `ids`, unless the engine leaves some out or sends again.
+        """
+        return len(ids)
+
+    def extras(self) -> dict[str, Any]:
+        """What the last step adds to its record."""
+        return {}
+
+    def snapshot(self) -> EngineState | None:
+        """The clock and the work in flight, if any; nothing that is done later changes it."""
+        return None
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot; an engine without a clock cannot bring in work in flight."""
+        if state.downloads:
+            raise StateError(
+                f"the run has replies under way to broadcasts of {len(state.downloads)} steps, but "
+                f"{type(self).__name__} has no clock to wait for them with; resume it with the "
+                "engine that it began with"
+            )
+
+    def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Give back processes, files and memory."""
 
 
@@ -403,20 +433,6 @@ class EngineState(NamedTuple):
     """Plain values that JSON can hold."""
     downloads: dict[int, Download]
     """The broadcasts that clients still work from, by server step."""
-
-
-@runtime_checkable
-class ClockedEngine(Protocol):
-    """An engine with a clock of its own, and with work in flight between server steps."""
-
-    def extras(self) -> dict[str, Any]:
-        """What the last step adds to its record."""
-
-    def snapshot(self) -> EngineState:
-        """The clock and the work in flight; nothing that is done later changes it."""
-
-    def restore(self, state: EngineState) -> None:
-        """Go on from a snapshot."""
 
 
 Metrics = Mapping[str, float]

@@ -26,7 +26,6 @@ from fedadmm.problem import Problem
 from fedadmm.protocols import (
     ClientInfo,
     ClientStateStore,
-    ClockedEngine,
     Download,
     Engine,
     EngineState,
@@ -114,7 +113,7 @@ def run(
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
     before: Record = {}
-    if state.engine is not None and isinstance(engine, ClockedEngine):
+    if state.engine is not None:
         engine.restore(state.engine)
     if state.round == 0 and job.algorithm.starts_with_everyone:
         everyone = range(job.problem.num_clients)
@@ -248,12 +247,10 @@ def run_round(
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
     record = _record(following.round, infos, replies.weight, job, move)
-    down = trees.num_bytes(download) * len(infos)
+    down = trees.num_bytes(download) * engine.broadcasts(ids)
     record |= {"bytes_up": replies.bytes_up, "bytes_down": down, "seconds": seconds}
-    if isinstance(engine, ClockedEngine):
-        record |= engine.extras()
-        following = following._replace(engine=engine.snapshot())
-    return following, record, infos
+    record |= engine.extras()
+    return following._replace(engine=engine.snapshot()), record, infos
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

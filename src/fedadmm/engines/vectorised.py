@@ -69,7 +69,7 @@ class _Stack(NamedTuple):
     objective: StackedObjective
 
 
-class VectorisedEngine:
+class VectorisedEngine(Engine):
     """Runs clients in stacks; every stack is as many clients as `stack` says or memory allows."""
 
     def __init__(
@@ -91,9 +91,6 @@ class VectorisedEngine:
             for part in range(parts):  # equal ones: a small rest would cost as much as a full one
                 chosen = ids[part * len(ids) // parts : (part + 1) * len(ids) // parts]
                 yield from self._run_stack(list(chosen), download, round_index)
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
     def _gather(self, ids: list[int]) -> _Stack:
         objectives = [self._job.problem.clients[client] for client in ids]
