@@ -40,9 +40,11 @@ class Problem:
     describes a million clients without making them.  `weights` are a_i up to a common factor;
     None means 1/n each.  `test` maps a parameter vector to metrics on held-out data,
     `client_tests` does so for each client.  `initial` is a start vector, or a function of the
-    seed that makes one.  `buffers` says what happens to BatchNorm statistics.  `data` is how rows
-    were split among the clients (a `fedadmm.data.FederatedData`), for reports; None when the
-    clients were not made from one data set.
+    seed that makes one.  `buffers` says what happens to BatchNorm statistics: "keep-local" leaves
+    them with each client, "average" sends them along and takes the participants' weighted mean;
+    where replies are folded as they arrive, a reply moves the mean by its client's share a_i.
+    `data` is how rows were split among the clients (a `fedadmm.data.FederatedData`), for reports;
+    None when the clients were not made from one data set.
     """
 
     clients: Sequence[Objective]

@@ -398,6 +398,11 @@ class Engine(ABC):
         The order of what is yielded is the same in every run, so that sums are reproducible.
         """
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a step folds the replies that happen to arrive, not those of a whole cohort."""
+        return False
+
     def broadcasts(self, ids: Sequence[int]) -> int:
         """How often the last step's download was handed out, with or without a reply to it.
 

@@ -242,7 +242,7 @@ def run_round(
     if replies.total is not None and finite:
         total, received = replies.total, Received(len(infos), replies.weight, problem.num_clients)
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
-        buffers = total.buffers / replies.weight if total.buffers is not None else buffers
+        buffers = _averaged(buffers, total.buffers, replies.weight, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
@@ -251,6 +251,22 @@ def run_round(
     record |= {"bytes_up": replies.bytes_up, "bytes_down": down, "seconds": seconds}
     record |= engine.extras()
     return following._replace(engine=engine.snapshot()), record, infos
+
+
+def _averaged(
+    before: Tensor | None, total: Tensor | None, weight: float, as_they_arrive: bool
+) -> Tensor | None:
+    """The buffers after a step, from the weighted sum over its replies; None when none are sent.
+
+    A round's participants stand for all clients, so their mean replaces the old buffers.  A reply
+    that arrives on its own stands for its own client only: replacing everything by it would leave
+    whatever came last.  It therefore takes its share a_S of the mean and the others keep theirs,
+    B <- B + a_S (mean of the replies - B).  No client's past buffers are stored, so clients count
+    in proportion to a_i times how often they reply.
+    """
+    if before is None or total is None:
+        return before
+    return before * (1.0 - weight) + total if as_they_arrive else total / weight
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

@@ -145,7 +145,7 @@ def make_job(
     converted = problem.to(start.dtype, start.device)
     client: Any = converted.clients[0]
     flat = getattr(client, "flat", None)
-    buffers = flat.buffers() if flat is not None and problem.buffers is not None else None
+    buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
     return Job(algorithm, converted, solver, rule or Epochs(1), seed, start, buffers)
 
 

@@ -194,6 +194,11 @@ class VirtualTimeEngine(Engine):
             yield flight.client, reply.upload, reply.info
         self._tidy()
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """As the options say."""
+        return self._options.is_asynchronous
+
     def broadcasts(self, ids: Sequence[int]) -> int:
         """One to every client that started, whatever becomes of its reply."""
         return self._timeline.started

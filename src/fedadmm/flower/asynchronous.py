@@ -53,6 +53,11 @@ class _OneReply(Engine):
         """The reply."""
         yield self._client, self._answer.upload, self._answer.info
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """It is."""
+        return True
+
     def broadcasts(self, ids: Sequence[int]) -> int:
         """Every task that went out since the last step."""
         return self._sent
