@@ -17,7 +17,7 @@ from support.federations import WEIGHTS, federation, run, snapshots
 EXACT = {"solver": fa.ExactSolver()}
 
 
-class Faulty:
+class Faulty(fa.Objective):
     """f(x) = ||x||^2 / 2 whose gradient is NaN from the given call on."""
 
     num_parameters, num_samples = 3, 1
@@ -31,9 +31,6 @@ class Faulty:
     def gradient(self, params, rows=None):
         self.good_calls -= 1
         return params.clone() if self.good_calls >= 0 else params * math.nan
-
-    def workspace(self, params):
-        return params.clone()
 
     def to(self, dtype, device="cpu"):
         return self

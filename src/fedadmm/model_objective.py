@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedadmm.errors import DataError
 from fedadmm.flat import FlatModule
 from fedadmm.network import Network, Sink, channels_last
+from fedadmm.protocols import Objective
 
 EVALUATION_ROWS = 2048
 """At most so many rows per forward pass when a loss over all data is wanted."""
@@ -44,7 +45,7 @@ Pull = Callable[[Tensor, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class ModelObjective:
+class ModelObjective(Objective):
     """A module, a mean loss and one client's tensors as f_i on the module's flat vector.
 
     The module is shared by all clients of a problem; hand the same `FlatModule` to each of them
@@ -85,6 +86,33 @@ class ModelObjective:
     def is_random(self) -> bool:
         """Whether a forward pass in training mode draws random numbers (dropout)."""
         return any(_draws_numbers(module) for module in self.flat.module.modules())
+
+    def work(self, rows: int) -> float:
+        """Each layer's parameters times the places that it uses them at, from a pass over one row.
+
+        A weight of a linear layer is used once a row, one of a convolution once a pixel, one of a
+        recurrent layer once a step.  An embedding is looked up, not multiplied with.
+        """
+        places: list[float] = []
+
+        def count(layer: nn.Module, _: object, output: object) -> None:
+            result = output[0] if isinstance(output, tuple) else output
+            assert isinstance(result, Tensor)
+            convolves = isinstance(layer, nn.modules.conv._ConvNd)
+            width = result.shape[1 if convolves else -1] if result.ndim else 1
+            own = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+            places.append(own * result.numel() / max(1, width))
+
+        layers = [m for m in self.flat.module.modules() if not isinstance(m, nn.Embedding)]
+        hooks = [layer.register_forward_hook(count) for layer in layers]
+        try:
+            self._switch(training=False)
+            with torch.no_grad():
+                self.flat.module(self.prepared(self.inputs[:1]))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return sum(places) * rows
 
     def workspace(self, params: Tensor) -> Tensor:
         """The module's live vector, set to `params`: steps on it need no copy."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -48,22 +47,11 @@ def evaluation_gradient(objective: Objective, params: Tensor) -> Tensor:
     and BatchNorm statistics are used, not moved.  The result may be a buffer that the next call
     overwrites.
     """
-    own: Callable[[Tensor], Tensor] = getattr(objective, "evaluation_gradient", objective.gradient)
-    return own(params)
-
-
-class _Deterministic:
-    """Shared by closed-form objectives: plain vectors, no hidden buffers, no dropout."""
-
-    is_random = False
-
-    def workspace(self, params: Tensor) -> Tensor:
-        """A copy that a solver may change in place."""
-        return params.clone()
+    return objective.evaluation_gradient(params)
 
 
 @dataclass(frozen=True, eq=False)
-class Quadratic(_Deterministic):
+class Quadratic(Objective):
     """f(x) = x'Ax/2 - b'x + constant with A symmetric; `A` is a matrix, `b` a vector.
 
     It has one "sample": a mini-batch of a quadratic is the quadratic.
@@ -101,6 +89,10 @@ class Quadratic(_Deterministic):
         """Ax - b."""
         return self.A @ params - self.b
 
+    def work(self, rows: int) -> float:
+        """D^2."""
+        return float(self.A.numel())
+
     def hessian(self) -> Tensor:
         """A."""
         return self.A
@@ -117,7 +109,7 @@ class Quadratic(_Deterministic):
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows(_Deterministic):
+class _Rows(Objective):
     """Shared by linear models: a feature matrix, a target per row, and a ridge term."""
 
     features: Tensor

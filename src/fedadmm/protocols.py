@@ -211,28 +211,50 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
-class Objective(Protocol):
+class Objective(ABC):
     """f_i on flat vectors, from one client's data."""
 
     @property
+    @abstractmethod
     def num_parameters(self) -> int:
         """D, the length of the flat vector."""
 
     @property
+    @abstractmethod
     def num_samples(self) -> int:
         """The number of rows a mini-batch is drawn from."""
 
+    @abstractmethod
     def value(self, params: Tensor) -> Tensor:
         """f_i(params) over all the client's data."""
 
+    @abstractmethod
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         """The gradient of f_i over the given rows, or over all data.
 
         The result may be a buffer that the next call overwrites.
         """
 
+    @abstractmethod
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Objective:
+        """The same objective in another precision or on another device."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a gradient draws random numbers of its own (dropout)."""
+        return False
+
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
+        """The gradient of `value`, for an objective that trains in another way than it measures."""
+        return self.gradient(params)
+
     def workspace(self, params: Tensor) -> Tensor:
         """A copy of `params` that a solver may change in place and pass to `gradient`."""
+        return params.clone()
+
+    def work(self, rows: int) -> float:
+        """About how many multiplications a gradient over so many rows takes, forwards."""
+        return float(self.num_parameters * rows)
 
 
 class Progress(NamedTuple):

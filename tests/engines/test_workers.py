@@ -62,17 +62,23 @@ def test_buffers_and_dropout(policy: str, momentum: float | None) -> None:
     assert_same_run(found, expected, tolerance=0.0)
 
 
-class _Fragile:
+class _Fragile(fa.Objective):
     """A least-squares client that does something terrible in its first gradients."""
-
-    is_random = False
 
     def __init__(self, inner: fa.LeastSquares, disaster: object) -> None:
         self._inner = inner
         self._disaster = disaster
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
+    @property
+    def num_parameters(self) -> int:
+        return self._inner.num_parameters
+
+    @property
+    def num_samples(self) -> int:
+        return self._inner.num_samples
+
+    def value(self, params: Tensor) -> Tensor:
+        return self._inner.value(params)
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         self._disaster()
