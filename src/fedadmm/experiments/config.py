@@ -100,6 +100,11 @@ class RunConfig(BaseModel):
     seed: Natural = Field(default=0, description="the same seed gives the same run on every engine")
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
     device: str = Field(default="cpu", description="where the model lives: cpu, cuda, cuda:1 …")
+    threads: Count | Literal["auto"] = Field(
+        default="auto",
+        description="threads of torch in a process; auto takes one where a gradient is small, and "
+        "else as many as torch was given",
+    )
     tolerance: Annotated[float, Field(gt=0)] | Literal["none"] = Field(
         default="none", description="end when the gradient mapping is at most this"
     )
