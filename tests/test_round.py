@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.engines import VirtualTime
 from fedadmm.engines.sequential import SequentialEngine
 from support.federations import WEIGHTS, federation, run, snapshots
 
@@ -290,6 +291,64 @@ def test_a_local_metric_is_the_mean_over_the_clients_that_report_it():
     record = fa.simulate(fa.FedADMM(1.0), problem, 1, **options).history[0]
     assert record["accuracy"] == pytest.approx(0.95, abs=1e-15)
     assert record["rank"] == pytest.approx((2 * 1 + 3 * 2 + 4 * 3) / 9, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", ["round", "participants", "evaluation_seconds", "in_flight"])
+def test_a_metric_cannot_take_the_name_of_an_entry_of_the_record(name):
+    engine = VirtualTime("sync") if name == "in_flight" else None
+    message = (
+        f"^simulate: the evaluation reports '{name}', but a round's record has an entry of that "
+        "name already; taken are bytes_down, bytes_up, clients, .*participants,"
+    )
+    with pytest.raises(fa.ParameterError, match=message):
+        run(fa.FedADMM(1.0), federation(2), 2, evaluate=lambda x: {name: 77.0}, engine=engine)
+
+
+@pytest.mark.parametrize("name", ["kkt_residual", "diagnostics_seconds"])
+def test_nor_that_of_a_diagnosis(name):
+    evaluation = fa.Evaluation(extra=lambda x: {name: 1.0}, diagnose=1)
+    with pytest.raises(fa.ParameterError, match=f"^simulate: the diagnostics reports '{name}'"):
+        run(fa.FedADMM(1.0), federation(2), 2, evaluate=evaluation)
+
+
+@pytest.mark.parametrize("where", ["global", "local"])
+def test_nor_that_of_another_metric(where):
+    given = federation(2)
+    problem = fa.Problem(
+        given.problem.clients,
+        test=lambda x: {"score": 1.0},
+        client_tests=[lambda x: {"score": 1.0}] * 5,
+    )
+    options = {"initial": given.initial, **EXACT}
+    for name in ("loss", "score"):
+        evaluation = fa.Evaluation(extra=lambda x, name=name: {name: 1.0}, target=where)
+        with pytest.raises(fa.ParameterError, match=f"^Evaluation: the evaluator reports '{name}'"):
+            fa.simulate(fa.FedADMM(1.0), problem, 2, evaluate=evaluation, **options)
+
+
+EMPTY = {
+    "first": [[], [], [0, 1], [2]],
+    "last": [[0, 1], [2], [], []],
+    "all": [[], [], [], []],
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_round_never_ends_a_run(name):
+    """All rounds are run, and a target or a tolerance that the model misses stays missed."""
+    missed = {"target": fa.Target("loss", -1e9, at_least=False), "tolerance": 1e-12}
+    sampler = fa.TraceSampling([*EMPTY[name], range(5)])
+    result = run(fa.FedADMM(1.0), federation(2), 4, sampler=sampler, evaluate=True, **missed)
+    assert [record["round"] for record in result.history] == [1, 2, 3, 4]
+    assert (result.code, result.status) == ("completed", "completed all 4 rounds")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_step_without_replies_never_ends_a_run(mode):
+    engine = VirtualTime(mode, compute="constant", deadline=0.5)
+    result = run(fa.FedADMM(1.0), federation(2), 4, engine=engine, evaluate=True)
+    assert [record["participants"] for record in result.history] == [0] * 4
+    assert (result.code, result.status) == ("completed", "completed all 4 rounds")
 
 
 class _Counting(SequentialEngine):

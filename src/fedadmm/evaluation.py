@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedadmm.engines.job import Job, client_record
-from fedadmm.errors import PairingError, check_choice, check_count
-from fedadmm.protocols import ClientStateStore, Evaluator
+from fedadmm.errors import PairingError, ParameterError, check_choice, check_count
+from fedadmm.protocols import ClientStateStore, Evaluator, Metrics
 from fedadmm.regularizers import Zero
 
 
@@ -71,17 +71,19 @@ class Evaluation:
     ) -> dict[str, float]:
         """The metrics of one round."""
         if self.target == "local":
-            return self._local(job, store, params, buffers) | self._extra(params)
+            return self._with_extra(self._local(job, store, params, buffers), params)
         _load(job.problem.clients[0], buffers)
         record: dict[str, float] = {}
         if self.objective:
             record |= _objective(job, params)
         if self.test and job.problem.test is not None:
-            record |= job.problem.test(params)
-        return record | self._extra(params)
+            _join(record, job.problem.test(params), "the problem's test")
+        return self._with_extra(record, params)
 
-    def _extra(self, params: Tensor) -> dict[str, float]:
-        return dict(self.extra(params)) if self.extra is not None else {}
+    def _with_extra(self, record: dict[str, float], params: Tensor) -> dict[str, float]:
+        if self.extra is not None:
+            _join(record, self.extra(params), "the evaluator")
+        return record
 
     def _local(
         self, job: Job, store: ClientStateStore, params: Tensor, buffers: Tensor | None
@@ -99,14 +101,25 @@ class Evaluation:
             model = params if own is None else own
             keeps = job.problem.buffers == "keep-local"
             _load(objective, record.buffers if keeps else buffers)
-            values = dict(tests[index](model)) if tests is not None else {}
-            if self.objective:
-                values["loss"] = float(objective.value(model))
+            values = {"loss": float(objective.value(model))} if self.objective else {}
+            if tests is not None:
+                _join(values, tests[index](model), f"the test of client {index}")
             for name, value in values.items():
                 share = job.problem.weight(index)
                 totals[name] = totals.get(name, 0.0) + share * value
                 weights[name] = weights.get(name, 0.0) + share
         return {name: total / weights[name] for name, total in totals.items()}
+
+
+def _join(record: dict[str, float], metrics: Metrics, source: str) -> None:
+    """Add metrics; two sources of one name would leave open whose value is recorded."""
+    for name in metrics:
+        if name in record:
+            raise ParameterError(
+                f"Evaluation: {source} reports {name!r}, which is measured already; there are "
+                f"{', '.join(sorted(record))}"
+            )
+    record |= metrics
 
 
 def _objective(job: Job, params: Tensor) -> dict[str, float]:

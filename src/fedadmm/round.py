@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -57,10 +57,13 @@ class RunState(NamedTuple):
     """What the instruments remember, as plain values by name."""
 
 
+Code = Literal["completed", "target", "tolerance", "diverged", "interrupted"]
+
+
 class Ending(NamedTuple):
     """Why a run ended: one word for programs, one sentence for people."""
 
-    code: str
+    code: Code
     sentence: str
 
 
@@ -148,10 +151,11 @@ def run(
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
             params = job.algorithm.global_params(following.server)
-            record |= schedule.evaluation.measure(job, store, params, following.buffers)
+            measured = schedule.evaluation.measure(job, store, params, following.buffers)
             record["evaluation_seconds"] = time.perf_counter() - began
+            _add(record, measured, "the evaluation")
         following = _instrumented(following, record, infos, store, schedule)
-        ending = _ending(record, infos, schedule, state.first_loss)
+        ending = _ending(following.round, record, infos, schedule, state.first_loss)
         if state.first_loss is None:
             following = following._replace(first_loss=record.get("loss"))
         state = following
@@ -174,8 +178,19 @@ def _instrumented(
     for tool in schedule.instruments:
         report = RoundReport(state, record, infos, None)
         notes[tool.name], entries = tool.look(report, store, notes.get(tool.name))
-        record |= entries
+        _add(record, entries, f"the {tool.name}")
     return state._replace(notes=notes)
+
+
+def _add(record: Record, entries: Record, source: str) -> None:
+    """Add what was measured; nothing may take the place of what is there already."""
+    for name in entries:
+        if name in record:
+            raise ParameterError(
+                f"simulate: {source} reports {name!r}, but a round's record has an entry of that "
+                f"name already; taken are {', '.join(sorted(record))}"
+            )
+    record |= entries
 
 
 def _broken(infos: Sequence[ClientInfo], when: str) -> Ending | None:
@@ -311,9 +326,13 @@ def _check_measured(record: Record, schedule: Schedule) -> None:
 
 
 def _ending(
-    record: Record, infos: Sequence[ClientInfo], schedule: Schedule, first_loss: float | None
+    number: int,
+    record: Record,
+    infos: Sequence[ClientInfo],
+    schedule: Schedule,
+    first_loss: float | None,
 ) -> Ending | None:
-    number, loss = record["round"], record.get("loss", 0.0)
+    loss = record.get("loss", 0.0)
     exploded = first_loss is not None and loss > EXPLOSION * (1 + abs(first_loss))
     if not math.isfinite(loss) or exploded:
         worst = max(infos, key=lambda info: info.drift, default=None)

@@ -23,7 +23,7 @@ from fedadmm.protocols import (
     StoppingRule,
 )
 from fedadmm.resuming import Journal, Start, interrupts_deferred
-from fedadmm.round import Ending, Instrument, Record, RoundReport, Schedule, run
+from fedadmm.round import Code, Ending, Instrument, Record, RoundReport, Schedule, run
 from fedadmm.sampling import FullParticipation
 from fedadmm.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.state.records import StoredStates
@@ -43,7 +43,7 @@ class Result(NamedTuple):
     """One record for every round run now: a resumed run has only the new ones."""
     status: str
     """Why it ended, a sentence."""
-    code: str
+    code: Code
     """The same in a word: completed, target, tolerance or diverged."""
     server: Any
     """The server's state."""
