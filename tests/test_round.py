@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedadmm as fa
 from fedadmm.engines import VirtualTime
 from fedadmm.engines.sequential import SequentialEngine
 from support.federations import WEIGHTS, federation, run, snapshots
+from support.models import small_federation
 
 EXACT = {"solver": fa.ExactSolver()}
 
@@ -349,6 +351,74 @@ def test_a_step_without_replies_never_ends_a_run(mode):
     result = run(fa.FedADMM(1.0), federation(2), 4, engine=engine, evaluate=True)
     assert [record["participants"] for record in result.history] == [0] * 4
     assert (result.code, result.status) == ("completed", "completed all 4 rounds")
+
+
+def classified(weights: Any = None, regression: bool = False) -> fa.Problem:
+    """Logistic regressions with 3, 9 and 27 rows."""
+    draws = torch.Generator().manual_seed(5)
+    kind = fa.LeastSquares if regression else fa.LogisticRegression
+    clients = []
+    for count in (3, 9, 27):
+        rows = torch.randn(count, 4, generator=draws, dtype=torch.float64)
+        labels = (rows[:, 0] + torch.randn(count, generator=draws) > 0).double()
+        clients.append(kind(rows, labels))
+    initial = torch.ones(4, dtype=torch.float64)
+    return fa.Problem(clients, weights=weights, initial=initial)
+
+
+@pytest.mark.parametrize("where", ["global", "local"])
+@pytest.mark.parametrize("objective", [True, False])
+def test_training_accuracy_counts_every_row_once(where, objective):
+    """Of all 39 rows, whatever the clients' weights, with the model that is evaluated."""
+    problem = classified(weights=(5.0, 1.0, 1.0))
+    options: Any = {
+        "solver": fa.GradientDescent(0.5),
+        "stop": fa.Steps(3),
+        "sampler": fa.UniformSampling(2),
+        "keep_trajectory": True,
+    }
+    evaluation = fa.Evaluation(target=where, objective=objective, train=True)
+    result = fa.simulate(fa.FedADMM(0.1), problem, 3, evaluate=evaluation, **options)
+    theta, right = result.trajectory[-1].numpy(), 0
+    for index, client in enumerate(problem.clients):
+        own = result.clients[index].w.numpy() if index in result.clients else np.ones(4)
+        scores = client.features.numpy() @ (theta if where == "global" else own)
+        right += int(((scores > 0) == (client.targets.numpy() == 1)).sum())
+    assert result.history[-1]["train_accuracy"] == right / 39
+    plain = fa.Evaluation(target=where, objective=objective)
+    without = fa.simulate(fa.FedADMM(0.1), problem, 3, evaluate=plain, **options)
+    for one, two in zip(result.history, without.history, strict=True):
+        assert one.keys() - two.keys() == {"train_accuracy"}
+        assert one.get("loss") == two.get("loss")
+
+
+def test_training_accuracy_of_a_model_is_that_of_its_largest_score():
+    problem = small_federation(nn.Dropout(0.4))
+    result = fa.simulate(
+        fa.FedAvg(), problem, 2, solver=fa.SGD(0.5), evaluate=fa.Evaluation(train=True)
+    )
+    module = problem.clients[0].flat.module.eval()
+    nn.utils.vector_to_parameters(result.params, module.parameters())
+    with torch.no_grad():
+        found = [(module(c.inputs).argmax(1) == c.targets) for c in problem.clients]
+    expected = float(torch.cat(found).double().mean())
+    assert result.history[-1]["train_accuracy"] == pytest.approx(expected, abs=1e-15)
+
+
+def test_training_accuracy_is_refused_where_there_are_no_classes():
+    message = (
+        r"^Evaluation: train is True, but the rows of the clients \(LeastSquares\) have no classes "
+        "to get right; leave it False$"
+    )
+    evaluation = fa.Evaluation(train=True)
+    with pytest.raises(fa.PairingError, match=message):
+        fa.simulate(
+            fa.FedAvg(), classified(regression=True), 1, solver=fa.SGD(0.1), evaluate=evaluation
+        )
+    mixed = fa.Problem([*classified().clients[:1], *classified(regression=True).clients[1:]])
+    options = {"initial": torch.ones(4, dtype=torch.float64), "evaluate": evaluation}
+    with pytest.raises(fa.DataError, match=r"^LeastSquares: its rows have no classes"):
+        fa.simulate(fa.FedAvg(), mixed, 1, solver=fa.SGD(0.1), **options)
 
 
 class _Counting(SequentialEngine):

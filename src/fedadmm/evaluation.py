@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedadmm.engines.job import Job, client_record
 from fedadmm.errors import PairingError, ParameterError, check_choice, check_count
-from fedadmm.protocols import ClientStateStore, Evaluator, Metrics
+from fedadmm.protocols import ClientStateStore, Evaluator, Metrics, Objective
 from fedadmm.regularizers import Zero
 
 
@@ -27,6 +27,8 @@ class Evaluation:
             it.  It is the same for all methods that are compared.
         objective: measure f, F = f + g and the gradient mapping over all clients' data.
         test: use the problem's held-out evaluators.
+        train: the share of all clients' training rows whose class is right, as `train_accuracy`;
+            every row counts the same, whatever its client's weight.
         extra: one more function of the global vector that returns metrics.
         certificate: measure in every round what a theorem bounds, beside the bound; "auto" takes
             the theorem that covers the run (`fedadmm.certificates`).
@@ -40,6 +42,7 @@ class Evaluation:
     target: Literal["global", "local"] = "global"
     objective: bool = True
     test: bool = True
+    train: bool = False
     extra: Evaluator | None = None
     certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = "none"
     diagnose: int = 0
@@ -58,8 +61,14 @@ class Evaluation:
         return round_number % self.every == 0 or round_number == rounds
 
     def check(self, job: Job) -> None:
-        """Refuse to evaluate a global model whose statistics exist on the clients only."""
-        measures = self.objective or self.test or self.extra is not None
+        """Refuse to count classes where there are none, or statistics that clients keep."""
+        first = job.problem.clients[0]
+        if self.train and not first.has_classes:
+            raise PairingError(
+                f"Evaluation: train is True, but the rows of the clients ({type(first).__name__}) "
+                "have no classes to get right; leave it False"
+            )
+        measures = self.objective or self.test or self.train or self.extra is not None
         if measures and job.problem.buffers == "keep-local" and self.target == "global":
             raise PairingError(
                 "buffers='keep-local' leaves BatchNorm statistics on the clients, but the global "
@@ -73,11 +82,15 @@ class Evaluation:
         if self.target == "local":
             return self._with_extra(self._local(job, store, params, buffers), params)
         _load(job.problem.clients[0], buffers)
-        record: dict[str, float] = {}
-        if self.objective:
-            record |= _objective(job, params)
+        pooled = _Pooled()
+        loss = params.new_zeros(())
+        if self.objective or self.train:
+            for index, objective in enumerate(job.problem.clients):
+                loss += job.problem.weight(index) * pooled.value(objective, params, self.train)
+        record = _objective(job, params, float(loss)) if self.objective else {}
         if self.test and job.problem.test is not None:
             _join(record, job.problem.test(params), "the problem's test")
+        _join(record, pooled.metrics(), "the training data")
         return self._with_extra(record, params)
 
     def _with_extra(self, record: dict[str, float], params: Tensor) -> dict[str, float]:
@@ -94,6 +107,7 @@ class Evaluation:
         """
         totals: dict[str, float] = {}
         weights: dict[str, float] = {}
+        pooled = _Pooled()
         tests = job.problem.client_tests if self.test else None
         for index, objective in enumerate(job.problem.clients):
             record = client_record(job, store, index)
@@ -101,14 +115,40 @@ class Evaluation:
             model = params if own is None else own
             keeps = job.problem.buffers == "keep-local"
             _load(objective, record.buffers if keeps else buffers)
-            values = {"loss": float(objective.value(model))} if self.objective else {}
+            values: dict[str, float] = {}
+            if self.objective or self.train:
+                loss = pooled.value(objective, model, self.train)
+                values = {"loss": float(loss)} if self.objective else {}
             if tests is not None:
                 _join(values, tests[index](model), f"the test of client {index}")
             for name, value in values.items():
                 share = job.problem.weight(index)
                 totals[name] = totals.get(name, 0.0) + share * value
                 weights[name] = weights.get(name, 0.0) + share
-        return {name: total / weights[name] for name, total in totals.items()}
+        means = {name: total / weights[name] for name, total in totals.items()}
+        _join(means, pooled.metrics(), "the training data")
+        return means
+
+
+class _Pooled:
+    """The clients' training rows together: how many there are, and how many were got right."""
+
+    def __init__(self) -> None:
+        self._correct = 0
+        self._rows = 0
+
+    def value(self, objective: Objective, model: Tensor, count: bool) -> Tensor:
+        """A client's loss; the same pass counts its rows."""
+        if not count:
+            return objective.value(model)
+        value, correct = objective.value_and_correct(model)
+        self._correct += correct
+        self._rows += objective.num_samples
+        return value
+
+    def metrics(self) -> dict[str, float]:
+        """`train_accuracy`, when rows were counted."""
+        return {"train_accuracy": self._correct / self._rows} if self._rows else {}
 
 
 def _join(record: dict[str, float], metrics: Metrics, source: str) -> None:
@@ -122,9 +162,8 @@ def _join(record: dict[str, float], metrics: Metrics, source: str) -> None:
     record |= metrics
 
 
-def _objective(job: Job, params: Tensor) -> dict[str, float]:
+def _objective(job: Job, params: Tensor, loss: float) -> dict[str, float]:
     problem = job.problem
-    loss = float(problem.value(params))
     mapping = problem.gradient_mapping(params, job.algorithm.prox_step)
     record = {
         "loss": loss,

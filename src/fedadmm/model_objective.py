@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedadmm.errors import DataError
 from fedadmm.flat import FlatModule
+from fedadmm.losses import count_correct
 from fedadmm.network import Network, Sink, channels_last
 from fedadmm.protocols import Objective
 
@@ -118,16 +119,37 @@ class ModelObjective(Objective):
         """The module's live vector, set to `params`: steps on it need no copy."""
         return self.flat.load(params)
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets are whole numbers, one a row."""
+        return self.targets.ndim == 1 and not self.targets.is_floating_point()
+
     def value(self, params: Tensor) -> Tensor:
         """The mean loss over all rows, in evaluation mode."""
+        total = torch.zeros((), dtype=params.dtype, device=params.device)
+        for outputs, targets in self._outputs(params):
+            total += self.loss(outputs, targets) * len(targets)
+        return total / self.num_samples
+
+    def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
+        """`value`, and how many rows get their class right."""
+        if not self.has_classes:
+            return super().value_and_correct(params)
+        total, correct = torch.zeros((), dtype=params.dtype, device=params.device), 0
+        for outputs, targets in self._outputs(params):
+            total += self.loss(outputs, targets) * len(targets)
+            correct += int(count_correct(outputs, targets))
+        return total / self.num_samples, correct
+
+    def _outputs(self, params: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the model returns for all rows, part by part, in evaluation mode."""
         self.flat.load(params)
         self._switch(training=False)
-        total = torch.zeros((), dtype=params.dtype, device=params.device)
-        with torch.no_grad():
-            for part in evaluation_parts(self.inputs):
-                inputs, targets = self._batch(part)
-                total += self.loss(self.flat.module(inputs), targets) * len(targets)
-        return total / self.num_samples
+        for part in evaluation_parts(self.inputs):
+            inputs, targets = self._batch(part)
+            with torch.no_grad():
+                outputs = self.flat.module(inputs)
+            yield outputs, targets
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the rows, in training mode."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedadmm.errors import DataError, ParameterError
+from fedadmm.losses import count_correct
 from fedadmm.model_objective import Loss, ModelObjective, Prepare, evaluation_parts
 from fedadmm.protocols import Objective
 
@@ -189,6 +190,16 @@ class LogisticRegression(_Rows):
         """The mean logistic loss plus the ridge term."""
         margin = (self.features @ params) * (2 * self.targets.to(params.dtype) - 1)
         return nn.functional.softplus(-margin).mean() + self.ridge * params.square().sum() / 2
+
+    @property
+    def has_classes(self) -> bool:
+        """Two of them."""
+        return True
+
+    def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
+        """`value`, and how many rows lie on their side of the plane."""
+        correct = count_correct((self.features @ params).unsqueeze(-1), self.targets)
+        return self.value(params), int(correct)
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         """X'(sigmoid(Xx) - y)/m + ridge x."""

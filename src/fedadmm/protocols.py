@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedadmm.errors import StateError
+from fedadmm.errors import DataError, StateError
 from fedadmm.rng import Key
 
 Server = TypeVar("Server")
@@ -251,6 +251,15 @@ class Objective(ABC):
     def workspace(self, params: Tensor) -> Tensor:
         """A copy of `params` that a solver may change in place and pass to `gradient`."""
         return params.clone()
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether every row has a class that a model gets right or wrong."""
+        return False
+
+    def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
+        """`value`, and how many rows get their class right, from one pass over the data."""
+        raise DataError(f"{type(self).__name__}: its rows have no classes, but they are asked for")
 
     def work(self, rows: int) -> float:
         """About how many multiplications a gradient over so many rows takes, forwards."""

@@ -49,6 +49,9 @@ class EvaluateTable(Table):
         description="f, F and the gradient mapping over all clients; by problem when absent",
     )
     test: bool = Field(default=True, description="the problem's held-out rows")
+    train: bool = Field(
+        default=False, description="train_accuracy: training rows of all clients got right"
+    )
     certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = Field(
         default="none", description="what a theorem bounds, beside its bound, in every round"
     )
