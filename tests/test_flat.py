@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.engines import VirtualTime
 from fedadmm.engines.sequential import SequentialEngine
 from fedadmm.flat import FlatModule
 from support.models import perceptron, rows, small_federation
@@ -90,21 +91,26 @@ def test_moving_to_another_precision_keeps_the_values_and_the_views():
     assert not nn.utils.parameters_to_vector(flat.module.parameters()).any()
 
 
-def normalised(**options: object) -> fa.Problem:
-    return small_federation(nn.BatchNorm1d(5), clients=3, **options)
+def normalised(momentum: float | None = 0.1, **options: object) -> fa.Problem:
+    return small_federation(nn.BatchNorm1d(5, momentum=momentum), clients=3, **options)
 
 
-def by_hand(policy: str, rounds: int) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
+def by_hand(
+    policy: str, cohorts: list[list[int]], momentum: float | None = 0.1
+) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
     """FedAvg over deep copies of the module, one a client, with torch alone."""
-    problem = normalised(buffers=policy)
+    problem = normalised(momentum, buffers=policy)
     origin = copy.deepcopy(problem.clients[0].flat.module)
     theta = nn.utils.parameters_to_vector(origin.parameters()).detach()
     modules = [copy.deepcopy(origin) for _ in range(3)]
     for module in modules:
         module.train()
-    for _ in range(rounds):
+    statistics = ["running_mean", "running_var"]
+    statistics += ["num_batches_tracked"] if momentum is None else []
+    for cohort in cohorts:
         results = []
-        for module, client in zip(modules, problem.clients, strict=True):
+        for index in cohort:
+            module, client = modules[index], problem.clients[index]
             nn.utils.vector_to_parameters(theta.clone(), module.parameters())
             for _ in range(2):
                 module.zero_grad()
@@ -115,39 +121,138 @@ def by_hand(policy: str, rounds: int) -> tuple[torch.Tensor, list[list[torch.Ten
             results.append(nn.utils.parameters_to_vector(module.parameters()).detach().clone())
         theta = torch.stack(results).mean(0)
         if policy == "average":
-            for statistic in ("running_mean", "running_var"):
-                mean = torch.stack([getattr(m[1], statistic) for m in modules]).mean(0)
+            for statistic in statistics:
+                values = [getattr(modules[i][1], statistic).double() for i in cohort]
+                mean = torch.stack(values).mean(0)
                 for module in modules:
                     getattr(module[1], statistic).copy_(mean)
-    return theta, [[m[1].running_mean, m[1].running_var] for m in modules]
+    return theta, [[getattr(m[1], s).reshape(-1).double() for s in statistics] for m in modules]
 
 
+class _Reversed(SequentialEngine):
+    def run_clients(self, ids, download, round_index):
+        return super().run_clients(list(reversed(ids)), download, round_index)
+
+
+COHORTS = [[0, 1, 2], [0, 2], [1], [0, 1], [0, 2]]
+
+
+@pytest.mark.parametrize("order", [SequentialEngine, _Reversed])
+@pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("policy", ["keep-local", "average"])
-def test_buffers_follow_their_policy(policy):
-    """Three rounds of training, evaluated in between, against three separate modules."""
-    problem = normalised(buffers=policy)
+def test_buffers_follow_their_policy(policy, momentum, order):
+    """Rounds of training, evaluated in between, against three separate modules.
+
+    Without a momentum a batch weighs one over the number of batches so far, which the clients,
+    who have one module together, must not count for each other.
+    """
+    problem = normalised(momentum, buffers=policy)
     stores, states = [], []
 
     def engine(job, store):
         stores.append(store)
-        return SequentialEngine(job, store)
+        return order(job, store)
 
     result = fa.simulate(
         fa.FedAvg(),
         problem,
-        3,
+        len(COHORTS),
         engine=engine,
+        sampler=fa.TraceSampling(COHORTS),
         evaluate=fa.Evaluation(target="local" if policy == "keep-local" else "global"),
         observers=[lambda report: states.append(report.state)],
         **FULL_BATCH,
     )
-    theta, statistics = by_hand(policy, 3)
+    theta, statistics = by_hand(policy, COHORTS, momentum)
     torch.testing.assert_close(result.params, theta, rtol=0, atol=1e-12)
-    for i, (mean, variance) in enumerate(statistics):
+    for i, expected in enumerate(statistics):
         kept = stores[0].get(i).buffers if policy == "keep-local" else states[-1].buffers
-        torch.testing.assert_close(kept, torch.cat([mean, variance]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(kept, torch.cat(expected), rtol=0, atol=1e-12)
     if policy == "keep-local":
         assert not torch.equal(stores[0].get(0).buffers, stores[0].get(1).buffers)
+
+
+@pytest.mark.parametrize("policy", ["keep-local", "average"])
+def test_a_second_run_begins_with_the_buffers_that_the_module_came_with(policy):
+    problem = normalised(None, buffers=policy)
+    evaluation = fa.Evaluation(target="local" if policy == "keep-local" else "global")
+    one, two = (
+        fa.simulate(fa.FedAvg(), problem, 2, evaluate=evaluation, **FULL_BATCH) for _ in range(2)
+    )
+    assert [r["loss"] for r in one.history] == [r["loss"] for r in two.history]
+
+
+def test_what_counts_batches_is_loaded_as_a_whole_number_and_kept_exactly():
+    """The mean of 300 and 301 batches; half precision alone could not tell 301 from 300."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None)).bfloat16()
+    flat = FlatModule(module)
+    module[1].num_batches_tracked.fill_(301)
+    assert flat.buffers().tolist() == [0.0, 0.0, 1.0, 1.0, 301.0]
+    flat.load_buffers(torch.tensor([0.5, 0.25, 2.0, 4.0, 300.6]))
+    assert int(module[1].num_batches_tracked) == 301
+    assert module[1].running_var.tolist() == [2.0, 4.0]
+    assert flat.initial_buffers().tolist() == [0.0, 0.0, 1.0, 1.0, 0.0]
+
+
+SHARES = (0.1, 0.2, 0.3, 0.4)
+
+
+def remembered() -> tuple[fa.Problem, list[torch.Tensor]]:
+    """Clients whose statistics are those of their own rows, whatever they start from."""
+    flat = FlatModule(nn.Sequential(nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 3)).double())
+    data = [(2.0 * i + (1 + i) * inputs, y) for i in range(4) for inputs, y in [rows(i, 9)]]
+    clients = [fa.ModelObjective(flat, LOSS, *own) for own in data]
+    statistics = [torch.cat([inputs.mean(0), inputs.var(0)]) for inputs, _ in data]
+    initial = flat.vector.clone()
+    return fa.Problem(clients, weights=SHARES, initial=initial, buffers="average"), statistics
+
+
+@pytest.mark.parametrize(
+    "engine", ["sequential", VirtualTime("sync", dropout=0.3)], ids=["sequential", "lost replies"]
+)
+def test_averaged_buffers_are_the_weighted_mean_of_the_participants(engine):
+    problem, statistics = remembered()
+    states = []
+    result = fa.simulate(
+        fa.FedAvg(),
+        problem,
+        6,
+        engine=engine,
+        sampler=fa.UniformSampling(2),
+        observers=[lambda report: states.append(report.state.buffers)],
+        **FULL_BATCH,
+    )
+    expected = torch.cat([torch.zeros(4), torch.ones(4)]).double()
+    for record, found in zip(result.history, states, strict=True):
+        replies = record["clients"]
+        if replies:
+            weight = sum(SHARES[i] for i in replies)
+            expected = sum(SHARES[i] * statistics[i] for i in replies) / weight
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("buffer", [1, 2])
+def test_without_rounds_every_client_keeps_its_share_of_the_averaged_buffers(buffer):
+    """B <- (1 - a_S) B + sum of a_i b_i over the replies of a step: no arrival replaces all."""
+    problem, statistics = remembered()
+    states = []
+    result = fa.simulate(
+        fa.FedAvg(),
+        problem,
+        20,
+        engine=VirtualTime(ratio=3.0, redraw=True, buffer=buffer),
+        observers=[lambda report: states.append(report.state.buffers)],
+        **FULL_BATCH,
+    )
+    expected = torch.cat([torch.zeros(4), torch.ones(4)]).double()
+    for record, found in zip(result.history, states, strict=True):
+        for i in record["clients"]:
+            assert not torch.allclose(found, statistics[i])
+        weight = sum(SHARES[i] for i in record["clients"])
+        expected = (1 - weight) * expected + sum(
+            SHARES[i] * statistics[i] for i in record["clients"]
+        )
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_averaged_buffers_are_counted_and_kept_ones_are_not():
@@ -167,7 +272,7 @@ def test_local_evaluation_uses_the_buffers_of_the_policy(policy):
     result = fa.simulate(
         fa.FedAvg(), problem, 2, evaluate=fa.Evaluation(target="local"), **FULL_BATCH
     )
-    theta, statistics = by_hand(policy, 2)
+    theta, statistics = by_hand(policy, [[0, 1, 2]] * 2)
     module = copy.deepcopy(problem.clients[0].flat.module).eval()
     losses = []
     for client, (mean, variance) in zip(problem.clients, statistics, strict=True):

@@ -53,6 +53,7 @@ NAMES = [
     "L2Ball",
     "PyProximal",
     "Problem",
+    "Objective",
     "LazyClients",
     "Facts",
     "Quadratic",

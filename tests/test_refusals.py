@@ -15,7 +15,7 @@ from fedadmm.flat import FlatModule
 from support.models import perceptron, rows, small_federation
 
 
-class Untouchable:
+class Untouchable(fa.Objective):
     """A client that knows its sizes and nothing else: whoever computes with it fails the test."""
 
     num_parameters = 3
@@ -24,7 +24,7 @@ class Untouchable:
     def value(self, params: Any) -> Any:
         raise AssertionError("a client was evaluated before the refusal")
 
-    gradient = workspace = evaluation_gradient = value
+    gradient = workspace = evaluation_gradient = work = value
 
     def to(self, dtype: Any, device: Any = "cpu") -> Untouchable:
         return self
@@ -547,6 +547,11 @@ def test_an_unknown_engine_is_refused_with_the_list_of_known_ones():
 
 
 DATA: dict[str, tuple[Callable[[], Any], str]] = {
+    "a client that is none": (
+        lambda: fa.Problem([Untouchable(), object()]),
+        "Problem: client 1 is a object, but must be a fedadmm.Objective; let its class inherit "
+        "from it",
+    ),
     "no clients": (
         lambda: fa.Problem([]),
         "Problem: clients is empty, but at least one is needed",

@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedadmm as fa
+from fedadmm.engines import VirtualTime
 from fedadmm.engines.sequential import SequentialEngine
 from support.federations import WEIGHTS, federation, run, snapshots
+from support.models import small_federation
 
 EXACT = {"solver": fa.ExactSolver()}
 
 
-class Faulty:
+class Faulty(fa.Objective):
     """f(x) = ||x||^2 / 2 whose gradient is NaN from the given call on."""
 
     num_parameters, num_samples = 3, 1
@@ -31,9 +34,6 @@ class Faulty:
     def gradient(self, params, rows=None):
         self.good_calls -= 1
         return params.clone() if self.good_calls >= 0 else params * math.nan
-
-    def workspace(self, params):
-        return params.clone()
 
     def to(self, dtype, device="cpu"):
         return self
@@ -274,6 +274,151 @@ def test_held_out_evaluators_are_used():
     )
     silent = fa.simulate(fa.FedADMM(1.0), problem, 1, evaluate=fa.Evaluation(test=False), **options)
     assert "accuracy" not in silent.history[0]
+
+
+def test_a_local_metric_is_the_mean_over_the_clients_that_report_it():
+    given = federation(11, clients=4)
+    shares = np.array([1.0, 2.0, 3.0, 4.0])
+
+    def client_test(index: int) -> Any:
+        if index == 0:
+            return lambda x: {}
+        return lambda x: {"accuracy": 0.95, "rank": float(index)} if index > 1 else {"rank": 1.0}
+
+    problem = fa.Problem(
+        given.problem.clients, weights=shares, client_tests=[client_test(i) for i in range(4)]
+    )
+    evaluation = fa.Evaluation(target="local", objective=False)
+    options = {"initial": given.initial, "evaluate": evaluation, **EXACT}
+    record = fa.simulate(fa.FedADMM(1.0), problem, 1, **options).history[0]
+    assert record["accuracy"] == pytest.approx(0.95, abs=1e-15)
+    assert record["rank"] == pytest.approx((2 * 1 + 3 * 2 + 4 * 3) / 9, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", ["round", "participants", "evaluation_seconds", "in_flight"])
+def test_a_metric_cannot_take_the_name_of_an_entry_of_the_record(name):
+    engine = VirtualTime("sync") if name == "in_flight" else None
+    message = (
+        f"^simulate: the evaluation reports '{name}', but a round's record has an entry of that "
+        "name already; taken are bytes_down, bytes_up, clients, .*participants,"
+    )
+    with pytest.raises(fa.ParameterError, match=message):
+        run(fa.FedADMM(1.0), federation(2), 2, evaluate=lambda x: {name: 77.0}, engine=engine)
+
+
+@pytest.mark.parametrize("name", ["kkt_residual", "diagnostics_seconds"])
+def test_nor_that_of_a_diagnosis(name):
+    evaluation = fa.Evaluation(extra=lambda x: {name: 1.0}, diagnose=1)
+    with pytest.raises(fa.ParameterError, match=f"^simulate: the diagnostics reports '{name}'"):
+        run(fa.FedADMM(1.0), federation(2), 2, evaluate=evaluation)
+
+
+@pytest.mark.parametrize("where", ["global", "local"])
+def test_nor_that_of_another_metric(where):
+    given = federation(2)
+    problem = fa.Problem(
+        given.problem.clients,
+        test=lambda x: {"score": 1.0},
+        client_tests=[lambda x: {"score": 1.0}] * 5,
+    )
+    options = {"initial": given.initial, **EXACT}
+    for name in ("loss", "score"):
+        evaluation = fa.Evaluation(extra=lambda x, name=name: {name: 1.0}, target=where)
+        with pytest.raises(fa.ParameterError, match=f"^Evaluation: the evaluator reports '{name}'"):
+            fa.simulate(fa.FedADMM(1.0), problem, 2, evaluate=evaluation, **options)
+
+
+EMPTY = {
+    "first": [[], [], [0, 1], [2]],
+    "last": [[0, 1], [2], [], []],
+    "all": [[], [], [], []],
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_round_never_ends_a_run(name):
+    """All rounds are run, and a target or a tolerance that the model misses stays missed."""
+    missed = {"target": fa.Target("loss", -1e9, at_least=False), "tolerance": 1e-12}
+    sampler = fa.TraceSampling([*EMPTY[name], range(5)])
+    result = run(fa.FedADMM(1.0), federation(2), 4, sampler=sampler, evaluate=True, **missed)
+    assert [record["round"] for record in result.history] == [1, 2, 3, 4]
+    assert (result.code, result.status) == ("completed", "completed all 4 rounds")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_step_without_replies_never_ends_a_run(mode):
+    engine = VirtualTime(mode, compute="constant", deadline=0.5)
+    result = run(fa.FedADMM(1.0), federation(2), 4, engine=engine, evaluate=True)
+    assert [record["participants"] for record in result.history] == [0] * 4
+    assert (result.code, result.status) == ("completed", "completed all 4 rounds")
+
+
+def classified(weights: Any = None, regression: bool = False) -> fa.Problem:
+    """Logistic regressions with 3, 9 and 27 rows."""
+    draws = torch.Generator().manual_seed(5)
+    kind = fa.LeastSquares if regression else fa.LogisticRegression
+    clients = []
+    for count in (3, 9, 27):
+        rows = torch.randn(count, 4, generator=draws, dtype=torch.float64)
+        labels = (rows[:, 0] + torch.randn(count, generator=draws) > 0).double()
+        clients.append(kind(rows, labels))
+    initial = torch.ones(4, dtype=torch.float64)
+    return fa.Problem(clients, weights=weights, initial=initial)
+
+
+@pytest.mark.parametrize("where", ["global", "local"])
+@pytest.mark.parametrize("objective", [True, False])
+def test_training_accuracy_counts_every_row_once(where, objective):
+    """Of all 39 rows, whatever the clients' weights, with the model that is evaluated."""
+    problem = classified(weights=(5.0, 1.0, 1.0))
+    options: Any = {
+        "solver": fa.GradientDescent(0.5),
+        "stop": fa.Steps(3),
+        "sampler": fa.UniformSampling(2),
+        "keep_trajectory": True,
+    }
+    evaluation = fa.Evaluation(target=where, objective=objective, train=True)
+    result = fa.simulate(fa.FedADMM(0.1), problem, 3, evaluate=evaluation, **options)
+    theta, right = result.trajectory[-1].numpy(), 0
+    for index, client in enumerate(problem.clients):
+        own = result.clients[index].w.numpy() if index in result.clients else np.ones(4)
+        scores = client.features.numpy() @ (theta if where == "global" else own)
+        right += int(((scores > 0) == (client.targets.numpy() == 1)).sum())
+    assert result.history[-1]["train_accuracy"] == right / 39
+    plain = fa.Evaluation(target=where, objective=objective)
+    without = fa.simulate(fa.FedADMM(0.1), problem, 3, evaluate=plain, **options)
+    for one, two in zip(result.history, without.history, strict=True):
+        assert one.keys() - two.keys() == {"train_accuracy"}
+        assert one.get("loss") == two.get("loss")
+
+
+def test_training_accuracy_of_a_model_is_that_of_its_largest_score():
+    problem = small_federation(nn.Dropout(0.4))
+    result = fa.simulate(
+        fa.FedAvg(), problem, 2, solver=fa.SGD(0.5), evaluate=fa.Evaluation(train=True)
+    )
+    module = problem.clients[0].flat.module.eval()
+    nn.utils.vector_to_parameters(result.params, module.parameters())
+    with torch.no_grad():
+        found = [(module(c.inputs).argmax(1) == c.targets) for c in problem.clients]
+    expected = float(torch.cat(found).double().mean())
+    assert result.history[-1]["train_accuracy"] == pytest.approx(expected, abs=1e-15)
+
+
+def test_training_accuracy_is_refused_where_there_are_no_classes():
+    message = (
+        r"^Evaluation: train is True, but the rows of the clients \(LeastSquares\) have no classes "
+        "to get right; leave it False$"
+    )
+    evaluation = fa.Evaluation(train=True)
+    with pytest.raises(fa.PairingError, match=message):
+        fa.simulate(
+            fa.FedAvg(), classified(regression=True), 1, solver=fa.SGD(0.1), evaluate=evaluation
+        )
+    mixed = fa.Problem([*classified().clients[:1], *classified(regression=True).clients[1:]])
+    options = {"initial": torch.ones(4, dtype=torch.float64), "evaluate": evaluation}
+    with pytest.raises(fa.DataError, match=r"^LeastSquares: its rows have no classes"):
+        fa.simulate(fa.FedAvg(), mixed, 1, solver=fa.SGD(0.1), **options)
 
 
 class _Counting(SequentialEngine):

@@ -23,6 +23,7 @@ _EXPORTS = {
     "fedadmm.objective": "LeastSquares LogisticRegression ModelObjective Quadratic",
     "fedadmm.penalties": "FixedPenalty ResidualBalancing",
     "fedadmm.problem": "Facts LazyClients Problem",
+    "fedadmm.protocols": "Objective",
     "fedadmm.regularizers": (
         "Box ElasticNet GroupLasso L1 L2Ball NonNegative PyProximal SquaredL2 Zero"
     ),

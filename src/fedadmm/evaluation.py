@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedadmm.engines.job import Job, client_record
-from fedadmm.errors import PairingError, check_choice, check_count
-from fedadmm.protocols import ClientStateStore, Evaluator
+from fedadmm.errors import PairingError, ParameterError, check_choice, check_count
+from fedadmm.protocols import ClientStateStore, Evaluator, Metrics, Objective
 from fedadmm.regularizers import Zero
 
 
@@ -23,9 +23,12 @@ class Evaluation:
         every: rounds between two measurements.
         target: "global" evaluates the broadcast vector; "local" every client's own model on its
             own data (methods without local models fall back on the global vector, which is what
-            their clients hold).  It is the same for all methods that are compared.
+            their clients hold); each metric is the weighted mean over the clients that report
+            it.  It is the same for all methods that are compared.
         objective: measure f, F = f + g and the gradient mapping over all clients' data.
         test: use the problem's held-out evaluators.
+        train: the share of all clients' training rows whose class is right, as `train_accuracy`;
+            every row counts the same, whatever its client's weight.
         extra: one more function of the global vector that returns metrics.
         certificate: measure in every round what a theorem bounds, beside the bound; "auto" takes
             the theorem that covers the run (`fedadmm.certificates`).
@@ -39,6 +42,7 @@ class Evaluation:
     target: Literal["global", "local"] = "global"
     objective: bool = True
     test: bool = True
+    train: bool = False
     extra: Evaluator | None = None
     certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = "none"
     diagnose: int = 0
@@ -57,8 +61,14 @@ class Evaluation:
         return round_number % self.every == 0 or round_number == rounds
 
     def check(self, job: Job) -> None:
-        """Refuse to evaluate a global model whose statistics exist on the clients only."""
-        measures = self.objective or self.test or self.extra is not None
+        """Refuse to count classes where there are none, or statistics that clients keep."""
+        first = job.problem.clients[0]
+        if self.train and not first.has_classes:
+            raise PairingError(
+                f"Evaluation: train is True, but the rows of the clients ({type(first).__name__}) "
+                "have no classes to get right; leave it False"
+            )
+        measures = self.objective or self.test or self.train or self.extra is not None
         if measures and job.problem.buffers == "keep-local" and self.target == "global":
             raise PairingError(
                 "buffers='keep-local' leaves BatchNorm statistics on the clients, but the global "
@@ -70,22 +80,34 @@ class Evaluation:
     ) -> dict[str, float]:
         """The metrics of one round."""
         if self.target == "local":
-            return self._local(job, store, params, buffers) | self._extra(params)
+            return self._with_extra(self._local(job, store, params, buffers), params)
         _load(job.problem.clients[0], buffers)
-        record: dict[str, float] = {}
-        if self.objective:
-            record |= _objective(job, params)
+        pooled = _Pooled()
+        loss = params.new_zeros(())
+        if self.objective or self.train:
+            for index, objective in enumerate(job.problem.clients):
+                loss += job.problem.weight(index) * pooled.value(objective, params, self.train)
+        record = _objective(job, params, float(loss)) if self.objective else {}
         if self.test and job.problem.test is not None:
-            record |= job.problem.test(params)
-        return record | self._extra(params)
+            _join(record, job.problem.test(params), "the problem's test")
+        _join(record, pooled.metrics(), "the training data")
+        return self._with_extra(record, params)
 
-    def _extra(self, params: Tensor) -> dict[str, float]:
-        return dict(self.extra(params)) if self.extra is not None else {}
+    def _with_extra(self, record: dict[str, float], params: Tensor) -> dict[str, float]:
+        if self.extra is not None:
+            _join(record, self.extra(params), "the evaluator")
+        return record
 
     def _local(
         self, job: Job, store: ClientStateStore, params: Tensor, buffers: Tensor | None
     ) -> dict[str, float]:
+        """Each metric's weighted mean over the clients that report it.
+
+        A client without held-out rows reports none, and must not count as one that got all wrong.
+        """
         totals: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        pooled = _Pooled()
         tests = job.problem.client_tests if self.test else None
         for index, objective in enumerate(job.problem.clients):
             record = client_record(job, store, index)
@@ -93,17 +115,55 @@ class Evaluation:
             model = params if own is None else own
             keeps = job.problem.buffers == "keep-local"
             _load(objective, record.buffers if keeps else buffers)
-            values = dict(tests[index](model)) if tests is not None else {}
-            if self.objective:
-                values["loss"] = float(objective.value(model))
+            values: dict[str, float] = {}
+            if self.objective or self.train:
+                loss = pooled.value(objective, model, self.train)
+                values = {"loss": float(loss)} if self.objective else {}
+            if tests is not None:
+                _join(values, tests[index](model), f"the test of client {index}")
             for name, value in values.items():
-                totals[name] = totals.get(name, 0.0) + job.problem.weight(index) * value
-        return totals
+                share = job.problem.weight(index)
+                totals[name] = totals.get(name, 0.0) + share * value
+                weights[name] = weights.get(name, 0.0) + share
+        means = {name: total / weights[name] for name, total in totals.items()}
+        _join(means, pooled.metrics(), "the training data")
+        return means
 
 
-def _objective(job: Job, params: Tensor) -> dict[str, float]:
+class _Pooled:
+    """The clients' training rows together: how many there are, and how many were got right."""
+
+    def __init__(self) -> None:
+        self._correct = 0
+        self._rows = 0
+
+    def value(self, objective: Objective, model: Tensor, count: bool) -> Tensor:
+        """A client's loss; the same pass counts its rows."""
+        if not count:
+            return objective.value(model)
+        value, correct = objective.value_and_correct(model)
+        self._correct += correct
+        self._rows += objective.num_samples
+        return value
+
+    def metrics(self) -> dict[str, float]:
+        """`train_accuracy`, when rows were counted."""
+        return {"train_accuracy": self._correct / self._rows} if self._rows else {}
+
+
+def _join(record: dict[str, float], metrics: Metrics, source: str) -> None:
+    """Add metrics; two sources of one name would leave open whose value is recorded."""
+    for name in metrics:
+        if name in record:
+            raise ParameterError(
+                f"Evaluation: {source} reports {name!r}, which is measured already; there are "
+                f"{', '.join(sorted(record))}"
+            )
+    record |= metrics
+
+
+def _objective(job: Job, params: Tensor, loss: float) -> dict[str, float]:
     problem = job.problem
-    loss = float(problem.value(params))
     mapping = problem.gradient_mapping(params, job.algorithm.prox_step)
     record = {
         "loss": loss,

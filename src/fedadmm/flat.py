@@ -49,6 +49,7 @@ class FlatModule:
         self._networks: dict[object, Network | None] = {}
         (dtype, device) = kinds.pop()
         self._bind(trainable, dtype, device)
+        self._first_buffers = self.buffers()
 
     def _bind(
         self, trainable: list[tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device
@@ -94,19 +95,39 @@ class FlatModule:
         return {s.name: params[s.begin : s.end].view(s.shape) for s in self.slots}
 
     def buffers(self) -> Tensor | None:
-        """The module's floating-point buffers (BatchNorm statistics) as one vector, or None."""
-        parts = [buffer.detach().reshape(-1) for buffer in self._float_buffers()]
+        """What training moves besides parameters (BatchNorm statistics) as one vector, or None.
+
+        A BatchNorm with `momentum=None` weighs a batch by the number of batches so far, so that
+        number is one of its statistics: it stays with its client or is averaged as they are.
+        Other whole-number buffers change no result, and stay in the module.
+        """
+        exact = torch.promote_types(self.vector.dtype, torch.float32)  # bfloat16 counts to 256
+        parts = [
+            buffer.detach().reshape(-1).to(buffer.dtype if buffer.is_floating_point() else exact)
+            for buffer in self._moving_buffers()
+        ]
         return torch.cat(parts) if parts else None
 
+    def initial_buffers(self) -> Tensor | None:
+        """`buffers` as the module came, whatever has been trained with it since."""
+        now = self.buffers()
+        return None if now is None or self._first_buffers is None else self._first_buffers.to(now)
+
     def load_buffers(self, values: Tensor) -> None:
-        """Set the floating-point buffers from one vector."""
+        """Set the buffers from one vector; the mean of several counts becomes a whole number."""
         offset = 0
-        for buffer in self._float_buffers():
-            buffer.copy_(values[offset : offset + buffer.numel()].view_as(buffer))
+        for buffer in self._moving_buffers():
+            part = values[offset : offset + buffer.numel()].view_as(buffer)
+            buffer.copy_(part if buffer.is_floating_point() else part.round())
             offset += buffer.numel()
 
-    def _float_buffers(self) -> Iterator[Tensor]:
-        return (b for b in self.module.buffers() if b.is_floating_point())
+    def _moving_buffers(self) -> Iterator[Tensor]:
+        counts = {
+            id(part.num_batches_tracked)
+            for part in self.module.modules()
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None
+        }
+        return (b for b in self.module.buffers() if b.is_floating_point() or id(b) in counts)
 
 
 def _slots(trainable: list[tuple[str, nn.Parameter]]) -> Iterator[Slot]:

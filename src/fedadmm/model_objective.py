@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from fedadmm.errors import DataError
 from fedadmm.flat import FlatModule
+from fedadmm.losses import count_correct
 from fedadmm.network import Network, Sink, channels_last
+from fedadmm.protocols import Objective
 
 EVALUATION_ROWS = 2048
 """At most so many rows per forward pass when a loss over all data is wanted."""
@@ -44,7 +46,7 @@ Pull = Callable[[Tensor, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class ModelObjective:
+class ModelObjective(Objective):
     """A module, a mean loss and one client's tensors as f_i on the module's flat vector.
 
     The module is shared by all clients of a problem; hand the same `FlatModule` to each of them
@@ -86,20 +88,68 @@ class ModelObjective:
         """Whether a forward pass in training mode draws random numbers (dropout)."""
         return any(_draws_numbers(module) for module in self.flat.module.modules())
 
+    def work(self, rows: int) -> float:
+        """Each layer's parameters times the places that it uses them at, from a pass over one row.
+
+        A weight of a linear layer is used once a row, one of a convolution once a pixel, one of a
+        recurrent layer once a step.  An embedding is looked up, not multiplied with.
+        """
+        places: list[float] = []
+
+        def count(layer: nn.Module, _: object, output: object) -> None:
+            result = output[0] if isinstance(output, tuple) else output
+            assert isinstance(result, Tensor)
+            convolves = isinstance(layer, nn.modules.conv._ConvNd)
+            width = result.shape[1 if convolves else -1] if result.ndim else 1
+            own = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+            places.append(own * result.numel() / max(1, width))
+
+        layers = [m for m in self.flat.module.modules() if not isinstance(m, nn.Embedding)]
+        hooks = [layer.register_forward_hook(count) for layer in layers]
+        try:
+            self._switch(training=False)
+            with torch.no_grad():
+                self.flat.module(self.prepared(self.inputs[:1]))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return sum(places) * rows
+
     def workspace(self, params: Tensor) -> Tensor:
         """The module's live vector, set to `params`: steps on it need no copy."""
         return self.flat.load(params)
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets are whole numbers, one a row."""
+        return self.targets.ndim == 1 and not self.targets.is_floating_point()
+
     def value(self, params: Tensor) -> Tensor:
         """The mean loss over all rows, in evaluation mode."""
+        total = torch.zeros((), dtype=params.dtype, device=params.device)
+        for outputs, targets in self._outputs(params):
+            total += self.loss(outputs, targets) * len(targets)
+        return total / self.num_samples
+
+    def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
+        """`value`, and how many rows get their class right."""
+        if not self.has_classes:
+            return super().value_and_correct(params)
+        total, correct = torch.zeros((), dtype=params.dtype, device=params.device), 0
+        for outputs, targets in self._outputs(params):
+            total += self.loss(outputs, targets) * len(targets)
+            correct += int(count_correct(outputs, targets))
+        return total / self.num_samples, correct
+
+    def _outputs(self, params: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the model returns for all rows, part by part, in evaluation mode."""
         self.flat.load(params)
         self._switch(training=False)
-        total = torch.zeros((), dtype=params.dtype, device=params.device)
-        with torch.no_grad():
-            for part in evaluation_parts(self.inputs):
-                inputs, targets = self._batch(part)
-                total += self.loss(self.flat.module(inputs), targets) * len(targets)
-        return total / self.num_samples
+        for part in evaluation_parts(self.inputs):
+            inputs, targets = self._batch(part)
+            with torch.no_grad():
+                outputs = self.flat.module(inputs)
+            yield outputs, targets
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the rows, in training mode."""

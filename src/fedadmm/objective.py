@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedadmm.errors import DataError, ParameterError
+from fedadmm.losses import count_correct
 from fedadmm.model_objective import Loss, ModelObjective, Prepare, evaluation_parts
 from fedadmm.protocols import Objective
 
@@ -48,22 +48,11 @@ def evaluation_gradient(objective: Objective, params: Tensor) -> Tensor:
     and BatchNorm statistics are used, not moved.  The result may be a buffer that the next call
     overwrites.
     """
-    own: Callable[[Tensor], Tensor] = getattr(objective, "evaluation_gradient", objective.gradient)
-    return own(params)
-
-
-class _Deterministic:
-    """Shared by closed-form objectives: plain vectors, no hidden buffers, no dropout."""
-
-    is_random = False
-
-    def workspace(self, params: Tensor) -> Tensor:
-        """A copy that a solver may change in place."""
-        return params.clone()
+    return objective.evaluation_gradient(params)
 
 
 @dataclass(frozen=True, eq=False)
-class Quadratic(_Deterministic):
+class Quadratic(Objective):
     """f(x) = x'Ax/2 - b'x + constant with A symmetric; `A` is a matrix, `b` a vector.
 
     It has one "sample": a mini-batch of a quadratic is the quadratic.
@@ -101,6 +90,10 @@ class Quadratic(_Deterministic):
         """Ax - b."""
         return self.A @ params - self.b
 
+    def work(self, rows: int) -> float:
+        """D^2."""
+        return float(self.A.numel())
+
     def hessian(self) -> Tensor:
         """A."""
         return self.A
@@ -117,7 +110,7 @@ class Quadratic(_Deterministic):
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows(_Deterministic):
+class _Rows(Objective):
     """Shared by linear models: a feature matrix, a target per row, and a ridge term."""
 
     features: Tensor
@@ -197,6 +190,16 @@ class LogisticRegression(_Rows):
         """The mean logistic loss plus the ridge term."""
         margin = (self.features @ params) * (2 * self.targets.to(params.dtype) - 1)
         return nn.functional.softplus(-margin).mean() + self.ridge * params.square().sum() / 2
+
+    @property
+    def has_classes(self) -> bool:
+        """Two of them."""
+        return True
+
+    def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
+        """`value`, and how many rows lie on their side of the plane."""
+        correct = count_correct((self.features @ params).unsqueeze(-1), self.targets)
+        return self.value(params), int(correct)
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         """X'(sigmoid(Xx) - y)/m + ridge x."""

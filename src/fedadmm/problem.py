@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,9 +40,11 @@ class Problem:
     describes a million clients without making them.  `weights` are a_i up to a common factor;
     None means 1/n each.  `test` maps a parameter vector to metrics on held-out data,
     `client_tests` does so for each client.  `initial` is a start vector, or a function of the
-    seed that makes one.  `buffers` says what happens to BatchNorm statistics.  `data` is how rows
-    were split among the clients (a `fedadmm.data.FederatedData`), for reports; None when the
-    clients were not made from one data set.
+    seed that makes one.  `buffers` says what happens to BatchNorm statistics: "keep-local" leaves
+    them with each client, "average" sends them along and takes the participants' weighted mean;
+    where replies are folded as they arrive, a reply moves the mean by its client's share a_i.
+    `data` is how rows were split among the clients (a `fedadmm.data.FederatedData`), for reports;
+    None when the clients were not made from one data set.
     """
 
     clients: Sequence[Objective]
@@ -60,7 +62,7 @@ class Problem:
         if len(self.clients) == 0:
             raise DataError("Problem: clients is empty, but at least one is needed")
         if isinstance(self.clients, list | tuple):
-            _check_lengths(self.clients)
+            _check_clients(self.clients)
         if self.buffers is not None:
             check_choice(self, "buffers", self.buffers, ("keep-local", "average"))
         if self.weights is not None:
@@ -162,17 +164,23 @@ class _Converted(Sequence[Objective]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        client = self._clients[index]
-        return cast(Any, client).to(self._dtype, self._device)
+        return self._clients[index].to(self._dtype, self._device)
 
 
-def _check_lengths(clients: Sequence[Objective]) -> None:
-    lengths = [client.num_parameters for client in clients]
-    for index, length in enumerate(lengths):
-        if length != lengths[0]:
+def _check_clients(clients: Sequence[object]) -> None:
+    first = None
+    for index, client in enumerate(clients):
+        if not isinstance(client, Objective):
+            raise DataError(
+                f"Problem: client {index} is a {type(client).__name__}, but must be a "
+                "fedadmm.Objective; let its class inherit from it"
+            )
+        length = client.num_parameters
+        first = length if first is None else first
+        if length != first:
             raise DataError(
                 f"Problem: client {index} has {length} parameters, but must have as many as "
-                f"client 0, {lengths[0]}"
+                f"client 0, {first}"
             )
 
 

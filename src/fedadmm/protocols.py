@@ -21,13 +21,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedadmm.errors import DataError, StateError
 from fedadmm.rng import Key
 
 Server = TypeVar("Server")
@@ -234,28 +235,59 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
-class Objective(Protocol):
+class Objective(ABC):
     """f_i on flat vectors, from one client's data."""
 
     @property
+    @abstractmethod
     def num_parameters(self) -> int:
         """D, the length of the flat vector."""
 
     @property
+    @abstractmethod
     def num_samples(self) -> int:
         """The number of rows a mini-batch is drawn from."""
 
+    @abstractmethod
     def value(self, params: Tensor) -> Tensor:
         """f_i(params) over all the client's data."""
 
+    @abstractmethod
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         """The gradient of f_i over the given rows, or over all data.
 
         The result may be a buffer that the next call overwrites.
         """
 
+    @abstractmethod
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Objective:
+        """The same objective in another precision or on another device."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a gradient draws random numbers of its own (dropout)."""
+        return False
+
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
+        """The gradient of `value`, for an objective that trains in another way than it measures."""
+        return self.gradient(params)
+
     def workspace(self, params: Tensor) -> Tensor:
         """A copy of `params` that a solver may change in place and pass to `gradient`."""
+        return params.clone()
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether every row has a class that a model gets right or wrong."""
+        return False
+
+    def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
+        """`value`, and how many rows get their class right, from one pass over the data."""
+        raise DataError(f"{type(self).__name__}: its rows have no classes, but they are asked for")
+
+    def work(self, rows: int) -> float:
+        """About how many multiplications a gradient over so many rows takes, forwards."""
+        return float(self.num_parameters * rows)
 
 
 class Progress(NamedTuple):
@@ -405,9 +437,14 @@ class ClientStateStore(Protocol):
         """Go back to the marked point."""
 
 
-class Engine(Protocol):
-    """Runs the clients of a round."""
+class Engine(ABC):
+    """Runs the clients of a round.
 
+    An engine may have a clock of its own and work in flight between two server steps: it then says
+    so in `extras`, and goes on from its `snapshot`.
+    """
+
+    @abstractmethod
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo] | Partial]:
@@ -416,7 +453,36 @@ class Engine(Protocol):
         The order of what is yielded is the same in every run, so that sums are reproducible.
         """
 
-    def close(self) -> None:
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a step folds the replies that happen to arrive, not those of a whole cohort."""
+        return False
+
+    def broadcasts(self, ids: Sequence[int]) -> int:
+        """How often the last step's download was handed out, with or without a reply to it.
+
+        That is once to each of `ids`, unless the engine leaves some out or sends again.
+        """
+        return len(ids)
+
+    def extras(self) -> dict[str, Any]:
+        """What the last step adds to its record."""
+        return {}
+
+    def snapshot(self) -> EngineState | None:
+        """The clock and the work in flight, if any; nothing that is done later changes it."""
+        return None
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot; an engine without a clock cannot bring in work in flight."""
+        if state.downloads:
+            raise StateError(
+                f"the run has replies under way to broadcasts of {len(state.downloads)} steps, but "
+                f"{type(self).__name__} has no clock to wait for them with; resume it with the "
+                "engine that it began with"
+            )
+
+    def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Give back processes, files and memory."""
 
 
@@ -427,20 +493,6 @@ class EngineState(NamedTuple):
     """Plain values that JSON can hold."""
     downloads: dict[int, Download]
     """The broadcasts that clients still work from, by server step."""
-
-
-@runtime_checkable
-class ClockedEngine(Protocol):
-    """An engine with a clock of its own, and with work in flight between server steps."""
-
-    def extras(self) -> dict[str, Any]:
-        """What the last step adds to its record."""
-
-    def snapshot(self) -> EngineState:
-        """The clock and the work in flight; nothing that is done later changes it."""
-
-    def restore(self, state: EngineState) -> None:
-        """Go on from a snapshot."""
 
 
 Metrics = Mapping[str, float]

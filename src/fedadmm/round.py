@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from fedadmm.problem import Problem
 from fedadmm.protocols import (
     ClientInfo,
     ClientStateStore,
-    ClockedEngine,
     Download,
     Engine,
     EngineState,
@@ -57,10 +56,13 @@ class RunState(NamedTuple):
     """What the instruments remember, as plain values by name."""
 
 
+Code = Literal["completed", "target", "tolerance", "diverged", "interrupted"]
+
+
 class Ending(NamedTuple):
     """Why a run ended: one word for programs, one sentence for people."""
 
-    code: str
+    code: Code
     sentence: str
 
 
@@ -113,7 +115,7 @@ def run(
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
     before: Record = {}
-    if state.engine is not None and isinstance(engine, ClockedEngine):
+    if state.engine is not None:
         engine.restore(state.engine)
     if state.round == 0 and job.algorithm.starts_with_everyone:
         everyone = range(job.problem.num_clients)
@@ -148,10 +150,11 @@ def run(
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
             params = job.algorithm.global_params(following.server)
-            record |= schedule.evaluation.measure(job, store, params, following.buffers)
+            measured = schedule.evaluation.measure(job, store, params, following.buffers)
             record["evaluation_seconds"] = time.perf_counter() - began
+            _add(record, measured, "the evaluation")
         following = _instrumented(following, record, infos, store, schedule)
-        ending = _ending(record, infos, schedule, state.first_loss)
+        ending = _ending(following.round, record, infos, schedule, state.first_loss)
         if state.first_loss is None:
             following = following._replace(first_loss=record.get("loss"))
         state = following
@@ -174,8 +177,19 @@ def _instrumented(
     for tool in schedule.instruments:
         report = RoundReport(state, record, infos, None)
         notes[tool.name], entries = tool.look(report, store, notes.get(tool.name))
-        record |= entries
+        _add(record, entries, f"the {tool.name}")
     return state._replace(notes=notes)
+
+
+def _add(record: Record, entries: Record, source: str) -> None:
+    """Add what was measured; nothing may take the place of what is there already."""
+    for name in entries:
+        if name in record:
+            raise ParameterError(
+                f"simulate: {source} reports {name!r}, but a round's record has an entry of that "
+                f"name already; taken are {', '.join(sorted(record))}"
+            )
+    record |= entries
 
 
 def _broken(infos: Sequence[ClientInfo], when: str) -> Ending | None:
@@ -243,17 +257,31 @@ def run_round(
         total = replies.total
         received = Received(len(infos), replies.weight, problem.num_clients, round_index)
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
-        buffers = total.buffers / replies.weight if total.buffers is not None else buffers
+        buffers = _averaged(buffers, total.buffers, replies.weight, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
     record = _record(following.round, infos, replies.weight, job, move)
-    down = trees.num_bytes(download) * len(infos)
+    down = trees.num_bytes(download) * engine.broadcasts(ids)
     record |= {"bytes_up": replies.bytes_up, "bytes_down": down, "seconds": seconds}
-    if isinstance(engine, ClockedEngine):
-        record |= engine.extras()
-        following = following._replace(engine=engine.snapshot())
-    return following, record, infos
+    record |= engine.extras()
+    return following._replace(engine=engine.snapshot()), record, infos
+
+
+def _averaged(
+    before: Tensor | None, total: Tensor | None, weight: float, as_they_arrive: bool
+) -> Tensor | None:
+    """The buffers after a step, from the weighted sum over its replies; None when none are sent.
+
+    A round's participants stand for all clients, so their mean replaces the old buffers.  A reply
+    that arrives on its own stands for its own client only: replacing everything by it would leave
+    whatever came last.  It therefore takes its share a_S of the mean and the others keep theirs,
+    B <- B + a_S (mean of the replies - B).  No client's past buffers are stored, so clients count
+    in proportion to a_i times how often they reply.
+    """
+    if before is None or total is None:
+        return before
+    return before * (1.0 - weight) + total if as_they_arrive else total / weight
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
@@ -298,9 +326,13 @@ def _check_measured(record: Record, schedule: Schedule) -> None:
 
 
 def _ending(
-    record: Record, infos: Sequence[ClientInfo], schedule: Schedule, first_loss: float | None
+    number: int,
+    record: Record,
+    infos: Sequence[ClientInfo],
+    schedule: Schedule,
+    first_loss: float | None,
 ) -> Ending | None:
-    number, loss = record["round"], record.get("loss", 0.0)
+    loss = record.get("loss", 0.0)
     exploded = first_loss is not None and loss > EXPLOSION * (1 + abs(first_loss))
     if not math.isfinite(loss) or exploded:
         worst = max(infos, key=lambda info: info.drift, default=None)

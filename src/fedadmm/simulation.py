@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedadmm import pairing, trees
 from fedadmm.engines import ENGINES, EngineChoice, Job, default_engine
+from fedadmm.engines.threads import Threads, chosen_threads, torch_threads
 from fedadmm.errors import check_choice, check_count, check_positive
 from fedadmm.evaluation import Evaluation, Target
 from fedadmm.problem import Problem
@@ -22,7 +23,7 @@ from fedadmm.protocols import (
     StoppingRule,
 )
 from fedadmm.resuming import Journal, Start, interrupts_deferred
-from fedadmm.round import Ending, Instrument, Record, RoundReport, Schedule, run
+from fedadmm.round import Code, Ending, Instrument, Record, RoundReport, Schedule, run
 from fedadmm.sampling import FullParticipation
 from fedadmm.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.state.records import StoredStates
@@ -42,12 +43,14 @@ class Result(NamedTuple):
     """One record for every round run now: a resumed run has only the new ones."""
     status: str
     """Why it ended, a sentence."""
-    code: str
+    code: Code
     """The same in a word: completed, target, tolerance or diverged."""
     server: Any
     """The server's state."""
     clients: Mapping[int, Any]
     """The state of every client that took part, read when it is asked for."""
+    threads: int
+    """How many threads torch used in this process."""
 
 
 def simulate(
@@ -70,6 +73,7 @@ def simulate(
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
     fingerprint: Mapping[str, Any] | None = None,
+    threads: Threads = "auto",
 ) -> Result:
     """Run a federated method on a problem in this process.
 
@@ -95,6 +99,9 @@ def simulate(
         checkpoints: where and how often to save the run, so that it can be resumed.
         resume: go on from the newest good checkpoint; from round 0 when there is none.
         fingerprint: plain values that describe the run; a checkpoint with others is refused.
+        threads: how many threads torch uses in this process during the run, or "auto": one where a
+            gradient is small, and else as many as torch was given.  Engines with processes of
+            their own give one to each.
     """
     check_count("simulate", "rounds", rounds)
     if tolerance is not None:
@@ -109,24 +116,24 @@ def simulate(
     chosen_engine = engine if engine is not None else default_engine(algorithm)
     choice = ENGINES[chosen_engine]() if isinstance(chosen_engine, str) else chosen_engine
     pairing.check_engine(algorithm, choice)
-    tools = _instruments(job, chosen, choice, evaluation)
-    kept = store if store is not None else _default_store(choice, checkpoints, resume)
-    journal = Journal(job, kept, checkpoints, fingerprint)
-    start = journal.begin(resume)
-    schedule = Schedule(rounds, evaluation, target, tolerance, tools)
-    try:
-        running = choice(job, kept)
+    with torch_threads(chosen_threads(job, threads)), torch.no_grad():
+        tools = _instruments(job, chosen, choice, evaluation)
+        kept = store if store is not None else _default_store(choice, checkpoints, resume)
+        journal = Journal(job, kept, checkpoints, fingerprint)
+        start = journal.begin(resume)
+        schedule = Schedule(rounds, evaluation, target, tolerance, tools)
         try:
-            journal.attach(running, start)
-            with torch.no_grad():
+            running = choice(job, kept)
+            try:
+                journal.attach(running, start)
                 reports = run(job, chosen, running, kept, schedule, start.state)
                 watchers = [*observers, journal.completed]
                 return _collect(job, kept, start, schedule, reports, watchers, keep_trajectory)
-        finally:
-            running.close()
-    except KeyboardInterrupt:
-        journal.interrupted()
-        raise
+            finally:
+                running.close()
+        except KeyboardInterrupt:
+            journal.interrupted()
+            raise
 
 
 def make_job(
@@ -145,7 +152,7 @@ def make_job(
     converted = problem.to(start.dtype, start.device)
     client: Any = converted.clients[0]
     flat = getattr(client, "flat", None)
-    buffers = flat.buffers() if flat is not None and problem.buffers is not None else None
+    buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
     return Job(algorithm, converted, solver, rule or Epochs(1), seed, start, buffers)
 
 
@@ -165,8 +172,7 @@ def _instruments(
     if evaluation.certificate != "none":
         from fedadmm.certificates import certify
 
-        with torch.no_grad():
-            tools.append(certify(evaluation.certificate, job, sampler, choice))
+        tools.append(certify(evaluation.certificate, job, sampler, choice))
     if evaluation.diagnose:
         from fedadmm.diagnostics import Diagnostics
 
@@ -218,4 +224,5 @@ def _collect(
         code=ending.code,
         server=trees.clone(state.server),
         clients=StoredStates(store),
+        threads=torch.get_num_threads(),
     )

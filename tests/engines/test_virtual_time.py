@@ -139,6 +139,40 @@ def test_lost_replies_and_absent_clients_change_nothing_but_the_schedule():
     assert clocks == sorted(clocks)
 
 
+SCHEDULES = {
+    "lost": VirtualTime(redraw=True, dropout=0.5),
+    "lost in rounds": VirtualTime("sync", dropout=0.5),
+    "absent": VirtualTime("sync", availability=0.5, dropout=0.3),
+    "late": VirtualTime(ratio=4.0, redraw=True, deadline=2.5),
+    "late in rounds": VirtualTime("sync", ratio=4.0, redraw=True, deadline=2.5, concurrency=2),
+    "too stale": VirtualTime(ratio=9.0, max_staleness=3, policy="drop"),
+    "few places": VirtualTime(concurrency=3, buffer=2),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_broadcast_is_counted_in_the_step_that_hands_it_out(name):
+    """Whoever ended in a step or is still at work had started: in it, or at work before it."""
+    engine = SCHEDULES[name]
+    method = fa.FedDR(0.6, 1.2) if engine.mode == "sync" else ASYNC
+    given = federation(7)
+    result = run(method, given, 40, engine=engine, seed=3)
+    vector, at_work = 4 * 8, 0
+    for record in result.history:
+        started = len(record["intervals"]) + record["in_flight"] - at_work
+        assert record["bytes_down"] == started * vector
+        assert record["bytes_up"] == record["participants"] * vector
+        at_work = record["in_flight"]
+    folded = sum(record["participants"] for record in result.history)
+    assert sum(record["bytes_down"] for record in result.history) > folded * vector
+
+
+def test_lost_replies_do_not_make_a_round_cheaper():
+    result = run(fa.FedDR(0.6), federation(7), 20, engine=SCHEDULES["lost in rounds"], seed=3)
+    assert {record["bytes_down"] for record in result.history} == {5 * 4 * 8}
+    assert min(record["participants"] for record in result.history) < 5
+
+
 def test_a_deadline_that_nobody_can_meet_ends_in_empty_steps_not_in_a_loop():
     given = federation(8)
     result = run(ASYNC, given, 10, engine=VirtualTime(compute="constant", deadline=0.5))
@@ -170,6 +204,15 @@ def test_a_run_is_taken_up_in_the_middle_of_work_in_flight(method, tmp_path):
     rest = run(method, given, 40, checkpoints=saved, resume=True, **settings)
     assert untimed(rest.history) == untimed(whole.history)[17:]
     assert torch.equal(rest.params, whole.params)
+
+
+def test_work_in_flight_is_not_left_behind_by_an_engine_without_a_clock(tmp_path):
+    given, saved = federation(10), Checkpoints(tmp_path, every=3)
+    run(fa.FedADMM(1.1), given, 6, checkpoints=saved, engine=VirtualTime())
+    with pytest.raises(fa.StateError, match="but SequentialEngine has no clock to wait for them"):
+        run(fa.FedADMM(1.1), given, 9, checkpoints=saved, resume=True)
+    run(fa.FedADMM(1.1), given, 6, checkpoints=saved, engine=VirtualTime("sync"))
+    assert len(run(fa.FedADMM(1.1), given, 9, checkpoints=saved, resume=True).history) == 3
 
 
 def test_records_are_plain():

@@ -46,31 +46,39 @@ def test_every_solver_and_more_clients_than_slots(solver: object) -> None:
     assert_same_run(run(TWO, fa.FedADMM(rho=0.5), problem(), **options), expected, tolerance=0.0)
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("policy", ["average", "keep-local"])
-def test_buffers_and_dropout(policy: str) -> None:
+def test_buffers_and_dropout(policy: str, momentum: float | None) -> None:
     def problem() -> fa.Problem:
         def make() -> nn.Module:
-            return nn.Sequential(
-                nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 3)
-            )
+            norm = nn.BatchNorm1d(5, momentum=momentum)
+            return nn.Sequential(nn.Linear(4, 5), norm, nn.Dropout(0.3), nn.Linear(5, 3))
 
         return model_federation(make, sizes=(10, 15, 20, 15), buffers=policy)
 
-    expected = run("sequential", fa.FedADMM(rho=0.5), problem())
-    assert_same_run(run(TWO, fa.FedADMM(rho=0.5), problem()), expected, tolerance=0.0)
+    measured = {"evaluate": fa.Evaluation(target="local")}
+    expected = run("sequential", fa.FedADMM(rho=0.5), problem(), **measured)
+    found = run(TWO, fa.FedADMM(rho=0.5), problem(), **measured)
+    assert_same_run(found, expected, tolerance=0.0)
 
 
-class _Fragile:
+class _Fragile(fa.Objective):
     """A least-squares client that does something terrible in its first gradients."""
-
-    is_random = False
 
     def __init__(self, inner: fa.LeastSquares, disaster: object) -> None:
         self._inner = inner
         self._disaster = disaster
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
+    @property
+    def num_parameters(self) -> int:
+        return self._inner.num_parameters
+
+    @property
+    def num_samples(self) -> int:
+        return self._inner.num_samples
+
+    def value(self, params: Tensor) -> Tensor:
+        return self._inner.value(params)
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         self._disaster()

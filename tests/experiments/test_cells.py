@@ -20,6 +20,7 @@ from support.commands import SMALL
     [
         ({"checkpoint": {"every": 7}}, True),
         ({"trackers": ["tensorboard"]}, True),
+        ({"threads": 2}, True),
         ({"store": {"name": "disk"}}, True),
         ({"store": {"name": "disk", "primal": "bfloat16"}}, False),
         ({"seed": 1}, False),

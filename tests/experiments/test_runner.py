@@ -114,6 +114,13 @@ def test_a_finished_run_is_returned_and_a_longer_one_goes_on(tmp_path: Path) -> 
     assert longer["params_sha256"] == run(small(rounds=6), tmp_path / "b")["params_sha256"]
 
 
+def test_the_threads_are_in_the_summary_and_may_change_on_the_way(tmp_path: Path) -> None:
+    assert run(small(threads=2), tmp_path)["threads"] == 2
+    assert run(small(rounds=5, threads=1), tmp_path, resume=True)["threads"] == 1
+    with pytest.raises(ConfigError, match="threads"):
+        small(threads=0)
+
+
 def test_another_configuration_is_refused_with_the_differing_keys(tmp_path: Path) -> None:
     run(small(), tmp_path)
     changed = small(algorithm={"name": "fedadmm", "rho": 2.0}, seed=5)

@@ -97,6 +97,34 @@ def test_a_reply_that_comes_twice_counts_once(settings, tmp_path):
     check(settings, history, tmp_path)
 
 
+class Counting(FakeGrid):
+    """Counts the tasks that the server hands to the network."""
+
+    tasks = 0
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.tasks += sum(message.metadata.group_id.isdigit() for message in messages)
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize("mode", ["rounds", "asynchronous"])
+def test_every_task_that_went_out_is_counted_down(mode, tmp_path):
+    """A lost task is sent again, and a client whose replies never come received it all the same."""
+    method = fa.FedAvg() if mode == "rounds" else fa.AsyncFedDR(eta=1.0)
+    settings = federation(method, rounds=ROUNDS if mode == "rounds" else 60, mode=mode)
+    fault = Once("reply", 3 if mode == "rounds" else 1, client=1, times=-1)
+    grid = Counting(settings, tmp_path, fault)
+    history = run_through(settings, grid, tmp_path)
+    assert fault.count > 1
+    theta = settings.initial.numel() * settings.initial.element_size()
+    assert sum(record["bytes_down"] for record in history.records) == grid.tasks * theta
+    if mode == "rounds":
+        again = history.records[2]["bytes_down"] - CLIENTS * theta
+        assert again == (fault.count - 1) * theta > 0
+        assert {r["bytes_down"] for r in history.records[3:]} == {CLIENTS * theta}
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before-commit", "after-commit"])
 def test_a_client_that_dies(settings, after, tmp_path, monkeypatch):
     commit, deaths = Vault.commit, []

@@ -65,7 +65,7 @@ class _ReadOnly:
         """Forget it."""
 
 
-class AutoEngine:
+class AutoEngine(Engine):
     """The engine that was fastest; `choice` names it and `seconds` holds what each way took.
 
     A run that goes on sets `choice` before its first round, and nothing is measured.

@@ -131,7 +131,7 @@ def _solve(
 @contextmanager
 def _seeded(objective: Objective, key: Key) -> Iterator[None]:
     """Dropout draws from torch's global generator; give it this client's key and put it back."""
-    if not getattr(objective, "is_random", False):
+    if not objective.is_random:
         yield
         return
     with torch.random.fork_rng(devices=[]):

@@ -82,7 +82,7 @@ class _Batch(NamedTuple):
     tasks: list[Task]
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Runs clients on actors."""
 
     def __init__(self, choice: Ray, job: Job, store: DiskStore) -> None:

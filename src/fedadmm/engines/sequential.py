@@ -21,7 +21,7 @@ class Sequential:
         return SequentialEngine(job, store)
 
 
-class SequentialEngine:
+class SequentialEngine(Engine):
     """Runs clients one by one."""
 
     def __init__(self, job: Job, store: ClientStateStore) -> None:
@@ -35,6 +35,3 @@ class SequentialEngine:
         for client in ids:
             upload, info = run_client(self._job, self._store, client, download, round_index)
             yield client, upload, info
-
-    def close(self) -> None:
-        """Nothing to give back."""

@@ -14,7 +14,6 @@ from fedadmm import trees
 from fedadmm.engines.job import Job, client_key, client_record, global_vector
 from fedadmm.engines.stacked import StackedObjective, Stacker, refusal, solve_stack
 from fedadmm.engines.stacked.stacking import as_sgd
-from fedadmm.engines.threads import torch_threads
 from fedadmm.errors import PairingError, check_count
 from fedadmm.protocols import (
     ClientInfo,
@@ -40,25 +39,22 @@ class Vectorised:
 
     Args:
         stack: how many clients run at once; by default as many as fit.
-        threads: how many threads torch uses meanwhile.
     """
 
     name: ClassVar[str] = "vectorised"
 
     stack: int | None = None
-    threads: int = 1
 
     def __post_init__(self) -> None:
         if self.stack is not None:
             check_count(self, "stack", self.stack)
-        check_count(self, "threads", self.threads)
 
     def __call__(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine, or refuse a job whose clients cannot be stacked."""
         reason = refusal(job)
         if reason is not None:
             raise PairingError(f"Vectorised: {reason}")
-        return VectorisedEngine(job, store, self.stack, self.threads)
+        return VectorisedEngine(job, store, self.stack)
 
 
 class _Stack(NamedTuple):
@@ -69,14 +65,11 @@ class _Stack(NamedTuple):
     objective: StackedObjective
 
 
-class VectorisedEngine:
+class VectorisedEngine(Engine):
     """Runs clients in stacks; every stack is as many clients as `stack` says or memory allows."""
 
-    def __init__(
-        self, job: Job, store: ClientStateStore, stack: int | None = None, threads: int = 1
-    ) -> None:
+    def __init__(self, job: Job, store: ClientStateStore, stack: int | None = None) -> None:
         self._job = job
-        self._threads = threads
         self._store = store
         self._stacker = Stacker(job)
         vector = job.initial.numel() * job.initial.element_size()
@@ -87,13 +80,9 @@ class VectorisedEngine:
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         """Each client's upload, in the order of `ids`."""
         parts = math.ceil(len(ids) / self._size)
-        with torch_threads(self._threads):
-            for part in range(parts):  # equal ones: a small rest would cost as much as a full one
-                chosen = ids[part * len(ids) // parts : (part + 1) * len(ids) // parts]
-                yield from self._run_stack(list(chosen), download, round_index)
-
-    def close(self) -> None:
-        """Nothing to give back."""
+        for part in range(parts):  # equal ones: a small rest would cost as much as a full one
+            chosen = ids[part * len(ids) // parts : (part + 1) * len(ids) // parts]
+            yield from self._run_stack(list(chosen), download, round_index)
 
     def _gather(self, ids: list[int]) -> _Stack:
         objectives = [self._job.problem.clients[client] for client in ids]

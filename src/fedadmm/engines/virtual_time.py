@@ -158,7 +158,7 @@ class VirtualTime:
         )
 
 
-class VirtualTimeEngine:
+class VirtualTimeEngine(Engine):
     """Runs clients along a timeline."""
 
     def __init__(self, job: Job, store: ClientStateStore, options: VirtualTime) -> None:
@@ -193,6 +193,15 @@ class VirtualTimeEngine:
                 self._store.commit(flight.client, reply.record, round_index)
             yield flight.client, reply.upload, reply.info
         self._tidy()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """As the options say."""
+        return self._options.is_asynchronous
+
+    def broadcasts(self, ids: Sequence[int]) -> int:
+        """One to every client that started, whatever becomes of its reply."""
+        return self._timeline.started
 
     def extras(self) -> dict[str, Any]:
         """What the last step adds to its record."""

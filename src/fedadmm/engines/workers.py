@@ -79,7 +79,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-class WorkersEngine:
+class WorkersEngine(Engine):
     """Feeds clients to a pool of workers and hands results on in order."""
 
     def __init__(self, job: Job, store: ClientStateStore, workers: int, timeout: float) -> None:

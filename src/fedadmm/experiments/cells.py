@@ -2,7 +2,7 @@
 
 A finished cell is never run again, an interrupted one goes on where it stopped.  The hash covers
 everything that the result depends on, and nothing about how it is computed (an engine that only
-makes it faster, device, checkpoints, trackers).
+makes it faster, device, threads, checkpoints, trackers).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedadmm.experiments.config import RunConfig
 from fedadmm.experiments.pool import Job, Watch, nobody, run_jobs
 from fedadmm.experiments.summary import Summary
 
-_NO_MATTER = ("engine", "device", "checkpoint", "trackers")
+_NO_MATTER = ("engine", "device", "threads", "checkpoint", "trackers")
 
 
 def cell_hash(config: RunConfig) -> str:

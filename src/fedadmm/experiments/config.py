@@ -49,6 +49,9 @@ class EvaluateTable(Table):
         description="f, F and the gradient mapping over all clients; by problem when absent",
     )
     test: bool = Field(default=True, description="the problem's held-out rows")
+    train: bool = Field(
+        default=False, description="train_accuracy: training rows of all clients got right"
+    )
     certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = Field(
         default="none", description="what a theorem bounds, beside its bound, in every round"
     )
@@ -100,6 +103,11 @@ class RunConfig(BaseModel):
     seed: Natural = Field(default=0, description="the same seed gives the same run on every engine")
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
     device: str = Field(default="cpu", description="where the model lives: cpu, cuda, cuda:1 …")
+    threads: Count | Literal["auto"] = Field(
+        default="auto",
+        description="threads of torch in a process; auto takes one where a gradient is small, and "
+        "else as many as torch was given",
+    )
     tolerance: Annotated[float, Field(gt=0)] | Literal["none"] = Field(
         default="none", description="end when the gradient mapping is at most this"
     )

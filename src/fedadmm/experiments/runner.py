@@ -19,14 +19,17 @@ from fedadmm.experiments.trackers import Tracker, flattened, tracker
 from fedadmm.problem import Problem
 from fedadmm.resuming import interrupts_deferred
 from fedadmm.round import Ending, Record, RoundReport
-from fedadmm.simulation import simulate
-from fedadmm.state import Checkpoints, DiskStore, MemoryStore, params_sha256
+from fedadmm.simulation import Result, simulate
+from fedadmm.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.state.locks import locked
 
 Watcher = Callable[[Record], None]
 """Called with every new record: progress, pipes, anything that only looks."""
 
-_MAY_CHANGE = ("rounds", "engine", "checkpoint", "trackers", "device", "target", "tolerance")
+_MAY_CHANGE = (
+    *("rounds", "engine", "checkpoint", "trackers"),
+    *("device", "threads", "target", "tolerance"),
+)
 """Keys that a resumed run may change, because the rounds so far do not depend on them."""
 
 _PATIENCE = 10.0
@@ -187,15 +190,16 @@ class _Session:
                 checkpoints=checkpoints,
                 resume=resume,
                 fingerprint=fingerprint(config),
+                threads=config.threads,
             )
         except KeyboardInterrupt:
             with interrupts_deferred():  # a second Ctrl-C waits for the summary
                 rounds = len(files.read_metrics(self._directory))
-                self._close(Ending("interrupted", f"interrupted after round {rounds}"), None)
+                self._close(Ending("interrupted", f"interrupted after round {rounds}"))
             raise
         finally:
             writer.close()
-        return self._close(Ending(result.code, result.status), params_sha256(result.params))
+        return self._close(Ending(result.code, result.status), result)
 
     def _observe(self, report: RoundReport) -> None:
         self._check_target(report.record)
@@ -211,9 +215,9 @@ class _Session:
             near = suggestion(target.metric, measured)
             raise ConfigError(f"target.metric is {target.metric!r}, which is not measured; {near}")
 
-    def _close(self, ending: Ending, digest: str | None) -> Summary:
+    def _close(self, ending: Ending, result: Result | None = None) -> Summary:
         records = files.read_metrics(self._directory)
-        summary = summarise(self._config, records, ending, digest, self._label)
+        summary = summarise(self._config, records, ending, result, self._label)
         files.write_json(self._directory / files.SUMMARY, summary)
         for follower in self._followers:
             follower.finish(summary)

@@ -11,6 +11,8 @@ from fedadmm.evaluation import Target
 from fedadmm.experiments.config import RunConfig
 from fedadmm.problem import Problem
 from fedadmm.round import Ending, Record
+from fedadmm.simulation import Result
+from fedadmm.state import params_sha256
 
 Summary = dict[str, Any]
 
@@ -62,10 +64,10 @@ def summarise(
     config: RunConfig,
     records: Sequence[Record],
     ending: Ending,
-    params_sha256: str | None,
+    result: Result | None,
     label: str | None,
 ) -> Summary:
-    """The content of summary.json."""
+    """The content of summary.json; an interrupted run has no result."""
     target = config.target.build() if config.target is not None else None
     reached = first_reached(records, target)
     return {
@@ -84,7 +86,8 @@ def summarise(
         "seconds": sum(record["seconds"] for record in records),
         **_clock(records, reached),
         "warnings": [text for record in records for text in record.get("warnings", ())],
-        "params_sha256": params_sha256,
+        "threads": result.threads if result is not None else None,
+        "params_sha256": params_sha256(result.params) if result is not None else None,
         "fedadmm_version": fedadmm.__version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

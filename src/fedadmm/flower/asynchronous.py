@@ -15,7 +15,7 @@ from fedadmm.flower.desk import Desk
 from fedadmm.flower.exchange import Arrival, Seat
 from fedadmm.flower.parcels import Answer
 from fedadmm.flower.protocol import Reply, Task, mark_lost
-from fedadmm.protocols import ClientInfo, Download, Upload
+from fedadmm.protocols import ClientInfo, Download, Engine, Upload
 from fedadmm.round import Ending, RoundReport, run_round
 
 if TYPE_CHECKING:
@@ -39,12 +39,13 @@ class _Flight(NamedTuple):
     """Whether a reply came that could not be folded."""
 
 
-class _OneReply:
-    """An engine for a round of one reply that is here already."""
+class _OneReply(Engine):
+    """An engine for a round of one reply that is here already, after `sent` tasks went out."""
 
-    def __init__(self, client: int, answer: Answer) -> None:
+    def __init__(self, client: int, answer: Answer, sent: int) -> None:
         self._client = client
         self._answer = answer
+        self._sent = sent
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
@@ -52,8 +53,14 @@ class _OneReply:
         """The reply."""
         yield self._client, self._answer.upload, self._answer.info
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    @property
+    def is_asynchronous(self) -> bool:
+        """It is."""
+        return True
+
+    def broadcasts(self, ids: Sequence[int]) -> int:
+        """Every task that went out since the last step."""
+        return self._sent
 
 
 def run_asynchronously(service: Service) -> Outcome:
@@ -72,6 +79,7 @@ class _Stream:
         self._flights: dict[int, _Flight] = {}
         self._number = service.saved.boots << _BOOT
         self._alive = service.exchange.now()
+        self._sent = 0
 
     def run(self) -> Outcome:
         service, exchange = self._service, self._service.exchange
@@ -113,6 +121,7 @@ class _Stream:
         ttl = self._service.federation.patience.round
         self._service.exchange.send("train", str(flight.task.folded + 1), contents, ttl)
         self._flights[client] = flight
+        self._sent += 1
 
     def _take(self, arrival: Arrival) -> Ending | None:
         service, client = self._service, arrival.key
@@ -133,9 +142,9 @@ class _Stream:
         service = self._service
         state = service.saved.state
         service.engine.accept(client, reply, answer)
-        after, record, infos = run_round(
-            service.job, [client], _OneReply(client, answer), state, state.round
-        )
+        arrived = _OneReply(client, answer, self._sent)
+        after, record, infos = run_round(service.job, [client], arrived, state, state.round)
+        self._sent = 0
         record["staleness"] = state.round - flight.step
         ending = service.measure(after, record)
         service.observe(RoundReport(after, record, infos, ending))

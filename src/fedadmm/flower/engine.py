@@ -14,7 +14,7 @@ from fedadmm.flower.federation import Federation
 from fedadmm.flower.parcels import Answer
 from fedadmm.flower.protocol import Reply, ServerLedger, Task, fold, mark_lost
 from fedadmm.flower.roster import Roster
-from fedadmm.protocols import ClientInfo, Download, Upload
+from fedadmm.protocols import ClientInfo, Download, Engine, Upload
 
 ATTEMPTS = 2
 """How often a task is sent to a client that answers with an error."""
@@ -22,7 +22,7 @@ LOOK = 5.0
 """Seconds between two looks for nodes that restarted, came or went."""
 
 
-class GridEngine:
+class GridEngine(Engine):
     """Sends a round's tasks, collects and judges the replies, yields them in order.
 
     `ledger` is what was folded *and checkpointed*; `settle` moves it after a round.
@@ -43,6 +43,7 @@ class GridEngine:
         self._roster = roster
         self._journal = journal
         self._empty = 0
+        self._sent = 0
         self.ledger = ledger
         self._answers: dict[int, tuple[Reply, Answer]] = {}
 
@@ -54,6 +55,7 @@ class GridEngine:
         desk = Desk(self._job, download, round_index, self._federation.door)
         collected = _Collection(self, desk, ids, round_index)
         self._answers = collected.run(self._federation.patience.round, with_all)
+        self._sent = collected.sent
         missing = [client for client in ids if client not in self._answers]
         if with_all and missing:
             raise EngineError(
@@ -69,6 +71,10 @@ class GridEngine:
             if client in self._answers:
                 answer = self._answers[client][1]
                 yield client, answer.upload, answer.info
+
+    def broadcasts(self, ids: Sequence[int]) -> int:
+        """Every task that went out, those that were sent again or never answered among them."""
+        return self._sent
 
     def accept(self, client: int, reply: Reply, answer: Answer) -> None:
         """Take one reply that was judged elsewhere."""
@@ -122,6 +128,11 @@ class _Collection:
         self._answers: dict[int, tuple[Reply, Answer]] = {}
         self.why: dict[int, str] = {}
         self.diverged: tuple[int, Any, ClientInfo] | None = None
+
+    @property
+    def sent(self) -> int:
+        """How many tasks went out."""
+        return sum(sent.times for sent in self._sent.values())
 
     def run(self, timeout: float, with_all: bool) -> dict[int, tuple[Reply, Answer]]:
         """Send and collect until everybody is done or the time is over."""

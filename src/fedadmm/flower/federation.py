@@ -163,16 +163,20 @@ class Federation:
         return make_job(self.algorithm, problem, self.solver, self.stop, self.seed, start)
 
 
-class Elsewhere:
+class Elsewhere(Objective):
     """The objective of a site as the server sees it: its size is known, its data are not."""
 
-    is_random = False
     num_samples = 1
 
     def __init__(self, num_parameters: int, flat: FlatModule | None) -> None:
-        self.num_parameters = num_parameters
+        self._length = num_parameters
         if flat is not None:
             self.flat = flat
+
+    @property
+    def num_parameters(self) -> int:
+        """D."""
+        return self._length
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Elsewhere:
         """Itself: there is nothing to convert but the model."""
@@ -180,7 +184,7 @@ class Elsewhere:
             self.flat.to(dtype, device)
         return self
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise StateError("the data are at the sites, so the server cannot evaluate them itself")
 
     value = gradient = evaluation_gradient = workspace = hessian = offset = _refuse

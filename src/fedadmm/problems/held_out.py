@@ -13,7 +13,12 @@ from fedadmm.data.dataset import Prepare
 from fedadmm.data.federated import FederatedData, Rows
 from fedadmm.errors import DataError
 from fedadmm.flat import FlatModule
-from fedadmm.losses import binary_cross_entropy, cross_entropy, half_squared_error
+from fedadmm.losses import (
+    binary_cross_entropy,
+    count_correct,
+    cross_entropy,
+    half_squared_error,
+)
 from fedadmm.objective import Loss, ModelObjective, evaluation_parts
 from fedadmm.protocols import Evaluator, Metrics, Objective
 
@@ -32,13 +37,6 @@ def choose_loss(outputs: Tensor, num_classes: int | None, name: str) -> Loss:
         f"{name}: the model returns shape {tuple(outputs.shape)} for one row, but must return "
         f"{wanted} a row"
     )
-
-
-def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How many rows get their class right."""
-    if outputs.shape[-1] == 1:
-        return ((outputs.squeeze(-1) > 0) == (targets > 0)).sum()
-    return (outputs.argmax(dim=-1) == targets).sum()
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,20 +13,11 @@ import torch
 from torch import Tensor
 
 from fedadmm.errors import DataError, check_choice
-
-
-class _ClosedForm:
-    """Shared: plain vectors, no hidden buffers, no dropout."""
-
-    is_random = False
-
-    def workspace(self, params: Tensor) -> Tensor:
-        """A copy that a solver may change in place."""
-        return params.clone()
+from fedadmm.protocols import Objective
 
 
 @dataclass(frozen=True, eq=False)
-class _Separable(_ClosedForm):
+class _Separable(Objective):
     """A sum over coordinates with one positive weight a coordinate, and a tilt of either sign.
 
     Clients come in pairs whose tilts cancel in F, so that they disagree about where to go while
@@ -125,7 +116,7 @@ class CosineQuadratic(_Separable):
 
 
 @dataclass(frozen=True, eq=False)
-class RobustRegression(_ClosedForm):
+class RobustRegression(Objective):
     """f(x) = mean over rows of rho(<row, x> - target), with a bounded, non-convex rho.
 
     geman-mcclure: rho(r) = r^2 / (2 (1 + r^2)), rho'' = (1 - 3 r^2) / (1 + r^2)^3 in [-1/4, 1].

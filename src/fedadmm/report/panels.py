@@ -28,6 +28,7 @@ NOTES = {
     "sparsity": "The share of the global model's parameters that are exactly zero.",
     "test_loss": "The mean loss of the global model on held-out rows.",
     "test_accuracy": "The share of held-out rows that the global model classifies rightly.",
+    "train_accuracy": "The share of all clients' training rows that are classified rightly.",
 }
 
 

@@ -64,6 +64,8 @@ class Timeline:
         self.steps = 0
         self.ended: list[Ended] = []
         """What ended in the last step."""
+        self.started = 0
+        """How many pieces of work began in the last step."""
         self.queue: list[Flight] = []
         self._working: set[int] = set()
         self._turns: dict[int, int] = {}
@@ -142,6 +144,7 @@ class Timeline:
 
     def _begin(self) -> None:
         self.ended = []
+        self.started = 0
         self.steps += 1
 
     def _starters(self, ids: Iterable[int], step: int) -> list[int]:
@@ -174,6 +177,7 @@ class Timeline:
         if limit is not None and end > limit:
             end, fate = limit, "late"
         self._serial += 1
+        self.started += 1
         self._working.add(client)
         return Flight(end, self._serial, client, step, begin, fate)
 
