@@ -86,8 +86,10 @@ class SolveContext(NamedTuple):
 
     round_index: int = 0
     needs: Needs = Needs()
-    reference: Tensor | None = None
-    """The global vector, for rules that measure against it."""
+    theta: Tensor | None = None
+    """The global vector; None when it was not sent."""
+    own: Tensor | None = None
+    """The client's own model, wherever the solve starts; None when its method keeps none."""
 
 
 IN_NO_ROUND = SolveContext()
@@ -240,7 +242,7 @@ class Progress(NamedTuple):
     gradient_norm: Tensor
     """||grad L_i(w)|| over the client's full data."""
     reference_norm: Tensor
-    """The same at the rule's reference point (the start, unless the rule says otherwise)."""
+    """The same at the rule's reference point."""
     move: Tensor
     """||w - start||."""
     weight: Tensor | float
@@ -257,7 +259,10 @@ class StoppingRule(Protocol):
 
     @property
     def reference(self) -> str:
-        """Where `Progress.reference_norm` is taken: "own" (the start) or "global"."""
+        """Where `Progress.reference_norm` is taken: "own" or "global" (theta).
+
+        "own" is the client's own model; where its method keeps none, it is the start.
+        """
 
     def budget(self, steps_per_epoch: int, key: Key) -> int:
         """The largest number of steps of one solve."""

@@ -191,7 +191,8 @@ class InSaCriterion(_Accuracy):
 
     sigma_i is `sigma`, or else `safety` times the bound sqrt(2)/(sqrt(2) + sqrt(beta_i/c)) that
     the theorem allows for c-strongly convex f_i.  `reference="global"` measures against e(theta),
-    as the authors' program does, instead of against the client's own model.
+    as the authors' program does, instead of against the client's own model w_i; where the solve
+    starts does not matter for either.
     """
 
     sigma: float | None = None

@@ -103,7 +103,51 @@ def test_insa_criterion_against_the_global_vector():
     own = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))
     assert expected != own
     rule = fa.InSaCriterion(sigma, reference="global", max_epochs=100)
-    check(rule, expected, reference=torch.from_numpy(theta))
+    check(rule, expected, theta=torch.from_numpy(theta))
+
+
+def test_insa_criterion_against_the_own_model_wherever_the_solve_starts():
+    own, sigma = np.array([1.5, -0.5]), 0.2
+    expected = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(own))
+    assert expected != first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))
+    check(fa.InSaCriterion(sigma, max_epochs=100), expected, own=torch.from_numpy(own))
+
+
+@pytest.mark.parametrize("reference", ["own", "global"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_insa_criterion_of_clients_that_start_at_theta(reference, engine):
+    """Every client's accuracy is at most sigma times ||e|| at w_i, or at theta, and no earlier."""
+    given, beta, sigma, lr = federation(3), 0.4, 0.3, 0.05
+    seen = []
+    fa.simulate(
+        fa.FedADMMIn(beta, start="global"),
+        given.problem,
+        4,
+        sampler=fa.UniformSampling(3),
+        solver=fa.GradientDescent(lr),
+        stop=fa.InSaCriterion(sigma, reference=reference, max_epochs=500),
+        initial=given.initial,
+        engine=engine,
+        observers=[lambda report: seen.append(report.infos)],
+    )
+    n, dimension = given.b.shape
+    w, y = np.tile(given.start, (n, 1)), np.zeros((n, dimension))
+    for infos in seen:
+        theta = (beta * w + y).mean(axis=0) / beta
+        for info in infos:
+            i = info.client
+            hessian = given.A[i] + beta * np.eye(dimension)
+            shift = given.b[i] - y[i] + beta * theta
+
+            def e(point, hessian=hessian, shift=shift):
+                return np.linalg.norm(hessian @ point - shift)
+
+            allowed, point, steps = sigma * e(w[i] if reference == "own" else theta), theta, 0
+            while e(point) > allowed:
+                point, steps = point - lr * (hessian @ point - shift), steps + 1
+            assert info.solve.steps == steps
+            y[i] += beta * (point - theta)
+            w[i] = point
 
 
 RULES = {

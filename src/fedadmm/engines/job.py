@@ -68,7 +68,9 @@ def run_client(
     key = client_key(job, round_index, client)
     _load_buffers(job, objective, download, record)
     with _seeded(objective, key):
-        result, solve = _solve(job, objective, problem, key, download, round_index)
+        own = job.algorithm.local_params(record.state)
+        context = SolveContext(round_index, job.algorithm.needs, global_vector(download), own)
+        result, solve = _solve(job, objective, problem, key, context)
     state, message = job.algorithm.client_update(download.cast, record.state, result)
     buffers = _buffers(job, objective)
     finite = trees.all_finite(result)
@@ -105,21 +107,13 @@ def _solve(
     objective: Objective,
     problem: LocalProblem,
     key: Key,
-    download: Download,
-    round_index: int,
+    context: SolveContext,
 ) -> tuple[LocalResult, SolveInfo]:
-    needs = job.algorithm.needs
-    if not needs.local_solve:
+    if not context.needs.local_solve:
         gradient = objective.gradient(problem.start).clone()
         return LocalResult(problem.start, gradient), SolveInfo(0, 1.0, "one gradient", float("nan"))
     assert job.solver is not None
-    return job.solver.solve(
-        objective,
-        problem,
-        job.stop,
-        key,
-        SolveContext(round_index, needs, global_vector(download)),
-    )
+    return job.solver.solve(objective, problem, job.stop, key, context)
 
 
 @contextmanager

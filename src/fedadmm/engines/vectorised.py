@@ -135,7 +135,8 @@ class VectorisedEngine:
         solver = as_sgd(job.solver)
         assert solver is not None
         keys = [client_key(job, round_index, client) for client in stack.clients]
-        context = SolveContext(round_index, needs, global_vector(download))
+        own = job.algorithm.local_params(stack.state)
+        context = SolveContext(round_index, needs, global_vector(download), own)
         return solve_stack(stack.objective, problem, job.stop, keys, context, solver)
 
 

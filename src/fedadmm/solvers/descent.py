@@ -140,6 +140,17 @@ def descend(
     return result, SolveInfo(steps, steps / per_epoch, watch.sentence(), watch.accuracy)
 
 
+def reference_point(
+    stop: StoppingRule, problem: LocalProblem, context: SolveContext
+) -> Tensor | None:
+    """Where a rule takes its reference norm; None for the start, whose gradient is known anyway."""
+    point = context.own
+    if stop.reference == "global":
+        point = context.theta
+        assert point is not None  # pairing refuses methods that do not always send it
+    return None if point is problem.start else point
+
+
 class _Watch:
     """Asks the stopping rule between epochs and remembers the accuracy it saw last."""
 
@@ -154,11 +165,12 @@ class _Watch:
     def reached(self, params: Tensor) -> bool:
         if not self._stop.needs_gradient:
             return False
-        if self._reference_norm is None and self._stop.reference == "global":
-            assert self._context.reference is not None
-            point = params.clone()
-            self._reference_norm = norm(self._loss.gradient(self._context.reference))
-            params.copy_(point)  # a model's gradient at theta moved the live vector there
+        if self._reference_norm is None:
+            reference = reference_point(self._stop, self._loss.problem, self._context)
+            if reference is not None:
+                point = params.clone()
+                self._reference_norm = norm(self._loss.gradient(reference))
+                params.copy_(point)  # a model's gradient elsewhere moved the live vector there
         gradient_norm = norm(self._loss.gradient(params))
         if self._reference_norm is None:
             self._reference_norm = gradient_norm

@@ -29,7 +29,7 @@ from fedadmm.protocols import (
 from fedadmm.rng import Key, derive
 from fedadmm.schedules import at
 from fedadmm.solvers import SGD
-from fedadmm.solvers.descent import LocalLoss, steps_per_epoch
+from fedadmm.solvers.descent import LocalLoss, reference_point, steps_per_epoch
 
 
 class _Work(NamedTuple):
@@ -100,6 +100,10 @@ class _Descent:
         self._gradient_sum = torch.zeros_like(self.params) if wanted else None
         self._gradient_sums = torch.zeros_like(self.params) if wanted else None
         self._reference_norm: Tensor | None = None
+        if stop.needs_gradient:
+            reference = reference_point(stop, problem, context)
+            if reference is not None:
+                self._reference_norm = norm(self.loss.gradient(reference.expand_as(start)))
         self._start = start
         self._steps = [0] * len(keys)
         self._reached = [False] * len(keys)
@@ -129,10 +133,6 @@ class _Descent:
         if not self._stop.needs_gradient:
             return [False] * len(self._work)
         self._arrange([work.size for work in self._work])
-        if self._reference_norm is None and self._stop.reference == "global":
-            assert self._context.reference is not None
-            point = self._context.reference.expand(len(self._work), -1)
-            self._reference_norm = norm(self.loss.gradient(point))
         params = self._stepper.params
         gradient_norm = norm(self.loss.gradient(params))
         if self._reference_norm is None:
