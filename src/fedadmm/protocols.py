@@ -68,6 +68,13 @@ class SolveInfo(NamedTuple):
 
     steps: int
     epochs: float
+    """Steps as shares of a pass over the client's data: what the method asked for."""
+    passes: float
+    """Gradients evaluated, in passes over the client's data: what the solve cost.
+
+    The rows of all steps, and every full gradient that the stopping rule, the method or the solver
+    itself took besides.
+    """
     status: str
     accuracy: float
     """The norm of the local problem's full gradient at the result; NaN when nobody asked."""
@@ -242,7 +249,7 @@ class Progress(NamedTuple):
     gradient_norm: Tensor
     """||grad L_i(w)|| over the client's full data."""
     reference_norm: Tensor
-    """The same at the rule's reference point."""
+    """The same at the rule's reference point; at the start for a rule without one."""
     move: Tensor
     """||w - start||."""
     weight: Tensor | float
@@ -258,8 +265,8 @@ class StoppingRule(Protocol):
         """Whether `reached` must be asked, with full gradients, before every epoch."""
 
     @property
-    def reference(self) -> str:
-        """Where `Progress.reference_norm` is taken: "own" or "global" (theta).
+    def reference(self) -> str | None:
+        """Where `Progress.reference_norm` is taken: "own", "global" (theta), or None: not needed.
 
         "own" is the client's own model; where its method keeps none, it is the start.
         """

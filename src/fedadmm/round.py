@@ -274,6 +274,7 @@ def _record(
         "primal_residual": math.sqrt(drift / weight) if weight else 0.0,
         "dual_residual": float(penalties.mean()) * move,
         "epochs": sum(info.solve.epochs for info in infos) / max(len(infos), 1),
+        "passes": sum(info.solve.passes for info in infos) / max(len(infos), 1),
         "steps": sum(info.solve.steps for info in infos),
         "penalty_mean": float(penalties.mean()),
         "penalty_min": float(penalties.min()),

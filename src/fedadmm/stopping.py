@@ -31,7 +31,7 @@ class _Budget:
     """A rule that only counts; its test is never asked."""
 
     needs_gradient = False
-    reference = "own"
+    reference: str | None = None
 
     def reached(self, progress: Progress) -> Tensor:
         """Never."""
@@ -97,7 +97,7 @@ class _Accuracy:
     """Shared by the rules that test the gradient: a cap on epochs and the sentence."""
 
     needs_gradient = True
-    reference = "own"
+    reference: str | None = None
     max_epochs: int
 
     def budget(self, steps_per_epoch: int, key: Key) -> int:

@@ -111,7 +111,9 @@ def _solve(
 ) -> tuple[LocalResult, SolveInfo]:
     if not context.needs.local_solve:
         gradient = objective.gradient(problem.start).clone()
-        return LocalResult(problem.start, gradient), SolveInfo(0, 1.0, "one gradient", float("nan"))
+        return LocalResult(problem.start, gradient), SolveInfo(
+            0, 1.0, 1.0, "one gradient", float("nan")
+        )
     assert job.solver is not None
     return job.solver.solve(objective, problem, job.stop, key, context)
 

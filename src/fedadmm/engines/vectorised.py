@@ -130,7 +130,7 @@ class VectorisedEngine:
         needs = job.algorithm.needs
         if not needs.local_solve:
             start = problem.start.expand(count, -1)
-            info = SolveInfo(0, 1.0, "one gradient", float("nan"))
+            info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
             return LocalResult(start, stack.objective.gradient(start)), [info] * count
         solver = as_sgd(job.solver)
         assert solver is not None

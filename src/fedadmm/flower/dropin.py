@@ -137,8 +137,8 @@ class OwnLoop:
             )
         flat.module.load_state_dict(dict(returned))
         mean = correction.gradients / correction.steps
-        sentence = f"{correction.steps} steps of the app's own loop"
-        info = SolveInfo(correction.steps, float("nan"), sentence, float("nan"))
+        sentence, unknown = f"{correction.steps} steps of the app's own loop", float("nan")
+        info = SolveInfo(correction.steps, unknown, unknown, sentence, unknown)
         return LocalResult(flat.vector.clone(), mean_gradient=mean), info
 
 

@@ -13,6 +13,7 @@ from fedadmm.objective import evaluation_gradient
 from fedadmm.protocols import (
     LocalProblem,
     LocalResult,
+    Needs,
     Objective,
     Progress,
     SolveContext,
@@ -87,6 +88,10 @@ class Stepper(Protocol):
     def params(self) -> Tensor:
         """The current iterate, live."""
 
+    @property
+    def extra_gradients(self) -> int:
+        """The full gradients evaluated so far besides the one of every step."""
+
     def step(self, rows: Tensor | None) -> Tensor | None:
         """Make one step; return the gradient of f_i that it used, unless nobody wanted it."""
 
@@ -121,7 +126,7 @@ def descend(
     gradient_sum = torch.zeros_like(problem.start) if needs.mean_gradient else None
     watch = _Watch(loss, stop, context)
     stepper = make(loss)
-    steps, epoch = 0, 0
+    steps, epoch, rows_seen = 0, 0, 0
     while not watch.reached(stepper.params) and steps < budget:
         for rows in batches(objective.num_samples, batch_size, key, epoch):
             gradient = stepper.step(rows)
@@ -129,6 +134,7 @@ def descend(
                 assert gradient is not None
                 gradient_sum.add_(gradient)
             steps += 1
+            rows_seen += objective.num_samples if rows is None else len(rows)
             if steps == budget:
                 break
         epoch += 1
@@ -137,18 +143,30 @@ def descend(
         mean_gradient = gradient_sum.div_(steps) if steps else objective.gradient(problem.start)
         mean_gradient = mean_gradient.clone()
     result = LocalResult(stepper.params.clone(), start_gradient, mean_gradient)
-    return result, SolveInfo(steps, steps / per_epoch, watch.sentence(), watch.accuracy)
+    full = watch.gradients + stepper.extra_gradients + asked_gradients(needs, steps)
+    passes = rows_seen / objective.num_samples + full
+    return result, SolveInfo(steps, steps / per_epoch, passes, watch.sentence(), watch.accuracy)
+
+
+def asked_gradients(needs: Needs, steps: int) -> int:
+    """The full gradients taken because the method needs them: a mean of no steps is one too."""
+    return needs.start_gradient + (needs.mean_gradient and steps == 0)
 
 
 def reference_point(
     stop: StoppingRule, problem: LocalProblem, context: SolveContext
 ) -> Tensor | None:
-    """Where a rule takes its reference norm; None for the start, whose gradient is known anyway."""
-    point = context.own
+    """Where a rule takes its reference norm, if not at the start, whose gradient is known anyway.
+
+    Equality decides, not identity, so that every engine counts the same gradients.
+    """
+    point = context.own if stop.reference == "own" else None
     if stop.reference == "global":
         point = context.theta
         assert point is not None  # pairing refuses methods that do not always send it
-    return None if point is problem.start else point
+    if point is None or torch.equal(point.expand_as(problem.start), problem.start):
+        return None
+    return point
 
 
 class _Watch:
@@ -161,6 +179,8 @@ class _Watch:
         self._reference_norm: Tensor | None = None
         self._reached = False
         self.accuracy = float("nan")
+        self.gradients = 0
+        """The full gradients evaluated so far."""
 
     def reached(self, params: Tensor) -> bool:
         if not self._stop.needs_gradient:
@@ -170,8 +190,10 @@ class _Watch:
             if reference is not None:
                 point = params.clone()
                 self._reference_norm = norm(self._loss.gradient(reference))
+                self.gradients += 1
                 params.copy_(point)  # a model's gradient elsewhere moved the live vector there
         gradient_norm = norm(self._loss.gradient(params))
+        self.gradients += 1
         if self._reference_norm is None:
             self._reference_norm = gradient_norm
         move = norm(params - self._loss.problem.start)

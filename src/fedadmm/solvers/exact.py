@@ -54,4 +54,6 @@ class ExactSolver:
             )
         start_gradient = objective.gradient(problem.start) if context.needs.start_gradient else None
         accuracy = float(norm(loss.gradient(params)))
-        return LocalResult(params, start_gradient), SolveInfo(1, 1.0, "solved exactly", accuracy)
+        passes = 2.0 + context.needs.start_gradient  # one for the matrix, one for the accuracy
+        info = SolveInfo(1, 1.0, passes, "solved exactly", accuracy)
+        return LocalResult(params, start_gradient), info

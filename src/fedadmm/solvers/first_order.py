@@ -75,6 +75,8 @@ class SGDStepper:
     An objective that offers `descend` makes plain steps without forming the gradient.
     """
 
+    extra_gradients = 0
+
     def __init__(
         self, loss: LocalLoss, lr: float, momentum: float, wants_gradient: bool = True
     ) -> None:
@@ -182,6 +184,8 @@ class GradientDescent:
 class _AcceleratedStepper:
     """FISTA's extrapolation with the gradient restart of O'Donoghue and Candes."""
 
+    extra_gradients = 0
+
     def __init__(self, loss: LocalLoss, lr: float) -> None:
         self.params = loss.problem.start.clone()
         self._loss = loss
@@ -249,11 +253,13 @@ class _LBFGSStepper:
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",
         )
+        self.extra_gradients = 0
 
     def step(self, rows: Tensor | None) -> Tensor:
         def closure() -> float:
             point = self._variable.detach()
             self._variable.grad = self._loss.gradient(point)
+            self.extra_gradients += 1
             return float(self._loss.value(point))
 
         if float(torch.linalg.vector_norm(self._loss.gradient(self.params))) > 0:

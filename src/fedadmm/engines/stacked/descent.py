@@ -29,7 +29,7 @@ from fedadmm.protocols import (
 from fedadmm.rng import Key, derive
 from fedadmm.schedules import at
 from fedadmm.solvers import SGD
-from fedadmm.solvers.descent import LocalLoss, reference_point, steps_per_epoch
+from fedadmm.solvers.descent import LocalLoss, asked_gradients, reference_point, steps_per_epoch
 
 
 class _Work(NamedTuple):
@@ -100,12 +100,16 @@ class _Descent:
         self._gradient_sum = torch.zeros_like(self.params) if wanted else None
         self._gradient_sums = torch.zeros_like(self.params) if wanted else None
         self._reference_norm: Tensor | None = None
+        self._asked = [0] * len(keys)
         if stop.needs_gradient:
-            reference = reference_point(stop, problem, context)
+            reference = reference_point(stop, self.loss.problem, context)
             if reference is not None:
-                self._reference_norm = norm(self.loss.gradient(reference.expand_as(start)))
+                point = reference.expand_as(start)
+                self._reference_norm = norm(self.loss.gradient(point))
+                self._asked = (point != start).any(dim=-1).long().tolist()
         self._start = start
         self._steps = [0] * len(keys)
+        self._rows = [0] * len(keys)
         self._reached = [False] * len(keys)
         self._accuracy = [float("nan")] * len(keys)
 
@@ -146,6 +150,7 @@ class _Descent:
             self._work, reached, gradient_norm.reshape(-1).tolist(), strict=True
         ):
             self._reached[work.place] = met
+            self._asked[work.place] += 1
             self._accuracy[work.place] = accuracy
         return reached
 
@@ -164,6 +169,7 @@ class _Descent:
                 self._step(batch.clients, batch)
         for work, steps in zip(self._work, left, strict=True):
             self._steps[work.place] += steps
+            self._rows[work.place] += work.size if size is None else min(steps * size, work.size)
 
     def _step(self, clients: int, batch: Any) -> None:
         whole = clients == len(self._work)
@@ -205,15 +211,16 @@ class _Descent:
 
     def infos(self) -> list[SolveInfo]:
         """How each solve went."""
-        return [
-            SolveInfo(
-                self._steps[work.place],
-                self._steps[work.place] / work.per_epoch,
-                self._stop.sentence(self._reached[work.place]),
-                self._accuracy[work.place],
+        infos = []
+        for place, work in enumerate(self._all):
+            steps = self._steps[place]
+            full = self._asked[place] + asked_gradients(self._context.needs, steps)
+            passes = self._rows[place] / work.size + full
+            sentence = self._stop.sentence(self._reached[place])
+            infos.append(
+                SolveInfo(steps, steps / work.per_epoch, passes, sentence, self._accuracy[place])
             )
-            for work in self._all
-        ]
+        return infos
 
 
 def _loss(objective: StackedObjective, problem: LocalProblem) -> LocalLoss:
