@@ -198,8 +198,9 @@ def _errors(job: Job, weight: float, L: float, p_hat: float) -> LocalErrors:
 
         return LocalErrors(total, (first * (weight - stop.weak_convexity)) ** 2)
     if isinstance(stop, GradientTolerance):
-        distance = stop.epsilon / (weight - L) ** 2 if weight > L else math.inf
-        return LocalErrors(lambda rounds: (rounds + 1) * distance, stop.epsilon)
+        epsilon = stop.largest_epsilon
+        distance = epsilon / (weight - L) ** 2 if weight > L else math.inf
+        return LocalErrors(lambda rounds: (rounds + 1) * distance, epsilon)
     raise _refuse(
         f"needs local solves of known accuracy, but stop is {type(stop).__name__}; use "
         "ExactSolver, ProxAccuracy or GradientTolerance"

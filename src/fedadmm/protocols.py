@@ -97,6 +97,8 @@ class SolveContext(NamedTuple):
     """The global vector; None when it was not sent."""
     own: Tensor | None = None
     """The client's own model, wherever the solve starts; None when its method keeps none."""
+    clients: Sequence[int] = (0,)
+    """Who works: one client, or those of a stack in the order of its rows."""
 
 
 IN_NO_ROUND = SolveContext()
@@ -255,14 +257,17 @@ class Progress(NamedTuple):
     weight: Tensor | float
     """The weight of the local problem's quadratic term."""
     round_index: int
+    clients: Sequence[int]
+    """Whose progress it is, in the order of the tensors' rows."""
 
 
-class StoppingRule(Protocol):
+class StoppingRule(ABC):
     """When a local solve ends: a budget, and for some rules a test between epochs."""
 
-    @property
-    def needs_gradient(self) -> bool:
-        """Whether `reached` must be asked, with full gradients, before every epoch."""
+    needs_gradient: ClassVar[bool] = False
+    """Whether `reached` must be asked, with full gradients, before every epoch."""
+    per_client: ClassVar[tuple[str, ...]] = ()
+    """The fields that may hold a sequence with one entry per client; its length is checked."""
 
     @property
     def reference(self) -> str | None:
@@ -270,24 +275,30 @@ class StoppingRule(Protocol):
 
         "own" is the client's own model; where its method keeps none, it is the start.
         """
+        return None
 
-    def budget(self, steps_per_epoch: int, key: Key) -> int:
+    @abstractmethod
+    def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
         """The largest number of steps of one solve."""
 
     def reached(self, progress: Progress) -> Tensor:
-        """Whether each client may stop; boolean, elementwise over a stack."""
+        """Whether each client may stop; boolean, elementwise over a stack.  Never by default."""
+        return torch.zeros_like(progress.gradient_norm, dtype=torch.bool)
 
+    @abstractmethod
     def sentence(self, reached: bool) -> str:
         """Why the solve ended."""
 
 
-class LocalSolver(Protocol):
+class LocalSolver(ABC):
     """Solves a local problem approximately."""
 
-    @property
-    def averages_gradients(self) -> bool:
-        """Whether `LocalResult.mean_gradient` can be supplied."""
+    averages_gradients: ClassVar[bool] = False
+    """Whether `LocalResult.mean_gradient` can be supplied."""
+    per_client: ClassVar[tuple[str, ...]] = ()
+    """The fields that may hold a sequence with one entry per client; its length is checked."""
 
+    @abstractmethod
     def solve(
         self,
         objective: Objective,

@@ -66,6 +66,18 @@ def test_a_table_is_a_constructor_call() -> None:
     assert built.solver == fa.SGD(1, batch_size=None)
 
 
+def test_a_list_is_one_value_per_client() -> None:
+    tree = SMALL | {
+        "solver": {"name": "sgd", "lr": [0.1, 1, 0.3]},
+        "stop": {"name": "epochs", "epochs": [1, 5, 0.5]},
+    }
+    config = resolve(tree)
+    built = build(config)
+    assert built.solver == fa.SGD((0.1, 1, 0.3))
+    assert built.stop == fa.Epochs((1, 5, 0.5))
+    assert resolve(tomllib.loads(loading.write(config.tree()))) == config
+
+
 def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
     tree = {key: value for key, value in SMALL.items() if key != "stop"}
     insa = resolve(tree | {"algorithm": {"name": "fedadmm-insa"}})
@@ -136,6 +148,14 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
         (
             {"solver": {"name": "sgd", "batch_size": "all"}},
             "solver.batch_size is 'all', but must be a whole number or 'none'",
+        ),
+        (
+            {"stop": {"name": "epochs", "epochs": [1, "a"]}},
+            "stop.epochs is [1, 'a'], but must be a number or a list, each a number",
+        ),
+        (
+            {"solver": {"name": "sgd", "lr": [0.1, -1.0]}},
+            "solver.lr[1] is -1.0, but must be > 0 and finite",
         ),
         ({"rounds": 0, "seed": -1}, "rounds is 0, but must be at least 1 (and 1 more)"),
     ],

@@ -210,11 +210,11 @@ def test_budgets(rule, steps, status):
 
 def test_uniform_epochs_draws_every_number_equally_often():
     rule, draws = fa.UniformEpochs(4), 2000
-    counts = np.bincount([rule.budget(1, derive(0, "x", i)) for i in range(draws)], minlength=5)
+    counts = np.bincount([rule.budget(1, derive(0, "x", i), 0) for i in range(draws)], minlength=5)
     assert counts[0] == 0
     # each count is binomial(2000, 1/4): five standard deviations are about 97
     assert np.abs(counts[1:] - draws / 4).max() < 97
-    assert rule.budget(6, 3) == 6 * rule.budget(1, 3)
+    assert rule.budget(6, 3, 0) == 6 * rule.budget(1, 3, 0)
     assert rule.sentence(False) == "the drawn number of epochs (1 to 4) done"
 
 
@@ -239,7 +239,7 @@ def test_rules_answer_for_a_whole_stack():
 
     norms = torch.tensor([[1e-3], [1.0]], dtype=torch.float64)
     ones = torch.ones(2, 1, dtype=torch.float64)
-    progress = Progress(norms, ones, ones, torch.tensor([[0.5], [0.5]]), 0)
+    progress = Progress(norms, ones, ones, torch.tensor([[0.5], [0.5]]), 0, (0, 1))
     for rule in (
         fa.GradientTolerance(1e-2),
         fa.ProxAccuracy(0.5),

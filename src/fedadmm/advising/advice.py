@@ -96,10 +96,10 @@ def _situation(
 def _local_steps(config: RunConfig, problem: Problem, found: Estimate, batch: int | None) -> int:
     """Steps of a client with a typical number of rows."""
     assert config.stop is not None
-    sizes = sorted(problem.clients[client].num_samples for client in found.clients)
-    typical = sizes[len(sizes) // 2]
-    per_epoch = 1 if batch is None else math.ceil(typical / batch)
-    steps: int = config.stop.build().budget(per_epoch, config.seed)
+    sizes = sorted((problem.clients[client].num_samples, client) for client in found.clients)
+    size, typical = sizes[len(sizes) // 2]
+    per_epoch = 1 if batch is None else math.ceil(size / batch)
+    steps: int = config.stop.build().budget(per_epoch, config.seed, typical)
     return steps
 
 

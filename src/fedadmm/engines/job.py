@@ -69,7 +69,8 @@ def run_client(
     _load_buffers(job, objective, download, record)
     with _seeded(objective, key):
         own = job.algorithm.local_params(record.state)
-        context = SolveContext(round_index, job.algorithm.needs, global_vector(download), own)
+        needs, theta = job.algorithm.needs, global_vector(download)
+        context = SolveContext(round_index, needs, theta, own, (client,))
         result, solve = _solve(job, objective, problem, key, context)
     state, message = job.algorithm.client_update(download.cast, record.state, result)
     buffers = _buffers(job, objective)

@@ -136,7 +136,7 @@ class VectorisedEngine:
         assert solver is not None
         keys = [client_key(job, round_index, client) for client in stack.clients]
         own = job.algorithm.local_params(stack.state)
-        context = SolveContext(round_index, needs, global_vector(download), own)
+        context = SolveContext(round_index, needs, global_vector(download), own, stack.clients)
         return solve_stack(stack.objective, problem, job.stop, keys, context, solver)
 
 

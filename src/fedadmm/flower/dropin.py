@@ -41,6 +41,7 @@ from fedadmm.protocols import (
     AnyAlgorithm,
     LocalProblem,
     LocalResult,
+    LocalSolver,
     Objective,
     Sampler,
     SolveContext,
@@ -108,11 +109,12 @@ class Correction:
 
 
 @dataclass(frozen=True)
-class OwnLoop:
+class OwnLoop(LocalSolver):
     """A local solver that is somebody's own train function."""
 
     train: Callable[[dict[str, Tensor], int], Mapping[str, Tensor]] | None = None
-    averages_gradients: bool = True
+
+    averages_gradients = True
 
     def solve(
         self,

@@ -121,7 +121,8 @@ def descend(
     """Run a stepper until its stopping rule or its budget ends it."""
     loss, needs = LocalLoss(objective, problem), context.needs
     per_epoch = steps_per_epoch(objective.num_samples, batch_size)
-    budget = stop.budget(per_epoch, derive(key, "budget"))
+    (client,) = context.clients
+    budget = stop.budget(per_epoch, derive(key, "budget"), client)
     start_gradient = objective.gradient(problem.start).clone() if needs.start_gradient else None
     gradient_sum = torch.zeros_like(problem.start) if needs.mean_gradient else None
     watch = _Watch(loss, stop, context)
@@ -198,7 +199,12 @@ class _Watch:
             self._reference_norm = gradient_norm
         move = norm(params - self._loss.problem.start)
         progress = Progress(
-            gradient_norm, self._reference_norm, move, self._loss.weight, self._context.round_index
+            gradient_norm,
+            self._reference_norm,
+            move,
+            self._loss.weight,
+            self._context.round_index,
+            self._context.clients,
         )
         self.accuracy = float(gradient_norm)
         self._reached = bool(self._stop.reached(progress))

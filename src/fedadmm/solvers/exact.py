@@ -12,6 +12,7 @@ from fedadmm.protocols import (
     IN_NO_ROUND,
     LocalProblem,
     LocalResult,
+    LocalSolver,
     Objective,
     SolveContext,
     SolveInfo,
@@ -23,10 +24,8 @@ from fedadmm.solvers.descent import LocalLoss
 
 
 @dataclass(frozen=True)
-class ExactSolver:
+class ExactSolver(LocalSolver):
     """Solves (A + weight I) w = b - linear + weight centre; meets every stopping rule."""
-
-    averages_gradients = False
 
     def solve(
         self,

@@ -27,7 +27,7 @@ from fedadmm.protocols import (
     norm,
 )
 from fedadmm.rng import Key, derive
-from fedadmm.schedules import at
+from fedadmm.schedules import at, of_clients
 from fedadmm.solvers import SGD
 from fedadmm.solvers.descent import LocalLoss, asked_gradients, reference_point, steps_per_epoch
 
@@ -37,6 +37,7 @@ class _Work(NamedTuple):
 
     place: int
     """Its position in the results."""
+    client: int
     key: Key
     size: int
     per_epoch: int
@@ -80,10 +81,11 @@ class _Descent:
         self._context = context
         self._batch_size = solver.batch_size
         self._work = []
-        for place, (key, size) in enumerate(zip(keys, objective.rows.sizes, strict=True)):
+        clients = zip(context.clients, keys, objective.rows.sizes, strict=True)
+        for place, (client, key, size) in enumerate(clients):
             per_epoch = steps_per_epoch(size, solver.batch_size)
-            budget = stop.budget(per_epoch, derive(key, "budget"))
-            self._work.append(_Work(place, key, size, per_epoch, budget))
+            budget = stop.budget(per_epoch, derive(key, "budget"), client)
+            self._work.append(_Work(place, client, key, size, per_epoch, budget))
         self._all = list(self._work)
         start = problem.start.expand(len(keys), -1)
         self.objective = objective
@@ -91,7 +93,7 @@ class _Descent:
         self._stepper: StackStepper = make_stepper(
             objective,
             self.loss,
-            at(solver.lr, context.round_index),
+            _rate(solver, context, start),
             solver.momentum,
             context.needs.mean_gradient,
         )
@@ -143,7 +145,12 @@ class _Descent:
             self._reference_norm = gradient_norm
         move = norm(params - self.loss.problem.start)
         progress = Progress(
-            gradient_norm, self._reference_norm, move, self.loss.weight, self._context.round_index
+            gradient_norm,
+            self._reference_norm,
+            move,
+            self.loss.weight,
+            self._context.round_index,
+            [work.client for work in self._work],
         )
         reached: list[bool] = self._stop.reached(progress).reshape(-1).tolist()
         for work, met, accuracy in zip(
@@ -221,6 +228,13 @@ class _Descent:
                 SolveInfo(steps, steps / work.per_epoch, passes, sentence, self._accuracy[place])
             )
         return infos
+
+
+def _rate(solver: SGD, context: SolveContext, start: Tensor) -> Tensor | float:
+    """The learning rate of all clients, or a column of their own ones."""
+    if isinstance(solver.lr, Sequence):
+        return of_clients(solver.lr, context.clients, start[:, :1])
+    return at(solver.lr, context.round_index)
 
 
 def _loss(objective: StackedObjective, problem: LocalProblem) -> LocalLoss:
