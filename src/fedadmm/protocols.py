@@ -253,7 +253,7 @@ class Progress(NamedTuple):
     reference_norm: Tensor
     """The same at the rule's reference point; at the start for a rule without one."""
     move: Tensor
-    """||w - start||."""
+    """||w - origin||, with the rule's `origin`."""
     weight: Tensor | float
     """The weight of the local problem's quadratic term."""
     round_index: int
@@ -276,6 +276,15 @@ class StoppingRule(ABC):
         "own" is the client's own model; where its method keeps none, it is the start.
         """
         return None
+
+    @property
+    def origin(self) -> str:
+        """Where `Progress.move` is measured from: "own", or "argument".
+
+        "own" is the client's own model as above; "argument" is centre - linear / weight, whose
+        prox the solve computes.
+        """
+        return "own"
 
     @abstractmethod
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:

@@ -183,21 +183,32 @@ class ProxAccuracy(_Accuracy):
 
 @dataclass(frozen=True)
 class RelativeAccuracy(_Accuracy):
-    """||w - prox(.)|| <= theta ||w - start|| (FedDR, Remark 3.1), certified."""
+    """||w - prox(v)|| <= theta ||w - x_i||, certified; x_i is the client's own model.
+
+    `squared=True` reads theta as Remark 3.1 of FedDR prints it, between squared norms.
+    `origin="argument"` measures the way from v, the argument of the prox, instead of from x_i:
+    that way does not vanish when the method converges, so the errors need not either, unless the
+    gradients of all clients do.
+    """
 
     theta: float
     weak_convexity: float = 0.0
     max_epochs: int = 100
+    squared: bool = False
+    origin: Literal["own", "argument"] = "own"
 
     def __post_init__(self) -> None:
         check_positive(self, "theta", self.theta)
+        check_choice(self, "squared", self.squared, (True, False))
+        check_choice(self, "origin", self.origin, ("own", "argument"))
         check_range(self, "weak_convexity", self.weak_convexity, 0.0)
         check_count(self, "max_epochs", self.max_epochs)
 
     def reached(self, progress: Progress) -> Tensor:
         """The certified distance is small against the way made."""
         modulus = _modulus(self, progress, self.weak_convexity)
-        return progress.gradient_norm <= self.theta * modulus * progress.move
+        factor = math.sqrt(self.theta) if self.squared else self.theta
+        return progress.gradient_norm <= factor * modulus * progress.move
 
 
 @dataclass(frozen=True)

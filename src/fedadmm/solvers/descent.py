@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedadmm.errors import PairingError
 from fedadmm.objective import evaluation_gradient
 from fedadmm.protocols import (
     LocalProblem,
@@ -170,6 +171,18 @@ def reference_point(
     return point
 
 
+def origin(stop: StoppingRule, loss: LocalLoss, own: Tensor | None) -> Tensor:
+    """Where a rule measures the way from."""
+    if stop.origin == "own":
+        return loss.problem.start if own is None else own
+    if loss.target is None:
+        raise PairingError(
+            f"{type(stop).__name__}: origin is {stop.origin!r}, but the local problem has no "
+            "quadratic term, and so is not the prox of anything"
+        )
+    return loss.target
+
+
 class _Watch:
     """Asks the stopping rule between epochs and remembers the accuracy it saw last."""
 
@@ -197,7 +210,7 @@ class _Watch:
         self.gradients += 1
         if self._reference_norm is None:
             self._reference_norm = gradient_norm
-        move = norm(params - self._loss.problem.start)
+        move = norm(params - origin(self._stop, self._loss, self._context.own))
         progress = Progress(
             gradient_norm,
             self._reference_norm,

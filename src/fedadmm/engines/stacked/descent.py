@@ -29,7 +29,13 @@ from fedadmm.protocols import (
 from fedadmm.rng import Key, derive
 from fedadmm.schedules import at, of_clients
 from fedadmm.solvers import SGD
-from fedadmm.solvers.descent import LocalLoss, asked_gradients, reference_point, steps_per_epoch
+from fedadmm.solvers.descent import (
+    LocalLoss,
+    asked_gradients,
+    origin,
+    reference_point,
+    steps_per_epoch,
+)
 
 
 class _Work(NamedTuple):
@@ -102,6 +108,7 @@ class _Descent:
         self._gradient_sum = torch.zeros_like(self.params) if wanted else None
         self._gradient_sums = torch.zeros_like(self.params) if wanted else None
         self._reference_norm: Tensor | None = None
+        self._own = None if context.own is None else context.own.expand_as(start)
         self._asked = [0] * len(keys)
         if stop.needs_gradient:
             reference = reference_point(stop, self.loss.problem, context)
@@ -143,7 +150,7 @@ class _Descent:
         gradient_norm = norm(self.loss.gradient(params))
         if self._reference_norm is None:
             self._reference_norm = gradient_norm
-        move = norm(params - self.loss.problem.start)
+        move = norm(params - origin(self._stop, self.loss, self._own))
         progress = Progress(
             gradient_norm,
             self._reference_norm,
@@ -205,6 +212,8 @@ class _Descent:
             self._gradient_sum = self._gradient_sum[index]
         if self._reference_norm is not None:
             self._reference_norm = self._reference_norm[index]
+        if self._own is not None and self._stop.needs_gradient:
+            self._own = self._own[index]
 
     def mean_gradient(self, objective: StackedObjective) -> Tensor | None:
         """The mean of the gradients that the steps used; the one at the start without steps."""
