@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedadmm.errors import ParameterError
 from fedadmm.rng import Key
 
 Server = TypeVar("Server")
@@ -319,17 +320,59 @@ class LocalSolver(ABC):
         """Minimise the local problem."""
 
 
-class Sampler(Protocol):
-    """Who takes part in a round."""
+class Seen(NamedTuple):
+    """What the server knows of one client: nothing that its replies do not tell anyway."""
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
-        """The ids of round `round_index`, sorted, without repetition."""
+    asked: int
+    """The last round it was asked to take part in; -1 is the initial round with everybody."""
+    heard: int | None = None
+    """The last round that its reply counted in; None before the first."""
+    drift: float = float("nan")
+    """||w_i - theta|| in that round."""
+    loss: float = float("nan")
+    """f_i(theta) in that round, for a sampler that asks for losses."""
 
-    def probabilities(self, clients: int) -> NDArray[np.float64]:
-        """p_i = P(client i takes part)."""
+
+Known = Mapping[int, Seen]
+"""What the server knows of every client that was ever asked, by its id."""
+
+
+class Sampler(ABC):
+    """Who takes part in a round: a function of the seed, the round, and what is known."""
+
+    looks_back: ClassVar[bool] = False
+    """Whether `sample` needs `known`; the loop can then not prepare the next round early."""
+    asks_losses: ClassVar[bool] = False
+    """Whether clients report f_i(theta) with their reply, a pass over their data without gradient;
+    only what is `known` holds it."""
+    is_random: ClassVar[bool] = True
+    """Whether rounds are drawn, as the theorems want it, and not planned."""
+
+    @abstractmethod
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
+        """The ids of round `round_index`, sorted, without repetition.
+
+        `known` is what the server knows when the round begins, for a sampler that looks back, and
+        None for others.
+        """
+
+    def probabilities(self, clients: int) -> NDArray[np.float64] | None:
+        """p_i = P(client i takes part), if it is the same in every round; else None."""
+        return None
 
     def check(self, clients: int, rounds: int) -> None:
-        """Refuse what cannot work for this many clients and rounds, before round 0."""
+        """Refuse what cannot work for this many clients and rounds, before round 0.
+
+        By default a scheme that never takes some client, as far as its probabilities tell.
+        """
+        probabilities = self.probabilities(clients)
+        if probabilities is not None and (probabilities <= 0).any():
+            raise ParameterError(
+                f"{type(self).__name__}: client {int(np.argmax(probabilities <= 0))} takes part "
+                "with probability 0, but a proper scheme gives every client a chance"
+            )
 
 
 class PrimalDual(NamedTuple):
@@ -374,6 +417,8 @@ class ClientInfo(NamedTuple):
     """||w_new - theta||: the client's part of the primal residual."""
     finite: bool
     """False when the client produced a NaN or an infinity."""
+    loss: float = float("nan")
+    """f_i(theta) before the solve; NaN when nobody asked."""
 
 
 class Partial(NamedTuple):

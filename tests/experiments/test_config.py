@@ -75,6 +75,9 @@ def test_a_list_is_one_value_per_client() -> None:
     built = build(config)
     assert built.solver == fa.SGD((0.1, 1, 0.3))
     assert built.stop == fa.Epochs((1, 5, 0.5))
+    coins = {"name": "bernoulli", "probability": [0.5, {"name": "geometric", "floor": 0.1}, 1]}
+    sampler = build(resolve(SMALL | {"sampler": coins})).sampler
+    assert sampler == fa.BernoulliSampling((0.5, Geometric(floor=0.1), 1))
     assert resolve(tomllib.loads(loading.write(config.tree()))) == config
 
 
@@ -99,7 +102,8 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
         (
             {"sampler": {"name": "unifrom"}},
             "sampler.name is 'unifrom', which is not known; did you mean uniform? (allowed: full, "
-            "uniform, bernoulli, weighted, non-overlapping, doubly-uniform, cyclic, trace)",
+            "uniform, bernoulli, weighted, non-overlapping, doubly-uniform, cyclic, trace, "
+            "least-recently-seen, loss, energy)",
         ),
         ({"stop": {}}, "stop.name is missing; allowed: epochs, uniform-epochs, steps, gradient-"),
         (

@@ -11,6 +11,7 @@ from fedadmm.experiments.config import RunConfig, Tree, load_problem, resolve
 from fedadmm.experiments.loading import merged
 from fedadmm.experiments.runner import initial_vector
 from fedadmm.problem import Problem
+from fedadmm.protocols import Sampler
 from fedadmm.theory import Advice, Situation, recommend, rounds_needed
 
 PRACTICE = "FedADMM, FedDR (practice)"
@@ -77,13 +78,17 @@ def advise(config: RunConfig, *, clients: int = 6, rows: int = 64) -> Counsel:
 def _situation(
     config: RunConfig, problem: Problem, found: Estimate, batch: int | None
 ) -> Situation:
-    probabilities = tuple(
-        float(p) for p in config.sampler.build().probabilities(problem.num_clients)
-    )
+    sampler: Sampler = config.sampler.build()
+    probabilities = sampler.probabilities(problem.num_clients)
+    if probabilities is None:
+        raise PairingError(
+            f"advise: {type(sampler).__name__} has no probabilities that stay, but the theorems "
+            "ask for them; use another sampler for the advice, such as UniformSampling"
+        )
     convexity = found.convexity
     return Situation(
         L=found.largest,
-        probabilities=probabilities,
+        probabilities=tuple(map(float, probabilities)),
         L_spread=found.spread,
         batch_noise=found.batch_noise,
         strong_convexity=None if convexity is None else min(convexity, found.largest),

@@ -40,6 +40,8 @@ class Job(NamedTuple):
     seed: Key
     initial: Tensor
     initial_buffers: Tensor | None = None
+    asks_losses: bool = False
+    """Whether clients report f_i(theta), for a sampler that wants to know."""
 
 
 def client_key(job: Job, round_index: int, client: int) -> Key:
@@ -67,6 +69,7 @@ def run_client(
     problem = job.algorithm.local_problem(download.cast, record.state)
     key = client_key(job, round_index, client)
     _load_buffers(job, objective, download, record)
+    loss = reported_loss(job, objective, download, problem)
     with _seeded(objective, key):
         own = job.algorithm.local_params(record.state)
         needs, theta = job.algorithm.needs, global_vector(download)
@@ -76,10 +79,21 @@ def run_client(
     buffers = _buffers(job, objective)
     finite = trees.all_finite(result)
     info = describe(client, problem, result, solve, global_vector(download), finite)
+    info = info._replace(loss=loss)
     if finite:
         local = buffers if job.problem.buffers == "keep-local" else None
         store.commit(client, ClientRecord(state, local), round_index)
     return Upload(message, buffers if job.problem.buffers == "average" else None), info
+
+
+def reported_loss(
+    job: Job, objective: Objective, download: Download, problem: LocalProblem
+) -> float:
+    """f_i at theta, or at the start of the solve when theta was not sent; NaN if nobody asks."""
+    if not job.asks_losses:
+        return float("nan")
+    theta = global_vector(download)
+    return float(objective.value(problem.start if theta is None else theta))
 
 
 def describe(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedadmm import trees
-from fedadmm.engines.job import Job, client_key, client_record, global_vector
+from fedadmm.engines.job import Job, client_key, client_record, global_vector, reported_loss
 from fedadmm.engines.stacked import StackedObjective, Stacker, refusal, solve_stack
 from fedadmm.engines.stacked.stacking import as_sgd
 from fedadmm.engines.threads import torch_threads
@@ -112,9 +112,12 @@ class VectorisedEngine:
         algorithm = self._job.algorithm
         stack = self._gather(ids)
         problem = algorithm.local_problem(download.cast, stack.state)
+        losses = self._losses(stack, problem, download) if self._job.asks_losses else None
         result, solves = self._solve(stack, problem, download, round_index)
         state, message = algorithm.client_update(download.cast, stack.state, result)
         infos = _describe(stack.clients, problem, result, solves, global_vector(download))
+        if losses is not None:
+            infos = [info._replace(loss=loss) for info, loss in zip(infos, losses, strict=True)]
         position = {client: index for index, client in enumerate(stack.clients)}
         for client in ids:
             index = position[client]
@@ -122,6 +125,14 @@ class VectorisedEngine:
                 own = trees.clone(trees.select(state, index))  # a view would keep the whole stack
                 self._store.commit(client, ClientRecord(own), round_index)
             yield client, Upload(trees.select(message, index)), infos[index]
+
+    def _losses(self, stack: _Stack, problem: LocalProblem, download: Download) -> list[float]:
+        """f_i(theta) of every client, one after the other: values do not stack."""
+        clients = self._job.problem.clients
+        return [
+            reported_loss(self._job, clients[client], download, trees.select(problem, row))
+            for row, client in enumerate(stack.clients)
+        ]
 
     def _solve(
         self, stack: _Stack, problem: LocalProblem, download: Download, round_index: int

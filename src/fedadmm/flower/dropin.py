@@ -175,6 +175,11 @@ class DropIn:
                 f"DropIn: {type(self.algorithm).__name__} needs full gradients, which a train "
                 "function does not give; use another method or option, or fedadmm.flower.client_app"
             )
+        if self.sampler.asks_losses:
+            raise PairingError(
+                f"DropIn: {type(self.sampler).__name__} asks for the clients' losses, which a "
+                "train function does not give; use another sampler, or fedadmm.flower.client_app"
+            )
 
     def start(
         self,
