@@ -18,6 +18,7 @@ SAYS = {
     "your_own_dataset": r"4 stations, completed all 30 rounds\naccuracy on unseen days: (9\d|100)",
     "sparse_model": r"(l1 weight .* zeros [\d.]+%.*\n){3}",
     "hospitals": r"together: 7\d\.\d%(.*\n)  Cleveland .*\n  Hungary .*\n  Switzerland .*\n",
+    "own_sampler": r"took (\[\d+, \d+, \d+, \d+\] ?){3}\nclients seen: 20\naccuracy [5-9]\d",
     "fine_tune_adapter": r"6,930 of 89,362 parameters travel\naccuracy [5-9]\d",
 }
 """What each example prints.  The numbers are bands, not golden values."""

@@ -241,7 +241,7 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     "no cyclic client": (lambda: fa.CyclicSampling(0), f"CyclicSampling: size is 0, but {WHOLE}"),
     "a coin that never falls": (
         lambda: fa.BernoulliSampling([0.5, 0.0]),
-        "BernoulliSampling: probability is 0.0, but must be > 0 and <= 1",
+        "BernoulliSampling: probability[1] is 0.0, but must be > 0 and <= 1",
     ),
     "a negative weight": (
         lambda: fa.WeightedSampling([1.0, -1.0], 1),
@@ -387,9 +387,59 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
         f"AcceleratedGradient: lr is -1, but {POSITIVE}",
     ),
     "LBFGS history": (lambda: fa.LBFGS(history=0), f"LBFGS: history is 0, but {WHOLE}"),
-    "Epochs": (lambda: fa.Epochs(0), f"Epochs: epochs is 0, but {WHOLE}"),
-    "Epochs fraction": (lambda: fa.Epochs(1.5), f"Epochs: epochs is 1.5, but {WHOLE}"),
-    "Epochs truth": (lambda: fa.Epochs(True), f"Epochs: epochs is True, but {WHOLE}"),
+    "Epochs": (lambda: fa.Epochs(0), f"Epochs: epochs is 0, but {POSITIVE}"),
+    "Epochs of a client": (
+        lambda: fa.Epochs([2, 0.5, 0.0]),
+        f"Epochs: epochs[2] is 0.0, but {POSITIVE}",
+    ),
+    "Epochs truth": (lambda: fa.Epochs(True), f"Epochs: epochs is True, but {POSITIVE}"),
+    "Epochs word": (lambda: fa.Epochs("two"), f"Epochs: epochs is 'two', but {POSITIVE}"),
+    "Steps of a client": (lambda: fa.Steps([1, 1.5]), f"Steps: steps[1] is 1.5, but {WHOLE}"),
+    "rate of a client": (
+        lambda: fa.SGD([0.1, -0.1]),
+        f"SGD: lr[1] is -0.1, but {POSITIVE}",
+    ),
+    "sigma of a client": (
+        lambda: fa.InSaCriterion([0.5, 1.0]),
+        "InSaCriterion: sigma[1] is 1.0, but must be > 0 and < 1",
+    ),
+    "coin above one": (
+        lambda: simulate(sampler=fa.BernoulliSampling(fa.Geometric(0.8, 1.5))),
+        "BernoulliSampling: probability in round 1 is 1.2000000000000002, but must be >= 0 and "
+        "<= 1",
+    ),
+    "no room for the floor": (
+        lambda: simulate(sampler=fa.LossSampling(1, floor=0.3)),
+        "LossSampling: floor is 0.3, but must be > 0 and <= 0.25",
+    ),
+    "no floor": (
+        lambda: fa.LossSampling(1, floor=0.0),
+        "LossSampling: floor is 0.0, but must be > 0 and <= 1",
+    ),
+    "batteries for others": (
+        lambda: simulate(sampler=fa.EnergySampling(2, recovery=[0.1, 0.2])),
+        "EnergySampling: recovery has 2 entries, but must have one for each of the 4 clients",
+    ),
+    "a battery without a round in it": (
+        lambda: fa.EnergySampling(2, capacity=0.5),
+        "EnergySampling: capacity is 0.5, but must be >= 1 and finite",
+    ),
+    "more than there are": (
+        lambda: simulate(sampler=fa.LeastRecentlySeenSampling(9)),
+        "LeastRecentlySeenSampling: size is 9, but must be at most the number of clients, 4",
+    ),
+    "rates for others": (
+        lambda: simulate(solver=fa.SGD([0.1, 0.2])),
+        "SGD: lr has 2 entries, but must have one for each of the 4 clients",
+    ),
+    "epochs for others": (
+        lambda: simulate(stop=fa.UniformEpochs([1, 2, 3, 4, 5])),
+        "UniformEpochs: epochs has 5 entries, but must have one for each of the 4 clients",
+    ),
+    "constants for others": (
+        lambda: simulate(stop=fa.InSaCriterion(c=[0.1] * 3)),
+        "InSaCriterion: c has 3 entries, but must have one for each of the 4 clients",
+    ),
     "UniformEpochs": (lambda: fa.UniformEpochs(0), f"UniformEpochs: epochs is 0, but {WHOLE}"),
     "Steps": (lambda: fa.Steps(0), f"Steps: steps is 0, but {WHOLE}"),
     "GradientTolerance": (

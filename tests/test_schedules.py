@@ -1,11 +1,12 @@
-"""Numbers that change over the rounds."""
+"""Numbers that change over the rounds, or from client to client."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 import fedadmm as fa
-from fedadmm.schedules import at
+from fedadmm.schedules import at, of_clients
 
 
 def test_piecewise_changes_at_its_points():
@@ -34,3 +35,11 @@ def test_an_initial_round_counts_as_the_first():
 def test_a_schedule_must_stay_positive(value):
     with pytest.raises(fa.ParameterError, match="its value in round 3 is"):
         at(lambda t: value, 3)
+
+
+def test_a_sequence_has_a_number_per_client():
+    assert [at([0.1, 0.2, 0.4], 7, client) for client in (2, 0)] == [0.4, 0.1]
+    column = of_clients([0.1, 0.2, 0.4], [2, 0], torch.zeros(2, 1, dtype=torch.float64))
+    assert column.tolist() == [[0.4], [0.1]]
+    assert of_clients([0.1, 0.2, 0.4], [1], torch.zeros(1)).shape == (1,)
+    assert of_clients(0.3, [2, 0], torch.zeros(2, 1)) == 0.3

@@ -11,6 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "fedadmm.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.algorithms": (
         "AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAvg FedDR FedDRII FedDyn FedPD FedProx FedSGD "
         "FedSplit Scaffold"
@@ -23,7 +24,7 @@ _EXPORTS = {
     "fedadmm.objective": "LeastSquares LogisticRegression ModelObjective Quadratic",
     "fedadmm.penalties": "FixedPenalty ResidualBalancing",
     "fedadmm.problem": "Facts LazyClients Problem",
-    "fedadmm.protocols": "Objective",
+    "fedadmm.protocols": "Objective Sampler Seen",
     "fedadmm.regularizers": (
         "Box ElasticNet GroupLasso L1 L2Ball NonNegative PyProximal SquaredL2 Zero"
     ),

@@ -28,7 +28,6 @@ from fedadmm.objective import evaluation_gradient
 from fedadmm.protocols import ClientStateStore, Sampler
 from fedadmm.regularizers import Zero
 from fedadmm.round import Record, RoundReport, RunState
-from fedadmm.sampling import CyclicSampling, TraceSampling
 from fedadmm.solvers import ExactSolver
 from fedadmm.stopping import GradientTolerance, ProxAccuracy
 from fedadmm.theory import (
@@ -172,15 +171,17 @@ def _choose(theorem: Theorem, job: Job, engine: object, L: float) -> str:
 
 
 def _least_probability(job: Job, sampler: Sampler, engine: object) -> float:
-    if isinstance(sampler, CyclicSampling | TraceSampling):
+    probabilities = sampler.probabilities(job.problem.num_clients)
+    if not sampler.is_random or probabilities is None:
+        reason = "has no probabilities that stay" if sampler.is_random else "is not random"
         raise _refuse(
-            f"{type(sampler).__name__} is not random, but the theorems are about random clients"
+            f"{type(sampler).__name__} {reason}, but the theorems are about random clients"
         )
     if isinstance(engine, VirtualTime):
         sure = engine.availability == 1.0 and engine.dropout == 0.0 and engine.deadline is None
         if not sure:
             raise _refuse("needs a clock without absences, losses and deadlines")
-    return float(min(sampler.probabilities(job.problem.num_clients)))
+    return float(min(probabilities))
 
 
 def _errors(job: Job, weight: float, L: float, p_hat: float) -> LocalErrors:
@@ -199,8 +200,9 @@ def _errors(job: Job, weight: float, L: float, p_hat: float) -> LocalErrors:
 
         return LocalErrors(total, (first * (weight - stop.weak_convexity)) ** 2)
     if isinstance(stop, GradientTolerance):
-        distance = stop.epsilon / (weight - L) ** 2 if weight > L else math.inf
-        return LocalErrors(lambda rounds: (rounds + 1) * distance, stop.epsilon)
+        epsilon = stop.largest_epsilon
+        distance = epsilon / (weight - L) ** 2 if weight > L else math.inf
+        return LocalErrors(lambda rounds: (rounds + 1) * distance, epsilon)
     raise _refuse(
         f"needs local solves of known accuracy, but stop is {type(stop).__name__}; use "
         "ExactSolver, ProxAccuracy or GradientTolerance"

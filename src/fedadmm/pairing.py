@@ -13,6 +13,7 @@ from fedadmm.problem import Problem
 from fedadmm.protocols import AnyAlgorithm, Progress, Sampler
 from fedadmm.regularizers import Zero
 from fedadmm.sampling import FullParticipation
+from fedadmm.schedules import check_one_each
 from fedadmm.solvers import ExactSolver
 
 
@@ -20,6 +21,7 @@ def check(job: Job, sampler: Sampler, rounds: int) -> None:
     """Refuse a run whose parts do not fit each other."""
     sampler.check(job.problem.num_clients, rounds)
     _check_algorithm(job, sampler)
+    _check_lengths(job)
     _check_solver(job)
     _check_stop(job)
     _check_buffers(job.problem)
@@ -57,6 +59,13 @@ def _check_algorithm(job: Job, sampler: Sampler) -> None:
     job.problem.regularizer.prox(job.initial, job.algorithm.prox_step)  # refuses a wrong length
 
 
+def _check_lengths(job: Job) -> None:
+    """A number per client is one for each of them."""
+    for part in (job.solver, job.stop):
+        for field in part.per_client if part is not None else ():
+            check_one_each(part, field, getattr(part, field), job.problem.num_clients)
+
+
 def _check_solver(job: Job) -> None:
     method, needs = type(job.algorithm).__name__, job.algorithm.needs
     if not needs.local_solve:
@@ -92,7 +101,7 @@ def _check_stop(job: Job) -> None:
     cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), this_round(job, 0))
     first = job.algorithm.local_problem(cast, job.algorithm.init_client(job.initial))
     zero = job.initial.new_zeros(1)
-    job.stop.reached(Progress(zero, zero, zero, first.weight, 0))
+    job.stop.reached(Progress(zero, zero, zero, first.weight, 0, (0,)))
 
 
 def check_initial(initial: object, num_parameters: int) -> None:

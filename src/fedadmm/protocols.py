@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedadmm.errors import DataError, StateError
+from fedadmm.errors import DataError, ParameterError, StateError
 from fedadmm.rng import Key
 
 Server = TypeVar("Server")
@@ -69,6 +69,13 @@ class SolveInfo(NamedTuple):
 
     steps: int
     epochs: float
+    """Steps as shares of a pass over the client's data: what the method asked for."""
+    passes: float
+    """Gradients evaluated, in passes over the client's data: what the solve cost.
+
+    The rows of all steps, and every full gradient that the stopping rule, the method or the solver
+    itself took besides.
+    """
     status: str
     accuracy: float
     """The norm of the local problem's full gradient at the result; NaN when nobody asked."""
@@ -87,8 +94,12 @@ class SolveContext(NamedTuple):
 
     round_index: int = 0
     needs: Needs = Needs()
-    reference: Tensor | None = None
-    """The global vector, for rules that measure against it."""
+    theta: Tensor | None = None
+    """The global vector; None when it was not sent."""
+    own: Tensor | None = None
+    """The client's own model, wherever the solve starts; None when its method keeps none."""
+    clients: Sequence[int] = (0,)
+    """Who works: one client, or those of a stack in the order of its rows."""
 
 
 IN_NO_ROUND = SolveContext()
@@ -296,42 +307,63 @@ class Progress(NamedTuple):
     gradient_norm: Tensor
     """||grad L_i(w)|| over the client's full data."""
     reference_norm: Tensor
-    """The same at the rule's reference point (the start, unless the rule says otherwise)."""
+    """The same at the rule's reference point; at the start for a rule without one."""
     move: Tensor
-    """||w - start||."""
+    """||w - origin||, with the rule's `origin`."""
     weight: Tensor | float
     """The weight of the local problem's quadratic term."""
     round_index: int
+    clients: Sequence[int]
+    """Whose progress it is, in the order of the tensors' rows."""
 
 
-class StoppingRule(Protocol):
+class StoppingRule(ABC):
     """When a local solve ends: a budget, and for some rules a test between epochs."""
 
-    @property
-    def needs_gradient(self) -> bool:
-        """Whether `reached` must be asked, with full gradients, before every epoch."""
+    needs_gradient: ClassVar[bool] = False
+    """Whether `reached` must be asked, with full gradients, before every epoch."""
+    per_client: ClassVar[tuple[str, ...]] = ()
+    """The fields that may hold a sequence with one entry per client; its length is checked."""
 
     @property
-    def reference(self) -> str:
-        """Where `Progress.reference_norm` is taken: "own" (the start) or "global"."""
+    def reference(self) -> str | None:
+        """Where `Progress.reference_norm` is taken: "own", "global" (theta), or None: not needed.
 
-    def budget(self, steps_per_epoch: int, key: Key) -> int:
+        "own" is the client's own model; where its method keeps none, it is the start.
+        """
+        return None
+
+    @property
+    def origin(self) -> str:
+        """Where `Progress.move` is measured from: "own", or "argument".
+
+        "own" is the client's own model as above; "argument" is centre - linear / weight, whose
+        prox the solve computes.
+        """
+        return "own"
+
+    @abstractmethod
+    def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
         """The largest number of steps of one solve."""
 
     def reached(self, progress: Progress) -> Tensor:
-        """Whether each client may stop; boolean, elementwise over a stack."""
+        """Whether each client may stop; boolean, elementwise over a stack.  Never by default."""
+        return torch.zeros_like(progress.gradient_norm, dtype=torch.bool)
 
+    @abstractmethod
     def sentence(self, reached: bool) -> str:
         """Why the solve ended."""
 
 
-class LocalSolver(Protocol):
+class LocalSolver(ABC):
     """Solves a local problem approximately."""
 
-    @property
-    def averages_gradients(self) -> bool:
-        """Whether `LocalResult.mean_gradient` can be supplied."""
+    averages_gradients: ClassVar[bool] = False
+    """Whether `LocalResult.mean_gradient` can be supplied."""
+    per_client: ClassVar[tuple[str, ...]] = ()
+    """The fields that may hold a sequence with one entry per client; its length is checked."""
 
+    @abstractmethod
     def solve(
         self,
         objective: Objective,
@@ -343,17 +375,59 @@ class LocalSolver(Protocol):
         """Minimise the local problem."""
 
 
-class Sampler(Protocol):
-    """Who takes part in a round."""
+class Seen(NamedTuple):
+    """What the server knows of one client: nothing that its replies do not tell anyway."""
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
-        """The ids of round `round_index`, sorted, without repetition."""
+    asked: int
+    """The last round it was asked to take part in; -1 is the initial round with everybody."""
+    heard: int | None = None
+    """The last round that its reply counted in; None before the first."""
+    drift: float = float("nan")
+    """||w_i - theta|| in that round."""
+    loss: float = float("nan")
+    """f_i(theta) in that round, for a sampler that asks for losses."""
 
-    def probabilities(self, clients: int) -> NDArray[np.float64]:
-        """p_i = P(client i takes part)."""
+
+Known = Mapping[int, Seen]
+"""What the server knows of every client that was ever asked, by its id."""
+
+
+class Sampler(ABC):
+    """Who takes part in a round: a function of the seed, the round, and what is known."""
+
+    looks_back: ClassVar[bool] = False
+    """Whether `sample` needs `known`; the loop can then not prepare the next round early."""
+    asks_losses: ClassVar[bool] = False
+    """Whether clients report f_i(theta) with their reply, a pass over their data without gradient;
+    only what is `known` holds it."""
+    is_random: ClassVar[bool] = True
+    """Whether rounds are drawn, as the theorems want it, and not planned."""
+
+    @abstractmethod
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
+        """The ids of round `round_index`, sorted, without repetition.
+
+        `known` is what the server knows when the round begins, for a sampler that looks back, and
+        None for others.
+        """
+
+    def probabilities(self, clients: int) -> NDArray[np.float64] | None:
+        """p_i = P(client i takes part), if it is the same in every round; else None."""
+        return None
 
     def check(self, clients: int, rounds: int) -> None:
-        """Refuse what cannot work for this many clients and rounds, before round 0."""
+        """Refuse what cannot work for this many clients and rounds, before round 0.
+
+        By default a scheme that never takes some client, as far as its probabilities tell.
+        """
+        probabilities = self.probabilities(clients)
+        if probabilities is not None and (probabilities <= 0).any():
+            raise ParameterError(
+                f"{type(self).__name__}: client {int(np.argmax(probabilities <= 0))} takes part "
+                "with probability 0, but a proper scheme gives every client a chance"
+            )
 
 
 class PrimalDual(NamedTuple):
@@ -398,6 +472,8 @@ class ClientInfo(NamedTuple):
     """||w_new - theta||: the client's part of the primal residual."""
     finite: bool
     """False when the client produced a NaN or an infinity."""
+    loss: float = float("nan")
+    """f_i(theta) before the solve; NaN when nobody asked."""
 
 
 class Partial(NamedTuple):

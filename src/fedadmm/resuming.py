@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from fedadmm import trees
 from fedadmm.engines.job import Job, this_round
 from fedadmm.errors import PairingError, ParameterError, StateError
-from fedadmm.protocols import ClientStateStore, Download, Engine, EngineState
+from fedadmm.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
 from fedadmm.round import Ending, RoundReport, RunState, initial_state
 from fedadmm.state.checkpoint import Checkpoint, Checkpoints, SnapshotStore
 from fedadmm.state.records import layout, separate
@@ -137,6 +137,7 @@ def _pack(latest: Start) -> Checkpoint:
         "ending": latest.ending,
         "choice": latest.choice,
         "notes": state.notes,
+        "known": plain_known(state.known),
     }
     if state.engine is not None:
         values["engine"] = state.engine.values
@@ -156,9 +157,20 @@ def _unpack(job: Job, found: Checkpoint) -> Start:
         job, found, Download(job.algorithm.broadcast(template, this_round(job, 0)), buffers)
     )
     first_loss, notes = found.values["first_loss"], found.values["notes"]
-    state = RunState(found.round, server, buffers, first_loss, engine, notes)
+    known = known_from(found.values.get("known"))  # older checkpoints have none
+    state = RunState(found.round, server, buffers, first_loss, engine, notes, known)
     ending = found.values["ending"]
     return Start(state, None if ending is None else Ending(*ending), found.values["choice"])
+
+
+def plain_known(known: Known | None) -> list[list[Any]] | None:
+    """What is known of the clients as JSON can hold it."""
+    return None if known is None else [[client, *seen] for client, seen in known.items()]
+
+
+def known_from(rows: list[list[Any]] | None) -> Known | None:
+    """The inverse of `plain_known`."""
+    return None if rows is None else {client: Seen(*seen) for client, *seen in rows}
 
 
 def _unpack_engine(job: Job, found: Checkpoint, template: Download) -> EngineState | None:

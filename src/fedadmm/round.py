@@ -10,7 +10,9 @@ state and its round number: it can be resumed anywhere.
 
 from __future__ import annotations
 
+import itertools
 import math
+import reprlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -29,9 +31,11 @@ from fedadmm.protocols import (
     Download,
     Engine,
     EngineState,
+    Known,
     Partial,
     Received,
     Sampler,
+    Seen,
     Upload,
 )
 
@@ -54,6 +58,8 @@ class RunState(NamedTuple):
     """The clock and the work in flight of an engine that has them."""
     notes: dict[str, Any] | None = None
     """What the instruments remember, as plain values by name."""
+    known: Known | None = None
+    """What a sampler that looks back may know of the clients; None for others."""
 
 
 Code = Literal["completed", "target", "tolerance", "diverged", "interrupted"]
@@ -115,6 +121,7 @@ def run(
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
     before: Record = {}
+    state = _with_memory(sampler, state)
     if state.engine is not None:
         engine.restore(state.engine)
     if state.round == 0 and job.algorithm.starts_with_everyone:
@@ -123,7 +130,7 @@ def run(
         if (ending := _broken(infos, "the initial round")) is not None:
             yield RoundReport(state, before, infos, ending)
             return
-        state = following._replace(round=0)
+        state = _remembered(following._replace(round=0), -1, everyone, infos)
     if state.notes is None:
         notes = {tool.name: tool.begin(state, store) for tool in schedule.instruments}
         state = state._replace(notes=notes)
@@ -134,14 +141,15 @@ def run(
                 "must be measured from the first round on"
             )
     first = state.round
-    upcoming = sampler.sample(job.seed, state.round, job.problem.num_clients)
+    ids = _cohort(sampler, job, state.round, state.known)
     while state.round < schedule.rounds:
-        ids = upcoming
-        if state.round + 1 < schedule.rounds:
-            upcoming = sampler.sample(job.seed, state.round + 1, job.problem.num_clients)
+        upcoming = None
+        if not sampler.looks_back and state.round + 1 < schedule.rounds:
+            upcoming = _cohort(sampler, job, state.round + 1, None)
             if state.round > first:  # no thread yet while engines may still start processes
                 store.prefetch(_newcomers(upcoming, ids))
         following, record, infos = run_round(job, ids, engine, state, state.round)
+        following = _remembered(following, state.round, ids, infos)
         for name in ("bytes_up", "bytes_down", "seconds"):
             record[name] += before.pop(name, 0)
         if (ending := _broken(infos, f"round {following.round}")) is not None:
@@ -163,6 +171,50 @@ def run(
             return
         if "evaluation_seconds" in record:  # observers know better what to say, and were first
             _check_measured(record, schedule)
+        ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
+
+
+def _with_memory(sampler: Sampler, state: RunState) -> RunState:
+    """The state with a memory exactly when the sampler looks back."""
+    if not sampler.looks_back:
+        return state._replace(known=None)
+    if state.known is None and state.round > 0:
+        raise StateError(
+            f"the checkpoint of round {state.round} does not say who took part in which round, but "
+            f"{type(sampler).__name__} looks back; start again from round 0"
+        )
+    return state._replace(known=state.known or {})
+
+
+def _cohort(sampler: Sampler, job: Job, index: int, known: Known | None) -> Sequence[int]:
+    """Who takes part, from a sampler that may be somebody's own."""
+    clients = job.problem.num_clients
+    ids = sampler.sample(job.seed, index, clients, known)
+    if isinstance(ids, range) and ids == range(clients):
+        return ids
+    rising = all(a < b for a, b in itertools.pairwise(ids))
+    if not rising or (len(ids) > 0 and not 0 <= ids[0] <= ids[-1] < clients):
+        shown = reprlib.repr(list(ids))
+        raise ParameterError(
+            f"{type(sampler).__name__}: sample is {shown} in round {index}, but must be ids from 0 "
+            f"to {clients - 1}, sorted, without repetition"
+        )
+    return ids
+
+
+def _remembered(
+    state: RunState, index: int, asked: Sequence[int], infos: Sequence[ClientInfo]
+) -> RunState:
+    """The state after a round that asked some clients and heard some of them, or others."""
+    if state.known is None:
+        return state
+    known = dict(state.known)
+    for client in asked:
+        known[client] = known.get(client, Seen(index))._replace(asked=index)
+    for info in infos:
+        before = known.get(info.client, Seen(index))
+        known[info.client] = Seen(before.asked, index, info.drift, info.loss)
+    return state._replace(known=known)
 
 
 def _instrumented(
@@ -302,6 +354,7 @@ def _record(
         "primal_residual": math.sqrt(drift / weight) if weight else 0.0,
         "dual_residual": float(penalties.mean()) * move,
         "epochs": sum(info.solve.epochs for info in infos) / max(len(infos), 1),
+        "passes": sum(info.solve.passes for info in infos) / max(len(infos), 1),
         "steps": sum(info.solve.steps for info in infos),
         "penalty_mean": float(penalties.mean()),
         "penalty_min": float(penalties.min()),

@@ -1,7 +1,7 @@
-"""Who takes part in a round.
+"""Who takes part in a round, whatever happened in earlier ones.
 
-Every scheme is a function of (seed, round) and exposes p_i = P(i in S).  A scheme in which some
-client can never take part is not proper, and is refused.
+Every scheme here is a function of (seed, round); where p_i = P(i in S) does not change it is told.
+A scheme in which some client can never take part is not proper, and is refused.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedadmm.errors import ParameterError, check_count, check_range
+from fedadmm.protocols import Known, Sampler
 from fedadmm.rng import Key, derive, numpy_generator
+from fedadmm.schedules import Schedule, at, check_each, check_one_each, check_schedule
 
 Probabilities = NDArray[np.float64]
 
 
-def _draws(seed: Key, round_index: int) -> np.random.Generator:
+def draws_of(seed: Key, round_index: int) -> np.random.Generator:
+    """Where the dice of one round come from."""
     return numpy_generator(derive(seed, "sampler", round_index))
 
 
@@ -27,17 +30,8 @@ def _sorted(ids: NDArray[Any]) -> list[int]:
     return sorted(int(i) for i in ids)
 
 
-def _refuse_zero(owner: object, probabilities: Probabilities) -> None:
-    if (probabilities <= 0).any():
-        client = int(np.argmax(probabilities <= 0))
-        raise ParameterError(
-            f"{type(owner).__name__}: client {client} takes part with probability 0, but a proper "
-            "scheme gives every client a chance"
-        )
-
-
-def _count(owner: object, size: int | float, clients: int) -> int:
-    """A number of clients from a count (int) or a fraction (float)."""
+def count_of(owner: object, size: int | float, clients: int) -> int:
+    """A number of clients from a count (int) or a fraction (float), at most all of them."""
     if isinstance(size, float):
         return max(1, round(size * clients))
     if size > clients:
@@ -48,7 +42,8 @@ def _count(owner: object, size: int | float, clients: int) -> int:
     return size
 
 
-def _check_size(owner: object, size: int | float) -> None:
+def check_size(owner: object, size: int | float) -> None:
+    """Refuse anything but a count (int) or a fraction (float)."""
     if isinstance(size, float):
         check_range(owner, "size (a fraction)", size, 0.0, 1.0, open_low=True)
     else:
@@ -56,10 +51,12 @@ def _check_size(owner: object, size: int | float) -> None:
 
 
 @dataclass(frozen=True)
-class FullParticipation:
+class FullParticipation(Sampler):
     """Everybody, every round."""
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
         """All ids."""
         return range(clients)
 
@@ -67,69 +64,83 @@ class FullParticipation:
         """One each."""
         return np.ones(clients)
 
-    def check(self, clients: int, rounds: int) -> None:
-        """Always possible."""
-
 
 @dataclass(frozen=True)
-class UniformSampling:
+class UniformSampling(Sampler):
     """`size` clients without replacement: a count (int) or a fraction (float)."""
 
     size: int | float
 
     def __post_init__(self) -> None:
-        _check_size(self, self.size)
+        check_size(self, self.size)
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
         """A uniform subset."""
-        count = _count(self, self.size, clients)
-        return _sorted(_draws(seed, round_index).choice(clients, count, replace=False))
+        count = count_of(self, self.size, clients)
+        return _sorted(draws_of(seed, round_index).choice(clients, count, replace=False))
 
     def probabilities(self, clients: int) -> Probabilities:
         """size / n each."""
-        return np.full(clients, _count(self, self.size, clients) / clients)
-
-    def check(self, clients: int, rounds: int) -> None:
-        """The count must not exceed the population."""
-        _count(self, self.size, clients)
+        return np.full(clients, count_of(self, self.size, clients) / clients)
 
 
 @dataclass(frozen=True)
-class BernoulliSampling:
-    """Every client flips its own coin: one probability for all, or one each.
+class BernoulliSampling(Sampler):
+    """Every client flips its own coin: one probability for all, or one per client.
 
+    Each may be a schedule over rounds.  Convergence under any such p_i^t needs
+    sum over t of p_i^t = infinity for every client (Gong et al.): probabilities may fall like 1/t,
+    but not like a geometric sequence without a floor, under which a client is heard finitely often.
     A round may be empty; the global model then stays as it is.
     """
 
-    probability: float | Sequence[float]
+    probability: float | Schedule | Sequence[float | Schedule]
 
     def __post_init__(self) -> None:
-        values = self.probability if isinstance(self.probability, Sequence) else [self.probability]
-        for value in values:
-            check_range(self, "probability", value, 0.0, 1.0, open_low=True)
+        check_each(self, "probability", self.probability, _check_probability)
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
         """Those whose coin says yes."""
-        coins = _draws(seed, round_index).random(clients)
-        return _sorted(np.flatnonzero(coins < self.probabilities(clients)))
+        coins = draws_of(seed, round_index).random(clients)
+        return _sorted(np.flatnonzero(coins < self.coins(round_index, clients)))
 
-    def probabilities(self, clients: int) -> Probabilities:
-        """The coins' probabilities."""
-        values = np.asarray(self.probability, dtype=np.float64)
-        if values.ndim and values.shape != (clients,):
-            raise ParameterError(
-                f"BernoulliSampling: probability has {values.size} entries, but must have one for "
-                f"each of the {clients} clients"
-            )
-        return np.broadcast_to(values, (clients,)).copy()
+    def coins(self, round_index: int, clients: int) -> Probabilities:
+        """p_i^t."""
+        check_one_each(self, "probability", self.probability, clients)
+        entries = self.probability
+        if not isinstance(entries, Sequence):
+            return np.full(clients, float(at(entries, round_index)))
+        return np.array([at(entry, round_index) for entry in entries], dtype=np.float64)
+
+    def probabilities(self, clients: int) -> Probabilities | None:
+        """The coins' probabilities, unless they change."""
+        return None if self._schedules() else self.coins(0, clients)
 
     def check(self, clients: int, rounds: int) -> None:
-        """One probability a client, none of them zero."""
-        _refuse_zero(self, self.probabilities(clients))
+        """One probability for each client, at most one in every round."""
+        self.coins(0, clients)
+        for schedule in self._schedules():
+            for index in range(rounds):
+                check_range(self, f"probability in round {index}", at(schedule, index), 0.0, 1.0)
+
+    def _schedules(self) -> list[Schedule]:
+        entries = self.probability if isinstance(self.probability, Sequence) else [self.probability]
+        return [entry for entry in entries if callable(entry)]
+
+
+def _check_probability(owner: object, field: str, value: object) -> None:
+    if callable(value):
+        check_schedule(owner, field, value)
+    else:
+        check_range(owner, field, value, 0.0, 1.0, open_low=True)
 
 
 @dataclass(frozen=True)
-class WeightedSampling:
+class WeightedSampling(Sampler):
     """`size` clients without replacement, p_i proportional to the weights and exact.
 
     Systematic sampling in random order: p_i = size * w_i / sum w, capped at one (what a capped
@@ -144,45 +155,48 @@ class WeightedSampling:
         for weight in self.weights:
             check_range(self, "weights", weight, 0.0)
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
         """One client for each unit step along the cumulated p_i."""
-        draws = _draws(seed, round_index)
-        order = draws.permutation(clients)
-        edges = np.cumsum(self.probabilities(clients)[order])
-        ticks = draws.random() + np.arange(self.size)
-        picks = np.searchsorted(edges, ticks, side="right").clip(max=clients - 1)
-        return _sorted(np.unique(order[picks]))
+        return systematic(draws_of(seed, round_index), self.probabilities(clients))
 
     def probabilities(self, clients: int) -> Probabilities:
         """size * w_i / sum w, capped at one."""
-        if len(self.weights) != clients:
-            raise ParameterError(
-                f"WeightedSampling: weights has {len(self.weights)} entries, but must have one for "
-                f"each of the {clients} clients"
-            )
-        size = _count(self, self.size, clients)
-        weights = np.asarray(self.weights, dtype=np.float64)
-        _refuse_zero(self, weights)
-        result = np.zeros(clients)
-        free = np.ones(clients, dtype=bool)
-        while True:
-            left = size - np.count_nonzero(~free)
-            result[free] = left * weights[free] / weights[free].sum()
-            over = free & (result >= 1)
-            if not over.any():
-                return result
-            result[over] = 1.0
-            free &= ~over
-            if not free.any():
-                return result
+        check_one_each(self, "weights", self.weights, clients)
+        return capped_shares(count_of(self, self.size, clients), np.asarray(self.weights, float))
 
-    def check(self, clients: int, rounds: int) -> None:
-        """One weight a client, none of them zero."""
-        self.probabilities(clients)
+
+def capped_shares(total: float, weights: Probabilities) -> Probabilities:
+    """`total` shared out in proportion to the weights, at most one each.
+
+    What a capped one leaves over is shared by the others.
+    """
+    shares = np.zeros(len(weights))
+    free = weights > 0
+    while free.any():
+        left = total - np.count_nonzero(shares == 1.0)
+        shares[free] = left * weights[free] / weights[free].sum()
+        over = free & (shares >= 1)
+        if not over.any():
+            break
+        shares[over] = 1.0
+        free &= ~over
+    return shares
+
+
+def systematic(draws: np.random.Generator, probabilities: Probabilities) -> list[int]:
+    """A set with exactly these p_i, whose sum is its size: systematic sampling in random order."""
+    size = round(float(probabilities.sum()))
+    order = draws.permutation(len(probabilities))
+    edges = np.cumsum(probabilities[order])
+    ticks = draws.random() + np.arange(size)
+    picks = np.searchsorted(edges, ticks, side="right").clip(max=len(order) - 1)
+    return _sorted(np.unique(order[picks]))
 
 
 @dataclass(frozen=True)
-class NonOverlappingSampling:
+class NonOverlappingSampling(Sampler):
     """The clients are cut into `blocks` groups once; every round takes one group at random."""
 
     blocks: int
@@ -190,10 +204,12 @@ class NonOverlappingSampling:
     def __post_init__(self) -> None:
         check_count(self, "blocks", self.blocks)
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
         """One block of the seed's partition."""
         order = numpy_generator(derive(seed, "sampler-blocks")).permutation(clients)
-        block = int(_draws(seed, round_index).integers(self.blocks))
+        block = int(draws_of(seed, round_index).integers(self.blocks))
         return _sorted(np.array_split(order, self.blocks)[block])
 
     def probabilities(self, clients: int) -> Probabilities:
@@ -210,12 +226,14 @@ class NonOverlappingSampling:
 
 
 @dataclass(frozen=True)
-class DoublyUniformSampling:
+class DoublyUniformSampling(Sampler):
     """A uniform size from 1..n, then a uniform set of that size."""
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
         """A uniform set of uniform size."""
-        draws = _draws(seed, round_index)
+        draws = draws_of(seed, round_index)
         size = int(draws.integers(1, clients + 1))
         return _sorted(draws.choice(clients, size, replace=False))
 
@@ -223,36 +241,35 @@ class DoublyUniformSampling:
         """(n + 1) / (2n) each, the mean size over n."""
         return np.full(clients, (clients + 1) / (2 * clients))
 
-    def check(self, clients: int, rounds: int) -> None:
-        """Always possible."""
-
 
 @dataclass(frozen=True)
-class CyclicSampling:
+class CyclicSampling(Sampler):
     """`size` clients in turn: round t takes the next ones, wrapping around."""
+
+    is_random = False
 
     size: int | float
 
     def __post_init__(self) -> None:
-        _check_size(self, self.size)
+        check_size(self, self.size)
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
         """The next ids of the cycle."""
-        count = _count(self, self.size, clients)
+        count = count_of(self, self.size, clients)
         return sorted((round_index * count + offset) % clients for offset in range(count))
 
     def probabilities(self, clients: int) -> Probabilities:
         """size / n each: the frequency over a full cycle."""
-        return np.full(clients, _count(self, self.size, clients) / clients)
-
-    def check(self, clients: int, rounds: int) -> None:
-        """The count must not exceed the population."""
-        _count(self, self.size, clients)
+        return np.full(clients, count_of(self, self.size, clients) / clients)
 
 
 @dataclass(frozen=True)
-class TraceSampling:
+class TraceSampling(Sampler):
     """Participation read from a trace: a list of client ids for every round.
+
+    is_random = False
 
     `repeat` starts the trace again at its end; otherwise it must be as long as the run.
     """
@@ -267,7 +284,9 @@ class TraceSampling:
             if len(set(ids)) != len(ids):
                 raise ParameterError(f"TraceSampling: rounds[{index}] names a client twice")
 
-    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
         """The trace's line for this round."""
         return sorted(self.rounds[round_index % len(self.rounds)])
 
@@ -283,7 +302,7 @@ class TraceSampling:
 
     def check(self, clients: int, rounds: int) -> None:
         """Known ids, everybody at least once, and long enough for the run."""
-        _refuse_zero(self, self.probabilities(clients))
+        super().check(clients, rounds)
         if not self.repeat and rounds > len(self.rounds):
             raise ParameterError(
                 f"TraceSampling: rounds has {len(self.rounds)} entries, but the run has {rounds} "

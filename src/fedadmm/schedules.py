@@ -1,12 +1,20 @@
-"""Numbers that may change over the rounds: server steps, penalties, learning rates."""
+"""Numbers that may change over the rounds, or differ between the clients.
+
+Rounds are those of the run, empty ones included; an initial round with everybody counts as the
+first.  A sequence has one entry per client, in the order of their numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
 
 from fedadmm.errors import ParameterError, check_choice, check_count, check_positive, check_range
+
+Number = TypeVar("Number", int, float)
 
 
 @runtime_checkable
@@ -65,13 +73,20 @@ class Geometric:
 
 
 def check_schedule(
-    owner: object, field: str, value: float | Schedule, *, may_track: bool = False
+    owner: object,
+    field: str,
+    value: float | Schedule | Sequence[float],
+    *,
+    may_track: bool = False,
+    per_client: bool = False,
 ) -> None:
-    """Refuse anything but a positive number or a schedule.
+    """Refuse anything but a positive number, a schedule, or (`per_client`) one number each.
 
     Only a server step knows the participation that a "tracking" floor refers to (`may_track`).
     """
-    if not callable(value):
+    if per_client and isinstance(value, Sequence):
+        check_each(owner, field, value, check_positive)
+    elif not callable(value):
         check_positive(owner, field, value)
     elif getattr(value, "floor", None) == "tracking" and not may_track:
         raise ParameterError(
@@ -80,10 +95,44 @@ def check_schedule(
         )
 
 
-def at(value: float | Schedule, round_index: int) -> float:
-    """The value of a number or a schedule in one round; an initial round counts as the first."""
-    if not callable(value):
+def check_each(
+    owner: object, field: str, value: object, check: Callable[[object, str, object], None]
+) -> None:
+    """Refuse a value, or an entry of one per client, that `check` refuses."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        check(owner, field, value)
+        return
+    for client, entry in enumerate(value):
+        check(owner, f"{field}[{client}]", entry)
+
+
+def check_one_each(owner: object, field: str, value: object, clients: int) -> None:
+    """Refuse a sequence that does not have one entry per client."""
+    if isinstance(value, Sequence) and len(value) != clients:
+        raise ParameterError(
+            f"{type(owner).__name__}: {field} has {len(value)} entries, but must have one for each "
+            f"of the {clients} clients"
+        )
+
+
+def of_client(value: Number | Sequence[Number], client: int) -> Number:
+    """One client's number."""
+    return value[client] if isinstance(value, Sequence) else value
+
+
+def of_clients(
+    value: float | Sequence[float], clients: Sequence[int], like: Tensor
+) -> Tensor | float:
+    """The one number of all clients, or those of the given ones in the shape of `like`."""
+    if not isinstance(value, Sequence):
         return value
+    return like.new_tensor([value[client] for client in clients]).view_as(like)
+
+
+def at(value: float | Schedule | Sequence[float], round_index: int, client: int = 0) -> float:
+    """One client's number in one round; an initial round counts as the first."""
+    if not callable(value):
+        return of_client(value, client)
     number = value(max(round_index, 0))
     check_positive(type(value).__name__, f"its value in round {max(round_index, 0)}", number)
     return number

@@ -108,9 +108,10 @@ def simulate(
         check_positive("simulate", "tolerance", tolerance)
     if isinstance(engine, str):
         check_choice("simulate", "engine", engine, tuple(ENGINES))
-    job = make_job(algorithm, problem, solver, stop, seed, initial)
-    evaluation = _evaluation(evaluate)
     chosen = sampler if sampler is not None else FullParticipation()
+    job = make_job(algorithm, problem, solver, stop, seed, initial)
+    job = job._replace(asks_losses=chosen.asks_losses)
+    evaluation = _evaluation(evaluate)
     pairing.check(job, chosen, rounds)
     evaluation.check(job)
     chosen_engine = engine if engine is not None else default_engine(algorithm)

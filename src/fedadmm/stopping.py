@@ -10,6 +10,7 @@ convex, at most the smoothness L), L_i is (weight - m)-strongly convex, and
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,84 +24,90 @@ from fedadmm.errors import (
     check_positive,
     check_range,
 )
-from fedadmm.protocols import Progress
+from fedadmm.protocols import Progress, StoppingRule
 from fedadmm.rng import Key, generator
-
-
-class _Budget:
-    """A rule that only counts; its test is never asked."""
-
-    needs_gradient = False
-    reference = "own"
-
-    def reached(self, progress: Progress) -> Tensor:
-        """Never."""
-        return torch.zeros_like(progress.gradient_norm, dtype=torch.bool)
+from fedadmm.schedules import check_each, of_client, of_clients
 
 
 @dataclass(frozen=True)
-class Epochs(_Budget):
-    """`epochs` passes over the client's data."""
+class Epochs(StoppingRule):
+    """`epochs` passes over the client's data: one number, or one per client.
 
-    epochs: int
+    A part of an epoch is the nearest whole number of steps, and at least one.
+    """
+
+    per_client = ("epochs",)
+
+    epochs: int | float | Sequence[float]
 
     def __post_init__(self) -> None:
-        check_count(self, "epochs", self.epochs)
+        check_each(self, "epochs", self.epochs, check_positive)
 
-    def budget(self, steps_per_epoch: int, key: Key) -> int:
-        """All steps of all epochs."""
-        return self.epochs * steps_per_epoch
+    def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
+        """All steps of the client's epochs."""
+        return max(1, round(of_client(self.epochs, client) * steps_per_epoch))
 
     def sentence(self, reached: bool) -> str:
         """The epochs are done."""
-        return f"{self.epochs} epochs done"
+        return f"{_own_number(self.epochs)} epochs done"
 
 
 @dataclass(frozen=True)
-class UniformEpochs(_Budget):
-    """System heterogeneity: every participant draws its own number of epochs from 1..epochs."""
+class UniformEpochs(StoppingRule):
+    """System heterogeneity: every participant draws its own number of epochs from 1..epochs.
 
-    epochs: int
+    `epochs` is one number, or one per client.
+    """
+
+    per_client = ("epochs",)
+
+    epochs: int | Sequence[int]
 
     def __post_init__(self) -> None:
-        check_count(self, "epochs", self.epochs)
+        check_each(self, "epochs", self.epochs, check_count)
 
-    def budget(self, steps_per_epoch: int, key: Key) -> int:
+    def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
         """All steps of the epochs drawn with this client's key."""
-        drawn = int(torch.randint(1, self.epochs + 1, (), generator=generator(key)))
+        most = of_client(self.epochs, client)
+        drawn = int(torch.randint(1, most + 1, (), generator=generator(key)))
         return drawn * steps_per_epoch
 
     def sentence(self, reached: bool) -> str:
         """The drawn epochs are done."""
-        return f"the drawn number of epochs (1 to {self.epochs}) done"
+        return f"the drawn number of epochs (1 to {_own_number(self.epochs)}) done"
 
 
 @dataclass(frozen=True)
-class Steps(_Budget):
-    """`steps` solver steps, whatever part of an epoch that is."""
+class Steps(StoppingRule):
+    """`steps` solver steps, whatever part of an epoch that is: one number, or one per client."""
 
-    steps: int
+    per_client = ("steps",)
+
+    steps: int | Sequence[int]
 
     def __post_init__(self) -> None:
-        check_count(self, "steps", self.steps)
+        check_each(self, "steps", self.steps, check_count)
 
-    def budget(self, steps_per_epoch: int, key: Key) -> int:
-        """The steps."""
-        return self.steps
+    def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
+        """The client's steps."""
+        return of_client(self.steps, client)
 
     def sentence(self, reached: bool) -> str:
         """The steps are done."""
-        return f"{self.steps} steps done"
+        return f"{_own_number(self.steps)} steps done"
 
 
-class _Accuracy:
+def _own_number(value: float | Sequence[float]) -> str:
+    return "the client's own number of" if isinstance(value, Sequence) else f"{value:g}"
+
+
+class _Accuracy(StoppingRule):
     """Shared by the rules that test the gradient: a cap on epochs and the sentence."""
 
     needs_gradient = True
-    reference = "own"
     max_epochs: int
 
-    def budget(self, steps_per_epoch: int, key: Key) -> int:
+    def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
         """The cap."""
         return self.max_epochs * steps_per_epoch
 
@@ -113,18 +120,26 @@ class _Accuracy:
 
 @dataclass(frozen=True)
 class GradientTolerance(_Accuracy):
-    """||grad L_i||^2 <= epsilon (Gong et al., eq. 6)."""
+    """||grad L_i||^2 <= epsilon_i (Gong et al., eq. 6): one number, or one per client."""
 
-    epsilon: float
+    per_client = ("epsilon",)
+
+    epsilon: float | Sequence[float]
     max_epochs: int = 100
 
     def __post_init__(self) -> None:
-        check_positive(self, "epsilon", self.epsilon)
+        check_each(self, "epsilon", self.epsilon, check_positive)
         check_count(self, "max_epochs", self.max_epochs)
+
+    @property
+    def largest_epsilon(self) -> float:
+        """What every client's squared gradient norm is at most."""
+        return max(self.epsilon) if isinstance(self.epsilon, Sequence) else self.epsilon
 
     def reached(self, progress: Progress) -> Tensor:
         """The squared gradient norm is small enough."""
-        return progress.gradient_norm.square() <= self.epsilon
+        allowed = of_clients(self.epsilon, progress.clients, progress.gradient_norm)
+        return progress.gradient_norm.square() <= allowed
 
 
 def _modulus(owner: object, progress: Progress, weak_convexity: float) -> Tensor | float:
@@ -168,53 +183,74 @@ class ProxAccuracy(_Accuracy):
 
 @dataclass(frozen=True)
 class RelativeAccuracy(_Accuracy):
-    """||w - prox(.)|| <= theta ||w - start|| (FedDR, Remark 3.1), certified."""
+    """||w - prox(v)|| <= theta ||w - x_i||, certified; x_i is the client's own model.
+
+    `squared=True` reads theta as Remark 3.1 of FedDR prints it, between squared norms.
+    `origin="argument"` measures the way from v, the argument of the prox, instead of from x_i:
+    that way does not vanish when the method converges, so the errors need not either, unless the
+    gradients of all clients do.
+    """
 
     theta: float
     weak_convexity: float = 0.0
     max_epochs: int = 100
+    squared: bool = False
+    origin: Literal["own", "argument"] = "own"
 
     def __post_init__(self) -> None:
         check_positive(self, "theta", self.theta)
+        check_choice(self, "squared", self.squared, (True, False))
+        check_choice(self, "origin", self.origin, ("own", "argument"))
         check_range(self, "weak_convexity", self.weak_convexity, 0.0)
         check_count(self, "max_epochs", self.max_epochs)
 
     def reached(self, progress: Progress) -> Tensor:
         """The certified distance is small against the way made."""
         modulus = _modulus(self, progress, self.weak_convexity)
-        return progress.gradient_norm <= self.theta * modulus * progress.move
+        factor = math.sqrt(self.theta) if self.squared else self.theta
+        return progress.gradient_norm <= factor * modulus * progress.move
 
 
 @dataclass(frozen=True)
 class InSaCriterion(_Accuracy):
     """||e(w)|| <= sigma_i ||e(w_i)||, e the full gradient of the local problem (FedADMM-In).
 
-    sigma_i is `sigma`, or else `safety` times the bound sqrt(2)/(sqrt(2) + sqrt(beta_i/c)) that
-    the theorem allows for c-strongly convex f_i.  `reference="global"` measures against e(theta),
-    as the authors' program does, instead of against the client's own model.
+    sigma_i is `sigma`, or else `safety` times the bound sqrt(2)/(sqrt(2) + sqrt(beta_i/c_i)) that
+    the theorem allows for c_i-strongly convex f_i; `sigma` and `c` are one number, or one per
+    client.  `reference="global"` measures against e(theta),
+    as the authors' program does, instead of against the client's own model w_i; where the solve
+    starts does not matter for either.
     """
 
-    sigma: float | None = None
-    c: float = 0.01
+    per_client = ("sigma", "c")
+
+    sigma: float | Sequence[float] | None = None
+    c: float | Sequence[float] = 0.01
     safety: float = 0.999
     reference: Literal["own", "global"] = "own"
     max_epochs: int = 10
 
     def __post_init__(self) -> None:
         if self.sigma is not None:
-            check_range(self, "sigma", self.sigma, 0.0, 1.0, open_low=True, open_high=True)
-        check_positive(self, "c", self.c)
-        check_range(self, "safety", self.safety, 0.0, 1.0, open_low=True, open_high=True)
+            check_each(self, "sigma", self.sigma, _check_between_0_and_1)
+        check_each(self, "c", self.c, check_positive)
+        _check_between_0_and_1(self, "safety", self.safety)
         check_choice(self, "reference", self.reference, ("own", "global"))
         check_count(self, "max_epochs", self.max_epochs)
 
-    def tolerance(self, weight: Tensor | float) -> Tensor | float:
-        """sigma_i for a penalty beta_i."""
-        if self.sigma is not None:
-            return self.sigma
-        root = math.sqrt(2.0)
-        return self.safety * root / (root + (weight / self.c) ** 0.5)
-
     def reached(self, progress: Progress) -> Tensor:
         """The gradient has shrunk enough."""
-        return progress.gradient_norm <= self.tolerance(progress.weight) * progress.reference_norm
+        return progress.gradient_norm <= self._tolerance(progress) * progress.reference_norm
+
+    def _tolerance(self, progress: Progress) -> Tensor | float:
+        """sigma_i."""
+        clients, like = progress.clients, progress.gradient_norm
+        if self.sigma is not None:
+            return of_clients(self.sigma, clients, like)
+        root = math.sqrt(2.0)
+        ratio = progress.weight / of_clients(self.c, clients, like)
+        return self.safety * root / (root + ratio**0.5)
+
+
+def _check_between_0_and_1(owner: object, field: str, value: object) -> None:
+    check_range(owner, field, value, 0.0, 1.0, open_low=True, open_high=True)

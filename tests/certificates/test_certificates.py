@@ -265,6 +265,11 @@ REFUSED = [
     (fa.FedDR(0.3), {"sampler": fa.CyclicSampling(2)}, r"^certificate: CyclicSampling is not rand"),
     (
         fa.FedDR(0.3),
+        {"sampler": fa.LossSampling(1, floor=0.1)},
+        r"^certificate: LossSampling has no probabilities that stay",
+    ),
+    (
+        fa.FedDR(0.3),
         {"solver": fa.SGD(0.1), "stop": fa.Epochs(2)},
         r"^certificate: needs local solves of known accuracy, but stop is Epochs; use ExactSolver, "
         r"ProxAccuracy or GradientTolerance$",

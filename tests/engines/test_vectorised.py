@@ -45,12 +45,14 @@ RULES = {
     "gradient": fa.GradientTolerance(0.02, max_epochs=6),
     "prox": fa.ProxAccuracy(0.05, max_epochs=6),
     "relative": fa.RelativeAccuracy(0.5, max_epochs=6),
+    "relative, squared": fa.RelativeAccuracy(0.2, squared=True, max_epochs=6),
+    "relative, argument": fa.RelativeAccuracy(0.5, origin="argument", max_epochs=6),
     "insa": fa.InSaCriterion(sigma=0.6, max_epochs=6),
     "insa-global": fa.InSaCriterion(reference="global", max_epochs=6),
 }
 
 
-DISTANCES = ("prox", "relative")
+DISTANCES = ("prox", "relative", "relative, squared", "relative, argument")
 """Rules that certify a distance, for which the local problem needs a quadratic term."""
 
 
@@ -59,7 +61,7 @@ DISTANCES = ("prox", "relative")
     [
         (rule, name)
         for rule in RULES
-        for name in ("fedadmm", "fedadmm-insa", "scaffold-2")
+        for name in ("fedadmm", "fedadmm-current", "fedadmm-insa", "scaffold-2")
         if not (rule in DISTANCES and name == "scaffold-2")
     ],
 )

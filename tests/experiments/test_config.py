@@ -70,6 +70,21 @@ def test_a_table_is_a_constructor_call() -> None:
     assert built.solver == fa.SGD(1, batch_size=None)
 
 
+def test_a_list_is_one_value_per_client() -> None:
+    tree = SMALL | {
+        "solver": {"name": "sgd", "lr": [0.1, 1, 0.3]},
+        "stop": {"name": "epochs", "epochs": [1, 5, 0.5]},
+    }
+    config = resolve(tree)
+    built = build(config)
+    assert built.solver == fa.SGD((0.1, 1, 0.3))
+    assert built.stop == fa.Epochs((1, 5, 0.5))
+    coins = {"name": "bernoulli", "probability": [0.5, {"name": "geometric", "floor": 0.1}, 1]}
+    sampler = build(resolve(SMALL | {"sampler": coins})).sampler
+    assert sampler == fa.BernoulliSampling((0.5, Geometric(floor=0.1), 1))
+    assert resolve(tomllib.loads(loading.write(config.tree()))) == config
+
+
 def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
     tree = {key: value for key, value in SMALL.items() if key != "stop"}
     insa = resolve(tree | {"algorithm": {"name": "fedadmm-insa"}})
@@ -91,7 +106,8 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
         (
             {"sampler": {"name": "unifrom"}},
             "sampler.name is 'unifrom', which is not known; did you mean uniform? (allowed: full, "
-            "uniform, bernoulli, weighted, non-overlapping, doubly-uniform, cyclic, trace)",
+            "uniform, bernoulli, weighted, non-overlapping, doubly-uniform, cyclic, trace, "
+            "least-recently-seen, loss, energy)",
         ),
         ({"stop": {}}, "stop.name is missing; allowed: epochs, uniform-epochs, steps, gradient-"),
         (
@@ -140,6 +156,14 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
         (
             {"solver": {"name": "sgd", "batch_size": "all"}},
             "solver.batch_size is 'all', but must be a whole number or 'none'",
+        ),
+        (
+            {"stop": {"name": "epochs", "epochs": [1, "a"]}},
+            "stop.epochs is [1, 'a'], but must be a number or a list, each a number",
+        ),
+        (
+            {"solver": {"name": "sgd", "lr": [0.1, -1.0]}},
+            "solver.lr[1] is -1.0, but must be > 0 and finite",
         ),
         ({"rounds": 0, "seed": -1}, "rounds is 0, but must be at least 1 (and 1 more)"),
     ],

@@ -85,6 +85,35 @@ def test_relative_accuracy(theta):
     check(fa.RelativeAccuracy(theta), expected)
 
 
+ARGUMENT = CENTRE - LINEAR / WEIGHT
+OWN = np.array([2.0, -3.0])
+
+
+@pytest.mark.parametrize("theta", [0.3, 0.02])
+@pytest.mark.parametrize("squared", [True, False])
+@pytest.mark.parametrize("origin", ["own", "argument"])
+@pytest.mark.parametrize("weak_convexity", [0.0, 0.2])
+def test_the_readings_of_relative_accuracy(theta, squared, origin, weak_convexity):
+    point, power = (OWN if origin == "own" else ARGUMENT), (2 if squared else 1)
+
+    def holds(distance, w):
+        return distance**power <= theta * np.linalg.norm(w - point) ** power
+
+    expected = first_epoch(lambda w: holds(gradient_norm(w) / (WEIGHT - weak_convexity), w))
+    rule = fa.RelativeAccuracy(theta, weak_convexity, squared=squared, origin=origin)
+    check(rule, expected, own=torch.from_numpy(OWN))
+    # and the certificate is true of the distance to the solution itself
+    result, _ = solve(rule, own=torch.from_numpy(OWN))
+    assert holds(np.linalg.norm(result.params.numpy() - OPTIMUM), result.params.numpy())
+
+
+def test_a_way_from_the_argument_needs_a_prox():
+    quadratic = fa.Quadratic(torch.from_numpy(A), torch.from_numpy(B))
+    rule, bare = fa.RelativeAccuracy(0.1, origin="argument"), LocalProblem(torch.from_numpy(START))
+    with pytest.raises(fa.PairingError, match="origin is 'argument', but the local problem has no"):
+        fa.GradientDescent(LR).solve(quadratic, bare, rule, 0)
+
+
 @pytest.mark.parametrize("sigma", [0.3, 0.01])
 def test_insa_criterion_with_a_given_sigma(sigma):
     expected = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))
@@ -103,7 +132,51 @@ def test_insa_criterion_against_the_global_vector():
     own = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))
     assert expected != own
     rule = fa.InSaCriterion(sigma, reference="global", max_epochs=100)
-    check(rule, expected, reference=torch.from_numpy(theta))
+    check(rule, expected, theta=torch.from_numpy(theta))
+
+
+def test_insa_criterion_against_the_own_model_wherever_the_solve_starts():
+    own, sigma = np.array([1.5, -0.5]), 0.2
+    expected = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(own))
+    assert expected != first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))
+    check(fa.InSaCriterion(sigma, max_epochs=100), expected, own=torch.from_numpy(own))
+
+
+@pytest.mark.parametrize("reference", ["own", "global"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_insa_criterion_of_clients_that_start_at_theta(reference, engine):
+    """Every client's accuracy is at most sigma times ||e|| at w_i, or at theta, and no earlier."""
+    given, beta, sigma, lr = federation(3), 0.4, 0.3, 0.05
+    seen = []
+    fa.simulate(
+        fa.FedADMMIn(beta, start="global"),
+        given.problem,
+        4,
+        sampler=fa.UniformSampling(3),
+        solver=fa.GradientDescent(lr),
+        stop=fa.InSaCriterion(sigma, reference=reference, max_epochs=500),
+        initial=given.initial,
+        engine=engine,
+        observers=[lambda report: seen.append(report.infos)],
+    )
+    n, dimension = given.b.shape
+    w, y = np.tile(given.start, (n, 1)), np.zeros((n, dimension))
+    for infos in seen:
+        theta = (beta * w + y).mean(axis=0) / beta
+        for info in infos:
+            i = info.client
+            hessian = given.A[i] + beta * np.eye(dimension)
+            shift = given.b[i] - y[i] + beta * theta
+
+            def e(point, hessian=hessian, shift=shift):
+                return np.linalg.norm(hessian @ point - shift)
+
+            allowed, point, steps = sigma * e(w[i] if reference == "own" else theta), theta, 0
+            while e(point) > allowed:
+                point, steps = point - lr * (hessian @ point - shift), steps + 1
+            assert info.solve.steps == steps
+            y[i] += beta * (point - theta)
+            w[i] = point
 
 
 RULES = {
@@ -166,11 +239,11 @@ def test_budgets(rule, steps, status):
 
 def test_uniform_epochs_draws_every_number_equally_often():
     rule, draws = fa.UniformEpochs(4), 2000
-    counts = np.bincount([rule.budget(1, derive(0, "x", i)) for i in range(draws)], minlength=5)
+    counts = np.bincount([rule.budget(1, derive(0, "x", i), 0) for i in range(draws)], minlength=5)
     assert counts[0] == 0
     # each count is binomial(2000, 1/4): five standard deviations are about 97
     assert np.abs(counts[1:] - draws / 4).max() < 97
-    assert rule.budget(6, 3) == 6 * rule.budget(1, 3)
+    assert rule.budget(6, 3, 0) == 6 * rule.budget(1, 3, 0)
     assert rule.sentence(False) == "the drawn number of epochs (1 to 4) done"
 
 
@@ -195,7 +268,7 @@ def test_rules_answer_for_a_whole_stack():
 
     norms = torch.tensor([[1e-3], [1.0]], dtype=torch.float64)
     ones = torch.ones(2, 1, dtype=torch.float64)
-    progress = Progress(norms, ones, ones, torch.tensor([[0.5], [0.5]]), 0)
+    progress = Progress(norms, ones, ones, torch.tensor([[0.5], [0.5]]), 0, (0, 1))
     for rule in (
         fa.GradientTolerance(1e-2),
         fa.ProxAccuracy(0.5),

@@ -11,6 +11,7 @@ from fedadmm.experiments.config import RunConfig, Tree, load_problem, resolve
 from fedadmm.experiments.loading import merged
 from fedadmm.experiments.runner import initial_vector
 from fedadmm.problem import Problem
+from fedadmm.protocols import Sampler
 from fedadmm.theory import Advice, Situation, recommend, rounds_needed
 
 PRACTICE = "FedADMM, FedDR (practice)"
@@ -77,13 +78,17 @@ def advise(config: RunConfig, *, clients: int = 6, rows: int = 64) -> Counsel:
 def _situation(
     config: RunConfig, problem: Problem, found: Estimate, batch: int | None
 ) -> Situation:
-    probabilities = tuple(
-        float(p) for p in config.sampler.build().probabilities(problem.num_clients)
-    )
+    sampler: Sampler = config.sampler.build()
+    probabilities = sampler.probabilities(problem.num_clients)
+    if probabilities is None:
+        raise PairingError(
+            f"advise: {type(sampler).__name__} has no probabilities that stay, but the theorems "
+            "ask for them; use another sampler for the advice, such as UniformSampling"
+        )
     convexity = found.convexity
     return Situation(
         L=found.largest,
-        probabilities=probabilities,
+        probabilities=tuple(map(float, probabilities)),
         L_spread=found.spread,
         batch_noise=found.batch_noise,
         strong_convexity=None if convexity is None else min(convexity, found.largest),
@@ -96,10 +101,10 @@ def _situation(
 def _local_steps(config: RunConfig, problem: Problem, found: Estimate, batch: int | None) -> int:
     """Steps of a client with a typical number of rows."""
     assert config.stop is not None
-    sizes = sorted(problem.clients[client].num_samples for client in found.clients)
-    typical = sizes[len(sizes) // 2]
-    per_epoch = 1 if batch is None else math.ceil(typical / batch)
-    steps: int = config.stop.build().budget(per_epoch, config.seed)
+    sizes = sorted((problem.clients[client].num_samples, client) for client in found.clients)
+    size, typical = sizes[len(sizes) // 2]
+    per_epoch = 1 if batch is None else math.ceil(size / batch)
+    steps: int = config.stop.build().budget(per_epoch, config.seed, typical)
     return steps
 
 

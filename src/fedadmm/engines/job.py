@@ -41,6 +41,8 @@ class Job(NamedTuple):
     seed: Key
     initial: Tensor
     initial_buffers: Tensor | None = None
+    asks_losses: bool = False
+    """Whether clients report f_i(theta), for a sampler that wants to know."""
 
 
 def this_round(job: Job, round_index: int) -> Round:
@@ -73,16 +75,31 @@ def run_client(
     problem = job.algorithm.local_problem(download.cast, record.state)
     key = client_key(job, round_index, client)
     _load_buffers(job, objective, download, record)
+    loss = reported_loss(job, objective, download, problem)
     with _seeded(objective, key):
-        result, solve = _solve(job, objective, problem, key, download, round_index)
+        own = job.algorithm.local_params(record.state)
+        needs, theta = job.algorithm.needs, global_vector(download)
+        context = SolveContext(round_index, needs, theta, own, (client,))
+        result, solve = _solve(job, objective, problem, key, context)
     state, message = job.algorithm.client_update(download.cast, record.state, result)
     buffers = _buffers(job, objective)
     finite = trees.all_finite(result)
     info = describe(client, problem, result, solve, global_vector(download), finite)
+    info = info._replace(loss=loss)
     if finite:
         local = buffers if job.problem.buffers == "keep-local" else None
         store.commit(client, ClientRecord(state, local), round_index)
     return Upload(message, buffers if job.problem.buffers == "average" else None), info
+
+
+def reported_loss(
+    job: Job, objective: Objective, download: Download, problem: LocalProblem
+) -> float:
+    """f_i at theta, or at the start of the solve when theta was not sent; NaN if nobody asks."""
+    if not job.asks_losses:
+        return float("nan")
+    theta = global_vector(download)
+    return float(objective.value(problem.start if theta is None else theta))
 
 
 def describe(
@@ -111,21 +128,15 @@ def _solve(
     objective: Objective,
     problem: LocalProblem,
     key: Key,
-    download: Download,
-    round_index: int,
+    context: SolveContext,
 ) -> tuple[LocalResult, SolveInfo]:
-    needs = job.algorithm.needs
-    if not needs.local_solve:
+    if not context.needs.local_solve:
         gradient = objective.gradient(problem.start).clone()
-        return LocalResult(problem.start, gradient), SolveInfo(0, 1.0, "one gradient", float("nan"))
+        return LocalResult(problem.start, gradient), SolveInfo(
+            0, 1.0, 1.0, "one gradient", float("nan")
+        )
     assert job.solver is not None
-    return job.solver.solve(
-        objective,
-        problem,
-        job.stop,
-        key,
-        SolveContext(round_index, needs, global_vector(download)),
-    )
+    return job.solver.solve(objective, problem, job.stop, key, context)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedadmm import trees
-from fedadmm.engines.job import Job, client_key, client_record, global_vector
+from fedadmm.engines.job import Job, client_key, client_record, global_vector, reported_loss
 from fedadmm.engines.stacked import StackedObjective, Stacker, refusal, solve_stack
 from fedadmm.engines.stacked.stacking import as_sgd
 from fedadmm.errors import PairingError, check_count
@@ -101,9 +101,12 @@ class VectorisedEngine(Engine):
         algorithm = self._job.algorithm
         stack = self._gather(ids)
         problem = algorithm.local_problem(download.cast, stack.state)
+        losses = self._losses(stack, problem, download) if self._job.asks_losses else None
         result, solves = self._solve(stack, problem, download, round_index)
         state, message = algorithm.client_update(download.cast, stack.state, result)
         infos = _describe(stack.clients, problem, result, solves, global_vector(download))
+        if losses is not None:
+            infos = [info._replace(loss=loss) for info, loss in zip(infos, losses, strict=True)]
         position = {client: index for index, client in enumerate(stack.clients)}
         for client in ids:
             index = position[client]
@@ -112,6 +115,14 @@ class VectorisedEngine(Engine):
                 self._store.commit(client, ClientRecord(own), round_index)
             yield client, Upload(trees.select(message, index)), infos[index]
 
+    def _losses(self, stack: _Stack, problem: LocalProblem, download: Download) -> list[float]:
+        """f_i(theta) of every client, one after the other: values do not stack."""
+        clients = self._job.problem.clients
+        return [
+            reported_loss(self._job, clients[client], download, trees.select(problem, row))
+            for row, client in enumerate(stack.clients)
+        ]
+
     def _solve(
         self, stack: _Stack, problem: LocalProblem, download: Download, round_index: int
     ) -> tuple[LocalResult, list[SolveInfo]]:
@@ -119,12 +130,13 @@ class VectorisedEngine(Engine):
         needs = job.algorithm.needs
         if not needs.local_solve:
             start = problem.start.expand(count, -1)
-            info = SolveInfo(0, 1.0, "one gradient", float("nan"))
+            info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
             return LocalResult(start, stack.objective.gradient(start)), [info] * count
         solver = as_sgd(job.solver)
         assert solver is not None
         keys = [client_key(job, round_index, client) for client in stack.clients]
-        context = SolveContext(round_index, needs, global_vector(download))
+        own = job.algorithm.local_params(stack.state)
+        context = SolveContext(round_index, needs, global_vector(download), own, stack.clients)
         return solve_stack(stack.objective, problem, job.stop, keys, context, solver)
 
 

@@ -12,7 +12,15 @@ from functools import cache
 from importlib import resources
 from typing import Any, cast
 
-from fedadmm import problems, regularizers, sampling, schedules, solvers, stopping
+from fedadmm import (
+    adaptive_sampling,
+    problems,
+    regularizers,
+    sampling,
+    schedules,
+    solvers,
+    stopping,
+)
 from fedadmm.algorithms import REGISTRY
 from fedadmm.engines import ENGINES
 
@@ -46,6 +54,9 @@ SAMPLERS: Parts = {
     "doubly-uniform": sampling.DoublyUniformSampling,
     "cyclic": sampling.CyclicSampling,
     "trace": sampling.TraceSampling,
+    "least-recently-seen": adaptive_sampling.LeastRecentlySeenSampling,
+    "loss": adaptive_sampling.LossSampling,
+    "energy": adaptive_sampling.EnergySampling,
 }
 
 REGULARIZERS: Parts = {

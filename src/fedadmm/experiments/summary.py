@@ -21,7 +21,7 @@ MOST_CLIENTS = 200
 
 _BOOKKEEPING = frozenset(
     (
-        *("round", "participants", "clients", "epochs", "steps"),
+        *("round", "participants", "clients", "epochs", "passes", "steps"),
         *("primal_residual", "dual_residual"),
         *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
         *("bytes_up", "bytes_down", "seconds", "evaluation_seconds"),

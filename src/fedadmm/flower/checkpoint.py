@@ -22,6 +22,7 @@ from fedadmm import trees
 from fedadmm.errors import StateError
 from fedadmm.flower.codec import Packed, pack, unpack
 from fedadmm.flower.protocol import Entry, ServerLedger
+from fedadmm.resuming import known_from, plain_known
 from fedadmm.round import RunState
 from fedadmm.state.files import (
     Contents,
@@ -80,7 +81,7 @@ class ServerVault:
         state = unpack(template, Packed(contents.tensors, values["plain"]))
         entries = {int(client): Entry(*entry) for client, entry in values["entries"].items()}
         return Saved(
-            state._replace(notes=values["notes"]),
+            state._replace(notes=values["notes"], known=known_from(values.get("known"))),
             ServerLedger(values["run"], entries),
             {int(node): client for node, client in values["roster"].items()},
             values["opened"],
@@ -98,10 +99,11 @@ class ServerVault:
         """Write a checkpoint; `brought` are the weighted uploads that it folded, by client."""
         if self._keep:
             self._add(saved.ledger, brought)
-        packed = pack(saved.state._replace(notes=None))
+        packed = pack(saved.state._replace(notes=None, known=None))
         values = {
             "plain": packed.plain,
             "notes": saved.state.notes,
+            "known": plain_known(saved.state.known),
             "fingerprint": self._fingerprint,
             "run": saved.ledger.run,
             "entries": {str(client): list(entry) for client, entry in saved.ledger.entries.items()},

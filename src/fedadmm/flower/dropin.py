@@ -41,6 +41,7 @@ from fedadmm.protocols import (
     AnyAlgorithm,
     LocalProblem,
     LocalResult,
+    LocalSolver,
     Objective,
     Sampler,
     SolveContext,
@@ -108,11 +109,12 @@ class Correction:
 
 
 @dataclass(frozen=True)
-class OwnLoop:
+class OwnLoop(LocalSolver):
     """A local solver that is somebody's own train function."""
 
     train: Callable[[dict[str, Tensor], int], Mapping[str, Tensor]] | None = None
-    averages_gradients: bool = True
+
+    averages_gradients = True
 
     def solve(
         self,
@@ -137,8 +139,8 @@ class OwnLoop:
             )
         flat.module.load_state_dict(dict(returned))
         mean = correction.gradients / correction.steps
-        sentence = f"{correction.steps} steps of the app's own loop"
-        info = SolveInfo(correction.steps, float("nan"), sentence, float("nan"))
+        sentence, unknown = f"{correction.steps} steps of the app's own loop", float("nan")
+        info = SolveInfo(correction.steps, unknown, unknown, sentence, unknown)
         return LocalResult(flat.vector.clone(), mean_gradient=mean), info
 
 
@@ -172,6 +174,11 @@ class DropIn:
             raise PairingError(
                 f"DropIn: {type(self.algorithm).__name__} needs full gradients, which a train "
                 "function does not give; use another method or option, or fedadmm.flower.client_app"
+            )
+        if self.sampler.asks_losses:
+            raise PairingError(
+                f"DropIn: {type(self.sampler).__name__} asks for the clients' losses, which a "
+                "train function does not give; use another sampler, or fedadmm.flower.client_app"
             )
 
     def start(

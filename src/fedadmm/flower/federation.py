@@ -160,7 +160,8 @@ class Federation:
             test=self.test,
             buffers=self.buffers,
         )
-        return make_job(self.algorithm, problem, self.solver, self.stop, self.seed, start)
+        job = make_job(self.algorithm, problem, self.solver, self.stop, self.seed, start)
+        return job._replace(asks_losses=self.sampler.asks_losses)
 
 
 class Elsewhere(Objective):

@@ -66,7 +66,7 @@ def answer_template(job: Job, download: Download) -> Answer:
     result = LocalResult(zero, zero, zero)
     _, message = job.algorithm.client_update(download.cast, client, result)
     averaged = job.problem.buffers == "average"
-    info = ClientInfo(0, SolveInfo(0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)
+    info = ClientInfo(0, SolveInfo(0, 0.0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)
     return Answer(Upload(message, job.initial_buffers if averaged else None), info)
 
 

@@ -14,7 +14,7 @@ MOST_CLIENTS = 500
 """Figures with one mark a client show at most this many of them."""
 
 BOOKKEEPING = {
-    *("round", "participants", "clients", "epochs", "steps", "bytes_up", "bytes_down"),
+    *("round", "participants", "clients", "epochs", "passes", "steps", "bytes_up", "bytes_down"),
     *("primal_residual", "dual_residual", "seconds", "evaluation_seconds", "virtual_time"),
     *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
     *clock.KEYS,
@@ -253,7 +253,12 @@ def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
             log=True,
         )
     notes = {
-        "epochs": ("Local epochs", "Passes over its data that a participant made, on average."),
+        "epochs": ("Local epochs", "The epochs that a participant trained, on average."),
+        "passes": (
+            "Passes over the data",
+            "Gradients that a participant evaluated, in passes over its data, on average: its "
+            "steps, and the full gradients that stopping rule and method ask for.",
+        ),
         "steps": ("Local steps", "Steps that all participants of a round made together."),
         "participants": ("Participants", "How many clients took part in each round."),
     }

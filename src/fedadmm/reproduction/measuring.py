@@ -21,6 +21,8 @@ class Outcome(NamedTuple):
     """The cell's metric in every round that measured it."""
     epochs: float
     """Local epochs of all clients over the whole run."""
+    passes: float | None
+    """The same in passes over their data, full gradients included; None in older runs."""
 
 
 def outcome(
@@ -29,7 +31,10 @@ def outcome(
     """Read a run's records."""
     curve = [float(record[metric]) for record in records if record.get(metric) is not None]
     epochs = sum(record["epochs"] * record["participants"] for record in records)
-    return Outcome(directory, summary, curve, epochs)
+    passes = None
+    if all("passes" in record for record in records):
+        passes = sum(record["passes"] * record["participants"] for record in records)
+    return Outcome(directory, summary, curve, epochs, passes)
 
 
 def measure(name: Measure, metric: str, own: Outcome, reference: Outcome | None) -> float | None:
@@ -45,10 +50,16 @@ def measure(name: Measure, metric: str, own: Outcome, reference: Outcome | None)
         return min(own.curve) if "loss" in metric else max(own.curve)
     if name == "epochs":
         return own.epochs
+    if name == "passes":
+        return own.passes
     if reference is None or not reference.curve:
         return None
     if name == "epoch_reduction":
         return 1.0 - own.epochs / reference.epochs
+    if name == "pass_reduction":
+        if own.passes is None or not reference.passes:
+            return None
+        return 1.0 - own.passes / reference.passes
     pairs = zip(own.curve, reference.curve, strict=False)
     return max((abs(a - b) / max(1.0, abs(b)) for a, b in pairs), default=math.nan)
 

@@ -85,7 +85,7 @@ def _number(measure: str, value: float) -> str:
         return f"{value:.4g}"
     if measure == "distance":
         return f"{value:.1e}"
-    return f"{value:.1%}" if measure == "epoch_reduction" else f"{value:.4g}"
+    return f"{value:.1%}" if measure.endswith("_reduction") else f"{value:.4g}"
 
 
 def markdown(todo: Plan, rows: list[dict[str, Any]]) -> str:

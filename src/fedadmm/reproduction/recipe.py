@@ -21,7 +21,16 @@ SCALES = ("smoke", "quick", "full")
 READINGS = ("as printed", "as released", "recommended", "baseline")
 _SUFFIX = ".toml"
 
-Measure = Literal["rounds_to_target", "final", "best", "epochs", "epoch_reduction", "distance"]
+Measure = Literal[
+    "rounds_to_target",
+    "final",
+    "best",
+    "epochs",
+    "passes",
+    "epoch_reduction",
+    "pass_reduction",
+    "distance",
+]
 
 
 class _Model(BaseModel):

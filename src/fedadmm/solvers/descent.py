@@ -9,10 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedadmm.errors import PairingError
 from fedadmm.objective import evaluation_gradient
 from fedadmm.protocols import (
     LocalProblem,
     LocalResult,
+    Needs,
     Objective,
     Progress,
     SolveContext,
@@ -87,6 +89,10 @@ class Stepper(Protocol):
     def params(self) -> Tensor:
         """The current iterate, live."""
 
+    @property
+    def extra_gradients(self) -> int:
+        """The full gradients evaluated so far besides the one of every step."""
+
     def step(self, rows: Tensor | None) -> Tensor | None:
         """Make one step; return the gradient of f_i that it used, unless nobody wanted it."""
 
@@ -116,12 +122,13 @@ def descend(
     """Run a stepper until its stopping rule or its budget ends it."""
     loss, needs = LocalLoss(objective, problem), context.needs
     per_epoch = steps_per_epoch(objective.num_samples, batch_size)
-    budget = stop.budget(per_epoch, derive(key, "budget"))
+    (client,) = context.clients
+    budget = stop.budget(per_epoch, derive(key, "budget"), client)
     start_gradient = objective.gradient(problem.start).clone() if needs.start_gradient else None
     gradient_sum = torch.zeros_like(problem.start) if needs.mean_gradient else None
     watch = _Watch(loss, stop, context)
     stepper = make(loss)
-    steps, epoch = 0, 0
+    steps, epoch, rows_seen = 0, 0, 0
     while not watch.reached(stepper.params) and steps < budget:
         for rows in batches(objective.num_samples, batch_size, key, epoch):
             gradient = stepper.step(rows)
@@ -129,6 +136,7 @@ def descend(
                 assert gradient is not None
                 gradient_sum.add_(gradient)
             steps += 1
+            rows_seen += objective.num_samples if rows is None else len(rows)
             if steps == budget:
                 break
         epoch += 1
@@ -137,7 +145,42 @@ def descend(
         mean_gradient = gradient_sum.div_(steps) if steps else objective.gradient(problem.start)
         mean_gradient = mean_gradient.clone()
     result = LocalResult(stepper.params.clone(), start_gradient, mean_gradient)
-    return result, SolveInfo(steps, steps / per_epoch, watch.sentence(), watch.accuracy)
+    full = watch.gradients + stepper.extra_gradients + asked_gradients(needs, steps)
+    passes = rows_seen / objective.num_samples + full
+    return result, SolveInfo(steps, steps / per_epoch, passes, watch.sentence(), watch.accuracy)
+
+
+def asked_gradients(needs: Needs, steps: int) -> int:
+    """The full gradients taken because the method needs them: a mean of no steps is one too."""
+    return needs.start_gradient + (needs.mean_gradient and steps == 0)
+
+
+def reference_point(
+    stop: StoppingRule, problem: LocalProblem, context: SolveContext
+) -> Tensor | None:
+    """Where a rule takes its reference norm, if not at the start, whose gradient is known anyway.
+
+    Equality decides, not identity, so that every engine counts the same gradients.
+    """
+    point = context.own if stop.reference == "own" else None
+    if stop.reference == "global":
+        point = context.theta
+        assert point is not None  # pairing refuses methods that do not always send it
+    if point is None or torch.equal(point.expand_as(problem.start), problem.start):
+        return None
+    return point
+
+
+def origin(stop: StoppingRule, loss: LocalLoss, own: Tensor | None) -> Tensor:
+    """Where a rule measures the way from."""
+    if stop.origin == "own":
+        return loss.problem.start if own is None else own
+    if loss.target is None:
+        raise PairingError(
+            f"{type(stop).__name__}: origin is {stop.origin!r}, but the local problem has no "
+            "quadratic term, and so is not the prox of anything"
+        )
+    return loss.target
 
 
 class _Watch:
@@ -150,21 +193,31 @@ class _Watch:
         self._reference_norm: Tensor | None = None
         self._reached = False
         self.accuracy = float("nan")
+        self.gradients = 0
+        """The full gradients evaluated so far."""
 
     def reached(self, params: Tensor) -> bool:
         if not self._stop.needs_gradient:
             return False
-        if self._reference_norm is None and self._stop.reference == "global":
-            assert self._context.reference is not None
-            point = params.clone()
-            self._reference_norm = norm(self._loss.gradient(self._context.reference))
-            params.copy_(point)  # a model's gradient at theta moved the live vector there
+        if self._reference_norm is None:
+            reference = reference_point(self._stop, self._loss.problem, self._context)
+            if reference is not None:
+                point = params.clone()
+                self._reference_norm = norm(self._loss.gradient(reference))
+                self.gradients += 1
+                params.copy_(point)  # a model's gradient elsewhere moved the live vector there
         gradient_norm = norm(self._loss.gradient(params))
+        self.gradients += 1
         if self._reference_norm is None:
             self._reference_norm = gradient_norm
-        move = norm(params - self._loss.problem.start)
+        move = norm(params - origin(self._stop, self._loss, self._context.own))
         progress = Progress(
-            gradient_norm, self._reference_norm, move, self._loss.weight, self._context.round_index
+            gradient_norm,
+            self._reference_norm,
+            move,
+            self._loss.weight,
+            self._context.round_index,
+            self._context.clients,
         )
         self.accuracy = float(gradient_norm)
         self._reached = bool(self._stop.reached(progress))

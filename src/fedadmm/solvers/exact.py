@@ -12,6 +12,7 @@ from fedadmm.protocols import (
     IN_NO_ROUND,
     LocalProblem,
     LocalResult,
+    LocalSolver,
     Objective,
     SolveContext,
     SolveInfo,
@@ -23,10 +24,8 @@ from fedadmm.solvers.descent import LocalLoss
 
 
 @dataclass(frozen=True)
-class ExactSolver:
+class ExactSolver(LocalSolver):
     """Solves (A + weight I) w = b - linear + weight centre; meets every stopping rule."""
-
-    averages_gradients = False
 
     def solve(
         self,
@@ -54,4 +53,6 @@ class ExactSolver:
             )
         start_gradient = objective.gradient(problem.start) if context.needs.start_gradient else None
         accuracy = float(norm(loss.gradient(params)))
-        return LocalResult(params, start_gradient), SolveInfo(1, 1.0, "solved exactly", accuracy)
+        passes = 2.0 + context.needs.start_gradient  # one for the matrix, one for the accuracy
+        info = SolveInfo(1, 1.0, passes, "solved exactly", accuracy)
+        return LocalResult(params, start_gradient), info

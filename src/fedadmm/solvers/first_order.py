@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fedadmm.protocols import (
     IN_NO_ROUND,
     LocalProblem,
     LocalResult,
+    LocalSolver,
     Objective,
     SolveContext,
     SolveInfo,
@@ -38,7 +40,7 @@ class OwnTerms(NamedTuple):
     shift: Tensor | None
 
     @classmethod
-    def of(cls, loss: LocalLoss, lr: float) -> OwnTerms | None:
+    def of(cls, loss: LocalLoss, lr: Tensor | float) -> OwnTerms | None:
         """The terms of a local problem, or None when there are none."""
         if loss.target is not None:
             return cls(lr * loss.weight, loss.target, None)
@@ -61,9 +63,10 @@ class OwnTerms(NamedTuple):
 
 
 class _Vectors(NamedTuple):
-    """What a step reads and writes; vectors are (D,) or (K, D), weights also (1,) or (K, 1)."""
+    """What a step reads and writes; vectors are (D,) or (K, D), numbers may be (K, 1)."""
 
     params: Tensor
+    lr: Tensor | float
     terms: OwnTerms | None
     velocity: Tensor | None
 
@@ -75,18 +78,19 @@ class SGDStepper:
     An objective that offers `descend` makes plain steps without forming the gradient.
     """
 
+    extra_gradients = 0
+
     def __init__(
-        self, loss: LocalLoss, lr: float, momentum: float, wants_gradient: bool = True
+        self, loss: LocalLoss, lr: Tensor | float, momentum: float, wants_gradient: bool = True
     ) -> None:
         self._objective: Any = loss.objective
-        self._lr = lr
         self._momentum = momentum
         self._fused = None
         if not momentum and not wants_gradient:
             self._fused = getattr(loss.objective, "descend", None)
         params = loss.objective.workspace(loss.problem.start)
         velocity = torch.zeros_like(params) if momentum else None
-        self._vectors = _Vectors(params, OwnTerms.of(loss, lr), velocity)
+        self._vectors = _Vectors(params, lr, OwnTerms.of(loss, lr), velocity)
 
     @property
     def params(self) -> Tensor:
@@ -95,17 +99,17 @@ class SGDStepper:
 
     def step(self, rows: Any) -> Tensor | None:
         """One step on the given rows; the gradient of f_i, unless nobody wanted it."""
-        params, terms, velocity = self._vectors
+        params, lr, terms, velocity = self._vectors
         if self._fused is not None:
-            self._fused(params, rows, self._lr, None if terms is None else terms.pull)
+            self._fused(params, rows, lr, None if terms is None else terms.pull)
             return None
         gradient: Tensor = self._objective.gradient(params, rows)
         if velocity is None:
             if terms is not None:
                 terms.pull(params, 0, params.shape[-1])
-            params.add_(gradient, alpha=-self._lr)
+            _add(params, gradient, -lr)
             return gradient
-        velocity.mul_(self._momentum).add_(gradient, alpha=self._lr)
+        _add(velocity.mul_(self._momentum), gradient, lr)
         if terms is not None:
             velocity.add_(terms.step(params))
         params.sub_(velocity)
@@ -120,21 +124,44 @@ class SGDStepper:
         return chosen
 
 
+def _add(into: Tensor, gradient: Tensor, factor: Tensor | float) -> None:
+    """into += factor * gradient in place; a factor per client is a column."""
+    if isinstance(factor, Tensor):
+        into.addcmul_(gradient, factor)
+    else:
+        into.add_(gradient, alpha=factor)
+
+
 @dataclass(frozen=True)
-class SGD:
+class _Rated(LocalSolver):
+    """A solver with a learning rate: a number, a schedule over rounds, or one number per client."""
+
+    averages_gradients = True
+    per_client = ("lr",)
+
+    lr: float | Schedule | Sequence[float]
+
+    def __post_init__(self) -> None:
+        check_schedule(self, "lr", self.lr, per_client=True)
+
+    def rate(self, context: SolveContext) -> float:
+        """The learning rate of the one client that works."""
+        (client,) = context.clients
+        return at(self.lr, context.round_index, client)
+
+
+@dataclass(frozen=True)
+class SGD(_Rated):
     """Mini-batch SGD with optional momentum; `batch_size=None` takes all rows.
 
-    `lr` is a number or a schedule over rounds.
+    `lr` is a number, a schedule over rounds, or one number per client.
     """
 
-    lr: float | Schedule
     batch_size: int | None = 32
     momentum: float = 0.0
 
-    averages_gradients = True
-
     def __post_init__(self) -> None:
-        check_schedule(self, "lr", self.lr)
+        super().__post_init__()
         check_range(self, "momentum", self.momentum, 0.0, 1.0, open_high=True)
         if self.batch_size is not None:
             check_count(self, "batch_size", self.batch_size)
@@ -150,22 +177,18 @@ class SGD:
         """Run SGD from the problem's start."""
 
         def make(loss: LocalLoss) -> Stepper:
-            lr = at(self.lr, context.round_index)
-            return SGDStepper(loss, lr, self.momentum, context.needs.mean_gradient)
+            wants = context.needs.mean_gradient
+            return SGDStepper(loss, self.rate(context), self.momentum, wants)
 
         return descend(objective, problem, stop, key, context, make, self.batch_size)
 
 
 @dataclass(frozen=True)
-class GradientDescent:
-    """Full-batch gradient descent; one epoch is one step."""
+class GradientDescent(_Rated):
+    """Full-batch gradient descent; one epoch is one step.
 
-    lr: float | Schedule
-
-    averages_gradients = True
-
-    def __post_init__(self) -> None:
-        check_schedule(self, "lr", self.lr)
+    `lr` is a number, a schedule over rounds, or one number per client.
+    """
 
     def solve(
         self,
@@ -181,6 +204,8 @@ class GradientDescent:
 
 class _AcceleratedStepper:
     """FISTA's extrapolation with the gradient restart of O'Donoghue and Candes."""
+
+    extra_gradients = 0
 
     def __init__(self, loss: LocalLoss, lr: float) -> None:
         self.params = loss.problem.start.clone()
@@ -203,18 +228,12 @@ class _AcceleratedStepper:
 
 
 @dataclass(frozen=True)
-class AcceleratedGradient:
+class AcceleratedGradient(_Rated):
     """Full-batch Nesterov acceleration with restarts; one epoch is one step.
 
-    `lr` must not exceed 1 / (L + weight).
+    `lr`, a number, a schedule over rounds, or one number per client, must not exceed
+    1 / (L + weight).
     """
-
-    lr: float | Schedule
-
-    averages_gradients = True
-
-    def __post_init__(self) -> None:
-        check_schedule(self, "lr", self.lr)
 
     def solve(
         self,
@@ -227,7 +246,7 @@ class AcceleratedGradient:
         """Run accelerated gradient descent from the problem's start."""
 
         def make(loss: LocalLoss) -> Stepper:
-            return _AcceleratedStepper(loss, at(self.lr, context.round_index))
+            return _AcceleratedStepper(loss, self.rate(context))
 
         return descend(objective, problem, stop, key, context, make, None)
 
@@ -249,11 +268,13 @@ class _LBFGSStepper:
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",
         )
+        self.extra_gradients = 0
 
     def step(self, rows: Tensor | None) -> Tensor:
         def closure() -> float:
             point = self._variable.detach()
             self._variable.grad = self._loss.gradient(point)
+            self.extra_gradients += 1
             return float(self._loss.value(point))
 
         if float(torch.linalg.vector_norm(self._loss.gradient(self.params))) > 0:
@@ -263,13 +284,11 @@ class _LBFGSStepper:
 
 
 @dataclass(frozen=True)
-class LBFGS:
+class LBFGS(LocalSolver):
     """L-BFGS (`torch.optim.LBFGS`, strong Wolfe); one epoch is one iteration."""
 
     lr: float = 1.0
     history: int = 10
-
-    averages_gradients = False
 
     def __post_init__(self) -> None:
         check_range(self, "lr", self.lr, 0.0, open_low=True)

@@ -27,9 +27,15 @@ from fedadmm.protocols import (
     norm,
 )
 from fedadmm.rng import Key, derive
-from fedadmm.schedules import at
+from fedadmm.schedules import at, of_clients
 from fedadmm.solvers import SGD
-from fedadmm.solvers.descent import LocalLoss, steps_per_epoch
+from fedadmm.solvers.descent import (
+    LocalLoss,
+    asked_gradients,
+    origin,
+    reference_point,
+    steps_per_epoch,
+)
 
 
 class _Work(NamedTuple):
@@ -37,6 +43,7 @@ class _Work(NamedTuple):
 
     place: int
     """Its position in the results."""
+    client: int
     key: Key
     size: int
     per_epoch: int
@@ -80,10 +87,11 @@ class _Descent:
         self._context = context
         self._batch_size = solver.batch_size
         self._work = []
-        for place, (key, size) in enumerate(zip(keys, objective.rows.sizes, strict=True)):
+        clients = zip(context.clients, keys, objective.rows.sizes, strict=True)
+        for place, (client, key, size) in enumerate(clients):
             per_epoch = steps_per_epoch(size, solver.batch_size)
-            budget = stop.budget(per_epoch, derive(key, "budget"))
-            self._work.append(_Work(place, key, size, per_epoch, budget))
+            budget = stop.budget(per_epoch, derive(key, "budget"), client)
+            self._work.append(_Work(place, client, key, size, per_epoch, budget))
         self._all = list(self._work)
         start = problem.start.expand(len(keys), -1)
         self.objective = objective
@@ -91,7 +99,7 @@ class _Descent:
         self._stepper: StackStepper = make_stepper(
             objective,
             self.loss,
-            at(solver.lr, context.round_index),
+            _rate(solver, context, start),
             solver.momentum,
             context.needs.mean_gradient,
         )
@@ -100,8 +108,17 @@ class _Descent:
         self._gradient_sum = torch.zeros_like(self.params) if wanted else None
         self._gradient_sums = torch.zeros_like(self.params) if wanted else None
         self._reference_norm: Tensor | None = None
+        self._own = None if context.own is None else context.own.expand_as(start)
+        self._asked = [0] * len(keys)
+        if stop.needs_gradient:
+            reference = reference_point(stop, self.loss.problem, context)
+            if reference is not None:
+                point = reference.expand_as(start)
+                self._reference_norm = norm(self.loss.gradient(point))
+                self._asked = (point != start).any(dim=-1).long().tolist()
         self._start = start
         self._steps = [0] * len(keys)
+        self._rows = [0] * len(keys)
         self._reached = [False] * len(keys)
         self._accuracy = [float("nan")] * len(keys)
 
@@ -129,23 +146,25 @@ class _Descent:
         if not self._stop.needs_gradient:
             return [False] * len(self._work)
         self._arrange([work.size for work in self._work])
-        if self._reference_norm is None and self._stop.reference == "global":
-            assert self._context.reference is not None
-            point = self._context.reference.expand(len(self._work), -1)
-            self._reference_norm = norm(self.loss.gradient(point))
         params = self._stepper.params
         gradient_norm = norm(self.loss.gradient(params))
         if self._reference_norm is None:
             self._reference_norm = gradient_norm
-        move = norm(params - self.loss.problem.start)
+        move = norm(params - origin(self._stop, self.loss, self._own))
         progress = Progress(
-            gradient_norm, self._reference_norm, move, self.loss.weight, self._context.round_index
+            gradient_norm,
+            self._reference_norm,
+            move,
+            self.loss.weight,
+            self._context.round_index,
+            [work.client for work in self._work],
         )
         reached: list[bool] = self._stop.reached(progress).reshape(-1).tolist()
         for work, met, accuracy in zip(
             self._work, reached, gradient_norm.reshape(-1).tolist(), strict=True
         ):
             self._reached[work.place] = met
+            self._asked[work.place] += 1
             self._accuracy[work.place] = accuracy
         return reached
 
@@ -164,6 +183,7 @@ class _Descent:
                 self._step(batch.clients, batch)
         for work, steps in zip(self._work, left, strict=True):
             self._steps[work.place] += steps
+            self._rows[work.place] += work.size if size is None else min(steps * size, work.size)
 
     def _step(self, clients: int, batch: Any) -> None:
         whole = clients == len(self._work)
@@ -192,6 +212,8 @@ class _Descent:
             self._gradient_sum = self._gradient_sum[index]
         if self._reference_norm is not None:
             self._reference_norm = self._reference_norm[index]
+        if self._own is not None and self._stop.needs_gradient:
+            self._own = self._own[index]
 
     def mean_gradient(self, objective: StackedObjective) -> Tensor | None:
         """The mean of the gradients that the steps used; the one at the start without steps."""
@@ -205,15 +227,23 @@ class _Descent:
 
     def infos(self) -> list[SolveInfo]:
         """How each solve went."""
-        return [
-            SolveInfo(
-                self._steps[work.place],
-                self._steps[work.place] / work.per_epoch,
-                self._stop.sentence(self._reached[work.place]),
-                self._accuracy[work.place],
+        infos = []
+        for place, work in enumerate(self._all):
+            steps = self._steps[place]
+            full = self._asked[place] + asked_gradients(self._context.needs, steps)
+            passes = self._rows[place] / work.size + full
+            sentence = self._stop.sentence(self._reached[place])
+            infos.append(
+                SolveInfo(steps, steps / work.per_epoch, passes, sentence, self._accuracy[place])
             )
-            for work in self._all
-        ]
+        return infos
+
+
+def _rate(solver: SGD, context: SolveContext, start: Tensor) -> Tensor | float:
+    """The learning rate of all clients, or a column of their own ones."""
+    if isinstance(solver.lr, Sequence):
+        return of_clients(solver.lr, context.clients, start[:, :1])
+    return at(solver.lr, context.round_index)
 
 
 def _loss(objective: StackedObjective, problem: LocalProblem) -> LocalLoss:

@@ -83,9 +83,14 @@ class BlockStepper:
 
 
 def make_stepper(
-    objective: StackedObjective, loss: LocalLoss, lr: float, momentum: float, wants_gradient: bool
+    objective: StackedObjective,
+    loss: LocalLoss,
+    lr: Tensor | float,
+    momentum: float,
+    wants_gradient: bool,
 ) -> StackStepper:
-    """The fastest stepper for what is asked."""
-    if isinstance(objective.core, NetworkCore) and not momentum and not wants_gradient:
+    """The fastest stepper for what is asked; passes into blocks have one rate for all clients."""
+    plain = not momentum and not wants_gradient
+    if isinstance(objective.core, NetworkCore) and plain and not isinstance(lr, Tensor):
         return BlockStepper(objective, objective.core, loss, lr)
     return SGDStepper(loss, lr, momentum, wants_gradient)
