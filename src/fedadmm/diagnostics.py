@@ -31,7 +31,7 @@ from fedadmm.engines.job import Job, client_record
 from fedadmm.engines.threads import torch_threads
 from fedadmm.errors import PairingError
 from fedadmm.objective import evaluation_gradient
-from fedadmm.protocols import ClientStateStore, PrimalDual
+from fedadmm.protocols import ClientInfo, ClientStateStore, PrimalDual
 from fedadmm.rng import derive, numpy_generator
 from fedadmm.round import Record, RoundReport, RunState
 
@@ -73,7 +73,9 @@ class Diagnostics:
                 "use FedADMM, FedADMMIn, FedADMMInSa, FedDR, FedDRII or FedPD"
             )
 
-    def begin(self, state: RunState, store: ClientStateStore) -> dict[str, Any]:
+    def begin(
+        self, state: RunState, store: ClientStateStore, infos: Sequence[ClientInfo]
+    ) -> dict[str, Any]:
         """Nothing seen, nothing warned of."""
         return {"lagrangian": None, "kkt": None, "warned": []}
 
