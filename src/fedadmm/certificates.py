@@ -17,17 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
-from fedadmm.engines.job import Job, client_record
+from fedadmm.diagnostics import has_gongs_measure, look_at, optimality_measure
+from fedadmm.engines.job import Job
 from fedadmm.engines.virtual_time import VirtualTime
 from fedadmm.errors import PairingError, ParameterError
 from fedadmm.local_errors import local_errors
 from fedadmm.objective import evaluation_gradient
 from fedadmm.protocols import ClientInfo, ClientStateStore, Sampler
-from fedadmm.regularizers import Zero
 from fedadmm.round import Record, RoundReport, RunState
 from fedadmm.sampling import CyclicSampling, TraceSampling
 from fedadmm.solvers import ExactSolver
@@ -233,7 +230,7 @@ def _asynchronous(job: Job, engine: object, start: Start) -> Certificate:
 def _gong(job: Job, start: Start, p_hat: float) -> Certificate:
     rho = 1 / job.algorithm.prox_step
     gong_constants(start.L, rho, p_hat)  # refuses what the theorem does not cover
-    if not isinstance(job.problem.regularizer, Zero):
+    if not has_gongs_measure(job.problem):
         raise _refuse("Gong's theorem is about g = 0, but the problem has a regularizer")
     errors = local_errors(job, rho, p_hat)
 
@@ -249,19 +246,7 @@ def _gong(job: Job, start: Start, p_hat: float) -> Certificate:
         )
 
     def measure(server: Any, store: ClientStateStore) -> float:
-        return _gong_measure(job, rho, job.algorithm.global_params(server), store)
+        everybody = (look_at(job, store, client) for client in range(start.clients))
+        return optimality_measure(everybody, job.algorithm.global_params(server))
 
     return Certificate("gong", job, measure, bound, counts_last=False)
-
-
-def _gong_measure(job: Job, rho: float, theta: Tensor, store: ClientStateStore) -> float:
-    """V/n of Gong (7): the squared gradients of the Lagrangian and the consensus distances."""
-    total, dual = 0.0, torch.zeros_like(theta)
-    for index, client in enumerate(job.problem.clients):
-        own = job.algorithm.primal_dual(client_record(job, store, index).state)
-        assert own is not None
-        pull = own.y + rho * (own.w - theta)
-        slope = evaluation_gradient(client, own.w) + pull
-        total += float(slope.square().sum() + (own.w - theta).square().sum())
-        dual += pull
-    return (total + float(dual.square().sum())) / job.problem.num_clients
