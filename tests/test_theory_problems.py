@@ -79,6 +79,20 @@ def test_smoothness_bounds_every_hessian_and_is_attained(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_weak_convexity_bounds_every_hessian_from_below_and_is_nearly_attained(case: str) -> None:
+    """The least eigenvalue over many points is at least -m; m = 0 for the convex ones."""
+    problem = load(case)
+    modulus = problem.facts.weak_convexity
+    around = torch.cat([points(problem, 60, s) for s in (0.3, 1.0, 3.0)])
+    least = min(float(hessian_spectra(problem.clients[i], around).min()) for i in range(4))
+    assert least >= -modulus * (1 + 1e-6) - 1e-6
+    if case.startswith("quadratics"):
+        assert modulus == 0.0
+    else:
+        assert least <= -0.4 * modulus
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_smoothness_bounds_gradient_differences(case: str) -> None:
     problem = load(case)
     client = problem.clients[problem.num_clients - 1]

@@ -13,23 +13,20 @@ Measuring takes a gradient of every client in every round.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
-from fedadmm.engines.job import Job, client_record
+from fedadmm.diagnostics import has_gongs_measure, look_at, optimality_measure
+from fedadmm.engines.job import Job
 from fedadmm.engines.virtual_time import VirtualTime
 from fedadmm.errors import PairingError, ParameterError
+from fedadmm.local_errors import local_errors
 from fedadmm.objective import evaluation_gradient
-from fedadmm.protocols import ClientStateStore, Sampler
-from fedadmm.regularizers import Zero
+from fedadmm.protocols import ClientInfo, ClientStateStore, Sampler
 from fedadmm.round import Record, RoundReport, RunState
 from fedadmm.solvers import ExactSolver
-from fedadmm.stopping import GradientTolerance, ProxAccuracy
 from fedadmm.theory import (
     async_certificate,
     async_feddr_bound,
@@ -56,18 +53,6 @@ class Start(NamedTuple):
     clients: int
 
 
-class LocalErrors(NamedTuple):
-    """How inexact the local solves may be."""
-
-    total: Callable[[int], float]
-    """K -> (1/n) sum_i sum_{k=1}^{K+1} eps_{i,k}², eps the distance to the exact solution."""
-    gradient: float
-    """The largest ||grad L_i||²."""
-
-
-EXACT = LocalErrors(lambda rounds: 0.0, 0.0)
-
-
 class Note(NamedTuple):
     """What a certificate remembers between rounds."""
 
@@ -91,24 +76,28 @@ class Certificate:
     counts_last: bool
     """Whether the mean runs over the state after the last round too, or only before each."""
 
-    def begin(self, state: RunState, store: ClientStateStore) -> Note:
+    def begin(self, state: RunState, store: ClientStateStore, infos: Sequence[ClientInfo]) -> Note:
         """Measure the state before the first round."""
-        return Note(self.measure(state.server, store), False)
+        return Note(self.measure(state.server, store), self._missed(infos))
 
     def look(self, report: RoundReport, store: ClientStateStore, note: Any) -> tuple[Note, Record]:
         """Go on with the mean, and compare it with the bound."""
         before = Note(*note)
         rounds = report.state.round
         now = self.measure(report.state.server, store)
-        stop = self.job.stop
-        cap = stop.sentence(False) if stop.needs_gradient else None
-        missed = before.missed or any(info.solve.status == cap for info in report.infos)
+        missed = before.missed or self._missed(report.infos)
         mean = before.total / rounds
         if self.counts_last:
             mean = (before.total + now) / (rounds + 1)
         bound = math.nan if missed else self._bound(rounds, report.record)
         entries = {"certificate_measured": mean, "certificate_bound": bound}
         return Note(before.total + now, missed), entries
+
+    def _missed(self, infos: Sequence[ClientInfo]) -> bool:
+        """Whether a solve ended at its cap instead of at its accuracy."""
+        stop = self.job.stop
+        cap = stop.sentence(False) if stop.needs_gradient else None
+        return any(info.solve.status == cap for info in infos)
 
     def _bound(self, rounds: int, record: Record) -> float:
         """The bound, or NaN when the delays have left the theorem's range."""
@@ -184,31 +173,6 @@ def _least_probability(job: Job, sampler: Sampler, engine: object) -> float:
     return float(min(probabilities))
 
 
-def _errors(job: Job, weight: float, L: float, p_hat: float) -> LocalErrors:
-    """What the solver or the stopping rule guarantees of a local solve.
-
-    A client that sits a round out keeps its error: for an expected 1/p_i rounds.
-    """
-    stop = job.stop
-    if isinstance(job.solver, ExactSolver):
-        return EXACT
-    if isinstance(stop, ProxAccuracy):
-        rule, first = stop, stop.epsilon(0)
-
-        def total(rounds: int) -> float:
-            return sum(rule.epsilon(k) ** 2 for k in range(rounds + 1)) / p_hat
-
-        return LocalErrors(total, (first * (weight - stop.weak_convexity)) ** 2)
-    if isinstance(stop, GradientTolerance):
-        epsilon = stop.largest_epsilon
-        distance = epsilon / (weight - L) ** 2 if weight > L else math.inf
-        return LocalErrors(lambda rounds: (rounds + 1) * distance, epsilon)
-    raise _refuse(
-        f"needs local solves of known accuracy, but stop is {type(stop).__name__}; use "
-        "ExactSolver, ProxAccuracy or GradientTolerance"
-    )
-
-
 def _mapping(job: Job, step: float) -> Callable[[Any, ClientStateStore], float]:
     """||G_step(xbar)||²."""
 
@@ -224,9 +188,10 @@ def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
     alpha = getattr(job.algorithm, "alpha", 1.0)
     gap, gradients = start.gap, start.gradients
     feddr_constants(start.L, eta, alpha, p_hat)  # refuses what the theorem does not cover
+    errors = local_errors(job, 1 / eta, p_hat)
     if job.algorithm.starts_with_everyone:
-        gap, gradients = gap + feddr_prox_start_excess(start.L, eta, gradients), 0.0
-    errors = _errors(job, 1 / eta, start.L, p_hat)
+        gap += feddr_prox_start_excess(start.L, eta, gradients, epsilon=errors.initial)
+        gradients = 0.0
 
     def bound(rounds: int, record: Record) -> float:
         return feddr_bound(
@@ -267,9 +232,9 @@ def _asynchronous(job: Job, engine: object, start: Start) -> Certificate:
 def _gong(job: Job, start: Start, p_hat: float) -> Certificate:
     rho = 1 / job.algorithm.prox_step
     gong_constants(start.L, rho, p_hat)  # refuses what the theorem does not cover
-    if not isinstance(job.problem.regularizer, Zero):
+    if not has_gongs_measure(job.problem):
         raise _refuse("Gong's theorem is about g = 0, but the problem has a regularizer")
-    errors = _errors(job, rho, start.L, p_hat)
+    errors = local_errors(job, rho, p_hat)
 
     def bound(rounds: int, record: Record) -> float:
         return gong_bound(
@@ -283,19 +248,7 @@ def _gong(job: Job, start: Start, p_hat: float) -> Certificate:
         )
 
     def measure(server: Any, store: ClientStateStore) -> float:
-        return _gong_measure(job, rho, job.algorithm.global_params(server), store)
+        everybody = (look_at(job, store, client) for client in range(start.clients))
+        return optimality_measure(everybody, job.algorithm.global_params(server))
 
     return Certificate("gong", job, measure, bound, counts_last=False)
-
-
-def _gong_measure(job: Job, rho: float, theta: Tensor, store: ClientStateStore) -> float:
-    """V/n of Gong (7): the squared gradients of the Lagrangian and the consensus distances."""
-    total, dual = 0.0, torch.zeros_like(theta)
-    for index, client in enumerate(job.problem.clients):
-        own = job.algorithm.primal_dual(client_record(job, store, index).state)
-        assert own is not None
-        pull = own.y + rho * (own.w - theta)
-        slope = evaluation_gradient(client, own.w) + pull
-        total += float(slope.square().sum() + (own.w - theta).square().sum())
-        dual += pull
-    return (total + float(dual.square().sum())) / job.problem.num_clients

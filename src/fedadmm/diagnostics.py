@@ -11,6 +11,9 @@ subdifferential of g at theta.  A look measures
     dual_norm      the mean of ||y_i||, and dual_norm_max the largest
     lagrangian     L above                                                everybody only
     mean_drift     the distance of the server's mean from that of w_i + y_i/penalty, everybody only
+    gong_v         V/n of Gong et al. (7), `optimality_measure`; everybody, g = 0, equal weights
+    dual_value     D(y) of Wang et al. (8), see `fedadmm.duality`         on request, everybody
+    duality_gap    F(theta) - D(y), which bounds F(theta) - F*            on request, everybody
 
 A look at some clients costs one pass over their data; sums over everybody are left out then.
 """
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,11 +30,14 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms import FedADMM
+from fedadmm.duality import check_conjugate, duality
 from fedadmm.engines.job import Job, client_record
 from fedadmm.engines.threads import torch_threads
 from fedadmm.errors import PairingError
 from fedadmm.objective import evaluation_gradient
-from fedadmm.protocols import ClientStateStore, PrimalDual
+from fedadmm.problem import Problem
+from fedadmm.protocols import ClientInfo, ClientStateStore, PrimalDual
+from fedadmm.regularizers import Zero
 from fedadmm.rng import derive, numpy_generator
 from fedadmm.round import Record, RoundReport, RunState
 
@@ -52,11 +58,42 @@ class Look(NamedTuple):
     gradient: Tensor
 
 
+def look_at(job: Job, store: ClientStateStore, client: int) -> Look:
+    """The client's model, dual and gradient as they are now."""
+    own = job.algorithm.primal_dual(client_record(job, store, client).state)
+    assert own is not None
+    gradient = evaluation_gradient(job.problem.clients[client], own.w).clone()
+    return Look(client, job.problem.weight(client), own, gradient)
+
+
+def has_gongs_measure(problem: Problem) -> bool:
+    """Whether (7) is defined: it is about sum_i f_i without g and without weights."""
+    return problem.weights is None and isinstance(problem.regularizer, Zero)
+
+
+def optimality_measure(looks: Iterable[Look], theta: Tensor) -> float:
+    """V/n of Gong et al. (7) from a look at everybody; it needs neither L nor F*.
+
+    V = ||grad_theta L||² + sum_i ||grad_{w_i} L||² + ||w_i - theta||², with the Lagrangian
+    L = sum_i f_i(w_i) + <y_i, w_i - theta> + (penalty/2) ||w_i - theta||².  It is zero exactly at
+    a stationary point where all agree.
+    """
+    count, total, pull = 0, 0.0, torch.zeros_like(theta)
+    for look in looks:
+        apart = look.own.w - theta
+        own_pull = look.own.y + look.own.penalty * apart
+        total += float((look.gradient + own_pull).square().sum() + apart.square().sum())
+        pull += own_pull
+        count += 1
+    return (total + float(pull.square().sum())) / count
+
+
 @dataclass(frozen=True)
 class Diagnostics:
     """An instrument that looks at the clients' states every `every` rounds.
 
-    `clients` is how many are looked at, drawn anew for every look; 0 is everybody.
+    `clients` is how many are looked at, drawn anew for every look; 0 is everybody.  `duality` adds
+    the dual value and the duality gap to a look at everybody.
     """
 
     name: ClassVar[str] = "diagnostics"
@@ -64,8 +101,11 @@ class Diagnostics:
     job: Job
     every: int = 1
     clients: int = 0
+    duality: bool = False
 
     def __post_init__(self) -> None:
+        if self.duality:
+            check_conjugate(self.job.problem.clients[0])
         state = self.job.algorithm.init_client(self.job.initial)
         if self.job.algorithm.primal_dual(state) is None:
             raise PairingError(
@@ -73,7 +113,9 @@ class Diagnostics:
                 "use FedADMM, FedADMMIn, FedADMMInSa, FedDR, FedDRII or FedPD"
             )
 
-    def begin(self, state: RunState, store: ClientStateStore) -> dict[str, Any]:
+    def begin(
+        self, state: RunState, store: ClientStateStore, infos: Sequence[ClientInfo]
+    ) -> dict[str, Any]:
         """Nothing seen, nothing warned of."""
         return {"lagrangian": None, "kkt": None, "warned": []}
 
@@ -93,7 +135,8 @@ class Diagnostics:
         self, report: RoundReport, store: ClientStateStore, note: Any
     ) -> tuple[dict[str, Any], Record]:
         theta = self.job.algorithm.global_params(report.state.server)
-        looks = [self._look(client, store) for client in self._chosen(report.state.round)]
+        chosen = self._chosen(report.state.round)
+        looks = [look_at(self.job, store, client) for client in chosen]
         entries = _residuals(looks, theta)
         if len(looks) == self.job.problem.num_clients:
             entries |= self._sums(looks, theta, report.state.server)
@@ -115,12 +158,6 @@ class Diagnostics:
         draws = numpy_generator(derive(self.job.seed, "diagnostics", round_number))
         return sorted(int(i) for i in draws.choice(count, self.clients, replace=False))
 
-    def _look(self, client: int, store: ClientStateStore) -> Look:
-        own = self.job.algorithm.primal_dual(client_record(self.job, store, client).state)
-        assert own is not None
-        gradient = evaluation_gradient(self.job.problem.clients[client], own.w).clone()
-        return Look(client, self.job.problem.weight(client), own, gradient)
-
     def _sums(self, looks: Sequence[Look], theta: Tensor, server: Any) -> Record:
         """What only everybody together can tell."""
         duals, means = torch.zeros_like(theta), torch.zeros_like(theta)
@@ -134,6 +171,12 @@ class Diagnostics:
             lagrangian += look.weight * float(value + penalty / 2 * apart.square().sum())
         moved = self.job.problem.regularizer.prox(theta + duals, 1.0)
         sums = {"dual_sum": _norm(theta - moved), "lagrangian": lagrangian}
+        if has_gongs_measure(self.job.problem):
+            sums["gong_v"] = optimality_measure(looks, theta)
+        if self.duality:
+            prices = [look.own.y for look in looks]
+            found = duality(self.job.problem, theta, prices, self.job.algorithm.prox_step)
+            sums |= {"dual_value": found.dual, "duality_gap": found.gap}
         tracked = self.job.algorithm.tracked_mean(server)
         return sums if tracked is None else sums | {"mean_drift": _norm(tracked - means)}
 

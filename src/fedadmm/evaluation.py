@@ -36,6 +36,8 @@ class Evaluation:
             none.
         diagnosed_clients: how many clients a look takes in; 0 for everybody, which adds the
             quantities that are sums over all.
+        duality: let a look at everybody also record the dual value and the duality gap
+            (`fedadmm.duality`), which needs quadratic losses.
     """
 
     every: int = 1
@@ -47,12 +49,19 @@ class Evaluation:
     certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = "none"
     diagnose: int = 0
     diagnosed_clients: int = 5
+    duality: bool = False
 
     def __post_init__(self) -> None:
         check_count(self, "every", self.every)
         check_choice(self, "target", self.target, ("global", "local"))
         check_count(self, "diagnose", self.diagnose, low=0)
         check_count(self, "diagnosed_clients", self.diagnosed_clients, low=0)
+        if self.duality and (self.diagnose == 0 or self.diagnosed_clients != 0):
+            raise ParameterError(
+                f"Evaluation: duality is True, but diagnose is {self.diagnose} and "
+                f"diagnosed_clients is {self.diagnosed_clients}; it needs a look at everybody: "
+                "diagnose of at least 1 and diagnosed_clients of 0"
+            )
         theorems = ("none", "auto", "feddr", "wang", "gong", "async-feddr")
         check_choice(self, "certificate", self.certificate, theorems)
 

@@ -88,8 +88,8 @@ class Instrument(Protocol):
     def name(self) -> str:
         """Under which its note is kept."""
 
-    def begin(self, state: RunState, store: ClientStateStore) -> Any:
-        """The note before the first round."""
+    def begin(self, state: RunState, store: ClientStateStore, infos: Sequence[ClientInfo]) -> Any:
+        """The note before the first round; `infos` are those of an initial round, if any."""
 
     def look(self, report: RoundReport, store: ClientStateStore, note: Any) -> tuple[Any, Record]:
         """After a round: the new note, and entries for the round's record."""
@@ -121,6 +121,7 @@ def run(
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
     before: Record = {}
+    infos: Sequence[ClientInfo] = ()
     state = _with_memory(sampler, state)
     if state.engine is not None:
         engine.restore(state.engine)
@@ -132,7 +133,7 @@ def run(
             return
         state = _remembered(following._replace(round=0), -1, everyone, infos)
     if state.notes is None:
-        notes = {tool.name: tool.begin(state, store) for tool in schedule.instruments}
+        notes = {tool.name: tool.begin(state, store, infos) for tool in schedule.instruments}
         state = state._replace(notes=notes)
     for tool in schedule.instruments:
         if tool.name not in (state.notes or {}):

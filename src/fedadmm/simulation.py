@@ -177,7 +177,8 @@ def _instruments(
     if evaluation.diagnose:
         from fedadmm.diagnostics import Diagnostics
 
-        tools.append(Diagnostics(job, evaluation.diagnose, evaluation.diagnosed_clients))
+        look = (evaluation.diagnose, evaluation.diagnosed_clients, evaluation.duality)
+        tools.append(Diagnostics(job, *look))
     return tools
 
 

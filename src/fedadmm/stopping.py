@@ -157,9 +157,11 @@ def _modulus(owner: object, progress: Progress, weak_convexity: float) -> Tensor
 
 @dataclass(frozen=True)
 class ProxAccuracy(_Accuracy):
-    """||w - prox(.)||^2 <= M / (2 (k+1)^2) in round k (FedDR, Remark 3.1), certified.
+    """||x_i^k - prox(.)||^2 <= M / (2 (k+1)^2) (FedDR, Remark 3.1), certified.
 
-    `weak_convexity` is 0 for convex f_i and at most L for L-smooth ones.
+    x_i^0 comes from the initial round, if there is one, and x_i^(k+1) from round k = 0, 1, …: the
+    squares of all solves of a client add up to less than M.  `weak_convexity` is 0 for convex f_i
+    and at most L for L-smooth ones; a value that is too small certifies nothing.
     """
 
     M: float
@@ -172,8 +174,8 @@ class ProxAccuracy(_Accuracy):
         check_count(self, "max_epochs", self.max_epochs)
 
     def epsilon(self, round_index: int) -> float:
-        """The distance allowed in round k; the initial round counts as the first."""
-        return math.sqrt(self.M / 2) / (max(round_index, 0) + 1)
+        """The distance allowed in a round; the initial one has the index -1."""
+        return math.sqrt(self.M / 2) / (round_index + 2)
 
     def reached(self, progress: Progress) -> Tensor:
         """The certified distance is small enough."""

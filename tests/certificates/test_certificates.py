@@ -12,6 +12,8 @@ import torch
 import fedadmm as fa
 from fedadmm import problems
 from fedadmm.engines import VirtualTime
+from fedadmm.local_errors import local_errors
+from fedadmm.simulation import make_job
 from fedadmm.state import Checkpoints
 from support.federations import run, snapshots
 
@@ -231,6 +233,85 @@ def test_no_bound_once_a_client_missed_its_accuracy():
     result = certified(fa.FedDR(0.1), problem, 3, solver=fa.GradientDescent(0.01), stop=rule)
     assert all(math.isnan(bound) for bound in curves(result)[1])
     assert all(math.isfinite(value) for value in curves(result)[0])
+
+
+def test_no_bound_when_a_client_missed_its_accuracy_in_the_initial_round():
+    """One GD step of length 1/(L + weight) solves a client whose curvature is L, and no other.
+
+    The initial round meets both, the first sampled round only the first: nobody but the initial
+    round can tell that the accuracy was missed.
+    """
+    clients = [
+        fa.Quadratic(a * torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+        for a in (1.0, 0.01)
+    ]
+    start = torch.full((2,), 3.0, dtype=torch.float64)
+    problem = fa.Problem(clients, initial=start, facts=fa.Facts(1.0, -1.0, weak_convexity=0.0))
+    options = {
+        "solver": fa.GradientDescent(1 / (1.0 + 4.0)),
+        "stop": fa.ProxAccuracy(1e-6, max_epochs=1),
+        "sampler": fa.UniformSampling(1),
+    }
+    seed = next(s for s in range(9) if fa.UniformSampling(1).sample(s, 0, 2) == [0])
+    result = certified(fa.FedDR(0.25, init="prox"), problem, 1, seed=seed, **options)
+    assert result.history[0]["clients"] == [0]
+    assert math.isnan(curves(result)[1][0])
+    calm = certified(fa.FedDR(0.25), problem, 1, seed=seed, **options)
+    assert math.isfinite(curves(calm)[1][0])
+
+
+def test_an_accuracy_that_is_no_accuracy_is_refused_on_a_problem_that_is_not_convex():
+    problem = problems.load("saturating", **CLASSES["saturating"])
+    options = {"solver": fa.GradientDescent(0.1)}
+    with pytest.raises(
+        fa.PairingError,
+        match=r"^certificate: ProxAccuracy has weak_convexity 0, but the problem saturating needs "
+        r"at least 1: below it a small gradient does not tell how far the solution is$",
+    ):
+        certified(fa.FedDR(0.1), problem, 1, stop=fa.ProxAccuracy(1.0), **options)
+    unknown = fa.Problem(problem.clients, initial=problem.initial, facts=fa.Facts(2.5, 0.0))
+    with pytest.raises(fa.PairingError, match=r"weak_convexity 1, but the problem problem needs "):
+        certified(fa.FedDR(0.1), unknown, 1, stop=fa.ProxAccuracy(1.0, 1.0), **options)
+    assert_holds(certified(fa.FedDR(0.1), problem, 2, stop=fa.ProxAccuracy(1.0, 1.0), **options))
+
+
+@pytest.mark.parametrize("init", ["start", "prox"])
+def test_the_sum_of_the_errors_is_what_clients_carry(init):
+    """E[eps_{i,k}²] by its recursion: a client solves anew with probability p, or keeps its error.
+
+    k = 0 belongs to the initial round; without one the start's own term of the bound stands there.
+    """
+    p, rule = 0.3, fa.ProxAccuracy(2.0)
+    carried = 1.0 if init == "prox" else 0.0  # M/2
+    total, sums = carried, []
+    for k in range(4000):
+        carried = p * 2.0 / (2 * (k + 2) ** 2) + (1 - p) * carried
+        total += carried
+        sums.append(total)
+    problem = problems.load("quadratics", **CLASSES["quadratics"])
+    job = make_job(fa.FedDR(0.3, 1.0, init), problem, fa.GradientDescent(0.1), rule, 0, None)
+    errors = local_errors(job, 1 / 0.3, p)
+    assert all(value <= errors.total(K) for K, value in enumerate(sums))
+    assert errors.total(3999) == pytest.approx(sums[-1], rel=1e-3)
+    assert errors.initial == (1.0 if init == "prox" else 0.0)
+
+
+@pytest.mark.parametrize("curvature", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 3.0])
+def test_inexact_initial_solves_raise_the_start_by_no_more_than_the_excess(curvature, epsilon):
+    """V^0 of FedDR's proof for two clients a x²/2 ± x that miss the prox of x0 = 0 outwards.
+
+    Their xhat cancel, so that xbar = 0, and V^0 is f_1(x_1) + 3 x_1²/(2 eta) with F(x0) = 0.
+    """
+    from fedadmm.theory import feddr_prox_start_excess
+
+    eta = 0.25
+    x = eta / (1 + eta * curvature) + epsilon
+    start = curvature * x**2 / 2 - x + 3 * x**2 / (2 * eta)
+    excess = feddr_prox_start_excess(1.0, eta, 1.0, epsilon=epsilon)
+    assert start <= excess
+    if epsilon > 1:  # where both terms with epsilon matter, and neither may be missing
+        assert start >= 0.85 * excess
 
 
 def test_a_resumed_run_goes_on_with_its_mean(tmp_path):

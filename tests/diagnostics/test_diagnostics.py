@@ -66,6 +66,31 @@ def test_every_quantity_by_hand(name):
         assert record.get("mean_drift", 0.0) < 1e-12
 
 
+@pytest.mark.parametrize("name", [*METHODS, "FedADMM off the mean"])
+def test_gongs_measure_by_hand_without_knowing_anything_of_the_problem(name):
+    """With a numeric step the gradient in theta, which tracking keeps at zero, counts too."""
+    given = federation(66)
+    options = {"sampler": fa.UniformSampling(2), "seed": 3}
+    method = METHODS.get(name, fa.FedADMM(9.0, step=0.9))
+    shots = snapshots(method, given, 8, **options)
+    looked = run(method, given, 8, evaluate=EVERYBODY, **options)
+    assert given.problem.facts == fa.Facts()
+    for shot, record in zip(shots, looked.history, strict=True):
+        theta = shot.theta.numpy()
+        w, y = states(name, shot.clients)
+        pulls = y + 9.0 * (w - theta)
+        slopes = [given.gradient(i, w[i]) + pulls[i] for i in range(5)]
+        V = np.sum(pulls.sum(0) ** 2) + np.sum(np.square(slopes)) + np.sum((w - theta) ** 2)
+        assert record["gong_v"] == pytest.approx(V / 5, rel=1e-9)
+
+
+@pytest.mark.parametrize("changed", [{"weights": WEIGHTS}, {"regularizer": fa.L1(0.1)}])
+def test_gongs_measure_is_left_out_where_it_is_not_defined(changed):
+    looked = run(fa.FedADMM(9.0), federation(67, **changed), 2, evaluate=EVERYBODY)
+    assert "gong_v" not in looked.history[0]
+    assert "lagrangian" in looked.history[0]
+
+
 def test_a_lost_mean_shows_as_drift():
     given = federation(62)
     options = {"sampler": fa.UniformSampling(2), "seed": 1}

@@ -65,7 +65,7 @@ def test_gradient_tolerance_is_on_the_squared_norm(epsilon):
 @pytest.mark.parametrize("weak_convexity", [0.0, 0.2])
 def test_prox_accuracy_tightens_with_the_rounds(round_index, weak_convexity):
     M = 0.5
-    allowed = math.sqrt(M / (2 * (round_index + 1) ** 2))
+    allowed = math.sqrt(M / (2 * (round_index + 2) ** 2))  # x^(k+1), made in round k
     rule = fa.ProxAccuracy(M, weak_convexity)
     expected = first_epoch(lambda w: gradient_norm(w) / (WEIGHT - weak_convexity) <= allowed)
     check(rule, expected, round_index=round_index)
@@ -74,9 +74,13 @@ def test_prox_accuracy_tightens_with_the_rounds(round_index, weak_convexity):
     assert np.linalg.norm(result.params.numpy() - OPTIMUM) <= allowed
 
 
-def test_the_initial_round_counts_as_the_first():
+def test_the_accuracies_of_all_solves_stay_within_the_budget():
+    """Remark 3.1: x^0 of the initial round has eps_0, x^(k+1) of round k has eps_(k+1)."""
     rule = fa.ProxAccuracy(0.5)
-    assert rule.epsilon(-1) == rule.epsilon(0) == 0.5
+    assert rule.epsilon(-1) == 0.5
+    assert rule.epsilon(0) == 0.25
+    squares = sum(rule.epsilon(k) ** 2 for k in range(-1, 10_000))
+    assert squares == pytest.approx(0.5 * math.pi**2 / 12, rel=1e-3)  # below M = 0.5
 
 
 @pytest.mark.parametrize("theta", [0.5, 0.01])

@@ -61,6 +61,9 @@ class EvaluateTable(Table):
     diagnosed_clients: Natural = Field(
         default=5, description="how many clients a look takes in; 0 for everybody"
     )
+    duality: bool = Field(
+        default=False, description="the duality gap in a look at everybody, for quadratic losses"
+    )
 
 
 class TargetTable(Table):

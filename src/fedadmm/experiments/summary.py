@@ -30,6 +30,7 @@ _BOOKKEEPING = frozenset(
         *("certificate_measured", "certificate_bound"),
         *("kkt_residual", "stationarity", "consensus", "dual_sum", "dual_norm", "dual_norm_max"),
         *("lagrangian", "mean_drift", "warnings", "diagnostics_seconds"),
+        *("gong_v", "dual_value", "duality_gap"),
         *("delays", "staleness_mean", "staleness_max", "staleness_quantiles", "longest_absence"),
     )
 )

@@ -79,6 +79,11 @@ class Saturating(_Separable):
         """L = 2 max_j weights_j + |tilt|."""
         return 2 * float(self.weights.max()) + abs(self.tilt)
 
+    @property
+    def weak_convexity(self) -> float:
+        """Minus the least curvature, max_j weights_j / 2 + |tilt|."""
+        return float(self.weights.max()) / 2 + abs(self.tilt)
+
 
 @dataclass(frozen=True, eq=False)
 class CosineQuadratic(_Separable):
@@ -113,6 +118,10 @@ class CosineQuadratic(_Separable):
     def smoothness(self) -> float:
         """L = max_j weights_j + w^2 sqrt(wave^2 + tilt^2)."""
         return float(self.weights.max()) + self.frequency**2 * math.hypot(self.wave, self.tilt)
+
+
+CONCAVITY = {"geman-mcclure": 0.25, "welsch": 2 * math.exp(-1.5)}
+"""Minus the least rho'' of each robust loss, whose largest is 1."""
 
 
 @dataclass(frozen=True, eq=False)

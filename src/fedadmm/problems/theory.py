@@ -18,11 +18,19 @@ from torch import Tensor
 from fedadmm.errors import check_choice, check_count, check_positive, check_range
 from fedadmm.objective import Quadratic
 from fedadmm.problem import Facts, LazyClients, Problem
-from fedadmm.problems.nonconvex import CosineQuadratic, RobustRegression, Saturating
+from fedadmm.problems.nonconvex import (
+    CONCAVITY,
+    CosineQuadratic,
+    RobustRegression,
+    Saturating,
+)
 from fedadmm.problems.registry import Entry, Extras, register
 from fedadmm.protocols import Objective
 from fedadmm.regularizers import Zero
 from fedadmm.rng import derive, generator
+
+LEAST_WEIGHT = 0.5
+"""No coordinate of a separable objective weighs less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +98,7 @@ def _quadratic(options: QuadraticsOptions, optimum: Tensor, client: int) -> Quad
 
 def _quadratics(options: QuadraticsOptions, extras: Extras) -> Problem:
     build = partial(_quadratic, options, options.optimum())
-    return _problem("quadratics", options, build, options.smoothness, extras)
+    return _problem("quadratics", options, build, (options.smoothness, 0.0), extras)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +110,7 @@ class SaturatingOptions(TheoryOptions):
 
 def _weights(options: TheoryOptions, client: int) -> Tensor:
     """Between 1/2 and 1, and 1 in the first coordinate, so that the largest is known."""
-    weights = 0.5 + 0.5 * torch.sigmoid(options.normal("weights", client))
+    weights = LEAST_WEIGHT + (1 - LEAST_WEIGHT) * torch.sigmoid(options.normal("weights", client))
     weights[0] = 1.0
     return weights
 
@@ -114,7 +122,8 @@ def _saturate(options: SaturatingOptions, optimum: Tensor, client: int) -> Satur
 
 def _saturating(options: SaturatingOptions, extras: Extras) -> Problem:
     build = partial(_saturate, options, options.optimum())
-    return _problem("saturating", options, build, build(0).smoothness, extras)
+    first = build(0)
+    return _problem("saturating", options, build, (first.smoothness, first.weak_convexity), extras)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +148,10 @@ def _cosine(options: CosineOptions, optimum: Tensor, client: int) -> CosineQuadr
 
 def _cosines(options: CosineOptions, extras: Extras) -> Problem:
     build = partial(_cosine, options, options.optimum())
-    return _problem("cosine-quadratics", options, build, build(0).smoothness, extras)
+    first = build(0)
+    waves = first.smoothness - float(first.weights.max())
+    concave = max(0.0, waves - LEAST_WEIGHT)
+    return _problem("cosine-quadratics", options, build, (first.smoothness, concave), extras)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +182,8 @@ def _robust(options: RobustOptions, optimum: Tensor, client: int) -> RobustRegre
 
 def _robusts(options: RobustOptions, extras: Extras) -> Problem:
     build = partial(_robust, options, options.optimum())
-    return _problem("robust-regression", options, build, options.smoothness, extras)
+    L = options.smoothness
+    return _problem("robust-regression", options, build, (L, L * CONCAVITY[options.loss]), extras)
 
 
 def _start(options: TheoryOptions, seed: int) -> Tensor:
@@ -182,9 +195,11 @@ def _problem(
     name: str,
     options: TheoryOptions,
     build: Callable[[int], Objective],
-    smoothness: float,
+    curvature: tuple[float, float],
     extras: Extras,
 ) -> Problem:
+    """`curvature` is (L, m): the eigenvalues of every f_i's Hessians lie in [-m, L]."""
+    smoothness, weak_convexity = curvature
     alone = extras.regularizer is None
     return Problem(
         clients=LazyClients(options.clients, build),
@@ -194,6 +209,7 @@ def _problem(
             smoothness,
             infimum=0.0 if alone else None,
             optimum=options.optimum() if alone else None,
+            weak_convexity=weak_convexity,
         ),
         name=name,
     )

@@ -167,7 +167,8 @@ def feddr_bound(
         p_hat: the smallest probability of taking part.
         rounds: K.
         gap: F(x0) - F*.
-        error_sum: (1/n) sum_i sum_{k=1}^{K+1} eps_{i,k}², eps the distance to the exact prox.
+        error_sum: (1/n) sum_i sum_{k=1}^{K+1} eps_{i,k}², eps the distance to the exact prox; from
+            k = 0 with `init="prox"`.
         start_gradient: G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
     """
     check_count("feddr_bound", "rounds", rounds)
@@ -198,17 +199,32 @@ def feddr_bound(
     return min(total(scale) for scale in _SLACK_SCALES) / (rounds + 1)
 
 
-def feddr_prox_start_excess(L: float, eta: float, start_gradient: float) -> float:
-    """What `init="prox"` adds to the gap of Theorem 3.1: eta G0 / (1 - eta L)².
+def feddr_prox_start_excess(
+    L: float, eta: float, start_gradient: float, *, epsilon: float = 0.0
+) -> float:
+    """What `init="prox"` adds to the gap of Theorem 3.1, with x = eta L and e = epsilon.
 
-    The paper bounds V^0 by F(x0). But x_i^0 = prox_{eta f_i}(x0) differ from each other, and
-    V^0 <= F(x0) + eta (1/n) sum ||grad f_i(x_i^0)||², with
-    ||grad f_i(x_i^0)|| <= ||grad f_i(x0)|| / (1 - eta L). Derived here.
+        ( eta sqrt(G0)/(1 - x) + e )²/eta + (1 + x) e²/(2 eta)
+
+    The paper bounds V^0 by F(x0). But the x_i^0 = prox_{eta f_i}(x0) differ from each other: as
+    xbar^0 minimises V^0, which is at most its value with x0 in that place,
+    V^0 <= g(x0) + (1/n) sum [f_i(x_i^0) + (3/(2 eta)) ||x0 - x_i^0||²]. A solve that misses the
+    prox by e has f_i(x_i^0) + ||x0 - x_i^0||²/(2 eta) <= f_i(x0) + (1 + x) e²/(2 eta), and
+    ||x0 - x_i^0|| <= eta ||grad f_i(x0)||/(1 - x) + e. Derived here.
+
+    Args:
+        L: Lipschitz constant of the gradients.
+        eta: step of the proximal operators.
+        start_gradient: G0 = (1/n) sum ||grad f_i(x0)||².
+        epsilon: the largest eps_{i,0} of the initial solves; 0 for exact ones.
     """
     check_positive("feddr_prox_start_excess", "L", L)
     check_range("feddr_prox_start_excess", "eta", eta, 0.0, 1.0 / L, open_low=True, open_high=True)
     check_not_negative("feddr_prox_start_excess", "start_gradient", start_gradient)
-    return eta * start_gradient / (1.0 - eta * L) ** 2
+    check_not_negative("feddr_prox_start_excess", "epsilon", epsilon)
+    x = eta * L
+    moved = eta * math.sqrt(start_gradient) / (1.0 - x) + epsilon
+    return moved**2 / eta + (1.0 + x) * epsilon**2 / (2.0 * eta)
 
 
 def feddr_corollary_bound(L: float, n: int, rounds: int, gap: float) -> float:
@@ -239,11 +255,14 @@ def feddr_best_steps(L: float) -> tuple[float, float]:
     return x / L, 1.0 - x
 
 
-def feddr_accuracy(budget: float, round_index: int) -> float:
-    """eps_{i,k} of Remark 3.1, sqrt(M / (2 (k + 1)²)): the squares sum to less than M = budget."""
+def feddr_accuracy(budget: float, k: int) -> float:
+    """eps_{i,k} of Remark 3.1, sqrt(M / (2 (k + 1)²)): the squares sum to less than M = budget.
+
+    k = 0 is the initial round with everybody; the solves of round k = 0, 1, … have eps_{i,k+1}.
+    """
     check_positive("feddr_accuracy", "budget", budget)
-    check_count("feddr_accuracy", "round_index", round_index, low=0)
-    return math.sqrt(budget / 2.0) / (round_index + 1)
+    check_count("feddr_accuracy", "k", k, low=0)
+    return math.sqrt(budget / 2.0) / (k + 1)
 
 
 def prox_error_bound(L: float, eta: float, gradient_norm: float) -> float:

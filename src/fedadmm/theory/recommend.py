@@ -181,7 +181,7 @@ def _feddr_rows(situation: Situation) -> list[Advice]:
         "covered without convexity."
     )
     budget_note = (
-        "Solve client i in round k to the distance sqrt(M/2)/(k + 1) from the exact prox: the "
+        "In round k = 0, 1, … solve to the distance sqrt(M/2)/(k + 2) from the exact prox: the "
         "errors then add a constant to the sum over rounds, not a floor."
     )
     return [
