@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.files import read_csv
-from fedadmm.data.known import HEART
-from fedadmm.data.sources import locate
+from fedadmm.data.sources import source
 from fedadmm.errors import DataError, check_range
 from fedadmm.rng import derive, numpy_generator
 
@@ -65,7 +64,8 @@ def hospital_names() -> list[str]:
 
 def hospital_files() -> dict[str, Path]:
     """Every hospital's name and its file on this machine."""
-    return {name: locate(HEART, HEART.file(file)) for name, file in _FILES.items()}
+    files = source("heart-disease")
+    return {name: files.locate(file) for name, file in _FILES.items()}
 
 
 def _prepared(path: Path, index: int, test_fraction: float, seed: int) -> tuple[Table, Table]:
