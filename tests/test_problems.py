@@ -16,7 +16,7 @@ from fedadmm import problems
 from fedadmm.data import Dataset, FederatedData, Normalise, Partition, partitions
 from fedadmm.errors import DataError, ParameterError
 from fedadmm.flat import FlatModule
-from fedadmm.problem import Problem
+from fedadmm.problem import LazyClients, Problem
 from fedadmm.regularizers import L1
 
 ROOT = Path(__file__).parents[1]
@@ -197,6 +197,35 @@ def test_models_of_the_user() -> None:
     )
     assert factory.num_parameters == 650
     assert problems.from_data(own_rows(), model=mine).num_parameters == 4 * 8 + 8 + 8 * 3 + 3
+
+
+def test_test_rows_are_prepared_in_their_own_way() -> None:
+    """Rows that are stored as bytes for training and as floats for testing are the same rows."""
+    train = Dataset(
+        torch.arange(24, dtype=torch.uint8).reshape(6, 4),
+        torch.arange(6) % 3,
+        3,
+        np.arange(6) // 2,
+        ("a", "b", "c"),
+        Normalise((0.5,), (2.0,), scale=10.0),
+    )
+    problem = problems.from_data(train, train.prepared())
+    params = problem.start(0)
+    losses = [float(client.value(params)) for client in problem.clients]
+    assert [test(params)["test_loss"] for test in problem.client_tests] == pytest.approx(losses)
+    assert problem.test(params)["test_loss"] == pytest.approx(sum(losses) / 3)
+
+
+def test_only_clients_that_need_no_rows_travel_as_a_recipe() -> None:
+    """An engine that sends `LazyClients` as they are would otherwise send everybody's rows."""
+    stored = problems.load("digits", clients=4)
+    drawn = problems.load("insa-regression", clients=4, rows=40, features=1000)
+    for problem, travels in ((stored, False), (drawn, True)):
+        for one in (problem, problem.to(torch.float64)):
+            assert isinstance(one.clients, LazyClients) is travels
+            assert one.clients[-1].num_samples == problem.clients[3].num_samples
+    first = drawn.clients[0]
+    assert len(pickle.dumps(drawn.clients)) < first.features.numel() * 4
 
 
 def test_a_saved_partition_can_be_used_again(tmp_path: Path) -> None:
