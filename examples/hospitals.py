@@ -1,12 +1,12 @@
 """Four hospitals predict heart disease together; no patient's row leaves its hospital.
 
-Needs the UCI heart disease files: `fedadmm data fetch heart`, or FEDADMM_DATA.
+Needs the UCI heart disease files: `fedadmm data fetch heart-disease`, or FEDADMM_DATA.
 """
 
 from fedadmm import SGD, DataError, Epochs, FedADMM, problems, simulate
 
 try:
-    problem = problems.load("heart", weights="samples")
+    problem = problems.load("heart-disease", weights="samples")
 except DataError as error:
     raise SystemExit(f"skipped: {error}") from None
 

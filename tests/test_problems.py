@@ -16,7 +16,7 @@ from fedadmm import problems
 from fedadmm.data import Dataset, FederatedData, Normalise, Partition, partitions
 from fedadmm.errors import DataError, ParameterError
 from fedadmm.flat import FlatModule
-from fedadmm.problem import Problem
+from fedadmm.problem import LazyClients, Problem
 from fedadmm.regularizers import L1
 
 ROOT = Path(__file__).parents[1]
@@ -197,6 +197,35 @@ def test_models_of_the_user() -> None:
     )
     assert factory.num_parameters == 650
     assert problems.from_data(own_rows(), model=mine).num_parameters == 4 * 8 + 8 + 8 * 3 + 3
+
+
+def test_test_rows_are_prepared_in_their_own_way() -> None:
+    """Rows that are stored as bytes for training and as floats for testing are the same rows."""
+    train = Dataset(
+        torch.arange(24, dtype=torch.uint8).reshape(6, 4),
+        torch.arange(6) % 3,
+        3,
+        np.arange(6) // 2,
+        ("a", "b", "c"),
+        Normalise((0.5,), (2.0,), scale=10.0),
+    )
+    problem = problems.from_data(train, train.prepared())
+    params = problem.start(0)
+    losses = [float(client.value(params)) for client in problem.clients]
+    assert [test(params)["test_loss"] for test in problem.client_tests] == pytest.approx(losses)
+    assert problem.test(params)["test_loss"] == pytest.approx(sum(losses) / 3)
+
+
+def test_only_clients_that_need_no_rows_travel_as_a_recipe() -> None:
+    """An engine that sends `LazyClients` as they are would otherwise send everybody's rows."""
+    stored = problems.load("digits", clients=4)
+    drawn = problems.load("insa-regression", clients=4, rows=40, features=1000)
+    for problem, travels in ((stored, False), (drawn, True)):
+        for one in (problem, problem.to(torch.float64)):
+            assert isinstance(one.clients, LazyClients) is travels
+            assert one.clients[-1].num_samples == problem.clients[3].num_samples
+    first = drawn.clients[0]
+    assert len(pickle.dumps(drawn.clients)) < first.features.numel() * 4
 
 
 def test_a_saved_partition_can_be_used_again(tmp_path: Path) -> None:
@@ -398,11 +427,11 @@ def test_the_example_in_the_guide_runs(tmp_path: Path) -> None:
     ("name", "options", "clients", "parameters"),
     [
         ("mnist", {"clients": 1000, "max_train": 6000}, 1000, 1_663_370),
-        ("fmnist", {"partition": "imbalanced", "clients": 200}, 200, 1_663_370),
+        ("fashion-mnist", {"partition": "imbalanced", "clients": 200}, 200, 1_663_370),
         ("cifar10-small", {"as_released": True, "pixels": "halves"}, 100, 1_105_098),
         ("femnist", {"max_test": 500}, 300, 6_603_710),
         ("mnist-writers", {"model": "mlp-784-128-10"}, 539, 101_770),
-        ("heart", {}, 4, 14),
+        ("heart-disease", {}, 4, 14),
         ("shakespeare", {"stride": 200}, None, None),
     ],
 )
@@ -414,7 +443,7 @@ def test_problems_from_real_data(
     assert parameters in (None, problem.num_parameters)
     smallest = int(np.argmin(problem.data.train_sizes))
     assert torch.isfinite(problem.clients[smallest].gradient(problem.start(0))).all()
-    if name in ("heart", "femnist", "shakespeare"):
+    if name in ("heart-disease", "femnist", "shakespeare"):
         assert set(problem.client_tests[0](problem.start(0))) <= {"test_loss", "test_accuracy"}
     else:
         assert problem.client_tests is None
@@ -423,8 +452,26 @@ def test_problems_from_real_data(
 @pytest.mark.skipif(not os.environ.get("FEDADMM_DATA"), reason="FEDADMM_DATA is not set")
 def test_hospitals_are_learnable() -> None:
     """A few hundred steps of gradient descent on the pooled logistic loss predict well."""
-    problem = problems.load("heart", weights="samples")
+    problem = problems.load("heart-disease", weights="samples")
     params = problem.start(0)
     for _ in range(200):
         params = params - 0.5 * problem.gradient(params)
     assert problem.test(params)["test_accuracy"] > 0.75
+
+
+@pytest.mark.skipif(not os.environ.get("FEDADMM_DATA"), reason="FEDADMM_DATA is not set")
+@pytest.mark.parametrize("name", [name for name in problems.names() if problems.entry(name).sites])
+def test_a_site_alone_is_the_client_that_it_is_among_others(name: str) -> None:
+    sites = problems.entry(name).sites
+    together = problems.load(name)
+    assert list(sites.names) == together.data.client_names()
+    assert sites.inputs == together.data.rows.inputs.shape[1]
+    assert sites.classes == together.data.rows.num_classes
+    params = together.start(0)
+    for client, path in enumerate(sites.files()):
+        alone = sites.load(problems.options(name)(), path, client)
+        assert alone.num_clients == 1
+        torch.testing.assert_close(
+            alone.clients[0].gradient(params), together.clients[client].gradient(params)
+        )
+        assert alone.test(params) == pytest.approx(together.client_tests[client](params))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedadmm.protocols import Evaluator, Objective, Regularizer
 from fedadmm.regularizers import Zero
 
 Buffers = Literal["keep-local", "average"]
+Item = TypeVar("Item")
 
 
 class Facts(NamedTuple):
@@ -127,51 +129,54 @@ class Problem:
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Problem:
         """The same problem with every objective in another precision or on another device."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        values["clients"] = _Converted(self.clients, dtype, device)
+        kind = LazyClients if isinstance(self.clients, LazyClients) else Lazy
+        convert = partial(_convert, self.clients, dtype, device)
+        values["clients"] = kind(len(self.clients), convert)
         return Problem(**values)
 
 
-class LazyClients(Sequence[Objective]):
-    """`count` clients that `build(i)` makes when they are asked for.
+class Lazy(Sequence[Item]):
+    """`count` items that `build(i)` makes when they are asked for.
 
-    Iteration builds one at a time; nothing is kept.
+    Iteration makes one at a time.  Nothing stays, unless `keep` is set; what is kept does not
+    travel to another process, which makes its own.
     """
 
-    def __init__(self, count: int, build: Callable[[int], Objective]) -> None:
+    def __init__(self, count: int, build: Callable[[int], Item], keep: bool = False) -> None:
         self._count = count
         self._build = build
+        self._kept: dict[int, Item] | None = {} if keep else None
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self._build(i) for i in range(*index.indices(self._count))]
+            return [self[i] for i in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
             raise IndexError(index)
-        return self._build(index % self._count)
+        index %= self._count
+        if self._kept is None:
+            return self._build(index)
+        if index not in self._kept:
+            self._kept[index] = self._build(index)
+        return self._kept[index]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": None if self._kept is None else {}}
 
 
-class _Converted(Sequence[Objective]):
-    """Clients in another precision; closed-form ones are converted when asked for."""
+class LazyClients(Lazy[Objective]):
+    """Clients that are drawn from their number alone, so that the recipe may travel in their place.
 
-    def __init__(
-        self, clients: Sequence[Objective], dtype: torch.dtype, device: torch.device | str
-    ) -> None:
-        self._clients = clients
-        self._dtype = dtype
-        self._device = device
+    Clients that are made from stored rows are `Lazy` only: with the recipe all rows would travel.
+    """
 
-    def __len__(self) -> int:
-        return len(self._clients)
 
-    def __iter__(self) -> Iterator[Objective]:
-        return (self[index] for index in range(len(self)))
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self._clients[index].to(self._dtype, self._device)
+def _convert(
+    clients: Sequence[Objective], dtype: torch.dtype, device: torch.device | str, index: int
+) -> Objective:
+    return clients[index].to(dtype, device)
 
 
 def _check_clients(clients: Sequence[object]) -> None:

@@ -127,6 +127,20 @@ def test_a_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert reason is not None
     assert "does not exist" in reason
     assert contenders.absence("floor") is None
+    assert contenders.absence("plain") is None
+
+
+def test_without_a_checkout_there_are_no_peers_but_the_floor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An installed package: the folder that its path would lead to does not exist."""
+    assert not list(Path(bench.__file__).parent.rglob("*_peer.py"))
+    monkeypatch.setattr(contenders, "SCRIPTS", tmp_path)
+    for peer in ("pfl", "flower", "plain"):
+        reason = contenders.absence(peer)
+        assert reason is not None
+        assert f"{peer}_peer.py does not exist; the peers come with a checkout" in reason
+    assert contenders.absence("floor") is None
 
 
 @pytest.mark.slow

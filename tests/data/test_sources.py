@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedadmm.data import catalogue, sources
-from fedadmm.data.known import SOURCES
-from fedadmm.data.sources import Archive, File, Source, find, locate
+from fedadmm.data.sources import SOURCES, File, Source
 from fedadmm.errors import DataError, ParameterError
 
 CONTENT = bytes(range(256)) * 1500
@@ -85,7 +84,6 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     data.mkdir()
     monkeypatch.setenv("FEDADMM_DATA", str(data))
     monkeypatch.setattr(sources, "cache_folder", lambda: cache)
-    monkeypatch.setattr(catalogue, "cache_folder", lambda: cache)
     return data, cache
 
 
@@ -100,12 +98,12 @@ def listing(folder: Path) -> list[str]:
 
 def test_the_environment_comes_before_the_cache(places: tuple[Path, Path]) -> None:
     one = source()
-    assert find(one, one.files[0]) is None
+    assert one.find("file.bin") is None
     for root in reversed(places):
         path = root / "thing/file.bin"
         path.parent.mkdir(parents=True)
         path.write_bytes(CONTENT)
-        assert locate(one, one.files[0]) == path
+        assert one.locate("file.bin") == path
 
 
 def test_a_file_may_also_lie_there_packed(places: tuple[Path, Path]) -> None:
@@ -113,10 +111,10 @@ def test_a_file_may_also_lie_there_packed(places: tuple[Path, Path]) -> None:
     path = places[0] / "thing/file.bin.gz"
     path.parent.mkdir()
     path.write_bytes(gzip.compress(CONTENT))
-    assert locate(one, one.files[0]) == path
+    assert one.locate("file.bin") == path
     path.write_bytes(gzip.compress(CONTENT[:-1]))
     with pytest.raises(DataError, match=r"file\.bin\.gz: is damaged"):
-        locate(one, one.files[0])
+        one.locate("file.bin")
 
 
 def test_a_packed_canonical_file_may_also_lie_there_unpacked(places: tuple[Path, Path]) -> None:
@@ -126,7 +124,7 @@ def test_a_packed_canonical_file_may_also_lie_there_unpacked(places: tuple[Path,
     path = places[0] / "thing/file"
     path.parent.mkdir()
     path.write_bytes(CONTENT)
-    assert locate(one, file) == path
+    assert one.locate("file.gz") == path
 
 
 @pytest.mark.parametrize(
@@ -141,7 +139,7 @@ def test_a_damaged_file_is_refused_by_name(
     path.parent.mkdir()
     path.write_bytes(content)
     with pytest.raises(DataError, match=message) as error:
-        locate(one, one.files[0])
+        one.locate("file.bin")
     assert str(path) in str(error.value)
 
 
@@ -157,14 +155,14 @@ def test_a_download_lands_in_the_cache_and_nothing_else(
     server: Server, places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = source(server.address)
-    path = locate(one, one.files[0], progress=True)
+    path = one.locate("file.bin", progress=True)
     assert path == places[1] / "thing/file.bin"
     assert path.read_bytes() == CONTENT
     assert listing(places[1]) == ["file.bin"]
     output = capsys.readouterr()
     assert output.out == ""
     assert "file.bin" in output.err
-    assert locate(one, one.files[0]) == path
+    assert one.locate("file.bin") == path
     assert len(server.requests) == 1
 
 
@@ -175,13 +173,13 @@ def test_an_interrupted_download_is_continued(
     one = source(server.address)
     server.cut_after, server.announce = 100_000, announce
     with pytest.raises(DataError, match=r"file\.bin: cannot be downloaded"):
-        locate(one, one.files[0])
+        one.locate("file.bin")
     assert listing(places[1]) == [".file.bin.part"]
-    assert find(one, one.files[0]) is None
+    assert one.find("file.bin") is None
     kept = (places[1] / "thing/.file.bin.part").stat().st_size
     assert 0 < kept <= 100_000
     server.cut_after = None
-    assert locate(one, one.files[0]).read_bytes() == CONTENT
+    assert one.locate("file.bin").read_bytes() == CONTENT
     assert server.requests == [None, f"bytes={kept}-"]
     assert listing(places[1]) == ["file.bin"]
 
@@ -192,7 +190,7 @@ def test_nothing_stays_when_the_server_cannot_continue(
     one = source(server.address)
     server.ranges, server.cut_after = False, 100_000
     with pytest.raises(DataError, match="cannot be downloaded"):
-        locate(one, one.files[0])
+        one.locate("file.bin")
     assert listing(places[1]) == []
 
 
@@ -204,7 +202,7 @@ def test_a_server_that_ignores_the_range_starts_again(
     part.parent.mkdir(parents=True)
     part.write_bytes(b"wrong" * 100)
     server.ranges = False
-    assert locate(one, one.files[0]).read_bytes() == CONTENT
+    assert one.locate("file.bin").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("body", [b"x" + CONTENT[1:], CONTENT + b"x"])
@@ -214,7 +212,7 @@ def test_another_file_is_refused_and_forgotten(
     one = source(server.address)
     server.body = body
     with pytest.raises(DataError, match=r"file\.bin: what .* sent is not the expected file"):
-        locate(one, one.files[0])
+        one.locate("file.bin")
     assert listing(places[1]) == []
 
 
@@ -224,8 +222,8 @@ def test_a_wrong_part_is_not_continued_for_ever(server: Server, places: tuple[Pa
     part.parent.mkdir(parents=True)
     part.write_bytes(b"wrong" * 100)
     with pytest.raises(DataError, match="not the expected file"):
-        locate(one, one.files[0])
-    assert locate(one, one.files[0]).read_bytes() == CONTENT
+        one.locate("file.bin")
+    assert one.locate("file.bin").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("status", [403, 404, 503])
@@ -235,7 +233,7 @@ def test_a_blocked_address_gives_one_sentence(
     one = source(server.address)
     server.status = status
     with pytest.raises(DataError) as error:
-        locate(one, one.files[0])
+        one.locate("file.bin")
     message = str(error.value)
     assert message.startswith("file.bin: cannot be downloaded from http://127.0.0.1")
     assert f"put the file into {places[1] / 'thing'} yourself" in message
@@ -248,13 +246,13 @@ def test_offline_gives_one_sentence(places: tuple[Path, Path]) -> None:
     server.close()
     one = source(server.address)
     with pytest.raises(DataError, match=r"cannot be downloaded .* put the file into"):
-        locate(one, one.files[0])
+        one.locate("file.bin")
 
 
 def test_without_an_address_one_is_told_where_to_put_the_file(places: tuple[Path, Path]) -> None:
     one = source()
     with pytest.raises(DataError) as error:
-        locate(one, one.files[0])
+        one.locate("file.bin")
     assert "thing: file.bin is not on this machine and has no public address; put it into" in str(
         error.value
     )
@@ -275,31 +273,33 @@ def archived(server: Server, members: dict[str, bytes]) -> Source:
     packed = archive_of(members)
     server.body = packed
     files = tuple(File(n, 4, digest(d)) for n, d in (("a.bin", b"aaaa"), ("b.bin", b"bbbb")))
-    archive = Archive("all.tar.gz", len(packed), digest(packed), server.address)
-    return Source("thing", "", "", files, archive)
+    archive = File("all.tar.gz", len(packed), digest(packed), address=server.address)
+    return Source("thing", "", "", files, archive=archive)
 
 
 def test_an_archive_is_unpacked_and_removed(server: Server, places: tuple[Path, Path]) -> None:
     members = {"x/a.bin": b"aaaa", "../../b.bin": b"bbbb", "x/readme": b"hello"}
     one = archived(server, members)
-    assert locate(one, one.file("b.bin")).read_bytes() == b"bbbb"
+    assert one.locate("b.bin").read_bytes() == b"bbbb"
     assert listing(places[1]) == ["a.bin", "b.bin"]
     assert listing(places[1].parent) == ["a.bin", "b.bin"]
-    assert locate(one, one.file("a.bin")).read_bytes() == b"aaaa"
+    assert one.locate("a.bin").read_bytes() == b"aaaa"
     assert len(server.requests) == 1
 
 
 def test_an_archive_without_the_files_is_refused(server: Server) -> None:
     one = archived(server, {"x/a.bin": b"aaaa"})
     with pytest.raises(DataError, match=r"all\.tar\.gz: does not hold b\.bin"):
-        locate(one, one.file("a.bin"))
+        one.locate("a.bin")
 
 
 def test_the_catalogue_lists_fetches_and_checks(
     server: Server, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = source(server.address)
-    monkeypatch.setattr(catalogue, "SOURCES", {"thing": one})
+    for name in list(SOURCES):
+        monkeypatch.delitem(SOURCES, name)
+    monkeypatch.setitem(SOURCES, "thing", one)
     assert [(row.status, row.file) for row in catalogue.check()] == [("missing", "file.bin")]
     info = catalogue.list_datasets()[0]
     assert (info.name, info.present, info.folder) == ("thing", False, places[0] / "thing")

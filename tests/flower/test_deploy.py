@@ -108,7 +108,7 @@ def test_there_must_be_a_node_for_each_client():
 def test_hospitals_need_no_data_at_the_server(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDADMM_DATA", str(tmp_path))
     for model, size in (("logistic", 14), ("mlp-13-8-2", 13 * 8 + 8 + 8 * 2 + 2)):
-        config = resolve({"problem": {"name": "heart", "model": model}})
+        config = resolve({"problem": {"name": "heart-disease", "model": model}})
         assert federation(config, Deployment(4)).server_job().initial.numel() == size
 
 

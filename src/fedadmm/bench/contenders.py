@@ -17,9 +17,12 @@ from fedadmm.errors import EngineError
 ENVIRONMENT = "FEDADMM_BENCH_PEERS"
 """Names the virtual environment of the peers; `.cache/bench-peers` here by default."""
 TIMEOUT_SECONDS = 1800.0
-SCRIPTS = Path(__file__).parent / "peers"
-MODULES = {"pfl": "pfl", "flower": "flwr"}
-"""What must be importable for a peer to take part."""
+SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"
+"""The peers' programs: those of a checkout, for an installed package has none."""
+OWN = {"fedadmm": "fedadmm.bench.own", "floor": "fedadmm.bench.floor"}
+"""The contenders that are part of the package."""
+FRAMEWORKS = {"pfl": "pfl", "flower": "flwr"}
+"""The peers that live in an environment of their own, and what it must have."""
 
 
 class Outcome(NamedTuple):
@@ -34,30 +37,37 @@ def peer_python() -> Path:
     return Path(os.environ.get(ENVIRONMENT, ".cache/bench-peers")) / "bin" / "python"
 
 
+def _script(peer: str) -> Path:
+    return SCRIPTS / f"{peer}_peer.py"
+
+
 def absence(peer: str) -> str | None:
     """Why a peer cannot take part, or None."""
-    if peer not in MODULES:
+    if peer in OWN:
+        return None
+    if not _script(peer).is_file():
+        return f"{_script(peer)} does not exist; the peers come with a checkout of fedadmm"
+    if peer not in FRAMEWORKS:
         return None
     python = peer_python()
     if not python.exists():
         return f"{python} does not exist; `make bench-peers` installs the peers"
-    probe = [str(python), "-c", f"import {MODULES[peer]}"]
+    probe = [str(python), "-c", f"import {FRAMEWORKS[peer]}"]
     if subprocess.run(probe, capture_output=True, timeout=120, check=False).returncode != 0:
-        return f"{python} cannot import {MODULES[peer]}; `make bench-peers` installs the peers"
+        return f"{python} cannot import {FRAMEWORKS[peer]}; `make bench-peers` installs the peers"
     return None
 
 
 def command(contender: str, specification: Path, cores: int) -> list[str]:
     """How a contender's process is started."""
-    if contender == "fedadmm":
-        return [sys.executable, "-m", "fedadmm.bench.own", str(specification), str(time.time())]
-    if contender in ("plain", "floor"):
-        return [sys.executable, str(SCRIPTS / f"{contender}.py"), str(specification)]
-    python, script = str(peer_python()), str(SCRIPTS / f"{contender}_peer.py")
+    told = [str(specification), str(time.time())]
+    if contender in OWN:
+        return [sys.executable, "-m", OWN[contender], *told]
+    python = str(peer_python()) if contender in FRAMEWORKS else sys.executable
+    launch = []
     if contender == "pfl" and cores > 1:
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cores}"]
-        return [python, *launch, script, str(specification)]
-    return [python, script, str(specification)]
+    return [python, *launch, str(_script(contender)), *told]
 
 
 def run(contender: str, workload: Workload, folder: Path) -> Outcome:
@@ -66,7 +76,7 @@ def run(contender: str, workload: Workload, folder: Path) -> Outcome:
     specification = folder / f"{contender}.json"
     specification.write_text(json.dumps(workload.specification(folder, cores)))
     environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-    if contender in MODULES:
+    if contender in FRAMEWORKS:
         environment["PYTHONPATH"] = str(SCRIPTS)  # for their worker processes
     if contender == "pfl":
         environment["OMP_NUM_THREADS"] = "1"

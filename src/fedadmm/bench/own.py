@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
+import psutil
 
 from fedadmm import losses, models
 from fedadmm.algorithms import FedADMM, FedAvg
+from fedadmm.bench.workloads import read_rows, read_specification
 from fedadmm.engines import Auto
 from fedadmm.flat import FlatModule
 from fedadmm.model_objective import ModelObjective
@@ -35,14 +34,16 @@ TOUCHING_ROUNDS = 10
 
 
 def resident_mb() -> float:
-    """What this process and its children hold in memory, shared pages counted once."""
-    total = 0
-    for process in [None, *multiprocessing.active_children()]:
-        name = "self" if process is None else process.pid
-        for line in Path(f"/proc/{name}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1])
-    return total / 1024
+    """What this process and its children hold in memory, shared pages counted once.
+
+    Only Linux can say so; elsewhere shared pages are left out.
+    """
+    own, total = psutil.Process(), 0
+    for process in [own, *own.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            memory = process.memory_full_info()
+            total += memory.pss if psutil.LINUX else memory.uss
+    return total / 2**20
 
 
 class Clock:
@@ -67,21 +68,14 @@ class Clock:
 
 def problem(spec: SimpleNamespace) -> Problem:
     """The workload's problem; clients share rows when there are more clients than rows for them."""
-    inputs = torch.from_numpy(np.load(Path(spec.folder) / "inputs.npy"))
-    targets = torch.from_numpy(np.load(Path(spec.folder) / "targets.npy"))
-    if inputs.dtype == torch.uint8:
-        inputs = inputs.float().div_(255)
-    module = models.build(spec.model)
-    flat = FlatModule(module)
+    inputs, targets = read_rows(spec)
+    flat = FlatModule(models.build(spec.model))
     parts = len(targets) // spec.samples
 
     def build(client: int) -> ModelObjective:
         begin = client % parts * spec.samples
-        rows: tuple[Tensor, Tensor] = (
-            inputs[begin : begin + spec.samples],
-            targets[begin : begin + spec.samples],
-        )
-        return ModelObjective(flat, losses.cross_entropy, *rows)
+        rows = slice(begin, begin + spec.samples)
+        return ModelObjective(flat, losses.cross_entropy, inputs[rows], targets[rows])
 
     return Problem(LazyClients(spec.clients, build), initial=flat.vector.clone())
 
@@ -140,8 +134,7 @@ def run(spec: SimpleNamespace, begun: float) -> dict[str, Any]:
 
 def main() -> None:
     """Run the workload that the command line names."""
-    spec = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
-    print(json.dumps(run(spec, float(sys.argv[2]))), flush=True)
+    print(json.dumps(run(read_specification(), float(sys.argv[2]))), flush=True)
 
 
 if __name__ == "__main__":

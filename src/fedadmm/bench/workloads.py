@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedadmm.errors import DataError, check_choice
 
@@ -86,6 +91,20 @@ def write_rows(workload: Workload, folder: Path) -> str:
     np.save(folder / "inputs.npy", inputs)
     np.save(folder / "targets.npy", targets)
     return source
+
+
+def read_specification() -> SimpleNamespace:
+    """What this contender's process was told: the workload, its folder and the cores to use."""
+    return SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
+
+
+def read_rows(spec: SimpleNamespace) -> tuple[Tensor, Tensor]:
+    """The rows that `write_rows` wrote, as floats, and their targets."""
+    inputs, targets = (
+        torch.from_numpy(np.load(Path(spec.folder) / f"{name}.npy"))
+        for name in ("inputs", "targets")
+    )
+    return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs, targets
 
 
 def _mnist() -> tuple[Any, Any] | None:

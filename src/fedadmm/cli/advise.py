@@ -61,7 +61,7 @@ def _tree(source: str) -> dict[str, Any]:
     from fedadmm import problems
     from fedadmm.experiments import loading
 
-    if source not in problems.names() or Path(source).is_file():
+    if problems.canonical(source) not in problems.names() or Path(source).is_file():
         return loading.run_only(loading.read(source))
     count = getattr(problems.options(source)(), "clients", None) or 0
     sampler: dict[str, Any] = {"name": "full"}

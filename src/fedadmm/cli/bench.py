@@ -31,7 +31,7 @@ def measure(
         typer.Option(
             "--peers/--no-peers",
             help="Beside pfl, Flower's simulation, a plain loop and the floor. What is not "
-            "installed is skipped with a reason.",
+            "there is skipped with a reason; all but the floor need a checkout.",
         ),
     ] = True,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of everybody.")] = 3,

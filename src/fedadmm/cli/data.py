@@ -9,7 +9,9 @@ import typer
 
 from fedadmm.cli import options
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, as `data list` shows it.")]
+_Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="A data set, as `data list` shows it, or its alias.")
+]
 
 app = typer.Typer(no_args_is_help=True, help="Data sets and how problems split them.")
 
@@ -38,8 +40,9 @@ def list_(as_json: options.AsJson = False) -> None:
 
     sets = Table("data set", "here", "what", "licence", "folder", title="Data sets")
     for info in found:
+        name = ", ".join([info.name, *info.aliases])
         sets.add_row(
-            info.name, "yes" if info.present else "no", info.about, info.licence, str(info.folder)
+            name, "yes" if info.present else "no", info.about, info.licence, str(info.folder)
         )
     named_table = Table("problem", "what", "needs", title="Problems")
     for entry in entries:
@@ -56,12 +59,13 @@ def fetch(name: _Name, as_json: options.AsJson = False) -> None:
 
     from fedadmm.cli.display import print_json
     from fedadmm.data import catalogue
+    from fedadmm.data.sources import source
 
-    folder = catalogue.fetch(name, progress=sys.stderr.isatty())
+    folder, found = catalogue.fetch(name, progress=sys.stderr.isatty()), source(name).name
     if as_json:
-        print_json({"name": name, "folder": str(folder)})
+        print_json({"name": found, "folder": str(folder)})
         return
-    typer.echo(f"{name}  {folder}")
+    typer.echo(f"{found}  {folder}")
 
 
 @app.command(epilog="Example: fedadmm data path mnist")
@@ -69,10 +73,11 @@ def path(name: _Name, as_json: options.AsJson = False) -> None:
     """Print the folder of a data set that is on this machine."""
     from fedadmm.cli.display import print_json
     from fedadmm.data import catalogue
+    from fedadmm.data.sources import source
 
     folder = catalogue.path(name)
     if as_json:
-        print_json({"name": name, "folder": str(folder)})
+        print_json({"name": source(name).name, "folder": str(folder)})
         return
     typer.echo(str(folder))
 

@@ -38,14 +38,17 @@ def local(
     as_json: options.AsJson = False,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down."""
+    from fedadmm import problems
     from fedadmm.experiments import config, loading
     from fedadmm.flower.configured import Deployment
 
     tree = loading.run_only(loading.read(source or "hospitals"))
     options.apply(tree, {"rounds": rounds}, None)
     problem = tree.setdefault("problem", {})
-    if isinstance(problem, dict) and problem.get("name", "digits") != "heart":
-        loading.assign(tree, "problem.clients", clients)
+    if isinstance(problem, dict):
+        name = problems.canonical(problem.get("name", "digits"))
+        if name in problems.names() and problems.entry(name).sites is None:
+            loading.assign(tree, "problem.clients", clients)
     options.apply(tree, {}, sets)
     resolved = config.resolve(tree)
     base = f"{Path(source or 'run').stem}-{resolved.algorithm.name}-deployed"
@@ -113,9 +116,9 @@ def _local(
 
 def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
     """Pooled training and each site alone, for the demonstration that has all rows here."""
-    from fedadmm.flower.configured import HOSPITALS
+    from fedadmm.flower.configured import sites
 
-    if resolved.problem.name != HOSPITALS:
+    if sites(resolved) is None:
         return None
     from fedadmm.flower.rundir import MODEL
     from fedadmm.flower.yardstick import compare

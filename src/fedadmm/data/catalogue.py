@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from fedadmm.data.known import SOURCES, find_leaf_folder
-from fedadmm.data.sources import Source, cache_folder, data_folder, find, folders, locate
-from fedadmm.errors import DataError, ParameterError
+from fedadmm.data.sources import SOURCES, Source, source
+from fedadmm.errors import DataError
 
 
 class DatasetInfo(NamedTuple):
@@ -16,6 +15,8 @@ class DatasetInfo(NamedTuple):
     name: str
     about: str
     licence: str
+    aliases: tuple[str, ...]
+    """Short forms of the name."""
     present: bool
     """Whether every file is on this machine (a damaged file counts as absent)."""
     folder: Path
@@ -27,19 +28,9 @@ class FileCheck(NamedTuple):
 
     dataset: str
     file: str
-    status: str
-    """ok, missing or damaged."""
+    status: Literal["ok", "missing", "damaged"]
     detail: str
     """The path, or what is wrong."""
-
-
-def source(name: str) -> Source:
-    """The data set with a name."""
-    if name not in SOURCES:
-        raise ParameterError(
-            f"data: name is {name!r}, but must be one of {', '.join(sorted(SOURCES))}"
-        )
-    return SOURCES[name]
 
 
 def list_datasets() -> list[DatasetInfo]:
@@ -48,47 +39,47 @@ def list_datasets() -> list[DatasetInfo]:
 
 
 def _info(chosen: Source) -> DatasetInfo:
-    leaf = find_leaf_folder() if chosen.name == "femnist" else None
-    rows = [] if leaf else check(chosen.name)
-    present = all(row.status == "ok" for row in rows)
-    if leaf is not None:
-        folder = leaf
-    elif present:
+    folder, rows = chosen.stand_in(), check(chosen.name)
+    if folder is None and all(row.status == "ok" for row in rows):
         folder = Path(rows[0].detail).parent
-    else:
-        folder = (data_folder() or cache_folder()) / chosen.name
-    return DatasetInfo(chosen.name, chosen.about, chosen.licence, present, folder)
+    return DatasetInfo(
+        chosen.name,
+        chosen.about,
+        chosen.licence,
+        chosen.aliases,
+        folder is not None,
+        folder or chosen.home(),
+    )
 
 
 def fetch(name: str, *, progress: bool = False) -> Path:
     """Make sure that a data set is on this machine, and return its folder."""
     chosen = source(name)
-    if chosen.name == "femnist" and (leaf := find_leaf_folder()):
-        return leaf
-    paths = [locate(chosen, file, progress=progress) for file in chosen.files]
-    return paths[0].parent
+    stand_in = chosen.stand_in()
+    if stand_in is not None:
+        return stand_in
+    first, *_ = [chosen.locate(file.name, progress=progress) for file in chosen.files]
+    return first.parent
 
 
 def path(name: str) -> Path:
     """The folder of a data set that is on this machine; one that is not is an error."""
     info = _info(source(name))
     if not info.present:
-        looked = ", ".join(str(folder) for folder in folders(source(name)))
-        raise DataError(f"{name}: is not (completely) on this machine; looked into {looked}")
+        looked = ", ".join(str(folder) for folder in source(name).folders())
+        raise DataError(f"{info.name}: is not (completely) on this machine; looked into {looked}")
     return info.folder
 
 
 def check(name: str | None = None) -> list[FileCheck]:
     """Look for every file and verify its checksum; nothing is downloaded, nothing raised."""
     chosen = [source(name)] if name is not None else [SOURCES[key] for key in sorted(SOURCES)]
-    rows = []
-    for one in chosen:
-        for file in one.files:
-            try:
-                found = find(one, file)
-            except DataError as error:
-                rows.append(FileCheck(one.name, file.name, "damaged", str(error)))
-                continue
-            status = "missing" if found is None else "ok"
-            rows.append(FileCheck(one.name, file.name, status, str(found or "")))
-    return rows
+    return [_check(one, file.name) for one in chosen for file in one.files]
+
+
+def _check(one: Source, file: str) -> FileCheck:
+    try:
+        found = one.find(file)
+    except DataError as error:
+        return FileCheck(one.name, file, "damaged", str(error))
+    return FileCheck(one.name, file, "missing" if found is None else "ok", str(found or ""))

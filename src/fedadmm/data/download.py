@@ -1,25 +1,18 @@
-"""Downloads with pooch: checked, resumable, and complete or not there at all."""
+"""Downloads with pooch: checked, continued where they broke off, and complete or not there."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedadmm.errors import DataError
 
 _CHUNK = 1 << 16
 _TIMEOUT = (10, 30)
 """Seconds to wait for a connection, and for the next bytes."""
-
-
-class _Bar(Protocol):
-    def advance(self, count: int) -> None:
-        """Some bytes have arrived."""
 
 
 def download(address: str, sha256: str, size: int, target: Path, *, progress: bool = False) -> None:
@@ -31,16 +24,18 @@ def download(address: str, sha256: str, size: int, target: Path, *, progress: bo
     import pooch
     import requests
 
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _quiet(pooch.get_logger()):
-            pooch.retrieve(
-                address,
-                known_hash=f"sha256:{sha256}",
-                fname=target.name,
-                path=target.parent,
-                downloader=_Resuming(target.with_name(f".{target.name}.part"), size, progress),
-            )
+        pooch.retrieve(
+            address,
+            known_hash=f"sha256:{sha256}",
+            fname=target.name,
+            path=target.parent,
+            downloader=_Resuming(target.with_name(f".{target.name}.part"), size, progress),
+        )
     except (requests.exceptions.RequestException, OSError) as error:
         raise DataError(
             f"{target.name}: cannot be downloaded from {address} ({type(error).__name__}); put the "
@@ -51,21 +46,13 @@ def download(address: str, sha256: str, size: int, target: Path, *, progress: bo
             f"{target.name}: what {address} sent is not the expected file (its checksum differs); "
             f"put the right file into {target.parent} yourself"
         ) from None
-
-
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
     finally:
         logger.setLevel(level)
 
 
 @dataclass(frozen=True)
 class _Resuming:
-    """A downloader for pooch that continues a partial file."""
+    """A downloader for pooch, whose own ones start again from the first byte."""
 
     part: Path
     size: int
@@ -88,16 +75,7 @@ class _Resuming:
             continues = response.status_code == requests.codes.partial_content
             resumable = continues or response.headers.get("Accept-Ranges") == "bytes"
             try:
-                have = have if continues else 0
-                with self.part.open("ab" if continues else "wb") as stream, self._bar(have) as bar:
-                    for chunk in response.iter_content(_CHUNK):
-                        have += len(chunk)
-                        if have > self.size:
-                            raise ValueError("more bytes than expected")
-                        stream.write(chunk)
-                        bar.advance(len(chunk))
-                if have < self.size:
-                    raise requests.exceptions.ConnectionError("the connection ended early")
+                self._receive(response, have if continues else 0)
             except ValueError:
                 self.part.unlink()
                 raise
@@ -106,31 +84,21 @@ class _Resuming:
                     self.part.unlink(missing_ok=True)
                 raise
 
-    @contextmanager
-    def _bar(self, have: int) -> Iterator[_Bar]:
-        if not self.progress:
-            yield _NoBar()
-            return
+    def _receive(self, response: Any, have: int) -> None:
+        import requests
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        with Progress(*columns, console=Console(stderr=True)) as rich_progress:
-            name = self.part.name.removeprefix(".").removesuffix(".part")
-            task = rich_progress.add_task(name, total=self.size, completed=have)
-            yield _RichBar(rich_progress, task)
-
-
-class _NoBar:
-    def advance(self, count: int) -> None:
-        """Nobody looks."""
-
-
-@dataclass(frozen=True)
-class _RichBar:
-    progress: Any
-    task: Any
-
-    def advance(self, count: int) -> None:
-        """Move the bar."""
-        self.progress.advance(self.task, count)
+        bar = Progress(*columns, console=Console(stderr=True), disable=not self.progress)
+        name = self.part.name.removeprefix(".").removesuffix(".part")
+        with self.part.open("ab" if have else "wb") as stream, bar:
+            task = bar.add_task(name, total=self.size, completed=have)
+            for chunk in response.iter_content(_CHUNK):
+                have += len(chunk)
+                if have > self.size:
+                    raise ValueError("more bytes than expected")
+                stream.write(chunk)
+                bar.advance(task, len(chunk))
+        if have < self.size:
+            raise requests.exceptions.ConnectionError("the connection ended early")

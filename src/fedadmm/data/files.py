@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import io
 import math
 import os
@@ -136,12 +135,6 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
         data = read_exactly(stream, size, path, f"array {member.filename}")
         refuse_more(stream, path)
     return data.view(dtype).reshape(shape, order="F" if fortran else "C")
-
-
-def sha256(path: Path) -> str:
-    """The checksum of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

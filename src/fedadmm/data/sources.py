@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
+import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fedadmm.data.download import download
-from fedadmm.data.files import EXPANSION, open_plain_or_gz, replace_atomically, sha256
+from fedadmm.data.files import EXPANSION, open_plain_or_gz, replace_atomically
 from fedadmm.errors import DataError, ParameterError
 
 VARIABLE = "FEDADMM_DATA"
@@ -19,7 +22,7 @@ VARIABLE = "FEDADMM_DATA"
 
 @dataclass(frozen=True)
 class File:
-    """One file of a data set, known by its checksum.
+    """One file, known by its checksum.
 
     The file may also lie there packed (NAME.gz) or, when `unpacked` is known, unpacked.
     """
@@ -38,34 +41,144 @@ class File:
             (self.name,) if self.name.endswith((".gz", ".npz")) else (self.name, f"{self.name}.gz")
         )
 
-
-@dataclass(frozen=True)
-class Archive:
-    """A .tar.gz that holds all files of a data set."""
-
-    name: str
-    size: int
-    sha256: str
-    address: str
+    def verify(self, path: Path) -> None:
+        """Refuse a path whose size or checksum is not the canonical one."""
+        stat = path.stat()
+        if path.name == self.name and stat.st_size != self.size:
+            raise DataError(
+                f"{path}: has {stat.st_size} bytes, but the canonical file has {self.size}; "
+                "it is truncated or another file"
+            )
+        other = path.name != self.name
+        expected = self.unpacked if other and self.unpacked is not None else self.sha256
+        packed = other and path.suffix == ".gz"
+        if _checksum(path, stat.st_size, stat.st_mtime_ns, packed) != expected:
+            raise DataError(
+                f"{path}: is damaged or another file (its checksum is not the canonical one)"
+            )
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: its folder's name, what it is, and its files."""
+    """A data set, as `sets.toml` describes it."""
 
     name: str
+    """Its folder is called so, and its problem."""
     about: str
     licence: str
     files: tuple[File, ...]
-    archive: Archive | None = None
+    aliases: tuple[str, ...] = ()
+    """Short forms of the name."""
+    archive: File | None = None
+    """A .tar.gz that holds all files."""
     subfolders: tuple[str, ...] = (".",)
+    """Where in its folder the files may lie."""
+    instead: str | None = None
+    """A folder that stands for the files if it is there."""
 
-    def file(self, name: str) -> File:
-        """The file with a canonical name."""
+    def folders(self) -> list[Path]:
+        """Where the data set may lie, in the order of search."""
+        return [root / self.name / sub for root in _roots() for sub in self.subfolders]
+
+    def home(self) -> Path:
+        """The folder for files that are put there by hand."""
+        return _roots()[0] / self.name
+
+    def stand_in(self) -> Path | None:
+        """The folder that holds what is taken instead of the files, if there is one."""
+        if self.instead is None:
+            return None
+        return next((place for place in self.folders() if (place / self.instead).is_dir()), None)
+
+    def find(self, name: str) -> Path | None:
+        """A file, if it is on this machine; a damaged one is refused with its path."""
+        file = self._file(name)
+        for folder in self.folders():
+            for path in (folder / accepted for accepted in file.names()):
+                if path.is_file():
+                    file.verify(path)
+                    return path
+        return None
+
+    def locate(self, name: str, *, progress: bool = False) -> Path:
+        """A file, downloaded if need be."""
+        found = self.find(name)
+        if found is not None:
+            return found
+        file, cache = self._file(name), cache_folder() / self.name
+        if self.archive is not None:
+            self._unpack(self.archive, cache, progress)
+        elif file.address is not None:
+            download(file.address, file.sha256, file.size, cache / name, progress=progress)
+        else:
+            raise DataError(
+                f"{self.name}: {name} is not on this machine and has no public address; put it "
+                f"into {cache}, or into the folder {self.name} of the folder that {VARIABLE} names"
+            )
+        return cache / name
+
+    def _file(self, name: str) -> File:
         for file in self.files:
             if file.name == name:
                 return file
         raise ParameterError(f"{self.name}: has no file {name!r}")
+
+    def _unpack(self, archive: File, cache: Path, progress: bool) -> None:
+        """Download the archive and take the data set's files out of it, each checked."""
+        path = cache / archive.name
+        if not path.is_file():
+            address = archive.address or ""
+            download(address, archive.sha256, archive.size, path, progress=progress)
+        wanted = {file.name: file for file in self.files}
+        try:
+            with tarfile.open(path, "r:gz") as members:
+                for member in members:
+                    file = wanted.get(PurePosixPath(member.name).name)
+                    stream = members.extractfile(member) if file and member.isfile() else None
+                    if file is None or stream is None or member.size != file.size:
+                        continue
+                    with replace_atomically(cache / file.name) as into:
+                        into.write(stream.read(file.size))
+                    file.verify(cache / file.name)
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise DataError(
+                f"{path}: cannot be unpacked ({error}); delete it to try again"
+            ) from None
+        missing = [name for name in wanted if not (cache / name).is_file()]
+        if missing:
+            raise DataError(f"{path}: does not hold {', '.join(missing)}")
+        path.unlink()
+
+
+def _read_table() -> dict[str, Source]:
+    text = resources.files(__package__).joinpath("sets.toml").read_text("utf-8")
+    return {name: _source(name, table) for name, table in tomllib.loads(text).items()}
+
+
+def _source(name: str, table: dict[str, Any]) -> Source:
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+    }
+    folder: str | None = fields.pop("address", None)
+    rows = fields["files"]
+    if folder is not None:
+        rows = [{"address": folder + row["name"]} | row for row in rows]
+    fields["files"] = tuple(File(**row) for row in rows)
+    if "archive" in fields:
+        fields["archive"] = File(**fields["archive"])
+    return Source(name, **fields)
+
+
+SOURCES = _read_table()
+"""Every data set by its name."""
+
+
+def source(name: str) -> Source:
+    """The data set with a name, or with a short form of one."""
+    for one in SOURCES.values():
+        if name in (one.name, *one.aliases):
+            return one
+    raise ParameterError(f"data: name is {name!r}, but must be one of {', '.join(sorted(SOURCES))}")
 
 
 def data_folder() -> Path | None:
@@ -86,92 +199,17 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("fedadmm"))
 
 
-def folders(source: Source) -> list[Path]:
-    """Where the data set may lie, in the order of search."""
-    root = data_folder()
-    roots = ([] if root is None else [root]) + [cache_folder()]
-    return [root / source.name / sub for root in roots for sub in source.subfolders]
-
-
-def find(source: Source, file: File) -> Path | None:
-    """The file, if it is on this machine; a damaged one is refused with its name."""
-    for folder in folders(source):
-        for name in file.names():
-            path = folder / name
-            if path.is_file():
-                verify(path, file)
-                return path
-    return None
-
-
-def locate(source: Source, file: File, *, progress: bool = False) -> Path:
-    """The file, downloaded if need be."""
-    found = find(source, file)
-    if found is not None:
-        return found
-    cache = cache_folder() / source.name
-    if source.archive is not None:
-        _unpack(source, source.archive, cache, progress)
-    elif file.address is not None:
-        download(file.address, file.sha256, file.size, cache / file.name, progress=progress)
-    else:
-        raise DataError(
-            f"{source.name}: {file.name} is not on this machine and has no public address; put it "
-            f"into {cache}, or into the folder {source.name} of the folder that {VARIABLE} names"
-        )
-    return cache / file.name
-
-
-def verify(path: Path, file: File) -> None:
-    """Refuse a file whose size or checksum is not the canonical one."""
-    stat = path.stat()
-    if path.name == file.name and stat.st_size != file.size:
-        raise DataError(
-            f"{path}: has {stat.st_size} bytes, but the canonical file has {file.size}; "
-            "it is truncated or another file"
-        )
-    expected = file.sha256
-    if path.name != file.name and file.unpacked is not None:
-        expected = file.unpacked
-    packed = path.name != file.name and path.suffix == ".gz"
-    if _checksum(path, stat.st_size, stat.st_mtime_ns, packed) != expected:
-        raise DataError(
-            f"{path}: is damaged or another file (its checksum is not the canonical one)"
-        )
+def _roots() -> list[Path]:
+    folder = data_folder()
+    return [cache_folder()] if folder is None else [folder, cache_folder()]
 
 
 @lru_cache(maxsize=256)
 def _checksum(path: Path, size: int, modified: int, packed: bool) -> str:
     """The checksum of a file, or of what is packed in it; remembered until the file changes."""
-    if not packed:
-        return sha256(path)
-    digest, left = hashlib.sha256(), size * EXPANSION
-    with open_plain_or_gz(path) as stream:
+    digest, left = hashlib.sha256(), size * EXPANSION if packed else size
+    with open_plain_or_gz(path) if packed else path.open("rb") as stream:
         while left > 0 and (chunk := stream.read(1 << 20)):
             digest.update(chunk)
             left -= len(chunk)
     return digest.hexdigest()
-
-
-def _unpack(source: Source, archive: Archive, cache: Path, progress: bool) -> None:
-    """Download the archive and take the data set's files out of it, each checked."""
-    path = cache / archive.name
-    if not path.is_file():
-        download(archive.address, archive.sha256, archive.size, path, progress=progress)
-    wanted = {file.name: file for file in source.files}
-    try:
-        with tarfile.open(path, "r:gz") as members:
-            for member in members:
-                file = wanted.get(PurePosixPath(member.name).name)
-                stream = members.extractfile(member) if file and member.isfile() else None
-                if file is None or stream is None or member.size != file.size:
-                    continue
-                with replace_atomically(cache / file.name) as into:
-                    into.write(stream.read(file.size))
-                verify(cache / file.name, file)
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be unpacked ({error}); delete it to try again") from None
-    missing = [name for name in wanted if not (cache / name).is_file()]
-    if missing:
-        raise DataError(f"{path}: does not hold {', '.join(missing)}")
-    path.unlink()

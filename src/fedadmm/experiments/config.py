@@ -138,9 +138,11 @@ class RunConfig(BaseModel):
         method = REGISTRY.get(_name(tree.get("algorithm")))
         if method is not None:
             usual["engine"] = {"name": default_engine(method)}
-        return {key: _named(tree.get(key, part), part) for key, part in usual.items()} | {
-            key: value for key, value in tree.items() if key not in usual
-        }
+        complete = tree | {key: _named(tree.get(key, part), part) for key, part in usual.items()}
+        problem = complete["problem"]
+        if isinstance(problem, dict):  # a short form is written out, so that a run has one name
+            complete["problem"] = problem | {"name": problems.canonical(problem["name"])}
+        return complete
 
     def tree(self) -> Tree:
         """Plain tables that TOML can hold and `resolve` takes back."""

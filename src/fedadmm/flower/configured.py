@@ -1,11 +1,13 @@
 """From a run's configuration to a server app and a client app.
 
 Most problems are made from data that every machine can load, and a node takes its own client's
-part.  The hospitals are different: a node has one file, its own, and the server has none.
+part.  A problem with `sites`, such as the hospitals, is different: a node has one file, its own,
+and the server has none.
 """
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from fedadmm import models
+from fedadmm import models, problems
 from fedadmm.errors import ConfigError
 from fedadmm.experiments import loading
 from fedadmm.experiments.config import RunConfig, load_problem, resolve
@@ -22,14 +24,13 @@ from fedadmm.flower.client import Site, client_app, client_number
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.server import server_app
 from fedadmm.problem import Problem
+from fedadmm.problems import Sites
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 
-HOSPITALS = "heart"
-"""The problem whose nodes hold one file each."""
 CONFIG, DEPLOYMENT = "config.toml", "deployment.toml"
 
 
@@ -64,8 +65,9 @@ def apps(folder: Path) -> Apps:
 def federation(config: RunConfig, deployment: Deployment) -> Federation:
     """The federation that a configuration describes."""
     check(config)
-    if config.problem.name == HOSPITALS:
-        return _hospitals(config, deployment)
+    apart = sites(config)
+    if apart is not None:
+        return _without_rows(config, deployment, apart)
     problem = load_problem(config)
     check_clients(deployment.clients, problem.num_clients)
     client: Any = problem.clients[0]
@@ -81,19 +83,24 @@ def federation(config: RunConfig, deployment: Deployment) -> Federation:
     )
 
 
-def _hospitals(config: RunConfig, deployment: Deployment) -> Federation:
-    """The server knows how many measurements there are, and nothing else about the patients."""
-    from fedadmm.data.loaders.heart import COLUMNS, hospital_names
+def sites(config: RunConfig) -> Sites | None:
+    """How the problem's clients are deployed with one file each, if they are."""
+    return problems.entry(config.problem.name).sites
 
-    check_clients(deployment.clients, len(hospital_names()))
+
+def _without_rows(config: RunConfig, deployment: Deployment, apart: Sites) -> Federation:
+    """The server knows how wide the sites' rows are, and nothing else about them."""
+    check_clients(deployment.clients, len(apart.names))
     options = config.problem.arguments()
     if options["weights"] != "uniform":
         raise ConfigError(
             "problem.weights is 'samples', but must be 'uniform', because the server does not know "
-            "how many patients each hospital has"
+            "how many rows each site has"
         )
     make = models.resolve(options["model"])
-    sizes = {"inputs": len(COLUMNS), "classes": 2} if options["model"] == "logistic" else {}
+    asked = inspect.signature(make).parameters
+    sizes = {"inputs": apart.inputs, "classes": apart.classes}
+    sizes = {name: size for name, size in sizes.items() if name in asked}
     model = models.factory(make, **sizes)
     start = models.initial_vector(model, config.seed)
     return _federation(
@@ -133,26 +140,22 @@ def node_names(clients: int) -> Sequence[str]:
 def site(config: RunConfig, context: Context) -> Site:
     """A node's own part of the problem."""
     number = client_number(context)
-    if config.problem.name != HOSPITALS:
+    apart = sites(config)
+    if apart is None:
         problem = load_problem(config)
         tests = problem.client_tests
         return Site(problem.clients[number], None if tests is None else tests[number])
-    problem = hospital(config, context.node_config.get("data"), number)
+    problem = alone(config, apart, context.node_config.get("data"), number)
     return Site(problem.clients[0], problem.test)
 
 
-def hospital(config: RunConfig, path: Any, number: int) -> Problem:
-    """One hospital's problem from its own file."""
-    from fedadmm.data.loaders.heart import read_site
-    from fedadmm.problems.federation import federate
-
+def alone(config: RunConfig, apart: Sites, path: Any, number: int) -> Problem:
+    """One site's problem from its own file."""
     if not isinstance(path, str):
         raise ConfigError(
-            f"node-config: data is {path!r}, but must be the path of this hospital's file"
+            f"node-config: data is {path!r}, but must be the path of this site's file"
         )
-    options = config.problem.build()
-    rows = read_site(path, number, options.test_fraction, options.partition_seed)
-    return federate(rows, options, name=HOSPITALS)
+    return apart.load(config.problem.build(), Path(path), number)
 
 
 def check(config: RunConfig) -> None:

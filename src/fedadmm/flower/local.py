@@ -17,7 +17,7 @@ from fedadmm.experiments import loading
 from fedadmm.experiments.config import RunConfig, load_problem
 from fedadmm.experiments.summary import Summary, partition_of, summarise
 from fedadmm.flower.bundle import write_configured
-from fedadmm.flower.configured import HOSPITALS, Deployment, check, check_clients
+from fedadmm.flower.configured import Deployment, check, check_clients, sites
 from fedadmm.flower.ground import Ground
 from fedadmm.flower.processes import Group
 from fedadmm.round import Ending, Record
@@ -54,9 +54,9 @@ def run_locally(
     deployment = deployment._replace(named=tls)
     app = write_configured(out / FOLDER / "app", config, deployment, out)
     (out / files.SUMMARY).unlink(missing_ok=True)
-    # Hospitals must do with their own file: no process below finds the others' by chance.
+    # Sites must do with their own file: no process below finds the others' by chance.
     hidden = {"FEDADMM_DATA": str(out / FOLDER / "no-data")}
-    environment = hidden if config.problem.name == HOSPITALS else {}
+    environment = {} if sites(config) is None else hidden
     with (
         _orderly_end(),
         Ground(out / FOLDER, nodes, tls=tls, environment=environment) as ground,
@@ -88,13 +88,12 @@ def _orderly_end() -> Iterator[None]:
 
 
 def _sites(config: RunConfig, out: Path, clients: int) -> list[dict[str, Any]]:
-    """Each node's own folder and configuration; a hospital's holds its own file and no other."""
-    hospitals: list[Path] = []
-    if config.problem.name == HOSPITALS:
-        from fedadmm.data.loaders.heart import hospital_files
-
-        hospitals = list(hospital_files().values())
-        check_clients(clients, len(hospitals))
+    """Each node's own folder and configuration; a site's holds its own file and no other."""
+    own: list[Path] = []
+    apart = sites(config)
+    if apart is not None:
+        check_clients(clients, len(apart.names))
+        own = apart.files()
     else:
         problem = load_problem(config)
         check_clients(clients, problem.num_clients)
@@ -106,8 +105,8 @@ def _sites(config: RunConfig, out: Path, clients: int) -> list[dict[str, Any]]:
         folder = out / FOLDER / "sites" / f"client-{client}"
         folder.mkdir(parents=True, exist_ok=True)
         node = {"state-dir": str(folder / "state")}
-        if hospitals:
-            node["data"] = str(shutil.copy(hospitals[client], folder))
+        if own:
+            node["data"] = str(shutil.copy(own[client], folder))
         nodes.append(node)
     return nodes
 

@@ -4,12 +4,24 @@ from fedadmm.problems import generated as generated
 from fedadmm.problems import recorded as recorded
 from fedadmm.problems import theory as theory
 from fedadmm.problems.federation import SplitOptions, from_data
-from fedadmm.problems.registry import Entry, Extras, entry, load, names, options, register
+from fedadmm.problems.registry import (
+    Entry,
+    Extras,
+    Sites,
+    canonical,
+    entry,
+    load,
+    names,
+    options,
+    register,
+)
 
 __all__ = [
     "Entry",
     "Extras",
+    "Sites",
     "SplitOptions",
+    "canonical",
     "entry",
     "from_data",
     "load",

@@ -19,13 +19,8 @@ from fedadmm.data.partitions import Partition
 from fedadmm.errors import DataError, ParameterError, check_choice, check_count, check_range
 from fedadmm.flat import FlatModule
 from fedadmm.objective import Loss
-from fedadmm.problem import Buffers, Problem
-from fedadmm.problems.held_out import (
-    ClientEvaluations,
-    DataClients,
-    HeldOut,
-    choose_loss,
-)
+from fedadmm.problem import Buffers, Lazy, Problem
+from fedadmm.problems.held_out import Split, choose_loss
 from fedadmm.protocols import Regularizer
 from fedadmm.regularizers import Zero
 
@@ -147,19 +142,19 @@ def federate(
     data = FederatedData.gather(train, partition, options.validation)
     make = model_factory(model or options.model, train, options.as_released)
     flat = FlatModule(models.build(make))
-    clients = DataClients(data, flat, fit_loss(flat.module, train))
+    shared = Split(data, flat, fit_loss(flat.module, train))
     tests = _client_tests(data, test)
     if tests is not None:
         test = tests.rows
     validate = options.validation > 0
-    own = ClientEvaluations(clients, validate, tests) if validate or tests is not None else None
+    own = None
+    if validate or tests is not None:
+        own = Lazy(len(data), partial(shared.evaluation, validate, tests))
     return Problem(
-        clients=clients,
+        clients=Lazy(len(data), shared.objective),
         regularizer=regularizer or Zero(),
         weights=None if options.weights == "uniform" else torch.from_numpy(data.train_sizes),
-        test=None
-        if test is None
-        else HeldOut(flat, clients.loss, test.inputs, test.targets, test.prepare),
+        test=None if test is None else shared.held_out((test.inputs, test.targets), test.prepare),
         client_tests=own,
         initial=partial(models.initial_vector, make),
         buffers=buffers,

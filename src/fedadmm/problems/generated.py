@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -90,31 +88,6 @@ def _lazy_synthetic(options: SyntheticOptions, users: SyntheticUsers, extras: Ex
     )
 
 
-class KeptClients(Sequence[Objective]):
-    """Clients that are made when first asked for, and then kept."""
-
-    def __init__(self, clients: LazyClients) -> None:
-        self._clients = clients
-        self._kept: dict[int, Objective] = {}
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index %= len(self)
-        if index not in self._kept:
-            self._kept[index] = self._clients[index]
-        return self._kept[index]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What travels to another process: how to make the clients, not the clients."""
-        return {"_clients": self._clients, "_kept": {}}
-
-
 @dataclass(frozen=True, kw_only=True)
 class InsaOptions:
     """The linear regression of FedADMM-InSa: 50,000 rows of 5,000 features, 200 clients."""
@@ -137,9 +110,8 @@ class InsaOptions:
 
 
 def _insa(options: InsaOptions, extras: Extras) -> Problem:
-    lazy = LazyClients(options.clients, options.table().draw)
     return Problem(
-        clients=KeptClients(lazy) if options.keep else lazy,
+        clients=LazyClients(options.clients, options.table().draw, options.keep),
         regularizer=extras.regularizer or Zero(),
         initial=partial(models.initial_vector, "linear", inputs=options.features, bias=False),
         name="insa-regression",

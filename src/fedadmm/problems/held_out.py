@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ from fedadmm.losses import (
     half_squared_error,
 )
 from fedadmm.objective import Loss, ModelObjective, evaluation_parts
-from fedadmm.protocols import Evaluator, Metrics, Objective
+from fedadmm.protocols import Evaluator, Metrics
 
 
 def choose_loss(outputs: Tensor, num_classes: int | None, name: str) -> Loss:
@@ -79,54 +77,33 @@ def _in_precision_of(live: Tensor, inputs: Tensor) -> Tensor:
     return inputs.to(live.dtype) if inputs.is_floating_point() else inputs
 
 
-class DataClients(Sequence[Objective]):
-    """The clients of a `FederatedData`: made when asked for, from views, around one module."""
+@dataclass(frozen=True, eq=False)
+class Split:
+    """What the clients of a `FederatedData` share: its rows, one module around them, one loss."""
 
-    def __init__(self, data: FederatedData, flat: FlatModule, loss: Loss) -> None:
-        self.data = data
-        self.flat = flat
-        self.loss = loss
+    data: FederatedData
+    flat: FlatModule
+    loss: Loss
 
-    def __len__(self) -> int:
-        return len(self.data)
+    def objective(self, client: int) -> ModelObjective:
+        """One client's loss, from views of its training rows."""
+        return ModelObjective(
+            self.flat, self.loss, *self.data.train(client), self.data.rows.prepare
+        )
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        inputs, targets = self.data.train(index % len(self))
-        return ModelObjective(self.flat, self.loss, inputs, targets, self.data.rows.prepare)
-
-
-class ClientEvaluations(Sequence[Evaluator]):
-    """One evaluator a client: on its validation rows, its own test rows, or both."""
-
-    def __init__(
-        self, clients: DataClients, validate: bool, tests: FederatedData | None = None
-    ) -> None:
-        self._clients = clients
-        self._validate = validate
-        self._tests = tests
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        client, parts = index % len(self), []
-        if self._validate:
-            parts.append(self._evaluation(self._clients.data.validation(client), "validation"))
-        if self._tests is not None:
-            parts.append(self._evaluation(self._tests.train(client), "test"))
+    def evaluation(self, validate: bool, tests: FederatedData | None, client: int) -> Evaluator:
+        """What a client measures: on its validation rows, on its own test rows, or on both."""
+        parts = []
+        if validate:
+            rows = self.data.validation(client)
+            parts.append(self.held_out(rows, self.data.rows.prepare, "validation"))
+        if tests is not None:
+            parts.append(self.held_out(tests.train(client), tests.rows.prepare))
         return _Together(tuple(parts))
 
-    def _evaluation(self, rows: Rows, prefix: str) -> HeldOut:
-        clients = self._clients
-        return HeldOut(clients.flat, clients.loss, *rows, clients.data.rows.prepare, prefix)
+    def held_out(self, rows: Rows, prepare: Prepare | None, prefix: str = "test") -> HeldOut:
+        """What a vector is worth on some rows."""
+        return HeldOut(self.flat, self.loss, *rows, prepare, prefix)
 
 
 @dataclass(frozen=True)

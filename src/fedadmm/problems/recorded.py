@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from fedadmm.data.dataset import TrainTest
 from fedadmm.data.loaders.cifar import HALVES, NORMALISE, cifar10, cifar10_small
 from fedadmm.data.loaders.digits import digits
 from fedadmm.data.loaders.femnist import femnist
-from fedadmm.data.loaders.heart import heart
+from fedadmm.data.loaders.heart import COLUMNS, heart, hospital_files, hospital_names, read_site
 from fedadmm.data.loaders.idx import fashion_mnist, mnist, mnist_writers
 from fedadmm.data.loaders.tabular import tabular
 from fedadmm.data.loaders.text import shakespeare
@@ -17,7 +18,7 @@ from fedadmm.data.splitting import hold_out
 from fedadmm.errors import check_choice, check_count, check_range
 from fedadmm.problem import Problem
 from fedadmm.problems.federation import SplitOptions, federate
-from fedadmm.problems.registry import Entry, Extras, register
+from fedadmm.problems.registry import Entry, Extras, Sites, register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,8 @@ def _mnist(options: MnistOptions, extras: Extras) -> Problem:
     return federate(mnist(), options, name="mnist", **extras._asdict())
 
 
-def _fmnist(options: MnistOptions, extras: Extras) -> Problem:
-    return federate(fashion_mnist(), options, name="fmnist", **extras._asdict())
+def _fashion_mnist(options: MnistOptions, extras: Extras) -> Problem:
+    return federate(fashion_mnist(), options, name="fashion-mnist", **extras._asdict())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,12 @@ class HeartOptions(SplitOptions):
 
 def _heart(options: HeartOptions, extras: Extras) -> Problem:
     rows = heart(options.test_fraction, options.partition_seed)
-    return federate(rows, options, name="heart", **extras._asdict())
+    return federate(rows, options, name="heart-disease", **extras._asdict())
+
+
+def _hospital(options: HeartOptions, path: Path, client: int) -> Problem:
+    rows = read_site(path, client, options.test_fraction, options.partition_seed)
+    return federate(rows, options, name="heart-disease")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,14 +191,20 @@ def _table(options: TableOptions, extras: Extras) -> Problem:
 
 for _entry in (
     Entry("digits", DigitsOptions, _digits, "1,797 digits of 8×8 pixels, embedded"),
-    Entry("mnist", MnistOptions, _mnist, "MNIST digits", "mnist"),
-    Entry("fmnist", MnistOptions, _fmnist, "Fashion-MNIST clothes", "fashion-mnist"),
-    Entry("cifar10", CifarOptions, _cifar, "CIFAR-10 pictures", "cifar10"),
-    Entry("cifar10-small", CifarOptions, _cifar_small, "a tenth of CIFAR-10", "cifar10-small"),
-    Entry("femnist", FemnistOptions, _femnist, "characters by writer", "femnist"),
-    Entry("mnist-writers", WritersOptions, _writers, "MNIST digits by writer", "mnist-writers"),
-    Entry("heart", HeartOptions, _heart, "heart disease, four hospitals", "heart-disease"),
-    Entry("shakespeare", ShakespeareOptions, _shakespeare, "plays by speaker", "shakespeare"),
+    Entry("mnist", MnistOptions, _mnist, "MNIST digits"),
+    Entry("fashion-mnist", MnistOptions, _fashion_mnist, "Fashion-MNIST clothes"),
+    Entry("cifar10", CifarOptions, _cifar, "CIFAR-10 pictures"),
+    Entry("cifar10-small", CifarOptions, _cifar_small, "a tenth of CIFAR-10"),
+    Entry("femnist", FemnistOptions, _femnist, "characters by writer"),
+    Entry("mnist-writers", WritersOptions, _writers, "MNIST digits by writer"),
+    Entry(
+        "heart-disease",
+        HeartOptions,
+        _heart,
+        "heart disease, four hospitals",
+        Sites(hospital_names(), len(COLUMNS), 2, hospital_files, _hospital),
+    ),
+    Entry("shakespeare", ShakespeareOptions, _shakespeare, "plays by speaker"),
     Entry("table", TableOptions, _table, "your own CSV, Parquet or npz"),
 ):
     register(_entry)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm import models
 from fedadmm.data.partitions import Partition
+from fedadmm.data.sources import SOURCES
 from fedadmm.errors import ParameterError
 from fedadmm.problem import Buffers, Problem
 from fedadmm.protocols import Regularizer
@@ -23,6 +25,24 @@ class Extras(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Sites:
+    """What a deployment asks of a problem whose clients hold one file each, and no other's.
+
+    The server holds no file at all: of the rows it knows only how wide they are.
+    """
+
+    names: tuple[str, ...]
+    """The clients, in their order."""
+    inputs: int
+    """Numbers in a row."""
+    classes: int
+    files: Callable[[], list[Path]]
+    """Finds every client's file, for a demonstration on a machine that has all of them."""
+    load: Callable[[Any, Path, int], Problem]
+    """Makes the problem of one client alone, from the options, its file and its number."""
+
+
+@dataclass(frozen=True)
 class Entry:
     """One named problem."""
 
@@ -31,8 +51,13 @@ class Entry:
     """A frozen dataclass; its fields are what a configuration may set."""
     make: Callable[[Any, Extras], Problem]
     summary: str
-    dataset: str | None = None
-    """The data set it needs (`fedadmm.data.catalogue`), None when nothing has to be fetched."""
+    sites: Sites | None = None
+    """How its clients can be deployed without anybody's seeing another's rows, if they can."""
+
+    @property
+    def dataset(self) -> str | None:
+        """The data set it is made from, which has its name; None when nothing has to be fetched."""
+        return self.name if self.name in SOURCES else None
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -40,7 +65,7 @@ _ENTRIES: dict[str, Entry] = {}
 
 def register(entry: Entry) -> Entry:
     """Make a problem known under its name; a taken name is refused."""
-    if entry.name in _ENTRIES:
+    if canonical(entry.name) in _ENTRIES:
         raise ParameterError(f"problem: name {entry.name!r} is taken already")
     _ENTRIES[entry.name] = entry
     return entry
@@ -51,13 +76,19 @@ def names() -> list[str]:
     return sorted(_ENTRIES)
 
 
+def canonical(name: str) -> str:
+    """The name that a data set's short form stands for; any other name as it is."""
+    return next((one.name for one in SOURCES.values() if name in one.aliases), name)
+
+
 def entry(name: str) -> Entry:
-    """The named problem's entry."""
-    if name not in _ENTRIES:
+    """The entry of a problem, by its name or a short form of it."""
+    chosen = _ENTRIES.get(canonical(name))
+    if chosen is None:
         raise ParameterError(
             f"problem: name is {name!r}, but must be one of {', '.join(sorted(_ENTRIES))}"
         )
-    return _ENTRIES[name]
+    return chosen
 
 
 def options(name: str) -> type[Any]:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
 from fedadmm.data.files import EXPANSION, open_plain_or_gz, read_npz
-from fedadmm.data.known import CIFAR10, CIFAR10_SMALL
-from fedadmm.data.sources import locate
+from fedadmm.data.sources import source
 from fedadmm.errors import DataError
 
 NORMALISE = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -57,13 +56,14 @@ def read_batches(paths: list[Path], prepare: Normalise = NORMALISE) -> Dataset:
 
 def cifar10(prepare: Normalise = NORMALISE) -> TrainTest:
     """CIFAR-10: 50,000 + 10,000 colour images."""
-    paths = [locate(CIFAR10, file) for file in CIFAR10.files]
+    files = source("cifar10")
+    paths = [files.locate(file.name) for file in files.files]
     return TrainTest(read_batches(paths[:-1], prepare), read_batches(paths[-1:], prepare))
 
 
 def cifar10_small(path: str | Path | None = None, prepare: Normalise = NORMALISE) -> TrainTest:
     """500 + 100 images a class, from an npz with x_train, y_train, x_test, y_test (NHWC)."""
-    path = locate(CIFAR10_SMALL, CIFAR10_SMALL.files[0]) if path is None else Path(path)
+    path = Path(path or source("cifar10-small").locate("cifar10_small.npz"))
     arrays = read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
     return TrainTest(
         *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +13,7 @@ from numpy.typing import NDArray
 
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
 from fedadmm.data.files import read_npz, read_text
-from fedadmm.data.known import FEMNIST, find_leaf_folder
-from fedadmm.data.sources import locate
+from fedadmm.data.sources import source
 from fedadmm.errors import DataError, check_choice
 
 Subset = Literal["all", "digits", "upper", "lower"]
@@ -34,7 +34,8 @@ def femnist(path: str | Path | None = None, subset: Subset = "all") -> TrainTest
     """
     check_choice("femnist", "subset", subset, tuple(_LABELS))
     if path is None:
-        path = find_leaf_folder() or locate(FEMNIST, FEMNIST.files[0])
+        files = source("femnist")
+        path = files.stand_in() or files.locate("femnist_leaf_subset.npz")
     path = Path(path)
     rows = _from_leaf(path) if path.is_dir() else _from_npz(path)
     train = _keep(rows.train, subset)
@@ -87,15 +88,7 @@ def _keep(rows: Dataset, subset: Subset) -> Dataset | None:
     if len(kept) == 0:
         return None
     wanted = rows.take(kept)
-    return Dataset(
-        wanted.inputs,
-        wanted.targets - low,
-        high - low,
-        wanted.groups,
-        wanted.group_names,
-        wanted.prepare,
-        wanted.name,
-    )
+    return replace(wanted, targets=wanted.targets - low, num_classes=high - low)
 
 
 def _from_leaf(folder: Path) -> TrainTest:

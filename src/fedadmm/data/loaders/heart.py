@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.files import read_csv
-from fedadmm.data.known import HEART
-from fedadmm.data.sources import locate
+from fedadmm.data.sources import source
 from fedadmm.errors import DataError, check_range
 from fedadmm.rng import derive, numpy_generator
 
@@ -39,7 +38,8 @@ def heart(test_fraction: float = 0.2, seed: int = 0) -> TrainTest:
     column that a hospital never measured is 0, its mean, for all its patients.
     """
     check_range("heart", "test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
-    return read_hospitals(hospital_files(), test_fraction, seed)
+    paths = dict(zip(_FILES, hospital_files(), strict=True))
+    return read_hospitals(paths, test_fraction, seed)
 
 
 def read_hospitals(paths: dict[str, Path], test_fraction: float, seed: int) -> TrainTest:
@@ -58,14 +58,14 @@ def read_site(path: str | Path, index: int, test_fraction: float, seed: int) -> 
     return _train_test(train, test, (tuple(_FILES)[index],))
 
 
-def hospital_names() -> list[str]:
+def hospital_names() -> tuple[str, ...]:
     """The hospitals, in the order of the clients."""
-    return list(_FILES)
+    return tuple(_FILES)
 
 
-def hospital_files() -> dict[str, Path]:
-    """Every hospital's name and its file on this machine."""
-    return {name: locate(HEART, HEART.file(file)) for name, file in _FILES.items()}
+def hospital_files() -> list[Path]:
+    """The hospitals' files on this machine, in the order of the clients."""
+    return [source("heart-disease").locate(file) for file in _FILES.values()]
 
 
 def _prepared(path: Path, index: int, test_fraction: float, seed: int) -> tuple[Table, Table]:

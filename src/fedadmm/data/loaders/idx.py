@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ from numpy.typing import NDArray
 
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
 from fedadmm.data.files import check_promise, open_plain_or_gz, read_exactly, refuse_more
-from fedadmm.data.known import FASHION_MNIST, MNIST, MNIST_WRITERS
-from fedadmm.data.sources import Source, locate
+from fedadmm.data.sources import source
 from fedadmm.errors import DataError
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -82,12 +82,13 @@ def _either(folder: Path, name: str) -> Path:
     raise DataError(f"{folder}: holds neither {name} nor {name}.gz")
 
 
-def _known(source: Source, prepare: Normalise) -> TrainTest:
+def _known(name: str, prepare: Normalise) -> TrainTest:
+    files = source(name)
     return TrainTest(
         *(
             read_images(
-                locate(source, source.file(f"{prefix}-images-idx3-ubyte.gz")),
-                locate(source, source.file(f"{prefix}-labels-idx1-ubyte.gz")),
+                files.locate(f"{prefix}-images-idx3-ubyte.gz"),
+                files.locate(f"{prefix}-labels-idx1-ubyte.gz"),
                 10,
                 prepare,
             )
@@ -98,12 +99,12 @@ def _known(source: Source, prepare: Normalise) -> TrainTest:
 
 def mnist() -> TrainTest:
     """MNIST: 60,000 + 10,000 digits, normalised by (0.1307, 0.3081)."""
-    return _known(MNIST, Normalise((0.1307,), (0.3081,)))
+    return _known("mnist", Normalise((0.1307,), (0.3081,)))
 
 
 def fashion_mnist() -> TrainTest:
     """Fashion-MNIST: 60,000 + 10,000 images, normalised by (0.2860, 0.3530)."""
-    return _known(FASHION_MNIST, Normalise((0.2860,), (0.3530,)))
+    return _known("fashion-mnist", Normalise((0.2860,), (0.3530,)))
 
 
 def mnist_writers() -> TrainTest:
@@ -112,7 +113,7 @@ def mnist_writers() -> TrainTest:
     The writers of the test digits are other people, so that the test rows have no groups.
     """
     rows = mnist()
-    path = locate(MNIST_WRITERS, MNIST_WRITERS.file("qmnist-train-labels-idx2-int.gz"))
+    path = source("mnist-writers").locate("qmnist-train-labels-idx2-int.gz")
     return TrainTest(with_writers(rows.train, read_idx(path), path), rows.test)
 
 
@@ -124,12 +125,8 @@ def with_writers(rows: Dataset, table: NDArray[Any], path: Path) -> Dataset:
     if not np.array_equal(table[:, 0], rows.labels):
         raise DataError(f"{path}: its classes are not those of {rows.name}, row by row")
     writers, groups = np.unique(table[:, _WRITER_COLUMN], return_inverse=True)
-    return Dataset(
-        rows.inputs,
-        rows.targets,
-        rows.num_classes,
-        groups.astype(np.int64),
-        tuple(f"writer {writer}" for writer in writers),
-        rows.prepare,
-        rows.name,
+    return replace(
+        rows,
+        groups=groups.astype(np.int64),
+        group_names=tuple(f"writer {writer}" for writer in writers),
     )

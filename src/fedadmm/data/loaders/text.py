@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.files import read_text
-from fedadmm.data.known import SHAKESPEARE
-from fedadmm.data.sources import locate
+from fedadmm.data.sources import source
 from fedadmm.errors import DataError, check_count, check_range
 
 Codes = NDArray[np.uint8]
@@ -34,7 +33,7 @@ def shakespeare(
     check_count("shakespeare", "stride", stride)
     check_count("shakespeare", "min_rows", min_rows)
     check_range("shakespeare", "test_fraction", test_fraction, 0.0, 1.0, open_high=True)
-    path = locate(SHAKESPEARE, SHAKESPEARE.files[0]) if path is None else Path(path)
+    path = Path(path or source("shakespeare").locate("tinyshakespeare.txt"))
     text = read_text(path)
     alphabet = sorted(set(text))
     if len(alphabet) > 256:

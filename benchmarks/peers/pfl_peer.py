@@ -1,5 +1,3 @@
-# mypy: ignore-errors
-# This script runs by its path, also in the environment of the peers, which mypy does not see.
 """pfl's simulator, in as many processes as it was launched with."""
 
 from __future__ import annotations

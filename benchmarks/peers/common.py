@@ -1,6 +1,4 @@
-# mypy: ignore-errors
-# This script runs by its path, also in the environment of the peers, which mypy does not see.
-"""What all contenders share: the rows, the models and the report.
+"""What the peers share: the rows, the models and the report.
 
 These scripts run in other environments, in which fedadmm need not exist.
 """

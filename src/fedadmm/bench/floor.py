@@ -1,5 +1,3 @@
-# mypy: ignore-errors
-# This script runs by its path, also in the environment of the peers, which mypy does not see.
 """The floor: as many SGD steps as bare tensors on all cores, with no federation at all.
 
 Every core runs its share of the steps in a process of its own, on one thread, on batches that lie
@@ -9,29 +7,31 @@ the workers of the engine: fresh pages for every gradient would make it no floor
 
 from __future__ import annotations
 
+import json
 import multiprocessing
-import os
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from common import model, report, rows, specification
 from torch import nn
 
-KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+from fedadmm import models
+from fedadmm.bench.workloads import read_rows, read_specification
+from fedadmm.engines.allocator import keep_freed_memory
 
 
 def steps(spec: SimpleNamespace, layout: Any, count: int, begin: Any, done: Any) -> None:
     """One core's steps, as often as rounds are asked for."""
+    keep_freed_memory()
     torch.set_num_threads(1)
-    inputs, targets = rows(spec)
-    module = model(spec)
-    batches = inputs[0].split(spec.batch_size)
+    inputs, targets = (rows[: spec.samples] for rows in read_rows(spec))
+    module: Any = models.build(spec.model)
+    batches = torch.split(inputs, spec.batch_size)
     if layout is not None:
         module = module.to(memory_format=layout)
         batches = tuple(batch.contiguous(memory_format=layout) for batch in batches)
-    labels = targets[0].split(spec.batch_size)
+    labels = torch.split(targets, spec.batch_size)
     parameters = list(module.parameters())
     for _ in range(spec.warm_up + spec.rounds):
         begin.wait(600)
@@ -70,10 +70,10 @@ def measure(spec: SimpleNamespace, layout: Any) -> list[float]:
 
 def main() -> None:
     """Measure the layouts that the model has."""
-    os.environ |= KEEP_FREED_MEMORY  # read by the C library of the processes that are started
-    spec = specification()
-    layouts = [torch.channels_last, None] if spec.model == "cnn1" else [None]
-    report(min((measure(spec, layout) for layout in layouts), key=sum))
+    spec = read_specification()
+    layouts = [torch.channels_last, None] if len(spec.shape) == 3 else [None]
+    seconds = min((measure(spec, layout) for layout in layouts), key=sum)
+    print(json.dumps({"seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,3 @@
-# mypy: ignore-errors
-# This script runs by its path, also in the environment of the peers, which mypy does not see.
 """Flower's simulation with one Ray actor a core."""
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# mypy: ignore-errors
-# This script runs by its path, also in the environment of the peers, which mypy does not see.
 """The loop that a careful person would write: one process, all cores, nothing wasted."""
 
 from __future__ import annotations

@@ -1,0 +1,96 @@
+"""A data set, its folder and its problem have one name; short forms are taken wherever it is."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedadmm import problems
+from fedadmm.data.sources import SOURCES, source
+from fedadmm.errors import ParameterError
+from fedadmm.experiments.config import resolve
+from fedadmm.experiments.registry import defaults
+from support.commands import call
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (
+    *("mnist", "fashion-mnist", "mnist-writers", "cifar10", "cifar10-small"),
+    *("femnist", "heart-disease", "shakespeare"),
+)
+SHORT = {"fmnist": "fashion-mnist", "heart": "heart-disease"}
+NAMES = {name: name for name in FOLDERS} | SHORT
+
+
+def test_these_are_all_names_and_short_forms() -> None:
+    assert set(SOURCES) == set(FOLDERS)
+    assert {short: one.name for one in SOURCES.values() for short in one.aliases} == SHORT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_data_set_is_a_problem_of_the_same_name(name: str) -> None:
+    assert problems.entry(name).name == problems.entry(name).dataset == NAMES[name]
+    config = resolve({"problem": {"name": name}})
+    assert config.problem.name == NAMES[name]
+    assert resolve(config.tree()) == config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_data_command_takes_every_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDADMM_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checked = call("data", "check", name, "--json")
+    assert checked.exit_code == 0, checked.stderr
+    rows = json.loads(checked.stdout)["files"]
+    assert {row["dataset"] for row in rows} == {NAMES[name]}
+    absent = call("data", "path", name)
+    assert absent.exit_code == 2
+    assert f"{NAMES[name]}: is not (completely) on this machine" in absent.stderr
+
+
+def test_files_in_place_are_fetched_by_the_short_form_and_called_by_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDADMM_DATA", str(tmp_path))
+    (tmp_path / "femnist/train").mkdir(parents=True)
+    monkeypatch.setitem(SOURCES, "femnist", _with_short_form("leaf"))
+    for command in ("fetch", "path"):
+        told = json.loads(call("data", command, "leaf", "--json").stdout)
+        assert told == {"name": "femnist", "folder": str(tmp_path / "femnist")}
+    assert call("data", "fetch", "leaf").stdout.split() == ["femnist", str(tmp_path / "femnist")]
+
+
+def _with_short_form(short: str):
+    from dataclasses import replace
+
+    return replace(SOURCES["femnist"], aliases=(short,))
+
+
+def test_a_short_form_cannot_be_registered_as_another_problem() -> None:
+    other = problems.entry("digits")
+    taken = problems.Entry("heart", other.options, other.make, "something else")
+    with pytest.raises(ParameterError, match="name 'heart' is taken already"):
+        problems.register(taken)
+
+
+def test_the_objective_is_left_out_for_large_problems_only() -> None:
+    """By any name, and no name in the table means nothing."""
+    assert set(defaults()["objective"]) <= set(problems.names())
+    for name in ("fmnist", "fashion-mnist", "mnist"):
+        assert resolve({"problem": {"name": name}}).evaluate.objective is False
+    for name in ("heart", "heart-disease", "digits"):
+        assert resolve({"problem": {"name": name}}).evaluate.objective is True
+
+
+def test_the_commands_that_people_are_told_name_known_data_sets() -> None:
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py"), ROOT / "README.md"]
+    told = [
+        name
+        for page in pages
+        for name in re.findall(r"fedadmm data (?:fetch|path|check) ([a-z][\w-]*)", page.read_text())
+    ]
+    assert "heart-disease" in told
+    for name in told:
+        assert source(name).name in SOURCES
