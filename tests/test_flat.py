@@ -12,6 +12,7 @@ import fedadmm as fa
 from fedadmm.engines import VirtualTime
 from fedadmm.engines.sequential import SequentialEngine
 from fedadmm.flat import FlatModule
+from support.federations import Chosen
 from support.models import perceptron, rows, small_federation
 
 LOSS = nn.functional.cross_entropy
@@ -157,7 +158,7 @@ def test_buffers_follow_their_policy(policy, momentum, order):
         fa.FedAvg(),
         problem,
         len(COHORTS),
-        engine=engine,
+        engine=Chosen(engine),
         sampler=fa.TraceSampling(COHORTS),
         evaluate=fa.Evaluation(target="local" if policy == "keep-local" else "global"),
         observers=[lambda report: states.append(report.state)],

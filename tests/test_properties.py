@@ -13,7 +13,7 @@ from fedadmm import trees
 from fedadmm.algorithms import REGISTRY
 from fedadmm.engines.sequential import SequentialEngine
 from fedadmm.protocols import LocalProblem, LocalResult, Received, Round
-from support.federations import WEIGHTS, Federation, federation, run, snapshots, stacked
+from support.federations import WEIGHTS, Chosen, Federation, federation, run, snapshots, stacked
 
 D = 4
 
@@ -141,7 +141,10 @@ class _Reversed(SequentialEngine):
 @pytest.mark.parametrize("name", IN_ROUNDS)
 def test_the_order_of_clients_within_a_round_does_not_matter(name):
     given = rows_federation()
-    forwards, backwards = noisy(ROWS[name], given, 3), noisy(ROWS[name], given, 3, engine=_Reversed)
+    forwards, backwards = (
+        noisy(ROWS[name], given, 3),
+        noisy(ROWS[name], given, 3, engine=Chosen(_Reversed)),
+    )
     np.testing.assert_allclose(
         stacked(forwards.trajectory), stacked(backwards.trajectory), atol=1e-12, rtol=0
     )
@@ -294,7 +297,7 @@ def test_client_state_keeps_nothing_of_the_broadcast(name):
     row, given = ROWS[name], federation(9)
     options = {"sampler": cohort(row), **DETERMINISTIC}
     plain = run(row.algorithm, given, ROUNDS, **options)
-    burnt = run(row.algorithm, given, ROUNDS, engine=_Burning, **options)
+    burnt = run(row.algorithm, given, ROUNDS, engine=Chosen(_Burning), **options)
     assert torch.equal(plain.params, burnt.params)
     for i in plain.clients:
         pairs = zip(trees.tensors(plain.clients[i]), trees.tensors(burnt.clients[i]), strict=True)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
 from fedadmm.diagnostics import has_gongs_measure, look_at, optimality_measure
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.virtual_time import VirtualTime
 from fedadmm.errors import PairingError, ParameterError
@@ -107,7 +108,7 @@ class Certificate:
             return math.nan
 
 
-def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: object) -> Certificate:
+def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: EngineChoice) -> Certificate:
     """The certificate of a run; a PairingError says which condition it does not meet."""
     start = _start(job)
     chosen = _choose(theorem, job, engine, start.L)
@@ -136,9 +137,9 @@ def _start(job: Job) -> Start:
     return Start(facts.smoothness, gap, sum(squares) / len(squares), problem.num_clients)
 
 
-def _choose(theorem: Theorem, job: Job, engine: object, L: float) -> str:
+def _choose(theorem: Theorem, job: Job, engine: EngineChoice, L: float) -> str:
     method = job.algorithm
-    asynchronous = getattr(engine, "is_asynchronous", False)
+    asynchronous = engine.is_asynchronous
     allowed: tuple[str, ...] = ()
     if isinstance(method, FedADMM) and not asynchronous:
         plain = method.step == "tracking" and method.increment != "released"
@@ -159,7 +160,7 @@ def _choose(theorem: Theorem, job: Job, engine: object, L: float) -> str:
     return allowed[0] if theorem == "auto" else theorem
 
 
-def _least_probability(job: Job, sampler: Sampler, engine: object) -> float:
+def _least_probability(job: Job, sampler: Sampler, engine: EngineChoice) -> float:
     probabilities = sampler.probabilities(job.problem.num_clients)
     if not sampler.is_random or probabilities is None:
         reason = "has no probabilities that stay" if sampler.is_random else "is not random"
@@ -208,7 +209,7 @@ def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
     return Certificate(theorem, job, _mapping(job, eta), bound, counts_last=True)
 
 
-def _asynchronous(job: Job, engine: object, start: Start) -> Certificate:
+def _asynchronous(job: Job, engine: EngineChoice, start: Start) -> Certificate:
     """The delays and absences that did occur stand for tau and T; the schedule has no dice left."""
     assert isinstance(engine, VirtualTime)
     if engine.buffer != 1 or engine.policy == "wait":

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job, this_round
 from fedadmm.errors import PairingError, ParameterError
 from fedadmm.objective import QuadraticObjective
@@ -27,10 +28,10 @@ def check(job: Job, sampler: Sampler, rounds: int) -> None:
     _check_buffers(job.problem)
 
 
-def check_engine(algorithm: AnyAlgorithm, choice: object) -> None:
+def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice) -> None:
     """Refuse a method without rounds on an engine with rounds, and the other way round."""
     method, engine = type(algorithm).__name__, type(choice).__name__
-    asynchronous = getattr(choice, "is_asynchronous", False)
+    asynchronous = choice.is_asynchronous
     if algorithm.asynchronous and not asynchronous:
         raise PairingError(
             f"{method} folds every reply as it arrives, but the engine {engine} works in rounds; "

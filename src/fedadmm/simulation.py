@@ -124,7 +124,7 @@ def simulate(
         start = journal.begin(resume)
         schedule = Schedule(rounds, evaluation, target, tolerance, tools)
         try:
-            running = choice(job, kept)
+            running = choice.start(job, kept)
             try:
                 journal.attach(running, start)
                 reports = run(job, chosen, running, kept, schedule, start.state)
@@ -186,7 +186,7 @@ def _default_store(
     choice: EngineChoice, checkpoints: Checkpoints | None, resume: bool
 ) -> ClientStateStore:
     """In memory; on disk when the engine's clients are elsewhere, and where a resume finds it."""
-    if not getattr(choice, "needs_disk", False):
+    if not choice.needs_disk:
         return MemoryStore()
     if checkpoints is None:
         return DiskStore.temporary()

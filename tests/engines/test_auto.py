@@ -12,20 +12,20 @@ from torch import nn
 
 import fedadmm as fa
 from fedadmm import models
-from fedadmm.engines import Auto
+from fedadmm.engines import Auto, EngineChoice
 from fedadmm.engines.auto import AutoEngine
 from support.engines import PROBLEMS, assert_same_run, model_federation, run
 
 
-class _Kept:
+class _Kept(EngineChoice):
     """Starts an engine and keeps hold of it."""
 
     def __init__(self, choice: Auto) -> None:
         self._choice = choice
         self.engine: Any = None
 
-    def __call__(self, job: Any, store: Any) -> Any:
-        self.engine = self._choice(job, store)
+    def start(self, job: Any, store: Any) -> Any:
+        self.engine = self._choice.start(job, store)
         return self.engine
 
 
@@ -87,8 +87,8 @@ class _Resumed(_Kept):
         super().__init__(Auto(workers=2))
         self._told = choice
 
-    def __call__(self, job: Any, store: Any) -> Any:
-        engine = super().__call__(job, store)
+    def start(self, job: Any, store: Any) -> Any:
+        engine = super().start(job, store)
         engine.choice = self._told
         return engine
 

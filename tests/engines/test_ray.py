@@ -122,8 +122,8 @@ class Watched(Ray):
 
     engines: list[Any] = field(default_factory=list)
 
-    def __call__(self, job: Any, store: Any) -> Any:
-        self.engines.append(super().__call__(job, store))
+    def start(self, job: Any, store: Any) -> Any:
+        self.engines.append(super().start(job, store))
         return self.engines[-1]
 
 

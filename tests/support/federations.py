@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import fedadmm as fa
 from fedadmm import trees
-from fedadmm.engines import ENGINES, default_engine
+from fedadmm.engines import ENGINES, EngineChoice, default_engine
 from fedadmm.round import RoundReport
 
 Array = NDArray[np.float64]
@@ -95,6 +96,17 @@ def run(algorithm: Any, given: Federation, rounds: int = ROUNDS, **options: Any)
     return fa.simulate(algorithm, given.problem, rounds, **(settings | options))
 
 
+@dataclass(frozen=True)
+class Chosen(EngineChoice):
+    """An engine that a test made."""
+
+    make: Callable[[Any, Any], Any]
+    is_asynchronous: bool = False
+
+    def start(self, job: Any, store: Any) -> Any:
+        return self.make(job, store)
+
+
 class Snapshot(NamedTuple):
     """The whole state after one round: the server's and that of all clients, seen or not."""
 
@@ -114,11 +126,9 @@ def snapshots(
 
     choice = options.pop("engine", None) or ENGINES[default_engine(algorithm)]()
 
-    def spying_engine(job: Any, store: Any) -> Any:
+    def spied(job: Any, store: Any) -> Any:
         stores.append(store)
-        return choice(job, store)
-
-    spying_engine.is_asynchronous = getattr(choice, "is_asynchronous", False)  # type: ignore[attr-defined]
+        return choice.start(job, store)
 
     def observe(report: RoundReport) -> None:
         (store,) = stores
@@ -136,7 +146,14 @@ def snapshots(
             )
         )
 
-    run(algorithm, given, rounds, engine=spying_engine, observers=[observe], **options)
+    run(
+        algorithm,
+        given,
+        rounds,
+        engine=Chosen(spied, choice.is_asynchronous),
+        observers=[observe],
+        **options,
+    )
     return taken
 
 

@@ -168,7 +168,7 @@ def moved(method: Any, kind: str, sampler: Any, exact: bool, weights: Any) -> fl
     store.bind(ClientRecord(clients[0]), None)
     for client, state in enumerate(clients):
         store.commit(client, ClientRecord(state), 0)
-    engine = fa.engines.ENGINES["sequential"]()(job, store)
+    engine = fa.engines.ENGINES["sequential"]().start(job, store)
     state, furthest = RunState(0, server, None), 0.0
     for t in range(3 * CHANGE):
         ids = sampler.sample(3, t, given.clients)

@@ -111,7 +111,7 @@ def _local_steps(config: RunConfig, problem: Problem, found: Estimate, batch: in
 def _delay(config: RunConfig, problem: Problem) -> int | None:
     """Without rounds: a client's reply waits for about everybody else at work."""
     engine = config.engine.build()
-    if not getattr(engine, "is_asynchronous", False):
+    if not engine.is_asynchronous:
         return None
     if engine.max_staleness is not None:
         return int(engine.max_staleness)

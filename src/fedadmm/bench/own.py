@@ -16,10 +16,11 @@ import psutil
 from fedadmm import losses, models
 from fedadmm.algorithms import FedADMM, FedAvg
 from fedadmm.bench.workloads import read_rows, read_specification
-from fedadmm.engines import Auto
+from fedadmm.engines import Auto, EngineChoice, Job
 from fedadmm.flat import FlatModule
 from fedadmm.model_objective import ModelObjective
 from fedadmm.problem import LazyClients, Problem
+from fedadmm.protocols import ClientStateStore, Engine
 from fedadmm.round import RoundReport
 from fedadmm.sampling import CyclicSampling, UniformSampling
 from fedadmm.simulation import simulate
@@ -80,16 +81,18 @@ def problem(spec: SimpleNamespace) -> Problem:
     return Problem(LazyClients(spec.clients, build), initial=flat.vector.clone())
 
 
-class _Remembered:
+class _Remembered(EngineChoice):
     """Auto, with its engine kept to ask it what it chose."""
 
     def __init__(self, cores: int) -> None:
         self._choice = Auto(cores)
         self.engine: Any = None
 
-    def __call__(self, job: Any, store: Any) -> Any:
-        self.engine = self._choice(job, store)
-        return self.engine
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
+        """Start it, and keep it."""
+        engine = self._choice.start(job, store)
+        self.engine = engine
+        return engine
 
 
 def run(spec: SimpleNamespace, begun: float) -> dict[str, Any]:

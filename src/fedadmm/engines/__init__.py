@@ -1,33 +1,23 @@
 """Ways of running the clients of a round.
 
-An engine is chosen by a small frozen dataclass (its options), which starts it when called with
-a job and a store.
+An engine is chosen by a small frozen dataclass, its options, which starts it for a job and a store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fedadmm.engines.auto import Auto
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job, run_client
 from fedadmm.engines.ray_engine import Ray
 from fedadmm.engines.sequential import Sequential
 from fedadmm.engines.vectorised import Vectorised
 from fedadmm.engines.virtual_time import VirtualTime
 from fedadmm.engines.workers import Workers
-from fedadmm.protocols import AnyAlgorithm, ClientStateStore, Engine
+from fedadmm.parts import FAMILIES
+from fedadmm.protocols import AnyAlgorithm
 
-EngineChoice = Callable[[Job, ClientStateStore], Engine]
-
-ENGINES: dict[str, Callable[[], EngineChoice]] = {
-    Sequential.name: Sequential,
-    Ray.name: Ray,
-    Vectorised.name: Vectorised,
-    Workers.name: Workers,
-    Auto.name: Auto,
-    VirtualTime.name: VirtualTime,
-}
-"""Name on the command line and in configurations -> choice; the only place that lists them."""
+ENGINES: dict[str, type[EngineChoice]] = FAMILIES["engine"]
+"""Name on the command line and in configurations -> choice."""
 
 
 def default_engine(algorithm: AnyAlgorithm | type[AnyAlgorithm]) -> str:

@@ -8,15 +8,16 @@ import math
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.sequential import Sequential
 from fedadmm.engines.stacked import refusal
 from fedadmm.engines.vectorised import Vectorised
 from fedadmm.engines.workers import Workers, usable_cores
-from fedadmm.errors import EngineError, check_count
+from fedadmm.errors import EngineError
+from fedadmm.parts import Count, part
 from fedadmm.protocols import ClientInfo, ClientRecord, ClientStateStore, Download, Engine, Upload
 from fedadmm.stopping import Steps
 
@@ -32,22 +33,16 @@ REPEATS = 3
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Auto:
+@part("engine", "auto")
+class Auto(EngineChoice):
     """The choice that measures; `workers` is the number of processes that may be used.
 
     Every way gives the same trajectory up to rounding, and without stacks to the last bit.
     """
 
-    name: ClassVar[str] = "auto"
+    workers: Count | None = None
 
-    workers: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers is not None:
-            check_count(self, "workers", self.workers)
-
-    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine; it measures when the first round begins."""
         return AutoEngine(job, store, self.workers)
 

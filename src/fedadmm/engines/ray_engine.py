@@ -15,13 +15,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.ray_actor import ClientActor, Place, Reply, Task, pack_job
-from fedadmm.errors import EngineError, PairingError, check_count, check_positive
+from fedadmm.errors import EngineError, PairingError
+from fedadmm.parts import Count, Positive, part
 from fedadmm.protocols import ClientStateStore, Download, Engine, Partial
 from fedadmm.state.disk import DiskStore
 
@@ -33,9 +34,9 @@ CACHE_BYTES = 2**30
 _logger = logging.getLogger("fedadmm")
 
 
-@dataclass(frozen=True)
-class Ray:
-    """The choice of the Ray engine; call it to start one.
+@part("engine", "ray")
+class Ray(EngineChoice):
+    """The choice of the Ray engine.
 
     Args:
         address: a running cluster, as `ray.init` takes it ("auto" finds one); None starts Ray on
@@ -45,22 +46,14 @@ class Ray:
         timeout: how many seconds an answer may take.
     """
 
-    name: ClassVar[str] = "ray"
     needs_disk: ClassVar[bool] = True
-    """Client state is where the clients are, so the default store is one on disk."""
 
     address: str | None = None
-    actors: int | None = None
-    cohort: int | None = None
-    timeout: float = 600.0
+    actors: Count | None = None
+    cohort: Count | None = None
+    timeout: Positive = 600.0
 
-    def __post_init__(self) -> None:
-        for field in ("actors", "cohort"):
-            if getattr(self, field) is not None:
-                check_count(self, field, getattr(self, field))
-        check_positive(self, "timeout", self.timeout)
-
-    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine."""
         if not isinstance(store, DiskStore):
             raise PairingError(

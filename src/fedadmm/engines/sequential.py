@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job, run_client
+from fedadmm.parts import part
 from fedadmm.protocols import ClientInfo, ClientStateStore, Download, Engine, Upload
 
 
-@dataclass(frozen=True)
-class Sequential:
-    """The choice of the sequential engine; call it to start one."""
+@part("engine", "sequential")
+class Sequential(EngineChoice):
+    """The choice of the sequential engine."""
 
-    name: ClassVar[str] = "sequential"
-
-    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine."""
         return SequentialEngine(job, store)
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedadmm import trees
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job, client_key, client_record, global_vector, reported_loss
 from fedadmm.engines.stacked import StackedObjective, Stacker, refusal, solve_stack
 from fedadmm.engines.stacked.stacking import as_sgd
-from fedadmm.errors import PairingError, check_count
+from fedadmm.errors import PairingError
+from fedadmm.parts import Count, part
 from fedadmm.protocols import (
     ClientInfo,
     ClientRecord,
@@ -33,23 +34,17 @@ STACK_BYTES = 32 * 2**20
 """How much one vector a client may take in a stack: a solve works on about six of them."""
 
 
-@dataclass(frozen=True)
-class Vectorised:
+@part("engine", "vectorised")
+class Vectorised(EngineChoice):
     """The choice of the vectorised engine.
 
     Args:
         stack: how many clients run at once; by default as many as fit.
     """
 
-    name: ClassVar[str] = "vectorised"
+    stack: Count | None = None
 
-    stack: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.stack is not None:
-            check_count(self, "stack", self.stack)
-
-    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine, or refuse a job whose clients cannot be stacked."""
         reason = refusal(job)
         if reason is not None:
@@ -80,8 +75,8 @@ class VectorisedEngine(Engine):
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         """Each client's upload, in the order of `ids`."""
         parts = math.ceil(len(ids) / self._size)
-        for part in range(parts):  # equal ones: a small rest would cost as much as a full one
-            chosen = ids[part * len(ids) // parts : (part + 1) * len(ids) // parts]
+        for index in range(parts):  # equal ones: a small rest would cost as much as a full one
+            chosen = ids[index * len(ids) // parts : (index + 1) * len(ids) // parts]
             yield from self._run_stack(list(chosen), download, round_index)
 
     def _gather(self, ids: list[int]) -> _Stack:

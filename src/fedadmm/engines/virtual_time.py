@@ -14,21 +14,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge
+
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.virtual.durations import Duration, Kind, read_trace
 from fedadmm.engines.virtual.timeline import Flight, Rules, Timeline
 from fedadmm.engines.virtual.working import Crew
 from fedadmm.errors import (
     ParameterError,
-    check_choice,
-    check_count,
-    check_not_negative,
-    check_positive,
-    check_range,
 )
+from fedadmm.parts import Count, NotNegative, Positive, Probability, Share, part
 from fedadmm.protocols import (
     ClientInfo,
     ClientStateStore,
@@ -39,8 +37,8 @@ from fedadmm.protocols import (
 )
 
 
-@dataclass(frozen=True)
-class VirtualTime:
+@part("engine", "virtual-time")
+class VirtualTime(EngineChoice):
     """The choice of the virtual-time engine.
 
     A piece of work takes a compute time and a network time, each from a distribution: constant,
@@ -69,48 +67,27 @@ class VirtualTime:
         workers: processes that compute replies; 1 computes them in this one.
     """
 
-    name: ClassVar[str] = "virtual-time"
     shapes_the_run: ClassVar[bool] = True
-    """Its options change the result; those of other engines only how fast it is computed."""
 
     mode: Literal["async", "sync"] = "async"
     compute: Kind = "uniform"
-    compute_time: float = 1.0
-    ratio: float = 2.0
-    spread: float = 0.5
+    compute_time: Positive = 1.0
+    ratio: Annotated[float, Ge(1)] = 2.0
+    spread: NotNegative = 0.5
     redraw: bool = False
     trace: str | None = None
     network: Literal["constant", "uniform", "log-normal"] = "constant"
-    network_time: float = 0.0
-    availability: float = 1.0
-    dropout: float = 0.0
-    concurrency: int | None = None
-    buffer: int = 1
-    max_staleness: int | None = None
+    network_time: NotNegative = 0.0
+    availability: Share = 1.0
+    dropout: Probability = 0.0
+    concurrency: Count | None = None
+    buffer: Count = 1
+    max_staleness: Annotated[int, Ge(0)] | None = None
     policy: Literal["accept", "drop", "wait"] = "accept"
-    deadline: float | None = None
-    workers: int = 1
+    deadline: Positive | None = None
+    workers: Count = 1
 
     def __post_init__(self) -> None:
-        check_choice(self, "mode", self.mode, ("async", "sync"))
-        check_choice(self, "compute", self.compute, ("constant", "uniform", "log-normal", "trace"))
-        check_choice(self, "network", self.network, ("constant", "uniform", "log-normal"))
-        check_choice(self, "policy", self.policy, ("accept", "drop", "wait"))
-        check_positive(self, "compute_time", self.compute_time)
-        check_not_negative(self, "network_time", self.network_time)
-        check_range(self, "ratio", self.ratio, 1.0)
-        check_not_negative(self, "spread", self.spread)
-        check_range(self, "availability", self.availability, 0.0, 1.0, open_low=True)
-        check_range(self, "dropout", self.dropout, 0.0, 1.0, open_high=True)
-        check_count(self, "buffer", self.buffer)
-        check_count(self, "workers", self.workers)
-        if self.concurrency is not None:
-            check_count(self, "concurrency", self.concurrency)
-        if self.deadline is not None:
-            check_positive(self, "deadline", self.deadline)
-        self._check_together()
-
-    def _check_together(self) -> None:
         if self.compute == "trace" and self.trace is None:
             raise ParameterError("VirtualTime: trace is None, but compute='trace' needs a file")
         if self.concurrency is not None and self.mode == "async" and self.concurrency < self.buffer:
@@ -118,9 +95,7 @@ class VirtualTime:
                 f"VirtualTime: concurrency is {self.concurrency}, but must be at least "
                 f"buffer={self.buffer}, or a step never gets all its replies"
             )
-        if self.max_staleness is not None:
-            check_count(self, "max_staleness", self.max_staleness, low=0)
-        elif self.policy != "accept":
+        if self.max_staleness is None and self.policy != "accept":
             raise ParameterError(
                 f"VirtualTime: max_staleness is None, but policy='{self.policy}' needs a number"
             )
@@ -130,7 +105,7 @@ class VirtualTime:
         """Whether replies are folded as they arrive."""
         return self.mode == "async"
 
-    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine."""
         if self.trace is not None and self.compute == "trace":
             read_trace(self.trace)

@@ -14,16 +14,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from fedadmm import errors, trees
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.pool import Pool
 from fedadmm.engines.shared import region_bytes
 from fedadmm.engines.threads import torch_threads
 from fedadmm.engines.worker_process import Failed, Finished, RoundBegins, RunClient
-from fedadmm.errors import EngineError, PairingError, check_count, check_positive
+from fedadmm.errors import EngineError, PairingError
+from fedadmm.parts import Count, Positive, part
 from fedadmm.protocols import (
     ClientInfo,
     ClientRecord,
@@ -38,8 +39,8 @@ SLOTS_PER_WORKER = 4
 """Clients a worker may be ahead of the one that is folded next; bounds memory."""
 
 
-@dataclass(frozen=True)
-class Workers:
+@part("engine", "workers")
+class Workers(EngineChoice):
     """The choice of the workers engine.
 
     Args:
@@ -47,17 +48,10 @@ class Workers:
         timeout: seconds that one client may take before its worker counts as stuck.
     """
 
-    name: ClassVar[str] = "workers"
+    workers: Count | None = None
+    timeout: Positive = 3600.0
 
-    workers: int | None = None
-    timeout: float = 3600.0
-
-    def __post_init__(self) -> None:
-        if self.workers is not None:
-            check_count(self, "workers", self.workers)
-        check_positive(self, "timeout", self.timeout)
-
-    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine; its processes start with the first round."""
         if job.initial.device.type != "cpu":
             raise PairingError(

@@ -24,7 +24,7 @@ _NO_MATTER = ("engine", "device", "threads", "checkpoint", "trackers")
 def cell_hash(config: RunConfig) -> str:
     """Sixteen hexadecimal digits."""
     ignored = set(_NO_MATTER)
-    if getattr(config.engine.made_from, "shapes_the_run", False):
+    if config.engine.made_from.shapes_the_run:
         ignored.remove("engine")
     tree = {key: value for key, value in config.tree().items() if key not in ignored}
     tree["store"] = config.store.primal

@@ -199,7 +199,7 @@ def _completed(config: RunConfig) -> RunConfig:
         measured = defaults()["objective"].get(config.problem.name, True)
         updates["evaluate"] = config.evaluate.model_dump() | {"objective": measured}
     if config.store.name is None:
-        on_disk = getattr(config.engine.made_from, "needs_disk", False)
+        on_disk = config.engine.made_from.needs_disk
         updates["store"] = config.store.model_dump() | {"name": "disk" if on_disk else "memory"}
     return run_model().model_validate(config.tree() | updates) if updates else config
 

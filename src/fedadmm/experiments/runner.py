@@ -39,7 +39,7 @@ _PATIENCE = 10.0
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """Everything that the trajectory depends on, flat."""
     may_change = set(_MAY_CHANGE)
-    if getattr(config.engine.build(), "shapes_the_run", False):
+    if config.engine.made_from.shapes_the_run:
         may_change.remove("engine")
     tree = {key: value for key, value in config.tree().items() if key not in may_change}
     return flattened(tree)

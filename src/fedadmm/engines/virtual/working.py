@@ -81,7 +81,7 @@ class Crew:
         self._desks = [_Held(store) for _ in range(workers)]
         self._engines: list[Engine] = []
         if workers > 1:
-            self._engines = [Workers(workers=1)(job, desk) for desk in self._desks]
+            self._engines = [Workers(workers=1).start(job, desk) for desk in self._desks]
         self._started = False
         self._done: dict[int, Reply] = {}
 
