@@ -122,7 +122,7 @@ def run(
     """Yield a report after every round; the last one carries the ending."""
     before: Record = {}
     infos: Sequence[ClientInfo] = ()
-    state = _with_memory(sampler, state)
+    state = with_memory(sampler, state)
     if state.engine is not None:
         engine.restore(state.engine)
     if state.round == 0 and job.algorithm.starts_with_everyone:
@@ -131,7 +131,7 @@ def run(
         if (ending := _broken(infos, "the initial round")) is not None:
             yield RoundReport(state, before, infos, ending)
             return
-        state = _remembered(following._replace(round=0), -1, everyone, infos)
+        state = remembered(following._replace(round=0), -1, everyone, infos)
     if state.notes is None:
         notes = {tool.name: tool.begin(state, store, infos) for tool in schedule.instruments}
         state = state._replace(notes=notes)
@@ -150,7 +150,7 @@ def run(
             if state.round > first:  # no thread yet while engines may still start processes
                 store.prefetch(_newcomers(upcoming, ids))
         following, record, infos = run_round(job, ids, engine, state, state.round)
-        following = _remembered(following, state.round, ids, infos)
+        following = remembered(following, state.round, ids, infos)
         for name in ("bytes_up", "bytes_down", "seconds"):
             record[name] += before.pop(name, 0)
         if (ending := _broken(infos, f"round {following.round}")) is not None:
@@ -175,7 +175,7 @@ def run(
         ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
 
 
-def _with_memory(sampler: Sampler, state: RunState) -> RunState:
+def with_memory(sampler: Sampler, state: RunState) -> RunState:
     """The state with a memory exactly when the sampler looks back."""
     if not sampler.looks_back:
         return state._replace(known=None)
@@ -203,7 +203,7 @@ def _cohort(sampler: Sampler, job: Job, index: int, known: Known | None) -> Sequ
     return ids
 
 
-def _remembered(
+def remembered(
     state: RunState, index: int, asked: Sequence[int], infos: Sequence[ClientInfo]
 ) -> RunState:
     """The state after a round that asked some clients and heard some of them, or others."""

@@ -9,6 +9,7 @@ import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 
 from .harness import (
+    Crash,
     FakeGrid,
     check_invariant,
     check_versions,
@@ -52,3 +53,25 @@ def test_equal_to_simulate(name, tmp_path):
     check_invariant(settings, tmp_path)
     if algorithm.name != "feddr":  # its opening round is a version of its own
         check_versions(settings, tmp_path, history.trace)
+
+
+class Stopping(Crash):
+    """The server is killed."""
+
+
+@pytest.mark.parametrize("sampler", [fa.LossSampling(2, 0.1), fa.LeastRecentlySeenSampling(2)])
+@pytest.mark.parametrize("algorithm", [fa.FedADMM(rho=1.0), fa.FedDR(eta=1.0, init="prox")])
+def test_a_sampler_that_looks_back_survives_the_death_of_its_server(sampler, algorithm, tmp_path):
+    settings = federation(algorithm, rounds=9, sampler=sampler)
+    left = [3, 6]
+
+    def die(report):
+        if left and report.record["round"] == left[0]:
+            left.pop(0)
+            raise Stopping
+
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path, die)
+    wanted = simulated(settings)
+    assert history.crashes == 2
+    assert history.trace == [record["clients"] for record in wanted.history]
+    assert torch.equal(history.outcome.params, wanted.params)

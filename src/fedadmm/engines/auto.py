@@ -103,13 +103,13 @@ class AutoEngine(Engine):
             self.choice = min(self.seconds, key=lambda name: self.seconds[name])
         else:
             self.choice = next(iter(ways))
-        self._engine = ways[self.choice](self._job, self._store)
+        self._engine = ways[self.choice].start(self._job, self._store)
         measured = ", ".join(f"{name} {value:.2g}" for name, value in self.seconds.items())
         log.info("engine auto chose %s (seconds a client: %s)", self.choice, measured or "unasked")
 
-    def _ways(self) -> dict[str, Any]:
+    def _ways(self) -> dict[str, EngineChoice]:
         """The ways that this job can run, the reference first."""
-        ways: dict[str, Any] = {Sequential.name: Sequential()}
+        ways: dict[str, EngineChoice] = {Sequential.name: Sequential()}
         on_cpu = self._job.initial.device.type == "cpu"
         if self._cores > 1 and on_cpu and "fork" in multiprocessing.get_all_start_methods():
             ways[Workers.name] = Workers(self._cores)
@@ -118,7 +118,11 @@ class AutoEngine(Engine):
         return ways
 
     def _measure(
-        self, ways: dict[str, Any], ids: Sequence[int], download: Download, round_index: int
+        self,
+        ways: dict[str, EngineChoice],
+        ids: Sequence[int],
+        download: Download,
+        round_index: int,
     ) -> dict[str, float]:
         """Seconds a client for a few steps; the ways take turns, so that noise meets them all."""
         short = self._job._replace(stop=Steps(STEPS))
@@ -127,7 +131,7 @@ class AutoEngine(Engine):
         with contextlib.ExitStack() as stack:
             engines = {}
             for name, way in ways.items():
-                engines[name] = stack.enter_context(contextlib.closing(way(short, store)))
+                engines[name] = stack.enter_context(contextlib.closing(way.start(short, store)))
             for _ in range(REPEATS):
                 for name, engine in engines.items():
                     limit = STACKED_CLIENTS if name == Vectorised.name else 2 * self._cores

@@ -29,8 +29,10 @@ from fedadmm.round import (
     RunState,
     Schedule,
     initial_state,
+    remembered,
     run,
     run_round,
+    with_memory,
 )
 from fedadmm.state import MemoryStore
 from fedadmm.state.files import make_directory
@@ -195,8 +197,9 @@ class Service:
             return
         everybody = range(self.federation.clients)
         self.roster.wait_for(self.federation.clients)
-        state, _, _ = run_round(self.job, everybody, self.engine, self.saved.state, -1)
-        self.settle(state._replace(round=0))
+        before = with_memory(self.federation.sampler, self.saved.state)
+        state, _, infos = run_round(self.job, everybody, self.engine, before, -1)
+        self.settle(remembered(state._replace(round=0), -1, everybody, infos))
 
     def _schedule(self) -> Schedule:
         federation = self.federation
