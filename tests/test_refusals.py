@@ -236,7 +236,7 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     "no client": (lambda: fa.UniformSampling(0), f"UniformSampling: size is 0, but {WHOLE}"),
     "a fraction above one": (
         lambda: fa.UniformSampling(1.5),
-        "UniformSampling: size (a fraction) is 1.5, but must be > 0 and <= 1",
+        "UniformSampling: size is 1.5, but must be > 0 and <= 1",
     ),
     "no cyclic client": (lambda: fa.CyclicSampling(0), f"CyclicSampling: size is 0, but {WHOLE}"),
     "a coin that never falls": (
@@ -245,7 +245,7 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a negative weight": (
         lambda: fa.WeightedSampling([1.0, -1.0], 1),
-        "WeightedSampling: weights is -1.0, but must be >= 0",
+        "WeightedSampling: weights[1] is -1.0, but must be >= 0 and finite",
     ),
     "no weighted client": (
         lambda: fa.WeightedSampling([1.0], 0),
@@ -392,8 +392,11 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fa.Epochs([2, 0.5, 0.0]),
         f"Epochs: epochs[2] is 0.0, but {POSITIVE}",
     ),
-    "Epochs truth": (lambda: fa.Epochs(True), f"Epochs: epochs is True, but {POSITIVE}"),
-    "Epochs word": (lambda: fa.Epochs("two"), f"Epochs: epochs is 'two', but {POSITIVE}"),
+    "Epochs truth": (lambda: fa.Epochs(True), f"Epochs: epochs is True, but {POSITIVE}, or a list"),
+    "Epochs word": (
+        lambda: fa.Epochs("two"),
+        f"Epochs: epochs is 'two', but {POSITIVE}, or a list",
+    ),
     "Steps of a client": (lambda: fa.Steps([1, 1.5]), f"Steps: steps[1] is 1.5, but {WHOLE}"),
     "rate of a client": (
         lambda: fa.SGD([0.1, -0.1]),
@@ -453,7 +456,7 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     "ProxAccuracy": (lambda: fa.ProxAccuracy(0.0), f"ProxAccuracy: M is 0.0, but {POSITIVE}"),
     "ProxAccuracy convexity": (
         lambda: fa.ProxAccuracy(1.0, -1.0),
-        "ProxAccuracy: weak_convexity is -1.0, but must be >= 0",
+        "ProxAccuracy: weak_convexity is -1.0, but must be >= 0 and finite",
     ),
     "RelativeAccuracy": (
         lambda: fa.RelativeAccuracy(0.0),
@@ -544,7 +547,7 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "Geometric floor": (
         lambda: fa.Geometric(floor=-1.0),
-        "Geometric: floor is -1.0, but must be >= 0",
+        "Geometric: floor is -1.0, but must be >= 0 and finite",
     ),
     "Geometric floor word": (
         lambda: fa.Geometric(floor="follow"),

@@ -8,26 +8,30 @@ the rounds is infinite for every client); each class says how it sees to that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
-from fedadmm.errors import check_positive, check_range
+from fedadmm.errors import check_range
+from fedadmm.parts import Count, Positive, Share, part
 from fedadmm.protocols import Known, Sampler, Seen
 from fedadmm.rng import Key
 from fedadmm.sampling import (
     Probabilities,
     capped_shares,
-    check_size,
     count_of,
     draws_of,
     systematic,
 )
-from fedadmm.schedules import check_each, check_one_each, of_client
+from fedadmm.schedules import check_one_each, of_client
+
+OneRound = Annotated[float, Ge(1)]
+"""Energy for at least one round."""
 
 
-@dataclass(frozen=True)
+@part("sampler", "least-recently-seen")
 class LeastRecentlySeenSampling(Sampler):
     """The `size` clients that were asked the longest ago; ties are broken at random.
 
@@ -38,10 +42,7 @@ class LeastRecentlySeenSampling(Sampler):
     looks_back = True
     is_random = False
 
-    size: int | float
-
-    def __post_init__(self) -> None:
-        check_size(self, self.size)
+    size: Count | Share
 
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
@@ -59,7 +60,7 @@ class LeastRecentlySeenSampling(Sampler):
         count_of(self, self.size, clients)
 
 
-@dataclass(frozen=True)
+@part("sampler", "loss")
 class LossSampling(Sampler):
     """`size` clients, more often those whose data the global model fitted worse when last heard.
 
@@ -74,12 +75,8 @@ class LossSampling(Sampler):
     looks_back = True
     asks_losses = True
 
-    size: int | float
-    floor: float
-
-    def __post_init__(self) -> None:
-        check_size(self, self.size)
-        check_range(self, "floor", self.floor, 0.0, 1.0, open_low=True)
+    size: Count | Share
+    floor: Share
 
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
@@ -117,7 +114,7 @@ class LossSampling(Sampler):
         check_range(self, "floor", self.floor, 0.0, share, open_low=True)
 
 
-@dataclass(frozen=True)
+@part("sampler", "energy")
 class EnergySampling(Sampler):
     """`size` clients at random among those with enough energy, fewer when there are not as many.
 
@@ -127,14 +124,9 @@ class EnergySampling(Sampler):
     at most a share recovery_i of the rounds, and again and again, because it is chosen uniformly.
     """
 
-    size: int | float
-    capacity: float | Sequence[float] = 1.0
-    recovery: float | Sequence[float] = 0.1
-
-    def __post_init__(self) -> None:
-        check_size(self, self.size)
-        check_each(self, "capacity", self.capacity, _check_one_round)
-        check_each(self, "recovery", self.recovery, check_positive)
+    size: Count | Share
+    capacity: OneRound | Sequence[OneRound] = 1.0
+    recovery: Positive | Sequence[Positive] = 0.1
 
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
@@ -189,7 +181,3 @@ def _history(
 ) -> _History:
     """A function of its arguments, remembered so that a round does not draw all earlier ones."""
     return _History(seed, size, capacities, recoveries)
-
-
-def _check_one_round(owner: object, field: str, value: object) -> None:
-    check_range(owner, field, value, 1.0, float("inf"), open_high=True)

@@ -145,17 +145,27 @@ def _refused_by_all(value: object, choices: tuple[Any, ...]) -> Refused | None:
     fitting = [answer for speaks, answer in answers if speaks and answer is not None]
     if fitting:
         return fitting[0]
-    return Refused(value, ", or ".join(a.allowed for _, a in answers if a is not None))
+    words = [
+        answer.allowed
+        for choice, (_, answer) in zip(choices, answers, strict=True)
+        if answer is not None and not (_kind(choice) is int and float in map(_kind, choices))
+    ]
+    return Refused(value, ", or ".join(words))
+
+
+def _kind(annotation: Any) -> Any:
+    """The type without its ranges."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _speaks_of(annotation: Any, value: object) -> bool:
     origin, args = get_origin(annotation), get_args(annotation)
-    kind = args[0] if origin is Annotated else annotation
+    kind = _kind(annotation)
     if isinstance(value, str):
         return origin is Literal and any(isinstance(choice, str) for choice in args)
     if isinstance(value, bool):
         return kind is bool
-    if isinstance(value, Integral) or (isinstance(value, Real) and float(value).is_integer()):
+    if isinstance(value, Integral):
         return kind in (int, float)
     if isinstance(value, Real):
         return kind is float
@@ -168,6 +178,7 @@ def _refused_number(value: object, kind: Any, rules: tuple[Any, ...]) -> Refused
     """Numpy's numbers are Real and Integral too; True and False are not numbers."""
     if kind is int:
         low = next((rule.ge for rule in rules if isinstance(rule, Ge)), None)
+        low = next((int(rule.gt) + 1 for rule in rules if isinstance(rule, Gt)), low)  # type: ignore[call-overload]
         whole = not isinstance(value, bool) and isinstance(value, Integral)
         if whole and (low is None or int(value) >= low):  # type: ignore[call-overload]
             return None

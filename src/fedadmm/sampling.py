@@ -7,16 +7,16 @@ A scheme in which some client can never take part is not proper, and is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedadmm.errors import ParameterError, check_count, check_range
+from fedadmm.errors import ParameterError, check_range
+from fedadmm.parts import Count, NotNegative, Share, part
 from fedadmm.protocols import Known, Sampler
 from fedadmm.rng import Key, derive, numpy_generator
-from fedadmm.schedules import Schedule, at, check_each, check_one_each, check_schedule
+from fedadmm.schedules import Schedule, at, check_floor, check_one_each
 
 Probabilities = NDArray[np.float64]
 
@@ -42,15 +42,7 @@ def count_of(owner: object, size: int | float, clients: int) -> int:
     return size
 
 
-def check_size(owner: object, size: int | float) -> None:
-    """Refuse anything but a count (int) or a fraction (float)."""
-    if isinstance(size, float):
-        check_range(owner, "size (a fraction)", size, 0.0, 1.0, open_low=True)
-    else:
-        check_count(owner, "size", size)
-
-
-@dataclass(frozen=True)
+@part("sampler", "full")
 class FullParticipation(Sampler):
     """Everybody, every round."""
 
@@ -65,14 +57,11 @@ class FullParticipation(Sampler):
         return np.ones(clients)
 
 
-@dataclass(frozen=True)
+@part("sampler", "uniform")
 class UniformSampling(Sampler):
     """`size` clients without replacement: a count (int) or a fraction (float)."""
 
-    size: int | float
-
-    def __post_init__(self) -> None:
-        check_size(self, self.size)
+    size: Count | Share
 
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
@@ -86,7 +75,7 @@ class UniformSampling(Sampler):
         return np.full(clients, count_of(self, self.size, clients) / clients)
 
 
-@dataclass(frozen=True)
+@part("sampler", "bernoulli")
 class BernoulliSampling(Sampler):
     """Every client flips its own coin: one probability for all, or one per client.
 
@@ -96,10 +85,11 @@ class BernoulliSampling(Sampler):
     A round may be empty; the global model then stays as it is.
     """
 
-    probability: float | Schedule | Sequence[float | Schedule]
+    probability: Share | Schedule | Sequence[Share | Schedule]
 
     def __post_init__(self) -> None:
-        check_each(self, "probability", self.probability, _check_probability)
+        for schedule in self._schedules():
+            check_floor(self, "probability", schedule)
 
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
@@ -132,14 +122,7 @@ class BernoulliSampling(Sampler):
         return [entry for entry in entries if callable(entry)]
 
 
-def _check_probability(owner: object, field: str, value: object) -> None:
-    if callable(value):
-        check_schedule(owner, field, value)
-    else:
-        check_range(owner, field, value, 0.0, 1.0, open_low=True)
-
-
-@dataclass(frozen=True)
+@part("sampler", "weighted")
 class WeightedSampling(Sampler):
     """`size` clients without replacement, p_i proportional to the weights and exact.
 
@@ -147,13 +130,8 @@ class WeightedSampling(Sampler):
     client leaves over is shared by the others).
     """
 
-    weights: Sequence[float]
-    size: int
-
-    def __post_init__(self) -> None:
-        check_count(self, "size", self.size)
-        for weight in self.weights:
-            check_range(self, "weights", weight, 0.0)
+    weights: Sequence[NotNegative]
+    size: Count
 
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
@@ -195,14 +173,11 @@ def systematic(draws: np.random.Generator, probabilities: Probabilities) -> list
     return _sorted(np.unique(order[picks]))
 
 
-@dataclass(frozen=True)
+@part("sampler", "non-overlapping")
 class NonOverlappingSampling(Sampler):
     """The clients are cut into `blocks` groups once; every round takes one group at random."""
 
-    blocks: int
-
-    def __post_init__(self) -> None:
-        check_count(self, "blocks", self.blocks)
+    blocks: Count
 
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
@@ -225,7 +200,7 @@ class NonOverlappingSampling(Sampler):
             )
 
 
-@dataclass(frozen=True)
+@part("sampler", "doubly-uniform")
 class DoublyUniformSampling(Sampler):
     """A uniform size from 1..n, then a uniform set of that size."""
 
@@ -242,16 +217,13 @@ class DoublyUniformSampling(Sampler):
         return np.full(clients, (clients + 1) / (2 * clients))
 
 
-@dataclass(frozen=True)
+@part("sampler", "cyclic")
 class CyclicSampling(Sampler):
     """`size` clients in turn: round t takes the next ones, wrapping around."""
 
     is_random = False
 
-    size: int | float
-
-    def __post_init__(self) -> None:
-        check_size(self, self.size)
+    size: Count | Share
 
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
@@ -265,14 +237,14 @@ class CyclicSampling(Sampler):
         return np.full(clients, count_of(self, self.size, clients) / clients)
 
 
-@dataclass(frozen=True)
+@part("sampler", "trace")
 class TraceSampling(Sampler):
     """Participation read from a trace: a list of client ids for every round.
 
-    is_random = False
-
     `repeat` starts the trace again at its end; otherwise it must be as long as the run.
     """
+
+    is_random = False
 
     rounds: Sequence[Sequence[int]]
     repeat: bool = False

@@ -6,46 +6,45 @@ first.  A sequence has one entry per client, in the order of their numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from fedadmm.errors import ParameterError, check_choice, check_count, check_positive, check_range
+from fedadmm.errors import ParameterError, check_count, check_positive
+from fedadmm.parts import NotNegative, Positive, part
 
 Number = TypeVar("Number", int, float)
 
 
 @runtime_checkable
 class Schedule(Protocol):
-    """A positive number for every round, counted from zero."""
+    """A positive number for every round, counted from zero: any function of the round."""
 
     def __call__(self, round_index: int) -> float:
         """The value in this round."""
 
 
-@dataclass(frozen=True)
+@part("schedule", "piecewise")
 class Piecewise:
     """Constant between change points: {0: 1.0, 60: 0.5} is 1.0 until round 59, then 0.5."""
 
-    values: Mapping[int, float]
+    values: Mapping[int, Positive]
 
     def __post_init__(self) -> None:
         if 0 not in self.values:
             raise ParameterError(
                 f"Piecewise: values has change points {sorted(self.values)}, but needs one at 0"
             )
-        for begin, value in self.values.items():
+        for begin in self.values:
             check_count(self, "values (a change point)", begin, 0)
-            check_positive(self, f"values[{begin}]", value)
 
     def __call__(self, round_index: int) -> float:
         """The value of the last change point that has been passed."""
         return self.values[max(begin for begin in self.values if begin <= round_index)]
 
 
-@dataclass(frozen=True)
+@part("schedule", "geometric")
 class Geometric:
     """initial * factor^t, never below `floor`.
 
@@ -54,17 +53,9 @@ class Geometric:
     rounds counted more than that stays in the server's vector.
     """
 
-    initial: float = 1.0
-    factor: float = 0.9
-    floor: float | Literal["tracking"] = 0.0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "initial", self.initial)
-        check_positive(self, "factor", self.factor)
-        if isinstance(self.floor, str):
-            check_choice(self, "floor", self.floor, ("tracking",))
-        else:
-            check_range(self, "floor", self.floor, 0.0)
+    initial: Positive = 1.0
+    factor: Positive = 0.9
+    floor: NotNegative | Literal["tracking"] = 0.0
 
     def __call__(self, round_index: int) -> float:
         """The value in this round; a "tracking" floor is applied by whoever knows the replies."""
@@ -72,38 +63,18 @@ class Geometric:
         return value if isinstance(self.floor, str) else max(value, self.floor)
 
 
-def check_schedule(
-    owner: object,
-    field: str,
-    value: float | Schedule | Sequence[float],
-    *,
-    may_track: bool = False,
-    per_client: bool = False,
-) -> None:
-    """Refuse anything but a positive number, a schedule, or (`per_client`) one number each.
+def meets_participation(value: object) -> bool:
+    """Whether a schedule falls to the participation, which only a server step knows."""
+    return isinstance(value, Geometric) and value.floor == "tracking"
 
-    Only a server step knows the participation that a "tracking" floor refers to (`may_track`).
-    """
-    if per_client and isinstance(value, Sequence):
-        check_each(owner, field, value, check_positive)
-    elif not callable(value):
-        check_positive(owner, field, value)
-    elif getattr(value, "floor", None) == "tracking" and not may_track:
+
+def check_floor(owner: object, field: str, value: object) -> None:
+    """Refuse a "tracking" floor where nobody knows the participation that it refers to."""
+    if meets_participation(value):
         raise ParameterError(
             f"{type(owner).__name__}: {field} has the floor 'tracking', but only a server step can "
             "have it; use a number"
         )
-
-
-def check_each(
-    owner: object, field: str, value: object, check: Callable[[object, str, object], None]
-) -> None:
-    """Refuse a value, or an entry of one per client, that `check` refuses."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        check(owner, field, value)
-        return
-    for client, entry in enumerate(value):
-        check(owner, f"{field}[{client}]", entry)
 
 
 def check_one_each(owner: object, field: str, value: object, clients: int) -> None:

@@ -11,25 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt, Lt
 from torch import Tensor
 
-from fedadmm.errors import (
-    PairingError,
-    check_choice,
-    check_count,
-    check_positive,
-    check_range,
-)
+from fedadmm.errors import PairingError
+from fedadmm.parts import Count, NotNegative, Positive, part
 from fedadmm.protocols import Progress, StoppingRule
 from fedadmm.rng import Key, generator
-from fedadmm.schedules import check_each, of_client, of_clients
+from fedadmm.schedules import of_client, of_clients
+
+Inside = Annotated[float, Gt(0), Lt(1)]
+"""A factor that really shrinks."""
 
 
-@dataclass(frozen=True)
+@part("stop", "epochs")
 class Epochs(StoppingRule):
     """`epochs` passes over the client's data: one number, or one per client.
 
@@ -38,10 +36,7 @@ class Epochs(StoppingRule):
 
     per_client = ("epochs",)
 
-    epochs: int | float | Sequence[float]
-
-    def __post_init__(self) -> None:
-        check_each(self, "epochs", self.epochs, check_positive)
+    epochs: Positive | Annotated[int, Gt(0)] | Sequence[Positive | Annotated[int, Gt(0)]]
 
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
         """All steps of the client's epochs."""
@@ -52,7 +47,7 @@ class Epochs(StoppingRule):
         return f"{_own_number(self.epochs)} epochs done"
 
 
-@dataclass(frozen=True)
+@part("stop", "uniform-epochs")
 class UniformEpochs(StoppingRule):
     """System heterogeneity: every participant draws its own number of epochs from 1..epochs.
 
@@ -61,10 +56,7 @@ class UniformEpochs(StoppingRule):
 
     per_client = ("epochs",)
 
-    epochs: int | Sequence[int]
-
-    def __post_init__(self) -> None:
-        check_each(self, "epochs", self.epochs, check_count)
+    epochs: Count | Sequence[Count]
 
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
         """All steps of the epochs drawn with this client's key."""
@@ -77,16 +69,13 @@ class UniformEpochs(StoppingRule):
         return f"the drawn number of epochs (1 to {_own_number(self.epochs)}) done"
 
 
-@dataclass(frozen=True)
+@part("stop", "steps")
 class Steps(StoppingRule):
     """`steps` solver steps, whatever part of an epoch that is: one number, or one per client."""
 
     per_client = ("steps",)
 
-    steps: int | Sequence[int]
-
-    def __post_init__(self) -> None:
-        check_each(self, "steps", self.steps, check_count)
+    steps: Count | Sequence[Count]
 
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
         """The client's steps."""
@@ -118,18 +107,14 @@ class _Accuracy(StoppingRule):
         return f"accuracy not reached within the cap of {self.max_epochs} epochs"
 
 
-@dataclass(frozen=True)
+@part("stop", "gradient-tolerance")
 class GradientTolerance(_Accuracy):
     """||grad L_i||^2 <= epsilon_i (Gong et al., eq. 6): one number, or one per client."""
 
     per_client = ("epsilon",)
 
-    epsilon: float | Sequence[float]
-    max_epochs: int = 100
-
-    def __post_init__(self) -> None:
-        check_each(self, "epsilon", self.epsilon, check_positive)
-        check_count(self, "max_epochs", self.max_epochs)
+    epsilon: Positive | Sequence[Positive]
+    max_epochs: Count = 100
 
     @property
     def largest_epsilon(self) -> float:
@@ -155,7 +140,7 @@ def _modulus(owner: object, progress: Progress, weak_convexity: float) -> Tensor
     return modulus
 
 
-@dataclass(frozen=True)
+@part("stop", "prox-accuracy")
 class ProxAccuracy(_Accuracy):
     """||x_i^k - prox(.)||^2 <= M / (2 (k+1)^2) (FedDR, Remark 3.1), certified.
 
@@ -164,14 +149,9 @@ class ProxAccuracy(_Accuracy):
     and at most L for L-smooth ones; a value that is too small certifies nothing.
     """
 
-    M: float
-    weak_convexity: float = 0.0
-    max_epochs: int = 100
-
-    def __post_init__(self) -> None:
-        check_positive(self, "M", self.M)
-        check_range(self, "weak_convexity", self.weak_convexity, 0.0)
-        check_count(self, "max_epochs", self.max_epochs)
+    M: Positive
+    weak_convexity: NotNegative = 0.0
+    max_epochs: Count = 100
 
     def epsilon(self, round_index: int) -> float:
         """The distance allowed in a round; the initial one has the index -1."""
@@ -183,7 +163,7 @@ class ProxAccuracy(_Accuracy):
         return progress.gradient_norm <= self.epsilon(progress.round_index) * modulus
 
 
-@dataclass(frozen=True)
+@part("stop", "relative-accuracy")
 class RelativeAccuracy(_Accuracy):
     """||w - prox(v)|| <= theta ||w - x_i||, certified; x_i is the client's own model.
 
@@ -193,18 +173,11 @@ class RelativeAccuracy(_Accuracy):
     gradients of all clients do.
     """
 
-    theta: float
-    weak_convexity: float = 0.0
-    max_epochs: int = 100
+    theta: Positive
+    weak_convexity: NotNegative = 0.0
+    max_epochs: Count = 100
     squared: bool = False
     origin: Literal["own", "argument"] = "own"
-
-    def __post_init__(self) -> None:
-        check_positive(self, "theta", self.theta)
-        check_choice(self, "squared", self.squared, (True, False))
-        check_choice(self, "origin", self.origin, ("own", "argument"))
-        check_range(self, "weak_convexity", self.weak_convexity, 0.0)
-        check_count(self, "max_epochs", self.max_epochs)
 
     def reached(self, progress: Progress) -> Tensor:
         """The certified distance is small against the way made."""
@@ -213,7 +186,7 @@ class RelativeAccuracy(_Accuracy):
         return progress.gradient_norm <= factor * modulus * progress.move
 
 
-@dataclass(frozen=True)
+@part("stop", "insa")
 class InSaCriterion(_Accuracy):
     """||e(w)|| <= sigma_i ||e(w_i)||, e the full gradient of the local problem (FedADMM-In).
 
@@ -226,19 +199,11 @@ class InSaCriterion(_Accuracy):
 
     per_client = ("sigma", "c")
 
-    sigma: float | Sequence[float] | None = None
-    c: float | Sequence[float] = 0.01
-    safety: float = 0.999
+    sigma: Inside | Sequence[Inside] | None = None
+    c: Positive | Sequence[Positive] = 0.01
+    safety: Inside = 0.999
     reference: Literal["own", "global"] = "own"
-    max_epochs: int = 10
-
-    def __post_init__(self) -> None:
-        if self.sigma is not None:
-            check_each(self, "sigma", self.sigma, _check_between_0_and_1)
-        check_each(self, "c", self.c, check_positive)
-        _check_between_0_and_1(self, "safety", self.safety)
-        check_choice(self, "reference", self.reference, ("own", "global"))
-        check_count(self, "max_epochs", self.max_epochs)
+    max_epochs: Count = 10
 
     def reached(self, progress: Progress) -> Tensor:
         """The gradient has shrunk enough."""
@@ -252,7 +217,3 @@ class InSaCriterion(_Accuracy):
         root = math.sqrt(2.0)
         ratio = progress.weight / of_clients(self.c, clients, like)
         return self.safety * root / (root + ratio**0.5)
-
-
-def _check_between_0_and_1(owner: object, field: str, value: object) -> None:
-    check_range(owner, field, value, 0.0, 1.0, open_low=True, open_high=True)

@@ -14,7 +14,8 @@ from fedadmm.experiments import loading
 from fedadmm.experiments.comparing import comparison_model
 from fedadmm.experiments.config import build, resolve
 from fedadmm.experiments.parts import model_of
-from fedadmm.experiments.registry import SCHEDULES, families
+from fedadmm.experiments.registry import families
+from fedadmm.parts import FAMILIES
 from fedadmm.schedules import Geometric, Piecewise
 from support.commands import SMALL
 
@@ -134,7 +135,7 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
         ({"sampler": {"name": "uniform"}}, "sampler.size is missing, but must be a number"),
         (
             {"sampler": {"name": "uniform", "size": 1.5}},
-            "sampler.size (a fraction) is 1.5, but must be > 0 and <= 1",
+            "sampler.size is 1.5, but must be > 0 and <= 1",
         ),
         ({"sampler": {"name": "uniform", "size": True}}, "sampler.size is true, but must be a num"),
         ({"rounds": 0}, "rounds is 0, but must be at least 1"),
@@ -178,5 +179,5 @@ def test_a_refusal_names_key_value_and_what_is_allowed(
 
 def test_the_schema_knows_every_part() -> None:
     text = json.dumps(comparison_model().model_json_schema())
-    for name in (name for parts in (*families().values(), SCHEDULES) for name in parts):
+    for name in (name for parts in (*families().values(), FAMILIES["schedule"]) for name in parts):
         assert f'"const": "{name}"' in text

@@ -35,7 +35,7 @@ from fedadmm.protocols import (
     Regularizer,
     Round,
 )
-from fedadmm.schedules import Schedule, at, check_schedule
+from fedadmm.schedules import Schedule, at, check_floor, meets_participation
 
 _NOBODY = 1e-6
 """A weight of the members this small is rounding: the last one has left."""
@@ -110,7 +110,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     increment: Literal["exact", "printed", "released"] = "exact"
 
     def __post_init__(self) -> None:
-        check_schedule(self, "rho", self.rho)
+        check_floor(self, "rho", self.rho)
         if self._weighted and not isinstance(self.step, str):
             raise ParameterError(
                 f"FedADMM: step is {self.step!r}, but must be 'tracking' with members='seen' or a "
@@ -231,7 +231,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         if isinstance(self.step, str):
             return 1.0
         step = at(self.step, received.round_index) / received.weight
-        return max(step, 1.0) if getattr(self.step, "floor", None) == "tracking" else step
+        return max(step, 1.0) if meets_participation(self.step) else step
 
     def global_params(self, server: Server) -> Tensor:
         """theta."""

@@ -34,7 +34,8 @@ from pydantic import (
 )
 from pydantic import Field as Key
 
-from fedadmm.experiments.registry import SCHEDULES, defaults, families
+from fedadmm.experiments.registry import defaults, families
+from fedadmm.parts import FAMILIES
 from fedadmm.schedules import Schedule
 
 NONE = "none"
@@ -75,7 +76,7 @@ def _built(value: Any) -> Any:
 @cache
 def model_of(family: str, name: str) -> type[Part]:
     """The model of one part."""
-    parts = SCHEDULES if family == "schedule" else families()[family]
+    parts = FAMILIES["schedule"] if family == "schedule" else families()[family]
     part = parts[name]
     hints = get_type_hints(part)
     given = defaults().get(family, {}).get(name, {})
@@ -144,7 +145,7 @@ def _whole_keys(table: Any) -> Any:
 
 
 def _with_schedules(plain: tuple[Any, ...]) -> Any:
-    choices = [Annotated[model_of("schedule", name), Tag(name)] for name in SCHEDULES]
+    choices = [Annotated[model_of("schedule", name), Tag(name)] for name in FAMILIES["schedule"]]
     if plain:
         choices.insert(0, Annotated[Union[plain], Tag(VALUE)])  # noqa: UP007
     return Annotated[Union[tuple(choices)], Discriminator(_schedule_or_value)]  # noqa: UP007

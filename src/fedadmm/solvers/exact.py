@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fedadmm.errors import PairingError
 from fedadmm.objective import QuadraticObjective
+from fedadmm.parts import part
 from fedadmm.protocols import (
     IN_NO_ROUND,
     LocalProblem,
@@ -23,7 +22,7 @@ from fedadmm.rng import Key
 from fedadmm.solvers.descent import LocalLoss
 
 
-@dataclass(frozen=True)
+@part("solver", "exact")
 class ExactSolver(LocalSolver):
     """Solves (A + weight I) w = b - linear + weight centre; meets every stopping rule."""
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedadmm import trees
-from fedadmm.errors import ParameterError, check_count, check_range
+from fedadmm.errors import ParameterError
+from fedadmm.parts import Count, Positive, Probability, part
 from fedadmm.protocols import (
     IN_NO_ROUND,
     LocalProblem,
@@ -24,7 +25,7 @@ from fedadmm.protocols import (
     StoppingRule,
 )
 from fedadmm.rng import Key
-from fedadmm.schedules import Schedule, at, check_schedule
+from fedadmm.schedules import Schedule, at, check_floor
 from fedadmm.solvers.descent import LocalLoss, Stepper, descend
 
 
@@ -139,10 +140,10 @@ class _Rated(LocalSolver):
     averages_gradients = True
     per_client = ("lr",)
 
-    lr: float | Schedule | Sequence[float]
+    lr: Positive | Schedule | Sequence[Positive]
 
     def __post_init__(self) -> None:
-        check_schedule(self, "lr", self.lr, per_client=True)
+        check_floor(self, "lr", self.lr)
 
     def rate(self, context: SolveContext) -> float:
         """The learning rate of the one client that works."""
@@ -150,21 +151,15 @@ class _Rated(LocalSolver):
         return at(self.lr, context.round_index, client)
 
 
-@dataclass(frozen=True)
+@part("solver", "sgd")
 class SGD(_Rated):
     """Mini-batch SGD with optional momentum; `batch_size=None` takes all rows.
 
     `lr` is a number, a schedule over rounds, or one number per client.
     """
 
-    batch_size: int | None = 32
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self, "momentum", self.momentum, 0.0, 1.0, open_high=True)
-        if self.batch_size is not None:
-            check_count(self, "batch_size", self.batch_size)
+    batch_size: Count | None = 32
+    momentum: Probability = 0.0
 
     def solve(
         self,
@@ -183,7 +178,7 @@ class SGD(_Rated):
         return descend(objective, problem, stop, key, context, make, self.batch_size)
 
 
-@dataclass(frozen=True)
+@part("solver", "gradient-descent")
 class GradientDescent(_Rated):
     """Full-batch gradient descent; one epoch is one step.
 
@@ -227,7 +222,7 @@ class _AcceleratedStepper:
         return own
 
 
-@dataclass(frozen=True)
+@part("solver", "accelerated-gradient")
 class AcceleratedGradient(_Rated):
     """Full-batch Nesterov acceleration with restarts; one epoch is one step.
 
@@ -283,16 +278,12 @@ class _LBFGSStepper:
         return self.params
 
 
-@dataclass(frozen=True)
+@part("solver", "lbfgs")
 class LBFGS(LocalSolver):
     """L-BFGS (`torch.optim.LBFGS`, strong Wolfe); one epoch is one iteration."""
 
-    lr: float = 1.0
-    history: int = 10
-
-    def __post_init__(self) -> None:
-        check_range(self, "lr", self.lr, 0.0, open_low=True)
-        check_count(self, "history", self.history)
+    lr: Positive = 1.0
+    history: Count = 10
 
     def solve(
         self,
