@@ -52,6 +52,8 @@ NAMES = [
     "NonNegative",
     "L2Ball",
     "PyProximal",
+    "LastIterate",
+    "RandomIterate",
     "Problem",
     "Objective",
     "LazyClients",

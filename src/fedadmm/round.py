@@ -2,7 +2,7 @@
 
     sampler -> who takes part           algorithm.broadcast -> what they get
     engine.run_clients -> their uploads, streamed into one weighted sum
-    algorithm.server_update -> one step; then evaluation and the round's record
+    algorithm.server_update -> one step; then what is handed out is evaluated and recorded
 
 Everything random is derived from (seed, purpose, round, client), so a run is the pair of its
 state and its round number: it can be resumed anywhere.
@@ -22,8 +22,10 @@ from fedadmm import trees
 from fedadmm.engines.job import Job
 from fedadmm.errors import ParameterError, StateError
 from fedadmm.evaluation import Evaluation, Target
+from fedadmm.outputs import AnyOutput, Iterate, LastIterate
 from fedadmm.problem import Problem
 from fedadmm.protocols import (
+    AnyAlgorithm,
     ClientInfo,
     ClientStateStore,
     Download,
@@ -55,6 +57,8 @@ class RunState(NamedTuple):
     """The clock and the work in flight of an engine that has them."""
     notes: dict[str, Any] | None = None
     """What the instruments remember, as plain values by name."""
+    output: Any = None
+    """What the output remembers, as tensors."""
 
 
 Code = Literal["completed", "target", "tolerance", "diverged", "interrupted"]
@@ -98,6 +102,12 @@ class Schedule(NamedTuple):
     target: Target | None = None
     tolerance: float | None = None
     instruments: Sequence[Instrument] = ()
+    output: AnyOutput = LastIterate()
+
+
+def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
+    """What a method offers to be handed out."""
+    return Iterate(algorithm.global_params(state.server), state.buffers)
 
 
 def initial_state(job: Job) -> RunState:
@@ -116,16 +126,19 @@ def run(
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
     before: Record = {}
+    output, fresh = schedule.output, state.notes is None
     if state.engine is not None:
         engine.restore(state.engine)
+    if fresh:
+        state = state._replace(output=output.begin(offered(job.algorithm, state)))
     if state.round == 0 and job.algorithm.starts_with_everyone:
         everyone = range(job.problem.num_clients)
         following, before, infos = run_round(job, everyone, engine, state, -1)
         if (ending := _broken(infos, "the initial round")) is not None:
             yield RoundReport(state, before, infos, ending)
             return
-        state = following._replace(round=0)
-    if state.notes is None:
+        state = following._replace(round=0, output=output.begin(offered(job.algorithm, following)))
+    if fresh:
         notes = {tool.name: tool.begin(state, store) for tool in schedule.instruments}
         state = state._replace(notes=notes)
     for tool in schedule.instruments:
@@ -148,10 +161,12 @@ def run(
         if (ending := _broken(infos, f"round {following.round}")) is not None:
             yield RoundReport(state, record, infos, ending)
             return
+        iterate = offered(job.algorithm, following)
+        note = output.look(state.output, iterate, following.round, job.seed)
+        following = following._replace(output=note)
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
-            params = job.algorithm.global_params(following.server)
-            measured = schedule.evaluation.measure(job, store, params, following.buffers)
+            measured = schedule.evaluation.measure(job, store, *output.model(note, iterate))
             record["evaluation_seconds"] = time.perf_counter() - began
             _add(record, measured, "the evaluation")
         following = _instrumented(following, record, infos, store, schedule)

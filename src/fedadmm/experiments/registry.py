@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, cast
 
-from fedadmm import problems, regularizers, sampling, schedules, solvers, stopping
+from fedadmm import outputs, problems, regularizers, sampling, schedules, solvers, stopping
 from fedadmm.algorithms import REGISTRY
 from fedadmm.engines import ENGINES
 
@@ -59,6 +59,11 @@ REGULARIZERS: Parts = {
     "l2-ball": regularizers.L2Ball,
 }
 
+OUTPUTS: Parts = {
+    "last-iterate": outputs.LastIterate,
+    "random-iterate": outputs.RandomIterate,
+}
+
 SCHEDULES: Parts = {"piecewise": schedules.Piecewise, "geometric": schedules.Geometric}
 
 
@@ -73,6 +78,7 @@ def families() -> dict[str, Parts]:
         "stop": STOPPING,
         "sampler": SAMPLERS,
         "engine": cast(Parts, ENGINES),
+        "output": OUTPUTS,
     }
 
 
