@@ -23,7 +23,6 @@ from fedadmm.engines.job import Job
 from fedadmm.errors import ParameterError, StateError
 from fedadmm.evaluation import Evaluation, Target
 from fedadmm.outputs import AnyOutput, Iterate, LastIterate
-from fedadmm.problem import Problem
 from fedadmm.protocols import (
     AnyAlgorithm,
     ClientInfo,
@@ -31,11 +30,10 @@ from fedadmm.protocols import (
     Download,
     Engine,
     EngineState,
-    Partial,
     Received,
     Sampler,
-    Upload,
 )
+from fedadmm.replies import Replies
 from fedadmm.rng import derive
 
 EXPLOSION = 1e6
@@ -226,37 +224,6 @@ def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:
     return [client for client in upcoming if client not in current]
 
 
-class _Sum:
-    """The weighted sum of a round's replies, streamed: its memory does not grow with them."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self.total: Upload | None = None
-        self.weight = 0.0
-        self.bytes_up = 0
-        self.infos: list[ClientInfo] = []
-
-    def add(self, reply: tuple[int, Upload, ClientInfo] | Partial) -> bool:
-        """Fold a client's reply, or the sum of several; False when one is not finite."""
-        if isinstance(reply, Partial):
-            share, weight, upload, infos = 1.0, reply.weight, reply.total, reply.infos
-            sent = reply.bytes_up
-        else:
-            client, upload, info = reply
-            share = weight = self._problem.weight(client)
-            sent, infos = trees.num_bytes(upload), (info,)
-        self.infos.extend(infos)
-        if not all(info.finite for info in infos):
-            return False
-        self.weight += weight
-        self.bytes_up += sent
-        if self.total is None:
-            self.total = trees.scaled(upload, share)
-        else:
-            trees.add_scaled_(self.total, upload, share)
-        return True
-
-
 def run_round(
     job: Job, ids: Sequence[int], engine: Engine, state: RunState, round_index: int
 ) -> tuple[RunState, Record, list[ClientInfo]]:
@@ -265,14 +232,14 @@ def run_round(
     algorithm, problem = job.algorithm, job.problem
     cast = algorithm.broadcast(state.server, derive(job.seed, "broadcast", round_index))
     download = Download(cast, state.buffers)
-    replies = _Sum(problem)
+    replies = Replies(problem)
     finite = all(map(replies.add, engine.run_clients(ids, download, round_index)))
     infos = sorted(replies.infos, key=lambda info: info.client)
     server, buffers = state.server, state.buffers
     if replies.total is not None and finite:
         total, received = replies.total, Received(len(infos), replies.weight, problem.num_clients)
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
-        buffers = _averaged(buffers, total.buffers, replies.weight, engine.is_asynchronous)
+        buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
@@ -281,22 +248,6 @@ def run_round(
     record |= {"bytes_up": replies.bytes_up, "bytes_down": down, "seconds": seconds}
     record |= engine.extras()
     return following._replace(engine=engine.snapshot()), record, infos
-
-
-def _averaged(
-    before: Tensor | None, total: Tensor | None, weight: float, as_they_arrive: bool
-) -> Tensor | None:
-    """The buffers after a step, from the weighted sum over its replies; None when none are sent.
-
-    A round's participants stand for all clients, so their mean replaces the old buffers.  A reply
-    that arrives on its own stands for its own client only: replacing everything by it would leave
-    whatever came last.  It therefore takes its share a_S of the mean and the others keep theirs,
-    B <- B + a_S (mean of the replies - B).  No client's past buffers are stored, so clients count
-    in proportion to a_i times how often they reply.
-    """
-    if before is None or total is None:
-        return before
-    return before * (1.0 - weight) + total if as_they_arrive else total / weight
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
