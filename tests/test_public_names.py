@@ -57,6 +57,8 @@ NAMES = [
     "NonNegative",
     "L2Ball",
     "PyProximal",
+    "LastIterate",
+    "RandomIterate",
     "Problem",
     "Objective",
     "LazyClients",

@@ -22,6 +22,7 @@ _EXPORTS = {
     "fedadmm.evaluation": "Evaluation Target",
     "fedadmm.flat": "FlatModule",
     "fedadmm.objective": "LeastSquares LogisticRegression ModelObjective Quadratic",
+    "fedadmm.outputs": "LastIterate RandomIterate",
     "fedadmm.penalties": "FixedPenalty ResidualBalancing",
     "fedadmm.problem": "Facts LazyClients Problem",
     "fedadmm.protocols": "Objective Sampler Seen",

@@ -520,6 +520,9 @@ class Engine(ABC):
     so in `extras`, and goes on from its `snapshot`.
     """
 
+    is_asynchronous: bool = False
+    """Whether a step folds the replies that happen to arrive, not those of a whole cohort."""
+
     @abstractmethod
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
@@ -528,11 +531,6 @@ class Engine(ABC):
 
         The order of what is yielded is the same in every run, so that sums are reproducible.
         """
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether a step folds the replies that happen to arrive, not those of a whole cohort."""
-        return False
 
     def broadcasts(self, ids: Sequence[int]) -> int:
         """How often the last step's download was handed out, with or without a reply to it.

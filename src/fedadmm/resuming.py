@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from fedadmm import trees
 from fedadmm.engines.job import Job, this_round
 from fedadmm.errors import PairingError, ParameterError, StateError
+from fedadmm.outputs import AnyOutput
 from fedadmm.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
-from fedadmm.round import Ending, RoundReport, RunState, initial_state
+from fedadmm.round import Ending, RoundReport, RunState, initial_state, offered
 from fedadmm.state.checkpoint import Checkpoint, Checkpoints, SnapshotStore
 from fedadmm.state.records import layout, separate
 
@@ -43,8 +44,10 @@ class Journal:
         store: ClientStateStore,
         checkpoints: Checkpoints | None,
         fingerprint: Mapping[str, Any] | None,
+        output: AnyOutput,
     ) -> None:
         self._job = job
+        self._output = output
         self._store = store
         self._checkpoints = checkpoints
         self._fingerprint = fingerprint if fingerprint is not None else _described(job)
@@ -72,7 +75,7 @@ class Journal:
         if found is None:
             return Start(initial_state(self._job))
         self._saved = found.round
-        return _unpack(self._job, found)
+        return _unpack(self._job, found, self._output)
 
     def attach(self, engine: Engine, start: Start) -> None:
         """Let a resumed engine go on the way it began."""
@@ -132,6 +135,7 @@ def _pack(latest: Start) -> Checkpoint:
     named = dict(trees.named_tensors(state.server, "server"))
     if state.buffers is not None:
         named["buffers"] = state.buffers
+    named |= dict(trees.named_tensors(state.output, "output"))
     values: dict[str, Any] = {
         "first_loss": state.first_loss,
         "ending": latest.ending,
@@ -147,7 +151,7 @@ def _pack(latest: Start) -> Checkpoint:
     return Checkpoint(state.round, separate(named), values)
 
 
-def _unpack(job: Job, found: Checkpoint) -> Start:
+def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
     template = job.algorithm.init_server(job.initial)
     server = _filled(job, found, template, "server")
     buffers = found.tensors.get("buffers")
@@ -159,6 +163,7 @@ def _unpack(job: Job, found: Checkpoint) -> Start:
     first_loss, notes = found.values["first_loss"], found.values["notes"]
     known = known_from(found.values.get("known"))  # older checkpoints have none
     state = RunState(found.round, server, buffers, first_loss, engine, notes, known)
+    state = state._replace(output=_unpack_output(job, found, state, output))
     ending = found.values["ending"]
     return Start(state, None if ending is None else Ending(*ending), found.values["choice"])
 
@@ -171,6 +176,19 @@ def plain_known(known: Known | None) -> list[list[Any]] | None:
 def known_from(rows: list[list[Any]] | None) -> Known | None:
     """The inverse of `plain_known`."""
     return None if rows is None else {client: Seen(*seen) for client, *seen in rows}
+
+
+def _unpack_output(job: Job, found: Checkpoint, state: RunState, output: AnyOutput) -> Any:
+    template = output.begin(offered(job.algorithm, state))
+    needed = {name for name, _ in trees.named_tensors(template, "output")}
+    held = {name for name in found.tensors if name.partition(".")[0] == "output"}
+    if needed != held:
+        raise StateError(
+            f"the checkpoint of round {found.round} was not made with {type(output).__name__} as "
+            "its output, but what is handed out must be made from the first round on; resume with "
+            "the output that it began with"
+        )
+    return _filled(job, found, template, "output")
 
 
 def _unpack_engine(job: Job, found: Checkpoint, template: Download) -> EngineState | None:

@@ -2,7 +2,7 @@
 
     sampler -> who takes part           algorithm.broadcast -> what they get
     engine.run_clients -> their uploads, streamed into one weighted sum
-    algorithm.server_update -> one step; then evaluation and the round's record
+    algorithm.server_update -> one step; then what is handed out is evaluated and recorded
 
 Everything random is derived from (seed, purpose, round, client), so a run is the pair of its
 state and its round number: it can be resumed anywhere.
@@ -24,20 +24,20 @@ from fedadmm import trees
 from fedadmm.engines.job import Job, this_round
 from fedadmm.errors import ParameterError, StateError
 from fedadmm.evaluation import Evaluation, Target
-from fedadmm.problem import Problem
+from fedadmm.outputs import AnyOutput, Iterate, LastIterate
 from fedadmm.protocols import (
+    AnyAlgorithm,
     ClientInfo,
     ClientStateStore,
     Download,
     Engine,
     EngineState,
     Known,
-    Partial,
     Received,
     Sampler,
     Seen,
-    Upload,
 )
+from fedadmm.replies import Replies
 
 EXPLOSION = 1e6
 """A loss this many times its first value (plus one) counts as exploded."""
@@ -60,6 +60,8 @@ class RunState(NamedTuple):
     """What the instruments remember, as plain values by name."""
     known: Known | None = None
     """What a sampler that looks back may know of the clients; None for others."""
+    output: Any = None
+    """What the output remembers, as tensors."""
 
 
 Code = Literal["completed", "target", "tolerance", "diverged", "interrupted"]
@@ -103,6 +105,12 @@ class Schedule(NamedTuple):
     target: Target | None = None
     tolerance: float | None = None
     instruments: Sequence[Instrument] = ()
+    output: AnyOutput = LastIterate()
+
+
+def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
+    """What a method offers to be handed out."""
+    return Iterate(algorithm.global_params(state.server), state.buffers)
 
 
 def initial_state(job: Job) -> RunState:
@@ -123,16 +131,22 @@ def run(
     before: Record = {}
     infos: Sequence[ClientInfo] = ()
     state = with_memory(sampler, state)
+    output, fresh = schedule.output, state.notes is None
     if state.engine is not None:
         engine.restore(state.engine)
+    if fresh:
+        state = state._replace(output=output.begin(offered(job.algorithm, state)))
     if state.round == 0 and job.algorithm.starts_with_everyone:
         everyone = range(job.problem.num_clients)
         following, before, infos = run_round(job, everyone, engine, state, -1)
         if (ending := _broken(infos, "the initial round")) is not None:
             yield RoundReport(state, before, infos, ending)
             return
-        state = remembered(following._replace(round=0), -1, everyone, infos)
-    if state.notes is None:
+        following = following._replace(
+            round=0, output=output.begin(offered(job.algorithm, following))
+        )
+        state = remembered(following, -1, everyone, infos)
+    if fresh:
         notes = {tool.name: tool.begin(state, store, infos) for tool in schedule.instruments}
         state = state._replace(notes=notes)
     for tool in schedule.instruments:
@@ -156,10 +170,12 @@ def run(
         if (ending := _broken(infos, f"round {following.round}")) is not None:
             yield RoundReport(state, record, infos, ending)
             return
+        iterate = offered(job.algorithm, following)
+        note = output.look(state.output, iterate, following.round, job.seed)
+        following = following._replace(output=note)
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
-            params = job.algorithm.global_params(following.server)
-            measured = schedule.evaluation.measure(job, store, params, following.buffers)
+            measured = schedule.evaluation.measure(job, store, *output.model(note, iterate))
             record["evaluation_seconds"] = time.perf_counter() - began
             _add(record, measured, "the evaluation")
         following = _instrumented(following, record, infos, store, schedule)
@@ -263,37 +279,6 @@ def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:
     return [client for client in upcoming if client not in current]
 
 
-class _Sum:
-    """The weighted sum of a round's replies, streamed: its memory does not grow with them."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self.total: Upload | None = None
-        self.weight = 0.0
-        self.bytes_up = 0
-        self.infos: list[ClientInfo] = []
-
-    def add(self, reply: tuple[int, Upload, ClientInfo] | Partial) -> bool:
-        """Fold a client's reply, or the sum of several; False when one is not finite."""
-        if isinstance(reply, Partial):
-            share, weight, upload, infos = 1.0, reply.weight, reply.total, reply.infos
-            sent = reply.bytes_up
-        else:
-            client, upload, info = reply
-            share = weight = self._problem.weight(client)
-            sent, infos = trees.num_bytes(upload), (info,)
-        self.infos.extend(infos)
-        if not all(info.finite for info in infos):
-            return False
-        self.weight += weight
-        self.bytes_up += sent
-        if self.total is None:
-            self.total = trees.scaled(upload, share)
-        else:
-            trees.add_scaled_(self.total, upload, share)
-        return True
-
-
 def run_round(
     job: Job, ids: Sequence[int], engine: Engine, state: RunState, round_index: int
 ) -> tuple[RunState, Record, list[ClientInfo]]:
@@ -302,7 +287,7 @@ def run_round(
     algorithm, problem = job.algorithm, job.problem
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
     download = Download(cast, state.buffers)
-    replies = _Sum(problem)
+    replies = Replies(problem)
     finite = all(map(replies.add, engine.run_clients(ids, download, round_index)))
     infos = sorted(replies.infos, key=lambda info: info.client)
     server, buffers = state.server, state.buffers
@@ -310,7 +295,7 @@ def run_round(
         total = replies.total
         received = Received(len(infos), replies.weight, problem.num_clients, round_index)
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
-        buffers = _averaged(buffers, total.buffers, replies.weight, engine.is_asynchronous)
+        buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
@@ -319,22 +304,6 @@ def run_round(
     record |= {"bytes_up": replies.bytes_up, "bytes_down": down, "seconds": seconds}
     record |= engine.extras()
     return following._replace(engine=engine.snapshot()), record, infos
-
-
-def _averaged(
-    before: Tensor | None, total: Tensor | None, weight: float, as_they_arrive: bool
-) -> Tensor | None:
-    """The buffers after a step, from the weighted sum over its replies; None when none are sent.
-
-    A round's participants stand for all clients, so their mean replaces the old buffers.  A reply
-    that arrives on its own stands for its own client only: replacing everything by it would leave
-    whatever came last.  It therefore takes its share a_S of the mean and the others keep theirs,
-    B <- B + a_S (mean of the replies - B).  No client's past buffers are stored, so clients count
-    in proportion to a_i times how often they reply.
-    """
-    if before is None or total is None:
-        return before
-    return before * (1.0 - weight) + total if as_they_arrive else total / weight
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

@@ -13,6 +13,7 @@ from fedadmm.engines import ENGINES, EngineChoice, Job, default_engine
 from fedadmm.engines.threads import Threads, chosen_threads, torch_threads
 from fedadmm.errors import check_choice, check_count, check_positive
 from fedadmm.evaluation import Evaluation, Target
+from fedadmm.outputs import AnyOutput, Iterate, LastIterate
 from fedadmm.problem import Problem
 from fedadmm.protocols import (
     AnyAlgorithm,
@@ -23,7 +24,17 @@ from fedadmm.protocols import (
     StoppingRule,
 )
 from fedadmm.resuming import Journal, Start, interrupts_deferred
-from fedadmm.round import Code, Ending, Instrument, Record, RoundReport, Schedule, run
+from fedadmm.round import (
+    Code,
+    Ending,
+    Instrument,
+    Record,
+    RoundReport,
+    RunState,
+    Schedule,
+    offered,
+    run,
+)
 from fedadmm.sampling import FullParticipation
 from fedadmm.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.state.records import StoredStates
@@ -36,7 +47,9 @@ class Result(NamedTuple):
     """What a run leaves behind; nothing in it is shared with anything else."""
 
     params: Tensor
-    """The broadcast global vector after the last round."""
+    """The vector that is handed out after the last round; theta unless `output` says otherwise."""
+    buffers: Tensor | None
+    """The averaged BatchNorm statistics that belong to it; None when there are none."""
     trajectory: list[Tensor]
     """That vector after every round run now, when `keep_trajectory` was asked for."""
     history: list[Record]
@@ -46,7 +59,7 @@ class Result(NamedTuple):
     code: Code
     """The same in a word: completed, target, tolerance or diverged."""
     server: Any
-    """The server's state."""
+    """The server's state; `algorithm.global_params` of it is theta."""
     clients: Mapping[int, Any]
     """The state of every client that took part, read when it is asked for."""
     threads: int
@@ -74,6 +87,7 @@ def simulate(
     resume: bool = False,
     fingerprint: Mapping[str, Any] | None = None,
     threads: Threads = "auto",
+    output: AnyOutput | None = None,
 ) -> Result:
     """Run a federated method on a problem in this process.
 
@@ -86,11 +100,11 @@ def simulate(
         stop: when a local solve ends; the method's own rule, or else one epoch.
         seed: the same seed gives the same run, whatever the engine.
         initial: the start vector, which also fixes the precision; the problem's own by default.
-        keep_trajectory: keep the global vector of every round.
+        keep_trajectory: keep the vector that is handed out after every round.
         engine: a name from `fedadmm.engines.ENGINES`, or one of its choices with options; by
             default sequential, and virtual-time for methods without rounds.
-        evaluate: an `Evaluation`, a function of the global vector that returns metrics (measured
-            besides the default ones), True for the default, False for nothing.
+        evaluate: an `Evaluation`, a function of the vector handed out that returns metrics
+            (measured besides the default ones), True for the default, False for nothing.
         target: end as soon as a metric meets it.
         tolerance: end as soon as the norm of the gradient mapping is at most this.
         observers: called with a `RoundReport` after every round.
@@ -102,6 +116,8 @@ def simulate(
         threads: how many threads torch uses in this process during the run, or "auto": one where a
             gradient is small, and else as many as torch was given.  Engines with processes of
             their own give one to each.
+        output: which model is handed out, that is evaluated, recorded and returned; by default the
+            last iterate.
     """
     check_count("simulate", "rounds", rounds)
     if tolerance is not None:
@@ -120,9 +136,10 @@ def simulate(
     with torch_threads(chosen_threads(job, threads)), torch.no_grad():
         tools = _instruments(job, chosen, choice, evaluation)
         kept = store if store is not None else _default_store(choice, checkpoints, resume)
-        journal = Journal(job, kept, checkpoints, fingerprint)
+        handed = output if output is not None else LastIterate()
+        journal = Journal(job, kept, checkpoints, fingerprint, handed)
         start = journal.begin(resume)
-        schedule = Schedule(rounds, evaluation, target, tolerance, tools)
+        schedule = Schedule(rounds, evaluation, target, tolerance, tools, handed)
         try:
             running = choice.start(job, kept)
             try:
@@ -196,6 +213,10 @@ def _default_store(
     return store
 
 
+def _handed_out(job: Job, schedule: Schedule, state: RunState) -> Iterate:
+    return schedule.output.model(state.output, offered(job.algorithm, state))
+
+
 def _collect(
     job: Job,
     store: ClientStateStore,
@@ -214,12 +235,14 @@ def _collect(
             state, ending = report.state, report.ending or ending
             history.append(report.record)
             if keep_trajectory:
-                trajectory.append(job.algorithm.global_params(state.server).clone())
+                trajectory.append(_handed_out(job, schedule, state).params.clone())
             with interrupts_deferred():
                 for observer in observers:
                     observer(report)
+    model = trees.clone(_handed_out(job, schedule, state))
     return Result(
-        params=job.algorithm.global_params(state.server).clone(),
+        params=model.params,
+        buffers=model.buffers,
         trajectory=trajectory,
         history=history,
         status=ending.sentence,

@@ -90,6 +90,8 @@ def test_a_configuration_becomes_a_federation():
         ({"tolerance": 0.1}, "tolerance is 0.1"),
         ({"precision": "bfloat16"}, "precision is 'bfloat16'"),
         ({"evaluate": {"target": "local"}}, "evaluate.target"),
+        ({"evaluate": {"train": True}}, "evaluate.train is true"),
+        ({"output": {"name": "random-iterate"}}, "output.name is 'random-iterate'"),
         ({"trackers": ["tensorboard"]}, "trackers must be empty"),
     ],
 )

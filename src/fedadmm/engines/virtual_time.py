@@ -139,6 +139,7 @@ class VirtualTimeEngine(Engine):
     def __init__(self, job: Job, store: ClientStateStore, options: VirtualTime) -> None:
         self._store = store
         self._options = options
+        self.is_asynchronous = options.is_asynchronous
         durations = options.durations()
 
         def seconds(client: int, turn: int) -> float:
@@ -168,11 +169,6 @@ class VirtualTimeEngine(Engine):
                 self._store.commit(flight.client, reply.record, round_index)
             yield flight.client, reply.upload, reply.info
         self._tidy()
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """As the options say."""
-        return self._options.is_asynchronous
 
     def broadcasts(self, ids: Sequence[int]) -> int:
         """One to every client that started, whatever becomes of its reply."""

@@ -19,6 +19,7 @@ from fedadmm.evaluation import Evaluation, Target
 from fedadmm.experiments.messages import refusal
 from fedadmm.experiments.parts import Part, table_of, union_of
 from fedadmm.experiments.registry import defaults
+from fedadmm.outputs import AnyOutput
 from fedadmm.problem import Problem
 from fedadmm.protocols import AnyAlgorithm, LocalSolver, Sampler, StoppingRule
 from fedadmm.stopping import Epochs
@@ -27,7 +28,7 @@ Tree = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 
-TABLES = ("problem", "regularizer", "algorithm", "solver", "stop", "sampler", "engine")
+TABLES = ("problem", "regularizer", "algorithm", "solver", "stop", "sampler", "engine", "output")
 """The tables that name a part, one a family."""
 
 
@@ -124,6 +125,7 @@ class RunConfig(BaseModel):
     stop: Part | None = None
     sampler: Part
     engine: Part
+    output: Part
     evaluate: EvaluateTable = EvaluateTable()
     target: TargetTable | None = None
     store: StoreTable = StoreTable()
@@ -164,6 +166,7 @@ _USUAL = {
     "solver": "sgd",
     "sampler": "full",
     "engine": "sequential",
+    "output": "last-iterate",
 }
 """The parts that tables without a name, and tables left out, stand for.  Methods without rounds
 have an engine of their own."""
@@ -213,6 +216,7 @@ class Built(NamedTuple):
     stop: StoppingRule
     sampler: Sampler
     engine: EngineChoice
+    output: AnyOutput
     evaluation: Evaluation
     target: Target | None
 
@@ -228,6 +232,7 @@ def build(config: RunConfig, problem: Problem | None = None) -> Built:
         stop=config.stop.build(),
         sampler=config.sampler.build(),
         engine=config.engine.build(),
+        output=config.output.build(),
         evaluation=Evaluation(**measured),
         target=config.target.build() if config.target is not None else None,
     )

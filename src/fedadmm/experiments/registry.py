@@ -15,6 +15,7 @@ from fedadmm import (
     adaptive_sampling,
     algorithms,
     engines,
+    outputs,
     problems,
     regularizers,
     sampling,
@@ -33,6 +34,7 @@ _REGISTERED = (
     sampling,
     adaptive_sampling,
     engines,
+    outputs,
 )
 """Importing these fills the families."""
 
@@ -44,7 +46,7 @@ Parts = dict[str, type[Any]]
 def families() -> dict[str, Parts]:
     """Table of a configuration -> the parts it can name."""
     known = {"problem": {name: problems.options(name) for name in problems.names()}}
-    tables = ("regularizer", "algorithm", "solver", "stop", "sampler", "engine")
+    tables = ("regularizer", "algorithm", "solver", "stop", "sampler", "engine", "output")
     return known | {table: FAMILIES[table] for table in tables}
 
 

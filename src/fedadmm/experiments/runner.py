@@ -191,6 +191,7 @@ class _Session:
                 resume=resume,
                 fingerprint=fingerprint(config),
                 threads=config.threads,
+                output=built.output,
             )
         except KeyboardInterrupt:
             with interrupts_deferred():  # a second Ctrl-C waits for the summary

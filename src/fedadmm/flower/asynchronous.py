@@ -42,6 +42,8 @@ class _Flight(NamedTuple):
 class _OneReply(Engine):
     """An engine for a round of one reply that is here already, after `sent` tasks went out."""
 
+    is_asynchronous = True
+
     def __init__(self, client: int, answer: Answer, sent: int) -> None:
         self._client = client
         self._answer = answer
@@ -52,11 +54,6 @@ class _OneReply(Engine):
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         """The reply."""
         yield self._client, self._answer.upload, self._answer.info
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """It is."""
-        return True
 
     def broadcasts(self, ids: Sequence[int]) -> int:
         """Every task that went out since the last step."""

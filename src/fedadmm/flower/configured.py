@@ -169,6 +169,12 @@ def check(config: RunConfig) -> None:
         raise ConfigError("trackers must be empty in a deployment; read metrics.jsonl instead")
     if config.evaluate.target != "global":
         raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
+    if config.evaluate.train:
+        raise ConfigError("evaluate.train is true, but must be false in a deployment")
+    if config.output.name != "last-iterate":
+        raise ConfigError(
+            f"output.name is {config.output.name!r}, but must be 'last-iterate' in a deployment"
+        )
     if config.precision == "bfloat16":
         raise ConfigError("precision is 'bfloat16', but must be float32 or float64 in a deployment")
 
