@@ -133,6 +133,8 @@ def _start(job: Job) -> Start:
     squares = [
         float(evaluation_gradient(client, job.initial).square().sum()) for client in problem.clients
     ]
+    if not math.isfinite(value):
+        raise _refuse("needs a start in the domain of g, but F is infinite there")
     gap = max(0.0, value - facts.infimum)
     return Start(facts.smoothness, gap, sum(squares) / len(squares), problem.num_clients)
 
@@ -181,15 +183,24 @@ def _mapping(job: Job, step: float) -> Callable[[Any, ClientStateStore], float]:
     return measure
 
 
+def _starts_at_a_prox(job: Job) -> bool:
+    """Whether x0 = prox_{step g}(x0), so that the first model is a prox as all others are."""
+    moved = job.problem.regularizer.prox(job.initial, job.algorithm.prox_step)
+    return bool((moved == job.initial).all())
+
+
 def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
     eta = job.algorithm.prox_step
     alpha = getattr(job.algorithm, "alpha", 1.0)
     gap, gradients = start.gap, start.gradients
     feddr_constants(start.L, eta, alpha, p_hat)  # refuses what the theorem does not cover
     errors = local_errors(job, 1 / eta, p_hat)
+    mapping = 0.0
     if job.algorithm.starts_with_everyone:
         gap += feddr_prox_start_excess(start.L, eta, gradients, epsilon=errors.initial)
         gradients = 0.0
+    elif not _starts_at_a_prox(job):
+        mapping = float(job.problem.gradient_mapping(job.initial, eta).square().sum())
 
     def bound(rounds: int, record: Record) -> float:
         return feddr_bound(
@@ -201,6 +212,7 @@ def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
             gap,
             error_sum=errors.total(rounds),
             start_gradient=gradients,
+            start_mapping=mapping,
         )
 
     return Certificate(theorem, job, _mapping(job, eta), bound, counts_last=True)
@@ -218,6 +230,11 @@ def _asynchronous(job: Job, engine: object, start: Start) -> Certificate:
     async_certificate(n, 0, 0, 1.0, start.L, alpha, eta)  # refuses what no delay could mend
     if job.algorithm.starts_with_everyone:
         gap, gradients = gap + feddr_prox_start_excess(start.L, eta, gradients), 0.0
+    elif not _starts_at_a_prox(job):
+        raise _refuse(
+            "the asynchronous theorem with a regularizer needs init='prox': the first model x0 is "
+            "not the prox of the server's mean, and stale models are paid for by such steps"
+        )
 
     def bound(rounds: int, record: Record) -> float:
         tau, absence = record["staleness_quantiles"][-1], record["longest_absence"]
