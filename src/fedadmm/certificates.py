@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
+from fedadmm.arrival_law import arrival_law
 from fedadmm.diagnostics import has_gongs_measure, look_at, optimality_measure
 from fedadmm.engines.job import Job
 from fedadmm.engines.virtual_time import VirtualTime
@@ -113,7 +114,7 @@ def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: object) -> Cer
     start = _start(job)
     chosen = _choose(theorem, job, engine, start.L)
     if chosen == "async-feddr":
-        return _asynchronous(job, engine, start)
+        return _asynchronous(job, sampler, engine, start)
     p_hat = _least_probability(job, sampler, engine)
     return _gong(job, start, p_hat) if chosen == "gong" else _feddr(job, start, p_hat, chosen)
 
@@ -218,16 +219,15 @@ def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
     return Certificate(theorem, job, _mapping(job, eta), bound, counts_last=True)
 
 
-def _asynchronous(job: Job, engine: object, start: Start) -> Certificate:
-    """The delays and absences that did occur stand for tau and T; the schedule has no dice left."""
-    assert isinstance(engine, VirtualTime)
-    if engine.buffer != 1 or engine.policy == "wait":
-        raise _refuse("the asynchronous theorem needs one reply a step: buffer=1, no policy='wait'")
+def _asynchronous(job: Job, sampler: Sampler, engine: object, start: Start) -> Certificate:
     if not isinstance(job.solver, ExactSolver):
         raise _refuse("the asynchronous theorem needs exact local solves; use ExactSolver")
+    law = arrival_law(job, sampler, engine)
     eta, alpha = job.algorithm.prox_step, getattr(job.algorithm, "alpha", 1.0)
     gap, gradients, n = start.gap, start.gradients, start.clients
-    async_certificate(n, 0, 0, 1.0, start.L, alpha, eta)  # refuses what no delay could mend
+    # Refuses what the theorem does not cover, or what no delay could mend.
+    tau, T, p_hat = law(None)
+    async_certificate(n, tau, T, p_hat, start.L, alpha, eta)
     if job.algorithm.starts_with_everyone:
         gap, gradients = gap + feddr_prox_start_excess(start.L, eta, gradients), 0.0
     elif not _starts_at_a_prox(job):
@@ -237,8 +237,7 @@ def _asynchronous(job: Job, engine: object, start: Start) -> Certificate:
         )
 
     def bound(rounds: int, record: Record) -> float:
-        tau, absence = record["staleness_quantiles"][-1], record["longest_absence"]
-        setting = (n, tau, absence, 1.0, start.L, alpha, eta)
+        setting = (n, *law(record), start.L, alpha, eta)
         return async_feddr_bound(*setting, rounds, gap, start_gradient=gradients)
 
     return Certificate("async-feddr", job, _mapping(job, eta), bound, counts_last=True)

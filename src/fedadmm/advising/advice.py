@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from fedadmm.advising.estimating import Estimate, estimate
+from fedadmm.engines import GivenDelays
 from fedadmm.errors import PairingError
 from fedadmm.experiments.config import RunConfig, Tree, load_problem, resolve
 from fedadmm.experiments.loading import merged
@@ -104,8 +105,10 @@ def _local_steps(config: RunConfig, problem: Problem, found: Estimate, batch: in
 
 
 def _delay(config: RunConfig, problem: Problem) -> int | None:
-    """Without rounds: a client's reply waits for about everybody else at work."""
+    """Without rounds: what is given, or else a reply waits for about everybody else at work."""
     engine = config.engine.build()
+    if isinstance(engine, GivenDelays):
+        return engine.max_delay
     if not getattr(engine, "is_asynchronous", False):
         return None
     if engine.max_staleness is not None:

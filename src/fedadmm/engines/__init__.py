@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedadmm.engines.auto import Auto
+from fedadmm.engines.given_delays import GivenDelays
 from fedadmm.engines.job import Job, run_client
 from fedadmm.engines.ray_engine import Ray
 from fedadmm.engines.sequential import Sequential
@@ -26,6 +27,7 @@ ENGINES: dict[str, Callable[[], EngineChoice]] = {
     Workers.name: Workers,
     Auto.name: Auto,
     VirtualTime.name: VirtualTime,
+    GivenDelays.name: GivenDelays,
 }
 """Name on the command line and in configurations -> choice; the only place that lists them."""
 
@@ -39,6 +41,7 @@ __all__ = [
     "ENGINES",
     "Auto",
     "EngineChoice",
+    "GivenDelays",
     "Job",
     "Ray",
     "Sequential",
