@@ -8,11 +8,20 @@ from torch import Tensor
 
 from fedadmm import problems
 from fedadmm.errors import DataError, ParameterError
+from fedadmm.experiments.config import load_problem, resolve
 from fedadmm.objective import QuadraticObjective
 from fedadmm.problem import Problem
 from fedadmm.problems.nonconvex import CosineQuadratic, RobustRegression, Saturating
-from fedadmm.protocols import Objective
-from fedadmm.regularizers import L1
+from fedadmm.protocols import Objective, Regularizer
+from fedadmm.regularizers import (
+    L1,
+    Box,
+    ElasticNet,
+    GroupLasso,
+    L2Ball,
+    NonNegative,
+    SquaredL2,
+)
 
 CASES = {
     "quadratics": {},
@@ -168,11 +177,98 @@ def test_another_seed_is_another_problem_and_the_same_seed_the_same() -> None:
     assert torch.equal(first.start(5), again.start(5))
 
 
-def test_a_regularizer_takes_the_facts_of_f_away() -> None:
-    problem = problems.load("quadratics", regularizer=L1(0.1))
-    assert problem.facts.infimum is None
-    assert problem.facts.optimum is None
-    assert problem.facts.smoothness == 1.0
+REGULARIZERS = {
+    "l1": L1(0.3),
+    "l2": SquaredL2(0.5),
+    "elastic net": ElasticNet(0.2, 0.4),
+    "group lasso": GroupLasso(0.4, (4, 6)),
+    "box": Box(-0.4, 0.6),
+    "ball": L2Ball(1.0),
+    "orthant": NonNegative(),
+}
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS.values(), ids=REGULARIZERS)
+@pytest.mark.parametrize(
+    "name", ["quadratics", "saturating", "cosine-quadratics", "robust-regression"]
+)
+def test_with_a_regularizer_the_optimum_stays_known(name: str, regularizer: Regularizer) -> None:
+    """x* is stationary and has the value F*, and proximal gradient steps find nothing lower."""
+    problem = problems.load(name, clients=6, regularizer=regularizer)
+    plain = problems.load(name, clients=6)
+    facts = problem.facts
+    assert facts._replace(infimum=0.0, optimum=None) == plain.facts._replace(optimum=None)
+    assert not torch.equal(facts.optimum, plain.facts.optimum)
+    assert float(problem.gradient_mapping(facts.optimum, 0.3).norm()) < 1e-12
+
+    def value(x: Tensor) -> float:
+        return float(problem.value(x) + regularizer.value(x))
+
+    assert value(facts.optimum) == pytest.approx(facts.infimum, abs=1e-12)
+    step = 1 / facts.smoothness
+    for start in points(plain, 4, 1.0):
+        x = start
+        for _ in range(400):
+            x = regularizer.prox(x - step * problem.gradient(x), step)
+        assert value(x) >= facts.infimum - 1e-12
+    if name == "quadratics":
+        assert value(x) <= facts.infimum + 1e-9
+
+
+def lasso_by_coordinates(A: np.ndarray, b: np.ndarray, lam: float) -> np.ndarray:
+    """min x'Ax/2 - b'x + lam ||x||_1, one coordinate after the other."""
+    x = np.zeros(len(b))
+    for _ in range(3000):
+        for j in range(len(b)):
+            rest = b[j] - A[j] @ x + A[j, j] * x[j]
+            x[j] = np.sign(rest) * max(abs(rest) - lam, 0) / A[j, j]
+    return x
+
+
+def test_the_infimum_of_a_lasso_by_coordinate_descent() -> None:
+    lam = 0.3
+    problem = problems.load("quadratics", clients=6, regularizer=L1(lam))
+    A = np.mean([client.A.numpy() for client in problem.clients], axis=0)
+    b = np.mean([client.b.numpy() for client in problem.clients], axis=0)
+    constant = np.mean([client.constant for client in problem.clients])
+    x = lasso_by_coordinates(A, b, lam)
+    assert 0 < np.count_nonzero(x) < len(x)
+    value = x @ A @ x / 2 - b @ x + constant + lam * np.abs(x).sum()
+    assert value == pytest.approx(problem.facts.infimum, abs=1e-12)
+    np.testing.assert_allclose(x, problem.facts.optimum.numpy(), atol=1e-10)
+
+
+def test_the_infimum_in_a_box_by_scipy() -> None:
+    problem = problems.load("quadratics", clients=6, regularizer=Box(-0.4, 0.6))
+
+    def value_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
+        point = torch.from_numpy(x)
+        return float(problem.value(point)), problem.gradient(point).numpy()
+
+    found = optimize.minimize(
+        value_and_gradient,
+        np.zeros(10),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-0.4, 0.6)] * 10,
+        options={"ftol": 1e-15, "gtol": 1e-12},
+    )
+    assert found.fun == pytest.approx(problem.facts.infimum, abs=1e-12)
+    assert 0 < sum(-0.4 < x < 0.6 for x in found.x) < 10
+
+
+def test_a_start_lies_in_the_domain_of_g() -> None:
+    inside = problems.load("quadratics", regularizer=Box(-0.4, 0.6))
+    start, free = inside.start(3), problems.load("quadratics").start(3)
+    torch.testing.assert_close(start, free.clamp(-0.4, 0.6))
+    assert torch.equal(problems.load("quadratics", regularizer=L1(1.0)).start(3), free)
+
+
+def test_a_configuration_without_a_regularizer_keeps_the_facts() -> None:
+    """Configurations name the regularizer `zero` where Python passes none."""
+    facts = load_problem(resolve({"problem": {"name": "saturating"}})).facts
+    assert facts.infimum == 0.0
+    assert torch.equal(facts.optimum, problems.load("saturating").facts.optimum)
 
 
 def test_mini_batches_of_the_robust_regression_average_to_its_gradient() -> None:

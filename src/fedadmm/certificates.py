@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
+from fedadmm.arrival_law import arrival_law
 from fedadmm.diagnostics import has_gongs_measure, look_at, optimality_measure
 from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
@@ -113,7 +114,7 @@ def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: EngineChoice) 
     start = _start(job)
     chosen = _choose(theorem, job, engine, start.L)
     if chosen == "async-feddr":
-        return _asynchronous(job, engine, start)
+        return _asynchronous(job, sampler, engine, start)
     p_hat = _least_probability(job, sampler, engine)
     return _gong(job, start, p_hat) if chosen == "gong" else _feddr(job, start, p_hat, chosen)
 
@@ -133,6 +134,8 @@ def _start(job: Job) -> Start:
     squares = [
         float(evaluation_gradient(client, job.initial).square().sum()) for client in problem.clients
     ]
+    if not math.isfinite(value):
+        raise _refuse("needs a start in the domain of g, but F is infinite there")
     gap = max(0.0, value - facts.infimum)
     return Start(facts.smoothness, gap, sum(squares) / len(squares), problem.num_clients)
 
@@ -184,15 +187,24 @@ def _mapping(job: Job, step: float) -> Callable[[Any, ClientStateStore], float]:
     return measure
 
 
+def _starts_at_a_prox(job: Job) -> bool:
+    """Whether x0 = prox_{step g}(x0), so that the first model is a prox as all others are."""
+    moved = job.problem.regularizer.prox(job.initial, job.algorithm.prox_step)
+    return bool((moved == job.initial).all())
+
+
 def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
     eta = job.algorithm.prox_step
     alpha = getattr(job.algorithm, "alpha", 1.0)
     gap, gradients = start.gap, start.gradients
     feddr_constants(start.L, eta, alpha, p_hat)  # refuses what the theorem does not cover
     errors = local_errors(job, 1 / eta, p_hat)
+    mapping = 0.0
     if job.algorithm.starts_with_everyone:
         gap += feddr_prox_start_excess(start.L, eta, gradients, epsilon=errors.initial)
         gradients = 0.0
+    elif not _starts_at_a_prox(job):
+        mapping = float(job.problem.gradient_mapping(job.initial, eta).square().sum())
 
     def bound(rounds: int, record: Record) -> float:
         return feddr_bound(
@@ -204,27 +216,31 @@ def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
             gap,
             error_sum=errors.total(rounds),
             start_gradient=gradients,
+            start_mapping=mapping,
         )
 
     return Certificate(theorem, job, _mapping(job, eta), bound, counts_last=True)
 
 
-def _asynchronous(job: Job, engine: EngineChoice, start: Start) -> Certificate:
-    """The delays and absences that did occur stand for tau and T; the schedule has no dice left."""
-    assert isinstance(engine, VirtualTime)
-    if engine.buffer != 1 or engine.policy == "wait":
-        raise _refuse("the asynchronous theorem needs one reply a step: buffer=1, no policy='wait'")
+def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start) -> Certificate:
     if not isinstance(job.solver, ExactSolver):
         raise _refuse("the asynchronous theorem needs exact local solves; use ExactSolver")
+    law = arrival_law(job, sampler, engine)
     eta, alpha = job.algorithm.prox_step, getattr(job.algorithm, "alpha", 1.0)
     gap, gradients, n = start.gap, start.gradients, start.clients
-    async_certificate(n, 0, 0, 1.0, start.L, alpha, eta)  # refuses what no delay could mend
+    # Refuses what the theorem does not cover, or what no delay could mend.
+    tau, T, p_hat = law(None)
+    async_certificate(n, tau, T, p_hat, start.L, alpha, eta)
     if job.algorithm.starts_with_everyone:
         gap, gradients = gap + feddr_prox_start_excess(start.L, eta, gradients), 0.0
+    elif not _starts_at_a_prox(job):
+        raise _refuse(
+            "the asynchronous theorem with a regularizer needs init='prox': the first model x0 is "
+            "not the prox of the server's mean, and stale models are paid for by such steps"
+        )
 
     def bound(rounds: int, record: Record) -> float:
-        tau, absence = record["staleness_quantiles"][-1], record["longest_absence"]
-        setting = (n, tau, absence, 1.0, start.L, alpha, eta)
+        setting = (n, *law(record), start.L, alpha, eta)
         return async_feddr_bound(*setting, rounds, gap, start_gradient=gradients)
 
     return Certificate("async-feddr", job, _mapping(job, eta), bound, counts_last=True)

@@ -35,12 +35,12 @@ def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice) -> None:
     if algorithm.asynchronous and not asynchronous:
         raise PairingError(
             f"{method} folds every reply as it arrives, but the engine {engine} works in rounds; "
-            "use VirtualTime(mode='async'), or FedDR"
+            "use VirtualTime(mode='async') or GivenDelays, or else FedDR"
         )
     if asynchronous and not algorithm.accepts_partial:
         raise PairingError(
-            f"{method} needs all clients in every round, but {engine} with mode='async' has none; "
-            "use mode='sync'"
+            f"{method} needs all clients in every round, but {engine} folds replies without "
+            "rounds; use an engine with rounds, such as VirtualTime(mode='sync')"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from pathlib import Path
 
@@ -111,6 +112,36 @@ def test_heterogeneity_and_gap_by_hand():
     assert found.gap == pytest.approx(max(0.0, np.mean(values)))
 
 
+@pytest.mark.parametrize("looked_at", [5, 3])
+def test_the_constants_of_table_1_by_hand(looked_at):
+    """f_i = a_i ||x - c_i||²/2: one step of length 1/L leads to c_i, so that the points are known.
+
+    (9) is about the sums over all n clients; from a part of them n times their mean stands in.
+    """
+    draws = np.random.default_rng(7)
+    a, c, start = draws.uniform(0.5, 2.0, 5), draws.normal(size=(5, 3)), 4 * draws.normal(size=3)
+    clients = [
+        fa.Quadratic(a[i] * torch.eye(3, dtype=torch.float64), torch.from_numpy(a[i] * c[i]))
+        for i in range(5)
+    ]
+    found = estimate(fa.Problem(clients), torch.from_numpy(start), clients=looked_at)
+    assert len(found.clients) == looked_at
+    B, G = [], []
+    for point in (start, *c[found.clients]):
+        gradients = np.array([a[i] * (point - c[i]) for i in found.clients])
+        squares = np.sum(gradients**2, 1)
+        sums = 5 * squares.mean(), np.sum((5 * gradients.mean(0)) ** 2)
+        B.append(math.sqrt(sums[0] / sums[1]))
+        G.append(math.sqrt(squares.max()))
+    assert B[0] < max(B)
+    assert found.dissimilarity == pytest.approx(max(B), rel=1e-6)
+    assert found.gradient_bound == pytest.approx(max(G), rel=1e-6)
+    if looked_at == 5:  # as it is printed
+        everyone = np.array([a[i] * (start - c[i]) for i in range(5)])
+        printed = np.sum(everyone**2) / np.sum(everyone.sum(0) ** 2)
+        assert B[0] ** 2 == pytest.approx(printed)
+
+
 def test_the_noise_of_single_rows_by_hand():
     """Two rows with gradients g + d and g - d: every batch of one misses by ||d||²."""
     rows = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
@@ -168,6 +199,12 @@ def test_without_rounds_the_advice_is_about_asyncfeddr():
     assert resolve(counsel.config).engine.build() == VirtualTime(concurrency=3)
 
 
+def test_a_given_delay_is_taken_as_it_is():
+    tree = {"problem": {"name": "quadratics"}, "algorithm": {"name": "async-feddr"}}
+    counsel = advise(resolve(tree | {"engine": {"name": "given-delays", "max_delay": 7}}))
+    assert counsel.situation.tau == 7
+
+
 def test_the_written_configuration_runs_and_learns(tmp_path: Path):
     source, written, out = tmp_path / "a.toml", tmp_path / "b.toml", tmp_path / "run"
     import tomli_w
@@ -197,6 +234,9 @@ def test_a_person_reads_ranges_reasons_and_limits():
     text = " ".join(shown.stdout.split())
     for words in ("FedDR (Theorem 3.1)", "L 2.5 (known)", "has no guarantee", "gong: at most"):
         assert words in text
+    assert re.search(r"B [\d.]+ in Σ‖∇f_i‖² ≤ B²‖Σ∇f_i‖² and G [\d.]+ in ‖∇f_i‖ ≤ G", text)
+    told = json.loads(call("advise", "saturating", "--clients", 2, "--json").stdout)
+    assert {"dissimilarity", "gradient_bound"} <= told["estimate"].keys()
 
 
 def test_bad_input():

@@ -269,15 +269,15 @@ def test_refused_pairings():
     with pytest.raises(
         fa.PairingError,
         match=r"^AsyncFedDR folds every reply as it arrives, but the engine Sequential works in "
-        r"rounds; use VirtualTime\(mode='async'\), or FedDR$",
+        r"rounds; use VirtualTime\(mode='async'\) or GivenDelays, or else FedDR$",
     ):
         run(ASYNC, given, 1, engine="sequential")
     with pytest.raises(fa.PairingError, match=r"but the engine VirtualTime works in rounds"):
         run(ASYNC, given, 1, engine=VirtualTime("sync"))
     with pytest.raises(
         fa.PairingError,
-        match=r"^FedPD needs all clients in every round, but VirtualTime with mode='async' has "
-        r"none; use mode='sync'$",
+        match=r"^FedPD needs all clients in every round, but VirtualTime folds replies without "
+        r"rounds; use an engine with rounds, such as VirtualTime\(mode='sync'\)$",
     ):
         run(fa.FedPD(1.0), given, 1, engine=VirtualTime())
 

@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from fedadmm.advising.estimating import Estimate, estimate
+from fedadmm.engines import EngineChoice
 from fedadmm.errors import PairingError
 from fedadmm.experiments.config import RunConfig, Tree, load_problem, resolve
 from fedadmm.experiments.loading import merged
@@ -109,13 +110,9 @@ def _local_steps(config: RunConfig, problem: Problem, found: Estimate, batch: in
 
 
 def _delay(config: RunConfig, problem: Problem) -> int | None:
-    """Without rounds: a client's reply waits for about everybody else at work."""
-    engine = config.engine.build()
-    if not engine.is_asynchronous:
-        return None
-    if engine.max_staleness is not None:
-        return int(engine.max_staleness)
-    return int(min(engine.concurrency or problem.num_clients, problem.num_clients))
+    """Without rounds: what is given, or else a reply waits for about everybody else at work."""
+    engine: EngineChoice = config.engine.build()
+    return engine.expected_delay(problem.num_clients)
 
 
 def _rounds(situation: Situation, found: Estimate, advice: tuple[Advice, ...]) -> dict[str, int]:

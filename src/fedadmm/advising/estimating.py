@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -44,6 +45,11 @@ class Estimate(NamedTuple):
     """E||gradient of a mini-batch - gradient||² at the start."""
     gap: float
     """F - F* at the start; with F* = 0 where it is not known."""
+    dissimilarity: float
+    """The largest B of Gong et al. (9) met: sum ||grad f_i||² = B² ||sum grad f_i||² over all n
+    clients, at one point.  Points are the start and where each client is a few steps on."""
+    gradient_bound: float
+    """The largest ||grad f_i|| met at these points: G of Gong et al. (10) is at least that."""
 
     @property
     def largest(self) -> float:
@@ -83,30 +89,59 @@ def estimate(
     draws = numpy_generator(derive(seed, "advise/clients"))
     chosen = sorted(int(i) for i in draws.choice(problem.num_clients, count, replace=False))
     converted = problem.to(initial.dtype, initial.device)
-    curvatures, gradients, noises, values = [], [], [], []
+    curvatures, points, noises, values = [], [initial], [], []
     with torch.no_grad():
         for client in chosen:
             objective, key = converted.clients[client], derive(seed, "advise", client)
             values.append(float(objective.value(initial)))
-            gradients.append(evaluation_gradient(objective, initial).clone())
-            curvatures.append(_curvature(objective, initial, rows, key))
+            curvature, point = _curvature(objective, initial, rows, key)
+            curvatures.append(curvature)
+            points.append(point)
             noises.append(_noise(objective, initial, batch_size, key))
-    mean = torch.stack(gradients).mean(0)
-    squares = [float(gradient.square().sum()) for gradient in gradients]
-    together = float(mean.square().sum())
-    average = sum(squares) / count
+        objectives = [converted.clients[client] for client in chosen]
+        slopes = [_slopes(objectives, point) for point in points]
+    average, together = slopes[0].average, slopes[0].together
     value = sum(values) / count + float(problem.regularizer.value(initial))
     return Estimate(
         chosen,
         curvatures,
         problem.facts.smoothness,
-        _convexity([converted.clients[client] for client in chosen]),
-        average / together if together > 0.0 else float("inf"),
+        _convexity(objectives),
+        slopes[0].heterogeneity,
         average,
         together,
         sum(noises) / count,
         max(0.0, value - (problem.facts.infimum or 0.0)),
+        math.sqrt(max(found.heterogeneity for found in slopes) / problem.num_clients),
+        max(found.steepest for found in slopes),
     )
+
+
+class _Slopes(NamedTuple):
+    """The clients' gradients at one point."""
+
+    average: float
+    """mean ||grad f_i||²."""
+    together: float
+    """||mean grad f_i||²."""
+    steepest: float
+    """max ||grad f_i||."""
+
+    @property
+    def heterogeneity(self) -> float:
+        """mean ||grad f_i||² / ||mean grad f_i||²; infinite at a stationary point of the mean."""
+        return self.average / self.together if self.together > 0.0 else math.inf
+
+
+def _slopes(objectives: Sequence[Objective], point: Tensor) -> _Slopes:
+    total, squares = torch.zeros_like(point), []
+    for objective in objectives:
+        gradient = evaluation_gradient(objective, point)
+        total += gradient
+        squares.append(float(gradient.square().sum()))
+    count = len(objectives)
+    together = float((total / count).square().sum())
+    return _Slopes(sum(squares) / count, together, math.sqrt(max(squares)))
 
 
 def _sample(objective: Objective, rows: int, key: Key) -> Tensor | None:
@@ -115,16 +150,16 @@ def _sample(objective: Objective, rows: int, key: Key) -> Tensor | None:
     return torch.randperm(objective.num_samples, generator=generator(key))[:rows]
 
 
-def _curvature(objective: Objective, start: Tensor, rows: int, key: Key) -> float:
-    """At the start, and after a few gradient steps of length 1/L from it."""
+def _curvature(objective: Objective, start: Tensor, rows: int, key: Key) -> tuple[float, Tensor]:
+    """At the start, and after a few gradient steps of length 1/L from it; and where that is."""
     sample = _sample(objective, rows, derive(key, "rows"))
     first = _largest(objective, start, sample, derive(key, "first"))
     if first == 0.0:
-        return 0.0
+        return 0.0, start
     point = start.clone()
     for _ in range(PROBE_STEPS):
         point = point - objective.gradient(point, sample) / first
-    return max(first, _largest(objective, point, sample, derive(key, "second")))
+    return max(first, _largest(objective, point, sample, derive(key, "second"))), point
 
 
 def _largest(objective: Objective, point: Tensor, sample: Tensor | None, key: Key) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fedadmm.engines.auto import Auto
 from fedadmm.engines.choice import EngineChoice
+from fedadmm.engines.given_delays import GivenDelays
 from fedadmm.engines.job import Job, run_client
 from fedadmm.engines.ray_engine import Ray
 from fedadmm.engines.sequential import Sequential
@@ -29,6 +30,7 @@ __all__ = [
     "ENGINES",
     "Auto",
     "EngineChoice",
+    "GivenDelays",
     "Job",
     "Ray",
     "Sequential",

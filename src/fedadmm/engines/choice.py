@@ -24,6 +24,10 @@ class EngineChoice(ABC):
         """Whether replies are folded as they arrive, without rounds."""
         return False
 
+    def expected_delay(self, clients: int) -> int | None:
+        """About how many server steps a reply is late; None with rounds."""
+        return None
+
     @abstractmethod
     def start(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine, or refuse a job that it cannot run."""

@@ -12,7 +12,6 @@ leaves the client as it was, so that the server's mean stays the mean.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,6 +20,7 @@ from annotated_types import Ge
 from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.virtual.durations import Duration, Kind, read_trace
+from fedadmm.engines.virtual.staleness import Staleness
 from fedadmm.engines.virtual.timeline import Flight, Rules, Timeline
 from fedadmm.engines.virtual.working import Crew
 from fedadmm.errors import (
@@ -105,6 +105,14 @@ class VirtualTime(EngineChoice):
         """Whether replies are folded as they arrive."""
         return self.mode == "async"
 
+    def expected_delay(self, clients: int) -> int | None:
+        """The largest that is accepted, or else a reply waits for everybody else at work."""
+        if not self.is_asynchronous:
+            return None
+        if self.max_staleness is not None:
+            return self.max_staleness
+        return min(self.concurrency or clients, clients)
+
     def start(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine."""
         if self.trace is not None and self.compute == "trace":
@@ -148,9 +156,7 @@ class VirtualTimeEngine(Engine):
         self._timeline = Timeline(options.rules(), seconds, job.seed, job.problem.num_clients)
         self._crew = Crew(job, store, options.workers)
         self._downloads: dict[int, Download] = {}
-        self._delays: list[int] = []
-        self._histogram: Counter[int] = Counter()
-        self._absences = _Absences(job.problem.num_clients)
+        self._staleness = Staleness(job.problem.num_clients)
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
@@ -176,7 +182,7 @@ class VirtualTimeEngine(Engine):
 
     def extras(self) -> dict[str, Any]:
         """What the last step adds to its record."""
-        line, delays = self._timeline, self._delays
+        line = self._timeline
         record: dict[str, Any] = {
             "virtual_time": line.clock,
             "steps_per_second": line.steps / line.clock if line.clock else 0.0,
@@ -188,29 +194,21 @@ class VirtualTimeEngine(Engine):
             ],
         }
         if self._options.is_asynchronous:
-            record |= {
-                "delays": list(delays),
-                "staleness_mean": sum(delays) / len(delays) if delays else 0.0,
-                "staleness_max": max(delays, default=0),
-                "staleness_quantiles": _quantiles(self._histogram),
-                "longest_absence": self._absences.longest(),
-            }
+            record |= self._staleness.extras()
         return record
 
     def snapshot(self) -> EngineState:
         """The clock and the work in flight."""
         values = {
             "timeline": self._timeline.values(),
-            "histogram": sorted(self._histogram.items()),
-            "absences": self._absences.values(),
+            "staleness": self._staleness.values(),
         }
         return EngineState(values, dict(self._downloads))
 
     def restore(self, state: EngineState) -> None:
         """Go on from a snapshot."""
         self._timeline.restore(state.values["timeline"])
-        self._histogram = Counter(dict(state.values["histogram"]))
-        self._absences.restore(state.values["absences"])
+        self._staleness.restore(state.values["staleness"])
         self._downloads = dict(state.downloads)
 
     def close(self) -> None:
@@ -218,12 +216,11 @@ class VirtualTimeEngine(Engine):
         self._crew.close()
 
     def _note(self, folded: Sequence[Flight], step: int) -> None:
-        self._delays = [step - flight.step for flight in folded]
+        clients = [flight.client for flight in folded]
+        self._staleness.note(clients, [step - flight.step for flight in folded], step)
         if step < 0:
             return
-        self._histogram.update(self._delays)
-        self._absences.note([flight.client for flight in folded], step)
-        taken = {flight.client for flight in folded}
+        taken = set(clients)
         for ended in self._timeline.ended:
             if ended.client not in taken:
                 self._crew.forget(ended.client)
@@ -238,45 +235,3 @@ def _due(folded: Sequence[Flight], queue: Sequence[Flight]) -> Iterator[Flight]:
     """The flights whose replies are needed next."""
     yield from folded
     yield from (flight for flight in sorted(queue) if flight.fate == "reply")
-
-
-def _quantiles(histogram: Counter[int]) -> list[int]:
-    """The median, the 90 % quantile and the largest delay of all replies so far."""
-    total, seen = sum(histogram.values()), 0
-    shares = [0.5, 0.9, 1.0]
-    found: list[int] = []
-    for delay in sorted(histogram):
-        seen += histogram[delay]
-        while len(found) < len(shares) and seen >= shares[len(found)] * total:
-            found.append(delay)
-    return found
-
-
-class _Absences:
-    """For how many steps in a row a client was not heard of: T of the asynchronous theorem."""
-
-    def __init__(self, clients: int) -> None:
-        self._clients = clients
-        self._heard: dict[int, int] = {}
-        """The last step of each client, least recent first."""
-        self._past = 0
-        self._step = -1
-
-    def note(self, clients: Sequence[int], step: int) -> None:
-        self._step = step
-        for client in clients:
-            self._past = max(self._past, step - self._heard.pop(client, -1) - 1)
-            self._heard[client] = step
-
-    def longest(self) -> int:
-        """The longest so far, those that still last among them."""
-        everybody = len(self._heard) == self._clients
-        oldest = next(iter(self._heard.values()), -1) if everybody else -1
-        return max(self._past, self._step - oldest)
-
-    def values(self) -> list[Any]:
-        return [list(self._heard.items()), self._past, self._step]
-
-    def restore(self, values: list[Any]) -> None:
-        heard, self._past, self._step = values
-        self._heard = dict(heard)

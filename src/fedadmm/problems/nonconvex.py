@@ -187,3 +187,38 @@ class RobustRegression(Objective):
         """The same objective in another precision or on another device."""
         features, targets = self.features.to(device, dtype), self.targets.to(device, dtype)
         return RobustRegression(features, targets, self.loss)
+
+
+NonConvex = Saturating | CosineQuadratic | RobustRegression
+
+
+@dataclass(frozen=True, eq=False)
+class Leaning(Objective):
+    """f(x) - <lean, x - centre>: the same curvature as f, and another minimiser."""
+
+    objective: NonConvex
+    lean: Tensor
+    centre: Tensor
+
+    @property
+    def num_parameters(self) -> int:
+        """D."""
+        return self.lean.numel()
+
+    @property
+    def num_samples(self) -> int:
+        """The rows of the objective."""
+        return self.objective.num_samples
+
+    def value(self, params: Tensor) -> Tensor:
+        """f(x) - <lean, x - centre>."""
+        return self.objective.value(params) - self.lean @ (params - self.centre)
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The objective's gradient less the lean."""
+        return self.objective.gradient(params, rows) - self.lean
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Leaning:
+        """The same objective in another precision or on another device."""
+        lean, centre = self.lean.to(device, dtype), self.centre.to(device, dtype)
+        return Leaning(self.objective.to(dtype, device), lean, centre)

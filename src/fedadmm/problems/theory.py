@@ -3,14 +3,20 @@
 Clients 2k and 2k + 1 form a pair that pulls in opposite directions; with an odd number of clients
 the last one does not pull.  Hence the minimiser is known for any number of clients, and a million
 of them can be described without making one.
+
+A regularizer g keeps it known.  With u the minimiser without g, x* = prox_g(u) and s = u - x*,
+which is a subgradient of g at x*, every f_i is centred at x* and leans by -<s, x - x*>:
+
+    F(x) = f(x) - <s, x - x*> + g(x)  >=  f(x*) + g(x*) = F*,       because f >= f(x*) = 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +27,13 @@ from fedadmm.problem import Facts, LazyClients, Problem
 from fedadmm.problems.nonconvex import (
     CONCAVITY,
     CosineQuadratic,
+    Leaning,
+    NonConvex,
     RobustRegression,
     Saturating,
 )
 from fedadmm.problems.registry import Entry, Extras, register
-from fedadmm.protocols import Objective
+from fedadmm.protocols import Objective, Regularizer
 from fedadmm.regularizers import Zero
 from fedadmm.rng import derive, generator
 
@@ -84,21 +92,22 @@ class QuadraticsOptions(TheoryOptions):
         check_range(self, "conditioning", self.conditioning, 1.0)
 
 
-def _quadratic(options: QuadraticsOptions, optimum: Tensor, client: int) -> Quadratic:
+def _quadratic(options: QuadraticsOptions, optimum: Tensor, lean: Tensor, client: int) -> Quadratic:
     size = options.dimension
     powers = torch.linspace(0, 1, size, dtype=torch.float64)
     spectrum = options.smoothness * options.conditioning ** (-powers)
     rotation, _ = torch.linalg.qr(options.normal("rotation", client, rows=size))
     matrix = (rotation * spectrum) @ rotation.T
     matrix = (matrix + matrix.T) / 2
-    pull = options.normal("pull", client // 2) * options.heterogeneity * options.sign(client)
+    pull = options.normal("pull", client // 2) * options.heterogeneity * options.sign(client) - lean
     constant = float(optimum @ (matrix @ optimum) / 2 - pull @ optimum)
     return Quadratic(matrix, matrix @ optimum - pull, constant)
 
 
 def _quadratics(options: QuadraticsOptions, extras: Extras) -> Problem:
-    build = partial(_quadratic, options, options.optimum())
-    return _problem("quadratics", options, build, (options.smoothness, 0.0), extras)
+    planted = _planted(options, extras)
+    build = partial(_quadratic, options, *planted)
+    return _problem("quadratics", options, planted, build, (options.smoothness, 0.0), extras)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +130,11 @@ def _saturate(options: SaturatingOptions, optimum: Tensor, client: int) -> Satur
 
 
 def _saturating(options: SaturatingOptions, extras: Extras) -> Problem:
-    build = partial(_saturate, options, options.optimum())
+    planted = _planted(options, extras)
+    build = partial(_saturate, options, planted.optimum)
     first = build(0)
-    return _problem("saturating", options, build, (first.smoothness, first.weak_convexity), extras)
+    curvature = (first.smoothness, first.weak_convexity)
+    return _problem("saturating", options, planted, _leaning(build, planted), curvature, extras)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +158,13 @@ def _cosine(options: CosineOptions, optimum: Tensor, client: int) -> CosineQuadr
 
 
 def _cosines(options: CosineOptions, extras: Extras) -> Problem:
-    build = partial(_cosine, options, options.optimum())
+    planted = _planted(options, extras)
+    build = partial(_cosine, options, planted.optimum)
     first = build(0)
     waves = first.smoothness - float(first.weights.max())
-    concave = max(0.0, waves - LEAST_WEIGHT)
-    return _problem("cosine-quadratics", options, build, (first.smoothness, concave), extras)
+    curvature = (first.smoothness, max(0.0, waves - LEAST_WEIGHT))
+    clients = _leaning(build, planted)
+    return _problem("cosine-quadratics", options, planted, clients, curvature, extras)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,34 +194,64 @@ def _robust(options: RobustOptions, optimum: Tensor, client: int) -> RobustRegre
 
 
 def _robusts(options: RobustOptions, extras: Extras) -> Problem:
-    build = partial(_robust, options, options.optimum())
-    L = options.smoothness
-    return _problem("robust-regression", options, build, (L, L * CONCAVITY[options.loss]), extras)
+    planted = _planted(options, extras)
+    build = partial(_robust, options, planted.optimum)
+    curvature = (options.smoothness, options.smoothness * CONCAVITY[options.loss])
+    clients = _leaning(build, planted)
+    return _problem("robust-regression", options, planted, clients, curvature, extras)
 
 
-def _start(options: TheoryOptions, seed: int) -> Tensor:
+class Planted(NamedTuple):
+    """Where the minimum of F is put, and how the f_i have to lean for it to be there."""
+
+    optimum: Tensor
+    """x* = prox_g(u)."""
+    lean: Tensor
+    """s = u - x*, a subgradient of g at x*; zero without g."""
+
+
+def _planted(options: TheoryOptions, extras: Extras) -> Planted:
+    free = options.optimum()
+    optimum = (extras.regularizer or Zero()).prox(free, 1.0)
+    return Planted(optimum, free - optimum)
+
+
+def _leaning(build: Callable[[int], NonConvex], planted: Planted) -> Callable[[int], Objective]:
+    return partial(_lean, build, planted) if bool(planted.lean.any()) else build
+
+
+def _lean(build: Callable[[int], NonConvex], planted: Planted, client: int) -> Leaning:
+    return Leaning(build(client), planted.lean, planted.optimum)
+
+
+def _start(options: TheoryOptions, regularizer: Regularizer, seed: int) -> Tensor:
+    """Normal numbers; where g is infinite there, the nearest point where it is not."""
     source = generator(derive(seed, "theory/start"))
-    return torch.randn(options.dimension, generator=source, dtype=torch.float64)
+    start = torch.randn(options.dimension, generator=source, dtype=torch.float64)
+    if math.isfinite(float(regularizer.value(start))):
+        return start
+    return regularizer.prox(start, 1.0)
 
 
 def _problem(
     name: str,
     options: TheoryOptions,
+    planted: Planted,
     build: Callable[[int], Objective],
     curvature: tuple[float, float],
     extras: Extras,
 ) -> Problem:
     """`curvature` is (L, m): the eigenvalues of every f_i's Hessians lie in [-m, L]."""
     smoothness, weak_convexity = curvature
-    alone = extras.regularizer is None
+    regularizer = extras.regularizer or Zero()
     return Problem(
         clients=LazyClients(options.clients, build),
-        regularizer=extras.regularizer or Zero(),
-        initial=partial(_start, options),
+        regularizer=regularizer,
+        initial=partial(_start, options, regularizer),
         facts=Facts(
             smoothness,
-            infimum=0.0 if alone else None,
-            optimum=options.optimum() if alone else None,
+            infimum=float(regularizer.value(planted.optimum)),
+            optimum=planted.optimum,
             weak_convexity=weak_convexity,
         ),
         name=name,

@@ -146,19 +146,22 @@ def feddr_bound(
     *,
     error_sum: float = 0.0,
     start_gradient: float = 0.0,
+    start_mapping: float = 0.0,
 ) -> float:
     """Theorem 3.1 (5): a bound on the mean of E||G_eta(xbar^k)||² over k = 0 ... K, K = rounds.
 
         [ C1 gap + (C2 + C3) error_sum
-          + (rho1 C1 + Q/p_hat) eta² G0/(1 + x)² ] / (K + 1),     Q = C2 - rho1 C1
+          + (rho1 C1 + Q/p_hat) eta² G0/(1 + x)² + ||G_eta(x0)||² ] / (K + 1),   Q = C2 - rho1 C1
 
     After K rounds the server has had K + 1 models, xbar^0 ... xbar^K. The slacks gamma are chosen
     from a fixed ladder so that the bound is smallest; without any error they are 0.
 
-    The last term is not printed. With `init="start"` (x_i = y_i = x0) a client that has not yet
-    solved carries the error grad f_i(x0) in place of eps_{i,0}, and carries it for 1/p_i rounds.
+    The last two terms are not printed. With `init="start"` (x_i = y_i = x0) a client that has not
+    solved yet carries the error grad f_i(x0) in place of eps_{i,0}, for an expected 1/p_i rounds.
     Without it (5) is wrong: started at the minimiser of F it says that the model never moves. With
-    `init="prox"` leave start_gradient at 0 and add `feddr_prox_start_excess` to the gap.
+    `init="prox"` leave start_gradient at 0 and add `feddr_prox_start_excess` to the gap. And where
+    xbar^0 = x0 is not prox_{eta g} of the server's mean, which is x0 too, the proof's bound on
+    ||G_eta(xbar^k)||² by the distances ||xbar^k - x_i^k||², all zero then, begins with k = 1 only.
 
     Args:
         L: Lipschitz constant of the gradients.
@@ -170,14 +173,16 @@ def feddr_bound(
         error_sum: (1/n) sum_i sum_{k=1}^{K+1} eps_{i,k}², eps the distance to the exact prox; from
             k = 0 with `init="prox"`.
         start_gradient: G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
+        start_mapping: ||G_eta(x0)||² for `init="start"` where prox_{eta g}(x0) differs from x0.
     """
     check_count("feddr_bound", "rounds", rounds)
     check_not_negative("feddr_bound", "gap", gap)
     check_not_negative("feddr_bound", "error_sum", error_sum)
     check_not_negative("feddr_bound", "start_gradient", start_gradient)
+    check_not_negative("feddr_bound", "start_mapping", start_mapping)
     exact = feddr_constants(L, eta, alpha, p_hat)
     if error_sum == 0.0 and start_gradient == 0.0:
-        return exact.C1 * gap / (rounds + 1)
+        return (exact.C1 * gap + start_mapping) / (rounds + 1)
     x = eta * L
     gamma4_max = (2.0 - alpha * (1.0 + x) - 2.0 * x**2) / (4.0 * (1.0 + x**2))
 
@@ -196,7 +201,7 @@ def feddr_bound(
         errors = (constants.C2 + constants.C3) * error_sum
         return constants.C1 * gap + errors + start * start_gradient
 
-    return min(total(scale) for scale in _SLACK_SCALES) / (rounds + 1)
+    return (min(total(scale) for scale in _SLACK_SCALES) + start_mapping) / (rounds + 1)
 
 
 def feddr_prox_start_excess(
