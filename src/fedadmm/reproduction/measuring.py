@@ -42,6 +42,8 @@ def measure(name: Measure, metric: str, own: Outcome, reference: Outcome | None)
     if name == "rounds_to_target":
         rounds = own.summary["rounds_to_target"]
         return None if rounds is None else float(rounds)
+    if name == "speedup":
+        return _speedup(own, reference)
     if not own.curve:
         return None
     if name == "final":
@@ -62,6 +64,13 @@ def measure(name: Measure, metric: str, own: Outcome, reference: Outcome | None)
         return 1.0 - own.passes / reference.passes
     pairs = zip(own.curve, reference.curve, strict=False)
     return max((abs(a - b) / max(1.0, abs(b)) for a, b in pairs), default=math.nan)
+
+
+def _speedup(own: Outcome, reference: Outcome | None) -> float | None:
+    """How many times as many rounds the reference needs; None unless both met the target."""
+    other = reference.summary["rounds_to_target"] if reference is not None else None
+    rounds = own.summary["rounds_to_target"]
+    return None if rounds is None or other is None else float(other / rounds)
 
 
 def measured(

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedadmm.experiments import directory as files
+from fedadmm.experiments.config import Tree
 from fedadmm.experiments.tables import table
 from fedadmm.reproduction.measuring import Outcome, measured
-from fedadmm.reproduction.recipe import READINGS, Cell
+from fedadmm.reproduction.recipe import READINGS, Cell, Recipe
 
 if TYPE_CHECKING:
     from fedadmm.reproduction.running import Plan
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 Outcomes = Mapping[str, Mapping[int, Outcome]]
 
 
-def write(
-    todo: Plan, out: Path, outcomes: Outcomes, chosen: Mapping[str, tuple[str, Any]]
-) -> dict[str, Any]:
+def write(todo: Plan, out: Path, outcomes: Outcomes, chosen: Mapping[str, Tree]) -> dict[str, Any]:
     """Write everything that can be drawn from the finished cells; return results.json."""
     rows = [_row(todo, cell, outcomes, chosen.get(cell.name)) for cell in todo.cells]
     result = {
@@ -39,9 +38,7 @@ def write(
     return result
 
 
-def _row(
-    todo: Plan, cell: Cell, outcomes: Outcomes, searched: tuple[str, Any] | None
-) -> dict[str, Any]:
+def _row(todo: Plan, cell: Cell, outcomes: Outcomes, searched: Tree | None) -> dict[str, Any]:
     values = measured(todo.recipe, cell, outcomes, todo.seeds)
     own = outcomes.get(cell.name, {})
     return {
@@ -50,6 +47,7 @@ def _row(
         "method": cell.method.title,
         "reading": cell.method.reading,
         "paper": cell.paper,
+        "paper_speedup": _paper_speedup(todo.recipe, cell),
         "metric": cell.metric,
         "measured": values[todo.recipe.measures[0]]["mean"],
         "measures": values,
@@ -57,12 +55,21 @@ def _row(
         "seeds": sorted(own),
         "missing": [seed for seed in todo.seeds if seed not in own],
         "diverged": sum(one.summary["code"] == "diverged" for one in own.values()),
-        "chosen": {searched[0]: searched[1]} if searched is not None else None,
+        "chosen": searched,
         "directories": {
             seed: str(one.directory.relative_to(one.directory.parents[1]))
             for seed, one in own.items()
         },
     }
+
+
+def _paper_speedup(recipe: Recipe, cell: Cell) -> float | None:
+    """The speed-up over the reference that the paper's rounds amount to."""
+    titles = [method.title for method in recipe.methods if method.name == recipe.reference]
+    other = recipe.paper.get(cell.setting.name, {}).get(titles[0]) if titles else None
+    if "speedup" not in recipe.measures or isinstance(cell.paper, str | None):
+        return None
+    return None if isinstance(other, str | None) else other / cell.paper
 
 
 def shown(measure: str, row: Mapping[str, Any]) -> str:
@@ -85,6 +92,8 @@ def _number(measure: str, value: float) -> str:
         return f"{value:.4g}"
     if measure == "distance":
         return f"{value:.1e}"
+    if measure == "speedup":
+        return f"{value:.1f}×"
     return f"{value:.1%}" if measure.endswith("_reduction") else f"{value:.4g}"
 
 
@@ -152,25 +161,29 @@ def sentence(found: Mapping[str, Any]) -> str:
 def side_by_side(rows: list[dict[str, Any]], measure: str) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of a table: the paper, then one column for each reading that occurs.
 
-    What a paper prints is the first measure, so that the other tables do not show it.
+    What a paper prints is the first measure and the speed-up in it, so that the other tables do
+    not show it.
     """
     readings = [r for r in READINGS if any(row["reading"] == r for row in rows)]
-    papers = ["paper"] if measure == next(iter(rows[0]["measures"])) else []
+    printed = {next(iter(rows[0]["measures"])): "paper", "speedup": "paper_speedup"}.get(measure)
+    papers = ["paper"] if printed is not None else []
     groups: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["setting"], row["method"]), {})[row["reading"]] = row
     lines = []
     for (setting, method), found in groups.items():
-        paper = [_printed(next(iter(found.values()))["paper"])] if papers else []
+        paper = (
+            [_printed(measure, next(iter(found.values()))[printed])] if printed is not None else []
+        )
         values = [shown(measure, found[r]) if r in found else "" for r in readings]
         lines.append([setting, method, *paper, *values])
     return ["setting", "method", *papers, *readings], lines
 
 
-def _printed(value: float | str | None) -> str:
+def _printed(measure: str, value: float | str | None) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else f"{value:g}"
+    return value if isinstance(value, str) else _number(measure, value)
 
 
 def _markdown_table(headings: list[str], lines: list[list[str]]) -> list[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import reduce
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedadmm.errors import ConfigError
 from fedadmm.experiments import loading
@@ -23,6 +24,7 @@ _SUFFIX = ".toml"
 
 Measure = Literal[
     "rounds_to_target",
+    "speedup",
     "final",
     "best",
     "epochs",
@@ -58,6 +60,9 @@ class Setting(_Model):
     metric: str | None = Field(default=None, description="instead of the recipe's")
     at: Scales = Scales()
     scales: list[str] = Field(default=list(SCALES), description="at which it is run")
+    tuned_at: str | None = Field(
+        default=None, description="the setting whose search decides, when it is not its own"
+    )
 
 
 class Method(_Model):
@@ -68,7 +73,9 @@ class Method(_Model):
     reading: Literal["as printed", "as released", "recommended", "baseline"] = "baseline"
     config: Tree = {}
     assign: Tree = {}
-    search_key: str | None = None
+    search: list[str] = Field(
+        default=["solver.lr"], description="the keys that it tries values of; none: not tuned"
+    )
     settings: list[str] = Field(default=["*"], description="the settings it is run in")
 
     @property
@@ -78,23 +85,27 @@ class Method(_Model):
 
 
 class Search(_Model):
-    """The values that every method tries on a seed that is not reported."""
+    """The values of every key that methods try, on a seed that is not reported."""
 
-    key: str = "solver.lr"
-    values: list[Any]
-    quick_values: list[Any] | None = Field(default=None, description="instead, at quick scale")
+    values: dict[str, list[Any]]
+    quick_values: dict[str, list[Any]] = Field(default={}, description="instead, at quick scale")
     seed: int = 1000
     rounds: int | None = None
     quick_rounds: int | None = None
 
     def at(self, scale: str) -> Search:
-        """The search at a scale; at smoke it tries one value: it is exercised, not believed."""
+        """The search at a scale; at smoke it tries one point: it is exercised, not believed."""
         values, rounds = self.values, self.rounds
         if scale == "smoke":
-            values, rounds = values[:1], 1
+            values, rounds = {key: some[:1] for key, some in values.items()}, 1
         elif scale == "quick":
-            values, rounds = self.quick_values or values, self.quick_rounds or rounds
+            values, rounds = values | self.quick_values, self.quick_rounds or rounds
         return self.model_copy(update={"values": values, "rounds": rounds})
+
+    def grid(self, keys: Sequence[str]) -> list[Tree]:
+        """Every combination of the keys' values."""
+        points = itertools.product(*(self.values[key] for key in keys))
+        return [dict(zip(keys, point, strict=True)) for point in points]
 
 
 class Recipe(_Model):
@@ -116,13 +127,32 @@ class Recipe(_Model):
     scales: Scales = Scales()
     assign: Scales = Field(default=Scales(), description="single keys, above everything else")
 
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Recipe:
+        places = [setting.name for setting in self.settings]
+        for setting in self.settings:
+            if setting.tuned_at is not None and setting.tuned_at not in places:
+                raise ValueError(
+                    f"{setting.name}: tuned_at is {setting.tuned_at!r}, "
+                    f"but must be one of {', '.join(places)}"
+                )
+        values = self.search.values if self.search is not None else None
+        for method in self.methods:
+            unknown = [key for key in method.search if values is not None and key not in values]
+            if unknown:
+                raise ValueError(
+                    f"{method.name}: search names {unknown[0]!r}, which has no values in "
+                    f"[search.values]"
+                )
+        return self
+
     def seeds_at(self, scale: str) -> int:
         """How many seeds are run unless somebody asks for another number."""
         return {"smoke": 1, "quick": self.quick_seeds}.get(scale, self.seeds)
 
 
 class Cell(NamedTuple):
-    """One method in one setting: its configuration for any seed and searched value."""
+    """One method in one setting: its configuration for any seed and searched values."""
 
     setting: Setting
     method: Method
@@ -135,11 +165,11 @@ class Cell(NamedTuple):
         """setting/method, which `--cells` patterns are matched against."""
         return f"{self.setting.name}/{self.method.name}"
 
-    def config(self, seed: int, searched: tuple[str, Any] | None = None) -> RunConfig:
+    def config(self, seed: int, searched: Mapping[str, Any] | None = None) -> RunConfig:
         """The complete configuration of one run."""
         tree = deepcopy(self.tree) | {"seed": seed}
-        if searched is not None:
-            loading.assign(tree, *searched)
+        for key, value in (searched or {}).items():
+            loading.assign(tree, key, value)
         return resolve(tree, f"{self.name}: ")
 
 
@@ -179,6 +209,15 @@ def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[Cell
             f"{', '.join(cell.name for cell in found)}"
         )
     return wanted
+
+
+def tuning_cell(recipe: Recipe, cell: Cell, scale: str) -> Cell:
+    """The cell whose search decides for this one: itself, or the same method where it is tuned."""
+    at = cell.setting.tuned_at
+    if at is None:
+        return cell
+    setting = next(setting for setting in recipe.settings if setting.name == at)
+    return _cell(recipe, setting, cell.method, scale)
 
 
 def _cell(recipe: Recipe, setting: Setting, method: Method, scale: str) -> Cell:

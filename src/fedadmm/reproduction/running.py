@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from fedadmm.errors import ConfigError
 from fedadmm.experiments import directory as files
 from fedadmm.experiments.cells import Cells
-from fedadmm.experiments.config import RunConfig
+from fedadmm.experiments.config import RunConfig, Tree
 from fedadmm.experiments.pool import Watch, nobody
 from fedadmm.experiments.tables import choose, standing
 from fedadmm.reproduction import output
 from fedadmm.reproduction.measuring import Outcome, outcome
-from fedadmm.reproduction.recipe import Cell, Recipe, Search, cells, load
+from fedadmm.reproduction.recipe import Cell, Recipe, Search, cells, load, tuning_cell
 
 
 class Plan(NamedTuple):
@@ -29,8 +29,8 @@ class Plan(NamedTuple):
 
     def runs(self) -> int:
         """How many runs it takes at the most, those of the search among them."""
-        tried = len(self.search.values) if self.search is not None else 0
-        return len(self.cells) * (len(self.seeds) + tried)
+        tried = _search_configs(self, self.search) if self.search is not None else {}
+        return len(self.cells) * len(self.seeds) + len(tried)
 
 
 def plan(
@@ -42,7 +42,7 @@ def plan(
 ) -> Plan:
     """Check a recipe at a scale; every configuration is complete before anything runs.
 
-    Without `searching` every method keeps the learning rate that the recipe starts from.
+    Without `searching` every method keeps the values that the recipe starts from.
     """
     recipe = load(identifier)
     count = seeds if seeds is not None else recipe.seeds_at(scale)
@@ -82,37 +82,45 @@ def _run_label(cell: Cell, seed: int) -> str:
     return f"{cell.name} seed {seed}"
 
 
-def _search_configs(todo: Plan, search: Search) -> dict[str, tuple[Cell, str, Any, RunConfig]]:
+def _search_configs(todo: Plan, search: Search) -> dict[str, tuple[Cell, Tree, RunConfig]]:
+    """Every point that is tried; cells that are tuned at the same place share its search."""
     found = {}
-    for cell in todo.cells:
-        key = cell.method.search_key or search.key
-        for value in search.values:
-            config = cell.config(search.seed, (key, value))
+    for wanted in todo.cells:
+        cell = tuning_cell(todo.recipe, wanted, todo.scale)
+        for point in search.grid(cell.method.search) if cell.method.search else []:
+            config = cell.config(search.seed, point)
             if search.rounds is not None:
                 config = cell._replace(
                     tree=cell.tree | {"rounds": min(search.rounds, config.rounds)}
-                ).config(search.seed, (key, value))
-            found[f"search {cell.name} {key}={value}"] = (cell, key, value, config)
+                ).config(search.seed, point)
+            values = " ".join(f"{key}={value}" for key, value in point.items())
+            found[f"search {cell.name} {values}"] = (cell, point, config)
     return found
 
 
 def _searched(
     todo: Plan, store: Cells, processes: int, watch: Watch, only_cached: bool
-) -> dict[str, tuple[str, Any]]:
-    """The value of the searched key for every cell whose search is finished."""
+) -> dict[str, Tree]:
+    """The chosen values for every cell whose search is finished; none where nothing is tuned."""
     if todo.search is None:
         return {}
     trials = _search_configs(todo, todo.search)
     if not only_cached:
-        store.run({label: config for label, (*_, config) in trials.items()}, processes, watch)
+        store.run({label: config for label, (_, _, config) in trials.items()}, processes, watch)
     tried = []
-    for cell, key, value, config in trials.values():
+    for cell, point, config in trials.values():
         summary = store.finished(config)
         if summary is not None:
             target = config.target.model_dump() if config.target is not None else None
             row = standing(store.directory(config), summary, target)
-            tried.append(row | {"label": cell.name, "key": key, "value": value})
-    return {label: (row["key"], row["value"]) for label, row in choose(tried).items()}
+            tried.append(row | {"label": cell.name, "key": " ".join(point), "value": point})
+    best = {label: row["value"] for label, row in choose(tried).items()}
+    chosen = {}
+    for cell in todo.cells:
+        tuned = tuning_cell(todo.recipe, cell, todo.scale).name
+        if tuned in best or not cell.method.search:
+            chosen[cell.name] = best[tuned] if cell.method.search else {}
+    return chosen
 
 
 def _outcomes(
