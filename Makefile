@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,docs,test,check
 
-.PHONY: setup demo test check format docs browser faults mutants bench-peers clean
+.PHONY: setup demo test coverage check format docs browser faults mutants bench-peers clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,10 @@ demo: $(VENV)/.demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Which lines no test reaches; a page for each file in htmlcov.
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -58,4 +62,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedadmm.data import tabular
-from fedadmm.data.files import EXPANSION, read_npz
+from fedadmm.data.files import EXPANSION, read_npz, read_text
 from fedadmm.data.loaders.cifar import read_batch
 from fedadmm.data.loaders.femnist import read_leaf
 from fedadmm.data.loaders.heart import read_hospital
@@ -181,3 +181,13 @@ def test_a_gz_bomb_stops_at_what_the_header_promises(folder: Path) -> None:
             stream.write(bytes(1_000_000))
     with memory_within(SLACK), pytest.raises(DataError, match="goes on behind the end"):
         read_idx(path)
+
+
+@pytest.mark.parametrize("name", ["f.txt", "f.txt.gz"])
+def test_a_large_file_takes_no_more_memory_than_its_text(tmp_path: Path, name: str) -> None:
+    """Not what a file of that size could unpack to: that would be 11 GB here."""
+    text = "a line of text\n" * 700_000
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode(), 1) if name.endswith(".gz") else text.encode())
+    with memory_within(4 * len(text)):
+        assert read_text(path) == text

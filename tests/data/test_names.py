@@ -1,6 +1,7 @@
 """A data set, its folder and its problem have one name; short forms are taken wherever it is."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -94,3 +95,14 @@ def test_the_commands_that_people_are_told_name_known_data_sets() -> None:
     assert "heart-disease" in told
     for name in told:
         assert source(name).name in SOURCES
+
+
+@pytest.mark.skipif(not os.environ.get("FEDADMM_DATA"), reason="FEDADMM_DATA is not set")
+def test_a_short_form_is_shown_under_the_full_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = json.loads(call("data", "show", "heart", "--json").stdout)
+    assert (shown["problem"], shown["picture"]) == ("heart-disease", "heart-disease-partition.png")
+    assert shown["summary"]["clients"] == 4
+    assert (tmp_path / "heart-disease-partition.png").is_file()

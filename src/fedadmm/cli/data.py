@@ -118,23 +118,24 @@ def show(
 ) -> None:
     """Draw labels × clients and print how different the clients of a problem are."""
     from fedadmm.cli.display import print_json
-    from fedadmm.data.show import describe_problem
+    from fedadmm.data.summary import describe
     from fedadmm.experiments import config, loading
 
     tree: config.Tree = {"problem": {"name": problem}}
     for text in sets or ():
         key, value = loading.assignment(text)
         loading.assign(tree, f"problem.{key}", value)
-    loaded = config.load_problem(config.resolve(tree))
-    drawable = hasattr(loaded.data, "partition")
-    picture = out or Path(f"{problem}-partition.png")
-    found = describe_problem(loaded, picture if drawable or out is not None else None)
+    resolved = config.resolve(tree)
+    loaded, name = config.load_problem(resolved), resolved.problem.name
+    if out is None and loaded.data is not None:
+        out = Path(f"{name}-partition.png")
+    found = describe(loaded, out)
     if as_json:
         summary = found.summary._asdict() if found.summary is not None else None
         drawn = str(found.picture) if found.picture is not None else None
         print_json(
             {
-                "problem": problem,
+                "problem": name,
                 "parameters": found.parameters,
                 "summary": summary,
                 "picture": drawn,

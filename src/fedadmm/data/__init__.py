@@ -11,12 +11,11 @@ from typing import Any
 _EXPORTS = {
     "fedadmm.data.loaders.adapters": "from_hugging_face from_torch",
     "fedadmm.data.loaders.cifar": "cifar10 cifar10_small",
-    "fedadmm.data.dataset": "Dataset Normalise TrainTest",
+    "fedadmm.data.dataset": "Dataset Normalise TrainTest hold_out",
     "fedadmm.data.loaders.digits": "digits",
     "fedadmm.data.federated": "FederatedData",
     "fedadmm.data.loaders.femnist": "femnist",
     "fedadmm.data.loaders.heart": "heart",
-    "fedadmm.data.splitting": "hold_out",
     "fedadmm.data.loaders.idx": "fashion_mnist idx_folder mnist mnist_writers",
     "fedadmm.data.partitions": "Partition",
     "fedadmm.data.regression": "MixedRows",

@@ -28,6 +28,7 @@ from fedadmm.errors import DataError
 EXPANSION = 1100
 """Deflate packs at most 1032 bytes into one; a promise beyond this is a lie or an attack."""
 
+_CHUNK = 1 << 20
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
@@ -72,15 +73,29 @@ def refuse_more(stream: BinaryIO, path: Path) -> None:
         raise DataError(f"{path}: goes on behind the end that its header announces")
 
 
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, plain or .gz, a piece at a time, and no more than can be in it."""
+    with open_plain_or_gz(path) as stream:
+        most = left = path.stat().st_size * EXPANSION
+        while chunk := stream.read(_CHUNK):
+            left -= len(chunk)
+            if left < 0:
+                raise DataError(f"{path}: unpacks to more than {most} bytes")
+            yield chunk
+
+
+def read_bytes(path: Path) -> bytearray:
+    """All bytes of a file, plain or .gz."""
+    data = bytearray()
+    for chunk in read_chunks(path):
+        data += chunk
+    return data
+
+
 def read_text(path: Path) -> str:
     """A UTF-8 text, plain or .gz."""
-    with open_plain_or_gz(path) as stream:
-        most = path.stat().st_size * EXPANSION
-        data = stream.read(most + 1)
-    if len(data) > most:
-        raise DataError(f"{path}: unpacks to more than {most} bytes")
     try:
-        return data.decode("utf-8")
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is no UTF-8 text ({error.reason} at {error.start})") from None
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedadmm.data.download import download
-from fedadmm.data.files import EXPANSION, open_plain_or_gz, replace_atomically
+from fedadmm.data.files import read_chunks, replace_atomically
 from fedadmm.errors import DataError, ParameterError
 
 VARIABLE = "FEDADMM_DATA"
@@ -207,9 +207,10 @@ def _roots() -> list[Path]:
 @lru_cache(maxsize=256)
 def _checksum(path: Path, size: int, modified: int, packed: bool) -> str:
     """The checksum of a file, or of what is packed in it; remembered until the file changes."""
-    digest, left = hashlib.sha256(), size * EXPANSION if packed else size
-    with open_plain_or_gz(path) if packed else path.open("rb") as stream:
-        while left > 0 and (chunk := stream.read(1 << 20)):
-            digest.update(chunk)
-            left -= len(chunk)
+    if not packed:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for chunk in read_chunks(path):
+        digest.update(chunk)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""How different the clients are: the measures people use, and a picture."""
+"""How different the clients are: the measures people use, a table and a picture of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedadmm.data.federated import FederatedData
 from fedadmm.data.files import replace_atomically
+from fedadmm.errors import DataError
+from fedadmm.problem import Problem
 
 
 class Summary(NamedTuple):
@@ -102,3 +105,51 @@ def draw(
     axes.set_ylabel("rows")
     with replace_atomically(path) as stream:
         figure.savefig(stream, format="png", dpi=120)
+
+
+class Description(NamedTuple):
+    """What there is to say about how a problem's rows lie on its clients."""
+
+    parameters: int
+    summary: Summary | None
+    """None when the clients are drawn on demand and hold no stored rows."""
+    rows: tuple[tuple[str, str], ...]
+    """The table: what is measured, and its value."""
+    picture: Path | None
+    """The PNG that was written."""
+
+
+def describe(problem: Problem, picture: str | Path | None = None) -> Description:
+    """Describe the split of a problem; with `picture`, write a PNG there."""
+    data = problem.data
+    basic = (("clients", f"{problem.num_clients:,}"), ("parameters", f"{problem.num_parameters:,}"))
+    if not isinstance(data, FederatedData):
+        if picture is not None:
+            raise DataError(f"{problem.name}: its clients are drawn on demand, nothing to draw")
+        return Description(problem.num_parameters, None, basic, None)
+    counts = None if data.rows.num_classes is None else data.label_counts()
+    sizes = data.partition.sizes
+    summary = summarise(sizes, counts)
+    path = None if picture is None else Path(picture)
+    if path is not None:
+        draw(path, f"{problem.name}: {len(sizes)} clients", sizes, counts)
+    return Description(problem.num_parameters, summary, basic + _table(summary), path)
+
+
+def _table(summary: Summary) -> tuple[tuple[str, str], ...]:
+    """The measures as text."""
+    rows = [
+        ("rows", f"{summary.samples:,}"),
+        ("rows a client", f"{summary.smallest:,} … {summary.median:g} … {summary.largest:,}"),
+        ("size Gini", f"{summary.size_gini:.3f}"),
+    ]
+    if summary.label_entropy is not None:
+        rows += [
+            ("labels a client", f"{summary.labels_per_client:.1f}"),
+            (
+                "label entropy (bits)",
+                f"{summary.label_entropy:.2f} of {summary.global_entropy:.2f}",
+            ),
+            ("TV distance to the global mix", f"{summary.tv_mean:.3f} (max {summary.tv_max:.3f})"),
+        ]
+    return tuple(rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedadmm.data.dataset import TrainTest
+from fedadmm.data.dataset import TrainTest, hold_out
 from fedadmm.data.loaders.cifar import HALVES, NORMALISE, cifar10, cifar10_small
 from fedadmm.data.loaders.digits import digits
 from fedadmm.data.loaders.femnist import femnist
@@ -14,7 +14,6 @@ from fedadmm.data.loaders.heart import COLUMNS, heart, hospital_files, hospital_
 from fedadmm.data.loaders.idx import fashion_mnist, mnist, mnist_writers
 from fedadmm.data.loaders.tabular import tabular
 from fedadmm.data.loaders.text import shakespeare
-from fedadmm.data.splitting import hold_out
 from fedadmm.errors import check_choice, check_count, check_range
 from fedadmm.problem import Problem
 from fedadmm.problems.federation import SplitOptions, federate

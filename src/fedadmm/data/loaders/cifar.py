@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
-from fedadmm.data.files import EXPANSION, open_plain_or_gz, read_npz
+from fedadmm.data.files import read_bytes, read_npz
 from fedadmm.data.sources import source
 from fedadmm.errors import DataError
 
@@ -18,19 +18,12 @@ HALVES = Normalise((0.5,), (0.5,))
 """Gong's program maps pixels to -1 … 1."""
 
 _ROW = 1 + 3 * 32 * 32
-_CHUNK = _ROW * 256
 
 
 def read_batch(path: str | Path) -> NDArray[np.uint8]:
     """The rows (label, pixels) of a batch, plain or .gz."""
     path = Path(path)
-    chunks: list[bytes] = []
-    left = path.stat().st_size * EXPANSION if path.is_file() else 0
-    with open_plain_or_gz(path) as stream:
-        while left > 0 and (chunk := stream.read(_CHUNK)):
-            chunks.append(chunk)
-            left -= len(chunk)
-    values = np.frombuffer(bytearray().join(chunks), np.uint8)
+    values = np.frombuffer(read_bytes(path), np.uint8)
     if len(values) == 0 or len(values) % _ROW:
         raise DataError(
             f"{path}: holds {len(values)} bytes, but a CIFAR-10 batch holds rows of {_ROW}; it is "
