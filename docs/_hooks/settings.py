@@ -9,7 +9,8 @@ from sources import field_docs, one_line
 
 from fedadmm.experiments.config import TABLES, RunConfig, run_model
 from fedadmm.experiments.parts import model_of
-from fedadmm.experiments.registry import SCHEDULES, families
+from fedadmm.experiments.registry import families
+from fedadmm.parts import FAMILIES
 
 INTRODUCTION = """
 A configuration is a TOML file; `fedadmm run FILE --print-config` prints it with every default
@@ -32,7 +33,7 @@ def page() -> str:
             parts += _part(family, name)
     parts.append("## Schedules")
     parts.append("Where a number may change over the rounds, a table stands in its place.")
-    for name in SCHEDULES:
+    for name in FAMILIES["schedule"]:
         parts += _part("schedule", name)
     return "\n\n".join(part for part in parts if part) + "\n"
 
