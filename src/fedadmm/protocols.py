@@ -230,6 +230,11 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     def global_params(self, server: Server) -> Tensor:
         """The global vector: what is broadcast and evaluated."""
 
+    def broadcast_params(self, cast: Cast) -> Tensor | None:
+        """The global vector that a broadcast carries: its field `theta`, or None without one."""
+        fields: tuple[str, ...] = getattr(cast, "_fields", ())
+        return cast.theta if "theta" in fields else None  # type: ignore[attr-defined]
+
     def local_params(self, client: Client) -> Tensor | None:
         """The client's own model, or None when the method keeps none between rounds."""
         return None

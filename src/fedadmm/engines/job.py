@@ -58,19 +58,42 @@ def client_key(job: Job, round_index: int, client: int) -> Key:
 def client_record(job: Job, store: ClientStateStore, client: int) -> ClientRecord:
     """The client's record, or the one it starts with."""
     record = store.get(client)
-    if record is None:
-        record = ClientRecord(job.algorithm.init_client(job.initial), job.initial_buffers)
-    return record
+    return first_record(job) if record is None else record
+
+
+def first_record(job: Job) -> ClientRecord:
+    """What a client holds before its first round."""
+    return ClientRecord(job.algorithm.init_client(job.initial), job.initial_buffers)
+
+
+class ClientRound(NamedTuple):
+    """What one client's round leaves: what it keeps, what it sends, what is known of it."""
+
+    record: ClientRecord | None
+    """None when the result is not finite: the client then stays what it was."""
+    upload: Upload
+    info: ClientInfo
 
 
 def run_client(
     job: Job, store: ClientStateStore, client: int, download: Download, round_index: int
 ) -> tuple[Upload, ClientInfo]:
-    """One client's round: state in, local problem, solve, state out, upload.
+    """One client's round on the record that a store keeps."""
+    done = client_round(job, client, store.get(client), download, round_index)
+    if done.record is not None:
+        store.commit(client, done.record, round_index)
+    return done.upload, done.info
 
-    A result that is not finite is reported and never committed.
+
+def client_round(
+    job: Job, client: int, record: ClientRecord | None, download: Download, round_index: int
+) -> ClientRound:
+    """One client's round: record and download in, record and upload out.
+
+    Who keeps the record is nobody's business here; a client without one starts afresh.
     """
-    record = client_record(job, store, client)
+    if record is None:
+        record = first_record(job)
     objective = job.problem.clients[client]
     problem = job.algorithm.local_problem(download.cast, record.state)
     key = client_key(job, round_index, client)
@@ -78,18 +101,17 @@ def run_client(
     loss = reported_loss(job, objective, download, problem)
     with _seeded(objective, key):
         own = job.algorithm.local_params(record.state)
-        needs, theta = job.algorithm.needs, global_vector(download)
+        needs, theta = job.algorithm.needs, global_vector(job, download)
         context = SolveContext(round_index, needs, theta, own, (client,))
         result, solve = _solve(job, objective, problem, key, context)
     state, message = job.algorithm.client_update(download.cast, record.state, result)
     buffers = _buffers(job, objective)
     finite = trees.all_finite(result)
-    info = describe(client, problem, result, solve, global_vector(download), finite)
+    info = describe(client, problem, result, solve, global_vector(job, download), finite)
     info = info._replace(loss=loss)
-    if finite:
-        local = buffers if job.problem.buffers == "keep-local" else None
-        store.commit(client, ClientRecord(state, local), round_index)
-    return Upload(message, buffers if job.problem.buffers == "average" else None), info
+    keeps = job.problem.buffers == "keep-local"
+    after = ClientRecord(state, buffers if keeps else None) if finite else None
+    return ClientRound(after, Upload(message, None if keeps else buffers), info)
 
 
 def reported_loss(
@@ -98,7 +120,7 @@ def reported_loss(
     """f_i at theta, or at the start of the solve when theta was not sent; NaN if nobody asks."""
     if not job.asks_losses:
         return float("nan")
-    theta = global_vector(download)
+    theta = global_vector(job, download)
     return float(objective.value(problem.start if theta is None else theta))
 
 
@@ -117,10 +139,9 @@ def describe(
     return ClientInfo(client, solve, float(problem.weight), move, drift, finite)
 
 
-def global_vector(download: Download) -> Tensor | None:
+def global_vector(job: Job, download: Download) -> Tensor | None:
     """Theta in the broadcast, or None when it is not sent (FedPD after a silent round)."""
-    theta: Tensor | None = download.cast.theta
-    return theta
+    return job.algorithm.broadcast_params(download.cast)
 
 
 def _solve(

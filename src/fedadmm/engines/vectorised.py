@@ -99,7 +99,9 @@ class VectorisedEngine(Engine):
         losses = self._losses(stack, problem, download) if self._job.asks_losses else None
         result, solves = self._solve(stack, problem, download, round_index)
         state, message = algorithm.client_update(download.cast, stack.state, result)
-        infos = _describe(stack.clients, problem, result, solves, global_vector(download))
+        infos = _describe(
+            stack.clients, problem, result, solves, global_vector(self._job, download)
+        )
         if losses is not None:
             infos = [info._replace(loss=loss) for info, loss in zip(infos, losses, strict=True)]
         position = {client: index for index, client in enumerate(stack.clients)}
@@ -131,7 +133,9 @@ class VectorisedEngine(Engine):
         assert solver is not None
         keys = [client_key(job, round_index, client) for client in stack.clients]
         own = job.algorithm.local_params(stack.state)
-        context = SolveContext(round_index, needs, global_vector(download), own, stack.clients)
+        context = SolveContext(
+            round_index, needs, global_vector(self._job, download), own, stack.clients
+        )
         return solve_stack(stack.objective, problem, job.stop, keys, context, solver)
 
 

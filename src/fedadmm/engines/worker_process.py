@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fedadmm.engines.allocator import keep_freed_memory
-from fedadmm.engines.job import Job, run_client
+from fedadmm.engines.job import Job, client_round
 from fedadmm.engines.shared import SharedMemory
-from fedadmm.protocols import ClientInfo, ClientRecord, Download
+from fedadmm.protocols import ClientInfo, Download
 
 ORPHAN_CHECK_SECONDS = 1.0
 """How long a child waits before it looks whether its parent still lives."""
@@ -60,20 +60,6 @@ class Failed(NamedTuple):
     traceback: str
 
 
-class _OneRecord:
-    """A store of one client."""
-
-    def __init__(self, record: ClientRecord | None) -> None:
-        self._record = record
-        self.committed: ClientRecord | None = None
-
-    def get(self, client: int) -> ClientRecord | None:
-        return self._record
-
-    def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
-        self.committed = record
-
-
 def work(job: Job, memory: Memory, connection: Connection, parent: int) -> None:
     """Serve until the parent says None, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends its children
@@ -112,10 +98,9 @@ def _run(
         record = None
         if command.record is not None:
             record = memory.inputs.read(command.slot, command.record)
-        store: Any = _OneRecord(record)
-        upload, info = run_client(job, store, command.client, download, round_index)
-        results = memory.outputs.write(command.slot, (store.committed, upload))
+        done = client_round(job, command.client, record, download, round_index)
+        results = memory.outputs.write(command.slot, (done.record, done.upload))
     except Exception as error:
         text = traceback.format_exc()
         return Failed(command.client, type(error).__name__, str(error), text)
-    return Finished(command.client, results, info)
+    return Finished(command.client, results, done.info)

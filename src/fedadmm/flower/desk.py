@@ -59,7 +59,7 @@ class Desk:
         self._digests = {which: digest(packed, {}) for which, packed in self._parcels.items()}
         self._template = answer_template(job, download)
         self._most = num_bytes(pack(self._template)) + _ROOM
-        theta = global_vector(download)
+        theta = global_vector(job, download)
         self._scale = 0.0 if theta is None else float(torch.linalg.vector_norm(theta))
 
     def task(self, ledger: ServerLedger, client: int, sequence: int) -> Task:

@@ -10,31 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import NamedTuple
 
 from fedadmm import trees
-from fedadmm.engines.job import Job, run_client
+from fedadmm.engines.job import ClientRound, Job, client_round
 from fedadmm.engines.threads import torch_threads
 from fedadmm.engines.virtual.timeline import Flight
 from fedadmm.engines.workers import Workers
 from fedadmm.protocols import (
-    ClientInfo,
     ClientRecord,
     ClientStateStore,
     Download,
     Engine,
     Partial,
-    Upload,
 )
-
-
-class Reply(NamedTuple):
-    """What a client sends and what it keeps once the server has folded it."""
-
-    upload: Upload
-    info: ClientInfo
-    record: ClientRecord | None
-    """None when the result is not finite."""
 
 
 class _Held:
@@ -78,16 +66,17 @@ class Crew:
 
     def __init__(self, job: Job, store: ClientStateStore, workers: int) -> None:
         self._job = job
-        self._desks = [_Held(store) for _ in range(workers)]
+        self._store = store
+        self._desks = [_Held(store) for _ in range(workers)] if workers > 1 else []
         self._engines: list[Engine] = []
         if workers > 1:
             self._engines = [Workers(workers=1).start(job, desk) for desk in self._desks]
         self._started = False
-        self._done: dict[int, Reply] = {}
+        self._done: dict[int, ClientRound] = {}
 
     def reply(
         self, flight: Flight, following: Iterable[Flight], downloads: Mapping[int, Download]
-    ) -> Reply:
+    ) -> ClientRound:
         """The reply of a flight; `following` are those whose replies are due after it."""
         if not self._engines:
             return self._alone(flight, downloads[flight.step])
@@ -105,11 +94,10 @@ class Crew:
         for engine in self._engines:
             engine.close()
 
-    def _alone(self, flight: Flight, download: Download) -> Reply:
-        desk = self._desks[0]
+    def _alone(self, flight: Flight, download: Download) -> ClientRound:
+        record = self._store.get(flight.client)
         with torch_threads(1):  # as in a worker, whose results these must equal to the last bit
-            upload, info = run_client(self._job, desk, flight.client, download, flight.step)
-        return Reply(upload, info, desk.take(flight.client))
+            return client_round(self._job, flight.client, record, download, flight.step)
 
     def _together(self, flights: Sequence[Flight], downloads: Mapping[int, Download]) -> None:
         """One flight a worker process; a thread each waits for it."""
@@ -128,11 +116,11 @@ class Crew:
         for flight, reply in zip(flights, replies, strict=True):
             self._done[flight.client] = reply
 
-    def _at(self, place: int, flight: Flight, downloads: Mapping[int, Download]) -> Reply:
+    def _at(self, place: int, flight: Flight, downloads: Mapping[int, Download]) -> ClientRound:
         engine, desk = self._engines[place], self._desks[place]
         done = engine.run_clients([flight.client], downloads[flight.step], flight.step)
         replies = [trees.clone(reply) for reply in done]
         assert len(replies) == 1
         assert not isinstance(replies[0], Partial)
         _, upload, info = replies[0]
-        return Reply(upload, info, desk.take(flight.client))
+        return ClientRound(desk.take(flight.client), upload, info)
