@@ -147,8 +147,8 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     """
 
     name: ClassVar[str]
-    """The name in configurations and on the command line."""
-    paper: ClassVar[str]
+    """The name in configurations and on the command line; "module:Class" for one of your own."""
+    paper: ClassVar[str] = ""
     """Authors, title, year."""
     accepts_regularizer: ClassVar[bool] = False
     """Whether the server step applies the prox of g."""
@@ -156,6 +156,11 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     """Whether clients may sit a round out."""
     asynchronous: ClassVar[bool] = False
     """Whether it is defined without rounds: every arriving reply is one server step."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Give a method that is not registered the name by which a configuration reaches it."""
+        super().__init_subclass__(**options)
+        cls.name = f"{cls.__module__}:{cls.__qualname__}"
 
     @property
     def needs(self) -> Needs:

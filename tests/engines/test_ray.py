@@ -19,6 +19,7 @@ from fedadmm.engines.ray_engine import Ray
 from fedadmm.round import RoundReport
 from fedadmm.simulation import make_job
 from fedadmm.state import Checkpoints, DiskStore, MemoryStore
+from support import minimal
 from support.faulty import Broken, Deadly, federation_with
 from support.models import small_federation
 from support.resumable import fingerprints, problem, run, stopping_after, untimed
@@ -190,3 +191,9 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_an_answer_that_does_not_come_is_not_waited_for_for_ever() -> None:
     with pytest.raises(fa.EngineError, match="actor 0 did not answer within 1e-06 seconds"):
         run(2, engine=Ray(actors=1, timeout=1e-6))
+
+
+def test_parts_that_have_only_the_declared_members_run_on_actors() -> None:
+    result = minimal.run(ENGINE)
+    path = [float(x) for x in result.trajectory]
+    assert path == pytest.approx(minimal.expected(4), abs=1e-12)
