@@ -188,3 +188,25 @@ def test_names_that_a_recipe_does_not_hold_are_refused() -> None:
     tree["methods"][0]["search"] = ["algorithm.rho"]
     with pytest.raises(ValidationError, match=r"'algorithm\.rho', which has no values"):
         Recipe.model_validate(tree)
+
+
+@pytest.mark.parametrize("scale", ["quick", "full"])
+def test_wangs_figures_plot_training_accuracy_on_femnist(scale: str) -> None:
+    # "in terms of training accuracy and cross-entropy training loss of FEMNIST dataset" (figure 1),
+    # "on FEMNIST dataset with different number of partial users" (figure 3)
+    metrics = {c.setting.name: c.metric for c in cells(load("wang-fig1"), scale)}
+    assert metrics == {"accuracy": "train_accuracy", "loss": "loss"}
+    assert {c.metric for c in cells(load("wang-fig3"), scale)} == {"train_accuracy"}
+    for identifier in ("wang-fig1", "wang-fig3"):
+        for cell in cells(load(identifier), scale):
+            config = cell.config(0)
+            assert (config.problem.name, config.problem.clients) == ("femnist", 20)
+            assert (config.evaluate.train, config.evaluate.objective) == (True, True)
+
+
+def test_the_panels_of_a_figure_share_their_runs(tmp_path: Path) -> None:
+    result = reproduce(plan("wang-fig1", "smoke"), tmp_path)
+    assert len(result["cells"]) == 4
+    assert len(list((tmp_path / "cells").iterdir())) == 2
+    measured = {row["name"]: row["measures"]["final"]["mean"] for row in result["cells"]}
+    assert 0 <= measured["accuracy/feddr"] <= 1 < measured["loss/feddr"]
