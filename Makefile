@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,docs,test,check
 
-.PHONY: setup demo test check format docs browser faults bench-peers clean
+.PHONY: setup demo test check format docs browser faults mutants bench-peers clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,10 @@ browser:
 # Every fault of docs/deployment.md, injected into real processes: about half an hour.
 faults: $(STAMP)
 	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py -v -rA --durations 0
+
+# Lines made wrong on purpose, each of which a test must notice: some minutes.
+mutants: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py
 
 # Other frameworks for `fedadmm bench`, in an environment of their own: their pins are not ours.
 bench-peers: $(STAMP)

@@ -164,6 +164,51 @@ def test_mean_gradient_is_the_mean_over_the_steps_made():
     torch.testing.assert_close(result.params, w, rtol=0, atol=1e-12)
 
 
+def test_mean_gradient_of_a_solve_that_ends_before_its_budget():
+    """Without a penalty w = start - lr * (the sum of the gradients of the steps made)."""
+    objective, start = logistic(6), local_problem(4, 0.0).start
+    needs = SolveContext(needs=Needs(mean_gradient=True))
+    rule = fa.GradientTolerance(1e-3, max_epochs=200)
+    result, info = fa.GradientDescent(0.3).solve(objective, LocalProblem(start), rule, 0, needs)
+    assert 3 < info.steps < 200
+    mean = (start - result.params) / (0.3 * info.steps)
+    torch.testing.assert_close(result.mean_gradient, mean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [fa.SGD, fa.GradientDescent, fa.AcceleratedGradient])
+def test_a_schedule_of_learning_rates_is_read_at_the_round(kind):
+    objective, problem = logistic(6), local_problem(4, 0.7)
+    schedule = fa.Piecewise({0: 0.05, 3: 0.2})
+    for round_index, rate in ((2, 0.05), (3, 0.2)):
+        context = SolveContext(round_index=round_index)
+        scheduled, _ = kind(schedule).solve(objective, problem, fa.Steps(4), 0, context)
+        constant, _ = kind(rate).solve(objective, problem, fa.Steps(4), 0)
+        assert torch.equal(scheduled.params, constant.params)
+
+
+def test_accelerated_gradient_is_nesterovs_recursion_with_restarts():
+    """x+ = y - lr g(y), y+ = x+ + (t - 1)/t+ (x+ - x), t = 1 again where g(y) points along x+ - x.
+
+    Beck and Teboulle's t with the gradient restart of O'Donoghue and Candes, step by step.
+    """
+    A, b = np.diag([1.0, 0.01]), np.array([1.0, 1.0])
+    objective = fa.Quadratic(torch.from_numpy(A), torch.from_numpy(b))
+    problem = LocalProblem(torch.tensor([5.0, -3.0], dtype=torch.float64))
+    x = y = problem.start.numpy()
+    t, restarts = 1.0, 0
+    for step in range(1, 81):
+        gradient = A @ y - b
+        following = y - 0.9 * gradient
+        if gradient @ (following - x) > 0:
+            t, restarts = 1.0, restarts + 1
+        later = (1 + np.sqrt(1 + 4 * t * t)) / 2
+        x, y, t = following, following + (t - 1) / later * (following - x), later
+        if step % 20 == 0:
+            found, _ = fa.AcceleratedGradient(0.9).solve(objective, problem, fa.Steps(step), 0)
+            np.testing.assert_allclose(found.params, x, atol=1e-12)
+    assert restarts > 0
+
+
 def test_a_solve_changes_neither_its_problem_nor_its_start():
     given = federation(7)
     for solver, _ in SOLVERS.values():

@@ -150,6 +150,20 @@ def test_the_test_is_made_between_epochs_not_within():
     assert info.epochs == info.steps / 5
 
 
+@pytest.mark.parametrize("name", ["gradient", "insa"])
+def test_a_cap_counts_epochs_of_all_batches(name):
+    """5 batches an epoch and a cap of 4 epochs are 20 steps."""
+    draws = torch.Generator().manual_seed(1)
+    objective = fa.LeastSquares(
+        torch.randn(20, 2, generator=draws, dtype=torch.float64),
+        torch.randn(20, generator=draws, dtype=torch.float64),
+    )
+    problem = LocalProblem(torch.full((2,), 5.0, dtype=torch.float64))
+    _, info = fa.SGD(0.1, 4).solve(objective, problem, RULES[name], 0)
+    assert (info.steps, info.epochs) == (20, 4.0)
+    assert info.status == "accuracy not reached within the cap of 4 epochs"
+
+
 @pytest.mark.parametrize(
     ("rule", "steps", "status"),
     [
