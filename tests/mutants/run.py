@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import tomllib
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -69,7 +70,29 @@ def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
     source = str(tree / "src")
     sys.path.insert(0, source)
     os.environ["PYTHONPATH"] = source
-    sys.exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])))
+    try:
+        code = int(pytest.main(["-x", "-q", *tests]))
+    except BaseException:  # its exit code would look like that of a test that failed
+        traceback.print_exc()
+        code = int(pytest.ExitCode.INTERNAL_ERROR)
+    sys.exit(code)
+
+
+_NO_SHRINKING = """
+from hypothesis import Phase
+
+settings.register_profile("mutants", settings(), phases=[Phase.explicit, Phase.generate])
+settings.load_profile("mutants")
+"""
+"""For the copy's conftest: a test that fails need not look for the smallest example."""
+
+
+def _copy(tree: Path) -> None:
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    with (tree / "tests" / "conftest.py").open("a", encoding="utf-8") as conftest:
+        conftest.write(_NO_SHRINKING)
 
 
 def _check_copy(tree: Path, mutants: Sequence[Mutant], log: Path) -> None:
@@ -102,18 +125,14 @@ def main(word: str = "") -> int:
     for mutant in mutants:
         if (found := mutant.occurrences(ROOT)) != 1:
             sys.exit(f"{mutant.does}: its text occurs {found} times in {mutant.file}, not once")
-    import hypothesis  # noqa: F401  every child inherits what is imported here
-    import scipy.optimize  # noqa: F401
+    import scipy.optimize  # noqa: F401  every child inherits what is imported here
     import torch
 
     torch.set_num_threads(1)
     survivors = []
     with tempfile.TemporaryDirectory() as directory:
         tree, log = Path(directory) / "tree", Path(directory) / "log"
-        for name in ("src", "tests"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, tree / name, ignore=ignored)
-        shutil.copy(ROOT / "pyproject.toml", tree)
+        _copy(tree)
         _check_copy(tree, mutants, log)
         for mutant in mutants:
             began = time.perf_counter()
