@@ -216,7 +216,7 @@ def test_dropout_is_deterministic_under_a_seed_and_leaves_the_global_generator_a
     assert not torch.equal(first.params, without.params)
 
 
-def test_dropout_masks_differ_between_clients_and_rounds():
+def test_dropout_masks_differ_between_clients():
     """Two clients with the same rows would make the same step with the same mask."""
     flat = FlatModule(perceptron(0, nn.Dropout(0.5)))
     initial = flat.vector.clone()

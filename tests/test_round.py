@@ -325,6 +325,36 @@ def test_weights_count_up_to_a_common_factor():
     torch.testing.assert_close(one.params, two.params, rtol=0, atol=1e-14)
 
 
+class Recording(Faulty):
+    """Remembers the rows of every gradient."""
+
+    num_samples = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, ...]] = []
+
+    def gradient(self, params, rows=None):
+        self.rows.append(tuple(rows.tolist()))
+        return super().gradient(params)
+
+
+def test_batches_differ_between_clients_and_rounds():
+    """A client that draws the same batches in every round never averages their noise out."""
+    clients = [Recording(), Recording()]
+    fa.simulate(
+        fa.FedAvg(),
+        fa.Problem(clients),
+        3,
+        solver=fa.SGD(0.1, batch_size=6),
+        initial=torch.ones(3),
+        evaluate=False,
+    )
+    epochs = [c.rows[2 * t] + c.rows[2 * t + 1] for c in clients for t in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 6
+    assert len(set(epochs)) == 6
+
+
 def test_a_schedule_of_learning_rates_also_serves_an_initial_round():
     given = federation(16)
     solver = fa.GradientDescent(fa.Piecewise({0: 0.1, 2: 0.05}))
