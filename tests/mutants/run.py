@@ -140,9 +140,9 @@ def main(word: str = "") -> int:
             if code not in (SURVIVED, KILLED):
                 sys.exit(f"{mutant.does}: the tests did not run:\n{log.read_text()[-3000:]}")
             survivors += [mutant] if code == SURVIVED else []
-            word = "SURVIVED" if code == SURVIVED else "killed"
+            verdict = "SURVIVED" if code == SURVIVED else "killed"
             seconds = time.perf_counter() - began
-            print(f"{word:8} {seconds:5.1f} s  {mutant.file}: {mutant.does}", flush=True)
+            print(f"{verdict:8} {seconds:5.1f} s  {mutant.file}: {mutant.does}", flush=True)
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants killed")
     return 1 if survivors else 0
 

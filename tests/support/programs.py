@@ -49,18 +49,6 @@ class Logistic(NamedTuple):
         x, y = self.features[i], self.targets[i]
         return x.T @ (1 / (1 + np.exp(-x @ w)) - y) / len(y) + self.ridge * w
 
-    def optimum(self, shares: Array) -> Array:
-        """The minimiser of sum_i shares_i f_i, by Newton's method."""
-        w = np.zeros_like(self.start)
-        for _ in range(30):
-            hessian = self.ridge * np.eye(len(w))
-            for a, x in zip(shares, self.features, strict=True):
-                p = 1 / (1 + np.exp(-x @ w))
-                hessian += a * (x.T * (p * (1 - p))) @ x / len(p)
-            slope = sum(a * self.gradient(i, w) for i, a in enumerate(shares))
-            w = w - np.linalg.solve(hessian, slope)
-        return w
-
 
 def logistic(seed: int, clients: int = 4, dimension: int = 3) -> Logistic:
     draws = np.random.default_rng(seed)
