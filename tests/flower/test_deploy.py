@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 from fedadmm.cli import app
 from fedadmm.errors import ConfigError
 from fedadmm.experiments.config import resolve
-from fedadmm.flower import processes
-from fedadmm.flower.bundle import OWN_APP
 from fedadmm.flower.configured import Deployment, federation
-from fedadmm.flower.ground import Ground
-from fedadmm.flower.keys import make_certificates, make_node_key
+from fedadmm.flower.local import processes
+from fedadmm.flower.local.bundle import OWN_APP
+from fedadmm.flower.local.keys import make_certificates, make_node_key
+from fedadmm.flower.local.network import LocalNetwork
 
 
 def test_private_files_are_private(tmp_path):
@@ -88,7 +88,6 @@ def test_a_configuration_becomes_a_federation():
     ("changes", "words"),
     [
         ({"tolerance": 0.1}, "tolerance is 0.1"),
-        ({"precision": "bfloat16"}, "precision is 'bfloat16'"),
         ({"evaluate": {"target": "local"}}, "evaluate.target"),
         ({"trackers": ["tensorboard"]}, "trackers must be empty"),
     ],
@@ -166,7 +165,7 @@ def test_a_folder_without_deployment_is_named(tmp_path):
 def test_taking_down_is_not_stopped_half_way(tmp_path, monkeypatch):
     """Whoever asks twice must not leave processes behind."""
     slow = "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(1), exit()))\nprint(1)\n"
-    ground = Ground(tmp_path, [], tls=False)
+    ground = LocalNetwork(tmp_path, [], tls=False)
     groups = [
         ground._launch(name, [sys.executable, "-u", "-c", slow + "time.sleep(60)"])
         for name in ("first", "second")

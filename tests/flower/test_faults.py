@@ -9,10 +9,10 @@ import torch
 
 import fedadmm as fa
 from fedadmm.errors import StateError
-from fedadmm.flower.checkpoint import ServerVault
-from fedadmm.flower.engine import GridEngine
-from fedadmm.flower.server import serve
-from fedadmm.flower.vault import Vault
+from fedadmm.flower.server.app import serve
+from fedadmm.flower.server.exchange import Exchange
+from fedadmm.flower.server.state import ServerState
+from fedadmm.flower.site.state import SiteState
 from fedadmm.state.locks import locked
 
 from .harness import (
@@ -99,17 +99,17 @@ def test_a_reply_that_comes_twice_counts_once(settings, tmp_path):
 
 @pytest.mark.parametrize("after", [False, True], ids=["before-commit", "after-commit"])
 def test_a_client_that_dies(settings, after, tmp_path, monkeypatch):
-    commit, deaths = Vault.commit, []
+    commit, deaths = SiteState.commit, []
 
-    def dying(self, reply, kept):
+    def dying(self, reply, body, record):
         if reply.client == 2 and reply.sequence == 3 and not deaths:
             deaths.append(reply)
             if after:
-                commit(self, reply, kept)
+                commit(self, reply, body, record)
             raise Crash
-        commit(self, reply, kept)
+        commit(self, reply, body, record)
 
-    monkeypatch.setattr(Vault, "commit", dying)
+    monkeypatch.setattr(SiteState, "commit", dying)
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
     assert len(deaths) == 1
     assert history.trace == [[0, 1, 2, 3]] * ROUNDS
@@ -150,22 +150,25 @@ def test_a_server_that_dies_and_resumes(settings, moment, tmp_path, monkeypatch)
             dies("after push", number)
             return identities
 
-    count, save = GridEngine._count_empty, ServerVault.save
+    forget, save, rounds = Exchange.forget, ServerState.save, []
 
     def before_fold(self):
-        versions = [entry.version for entry in self.ledger.entries.values()]
-        dies("before fold", max(versions, default=0) + 1)
-        count(self)
+        """A round's replies are all in when nothing more is waited for."""
+        if rounds:
+            dies("before fold", rounds[-1])
+        forget(self)
 
     def checkpoint(self, saved, brought):
         if brought:
             dies("before checkpoint", saved.state.round)
-        save(self, saved, brought)
+        unkept = save(self, saved, brought)
+        rounds.append(saved.state.round + 1)
         if brought:
             dies("after checkpoint", saved.state.round)
+        return unkept
 
-    monkeypatch.setattr(GridEngine, "_count_empty", before_fold)
-    monkeypatch.setattr(ServerVault, "save", checkpoint)
+    monkeypatch.setattr(Exchange, "forget", before_fold)
+    monkeypatch.setattr(ServerState, "save", checkpoint)
     history = run_through(settings, Grid(settings, tmp_path), tmp_path)
     assert deaths == [moment]
     assert history.crashes == 1
@@ -214,22 +217,23 @@ class Storm:
         self.chance = random.Random(seed)
         self.count = 0
         self.calm = False
-        commit, save = Vault.commit, ServerVault.save
+        commit, save = SiteState.commit, ServerState.save
 
-        def dying_commit(vault, reply, kept):
+        def dying_commit(site, reply, body, record):
             self.maybe_die(0.05)
-            commit(vault, reply, kept)
+            commit(site, reply, body, record)
             self.maybe_die(0.05)
 
-        def dying_save(vault, saved, brought):
+        def dying_save(disk, saved, brought):
             if brought:
                 self.maybe_die(0.05)
-            save(vault, saved, brought)
+            unkept = save(disk, saved, brought)
             if brought:
                 self.maybe_die(0.05)
+            return unkept
 
-        monkeypatch.setattr(Vault, "commit", dying_commit)
-        monkeypatch.setattr(ServerVault, "save", dying_save)
+        monkeypatch.setattr(SiteState, "commit", dying_commit)
+        monkeypatch.setattr(ServerState, "save", dying_save)
 
     def maybe_die(self, probability):
         if self.chance.random() < probability and not self.calm:
@@ -263,7 +267,7 @@ def test_many_faults_at_once(seed, tmp_path, monkeypatch):
 
 
 def test_a_second_server_on_one_checkpoint_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedadmm.flower.server._PREDECESSOR", 0.1)
+    monkeypatch.setattr("fedadmm.flower.server.app._PREDECESSOR", 0.1)
     settings = federation(fa.FedADMM(rho=1.0), rounds=2)
     grid = FakeGrid(settings, tmp_path)
     folder = tmp_path / "server"

@@ -78,7 +78,7 @@ def _local(
 ) -> None:
     from fedadmm.cli.display import live, print_json
     from fedadmm.experiments.pool import Event
-    from fedadmm.flower.local import run_locally
+    from fedadmm.flower.local.run import run_locally
 
     with live() as watch:
         watch(Event("began", 0, {"label": resolved.algorithm.name, "rounds": resolved.rounds}))
@@ -117,8 +117,8 @@ def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
 
     if resolved.problem.name != HOSPITALS:
         return None
-    from fedadmm.flower.rundir import MODEL
-    from fedadmm.flower.yardstick import compare
+    from fedadmm.flower.local.yardstick import compare
+    from fedadmm.flower.server.rundir import MODEL
 
     names, rows = compare(resolved, folder / MODEL)
     return {
@@ -153,7 +153,7 @@ def init(
 ) -> None:
     """Write a project for several machines: app, keys, certificates and the exact commands."""
     from fedadmm.cli.display import print_json
-    from fedadmm.flower.project import write_project
+    from fedadmm.flower.local.project import write_project
 
     made = write_project(folder, clients, host, rounds=rounds, features=features)
     if as_json:
@@ -175,7 +175,7 @@ def init(
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Say which processes of a local deployment run, and how far the training is."""
     from fedadmm.cli.display import print_json
-    from fedadmm.flower.watching import look
+    from fedadmm.flower.local.watching import look
 
     found = look(folder)
     if as_json:
@@ -190,7 +190,7 @@ def status(folder: _Folder, as_json: options.AsJson = False) -> None:
 def stop(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Take down whatever a local deployment left running; its run can be resumed."""
     from fedadmm.cli.display import print_json
-    from fedadmm.flower.watching import take_down
+    from fedadmm.flower.local.watching import take_down
 
     ended = take_down(folder)
     if as_json:

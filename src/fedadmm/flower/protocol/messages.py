@@ -1,4 +1,4 @@
-"""What travels beside a task and beside a reply, and what a client keeps on its disk."""
+"""What travels beside a task and beside a reply, and how it must look."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Answer(NamedTuple):
     info: ClientInfo
 
 
-class Kept(NamedTuple):
-    """On a client's disk: a state, and the answer whose folding makes it count."""
+class Question(NamedTuple):
+    """Down: a model, to be measured at the sites."""
 
-    record: ClientRecord
-    answer: Answer
+    params: Tensor
+    buffers: Tensor | None
 
 
 def parcel(job: Job, download: Download, round_index: int, newcomer: bool) -> Parcel:
@@ -75,8 +75,3 @@ def record_template(job: Job) -> ClientRecord:
     """How a client's record looks."""
     state: Any = job.algorithm.init_client(job.initial)
     return ClientRecord(state, job.initial_buffers)
-
-
-def kept_template(job: Job, download: Download) -> Kept:
-    """How a client's file looks."""
-    return Kept(record_template(job), answer_template(job, download))

@@ -15,7 +15,7 @@ from fedadmm.state.digest import params_sha256
 from fedadmm.state.files import Contents, write_tensors
 
 if TYPE_CHECKING:
-    from fedadmm.flower.server import Outcome
+    from fedadmm.flower.server.service import Outcome
 
 MODEL, EVENTS = "model.safetensors", "events.jsonl"
 

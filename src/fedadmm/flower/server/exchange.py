@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedadmm.flower.protocol.refusal import printable
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -36,6 +39,7 @@ class Exchange:
         self._grid = grid
         self._poll = poll
         self._waiting: dict[str, int] = {}
+        self._inbox: deque[Arrival] = deque()
 
     def now(self) -> float:
         """Seconds on a clock that only goes forward."""
@@ -44,7 +48,7 @@ class Exchange:
     def seats(self) -> dict[int, Seat]:
         """The nodes that are online."""
         found = [
-            Seat(int(node.node_id), str(node.name), str(node.last_activated_at))
+            Seat(int(node.node_id), printable(str(node.name)), str(node.last_activated_at))
             for node in self._grid.get_nodes()
         ]
         return {seat.node: seat for seat in found}
@@ -67,15 +71,23 @@ class Exchange:
                 self._waiting[identity] = key
 
     def arrivals(self, until: float) -> Iterator[Arrival]:
-        """What comes back, until nothing is awaited any more or the time is over."""
-        while self._waiting:
+        """What comes back, until nothing is awaited any more or the time is over.
+
+        Whoever stops early finds the rest at the next call.
+        """
+        while True:
+            while self._inbox:
+                yield self._inbox.popleft()
+            if not self._waiting:
+                return
             for message in self._grid.pull_messages(list(self._waiting)):
                 key = self._waiting.pop(message.metadata.reply_to_message_id, None)
                 if key is not None:
-                    yield _arrival(key, message)
-            if not self._waiting or self.now() >= until:
-                return
-            self.pause()
+                    self._inbox.append(_arrival(key, message))
+            if not self._inbox:
+                if self.now() >= until:
+                    return
+                self.pause()
 
     def pause(self) -> None:
         """Let some time pass before the next look."""
@@ -84,10 +96,11 @@ class Exchange:
     def forget(self) -> None:
         """Wait no longer for what is still out."""
         self._waiting.clear()
+        self._inbox.clear()
 
 
 def _arrival(key: int, message: Message) -> Arrival:
     if message.has_error():
         reason: Any = getattr(message.error, "reason", None)
-        return Arrival(key, None, str(reason or "an error without a reason")[:500])
+        return Arrival(key, None, printable(str(reason or "an error without a reason")))
     return Arrival(key, message.content, "")

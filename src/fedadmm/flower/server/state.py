@@ -5,7 +5,8 @@
                                        to version 12, already weighted
 
 Contributions are written first and named by version, so that whatever instant a crash picks, the
-files that server.safetensors asks for are there.
+files that server.safetensors asks for are there.  One that is missing or damaged is never taken
+for nothing: its client can no longer be taken out, and that is said.
 """
 
 from __future__ import annotations
@@ -13,26 +14,22 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from fedadmm import trees
 from fedadmm.errors import StateError
-from fedadmm.flower.codec import Packed, pack, unpack
-from fedadmm.flower.protocol import Entry, ServerLedger
+from fedadmm.flower import sealed
+from fedadmm.flower.protocol.admission import Sizes
+from fedadmm.flower.protocol.codec import pack, unpack
+from fedadmm.flower.protocol.ledger import Entry, ServerLedger
+from fedadmm.flower.sealed import DamageError
 from fedadmm.round import RunState
-from fedadmm.state.files import (
-    Contents,
-    make_directory,
-    read_tensors,
-    remove,
-    remove_leftovers,
-    write_tensors,
-)
+from fedadmm.state.files import read_tensors, remove, remove_leftovers
 
 SERVER = "server.safetensors"
+_VALUES = "values"
 
 
 class Saved(NamedTuple):
@@ -46,6 +43,10 @@ class Saved(NamedTuple):
     """Whether the initial round with everybody is done."""
     boots: int = 0
     """How often a server started on this run; asynchronous tasks are numbered from it."""
+    empty: int = 0
+    """Rounds that brought nothing; the run is longer by as many."""
+    norms: Mapping[int, Sizes] = {}
+    """The longest vectors that each client has brought."""
 
 
 def new_run() -> ServerLedger:
@@ -53,13 +54,13 @@ def new_run() -> ServerLedger:
     return ServerLedger(uuid.uuid4().hex)
 
 
-class ServerVault:
+class ServerState:
     """The checkpoint folder of one run."""
 
     def __init__(
         self, folder: Path, keep_contributions: bool, fingerprint: Mapping[str, str]
     ) -> None:
-        make_directory(folder)
+        sealed.make_private_directory(folder)
         remove_leftovers(folder)
         self._folder = folder
         self._keep = keep_contributions
@@ -70,21 +71,26 @@ class ServerVault:
         path = self._folder / SERVER
         if not path.exists():
             return None
-        contents = read_tensors(path)
-        metadata = dict(contents.metadata)
-        claimed = metadata.pop("sha256", "")
-        if Contents(contents.tensors, metadata).sha256() != claimed:
-            raise StateError(f"{path} is damaged: its digest is not the recorded one")
-        values = json.loads(metadata["values"])
+        try:
+            packed = sealed.read(path)
+        except DamageError:
+            if _is_of_earlier_version(path):
+                raise StateError(
+                    f"{path} was written by an earlier version of fedadmm; finish the run with "
+                    "that version, or begin a new one in another folder"
+                ) from None
+            raise
+        values = json.loads(str(packed.plain.pop(_VALUES)))
         self._compare(values["fingerprint"])
-        state = unpack(template, Packed(contents.tensors, values["plain"]))
-        entries = {int(client): Entry(*entry) for client, entry in values["entries"].items()}
+        state = unpack(template, packed)
         return Saved(
             state._replace(notes=values["notes"]),
-            ServerLedger(values["run"], entries),
+            ServerLedger(values["run"], {int(c): Entry(*e) for c, e in values["entries"].items()}),
             {int(node): client for node, client in values["roster"].items()},
             values["opened"],
             values["boots"],
+            values["empty"],
+            {int(client): sizes for client, sizes in values["norms"].items()},
         )
 
     def _compare(self, before: Mapping[str, str]) -> None:
@@ -94,13 +100,14 @@ class ServerVault:
             shown = ", ".join(f"{k} ({before.get(k)} -> {now.get(k)})" for k in sorted(changed))
             raise StateError(f"{self._folder}: holds another run, which differs in {shown}")
 
-    def save(self, saved: Saved, brought: Mapping[int, Any]) -> None:
-        """Write a checkpoint; `brought` are the weighted uploads that it folded, by client."""
-        if self._keep:
-            self._add(saved.ledger, brought)
+    def save(self, saved: Saved, brought: Mapping[int, Any]) -> dict[int, str]:
+        """Write a checkpoint; `brought` are the weighted uploads that it folded, by client.
+
+        Returns whose contribution could not be kept, and why.
+        """
+        unkept = self._add(saved.ledger, brought) if self._keep else {}
         packed = pack(saved.state._replace(notes=None))
         values = {
-            "plain": packed.plain,
             "notes": saved.state.notes,
             "fingerprint": self._fingerprint,
             "run": saved.ledger.run,
@@ -108,28 +115,43 @@ class ServerVault:
             "roster": {str(node): client for node, client in saved.roster.items()},
             "opened": saved.opened,
             "boots": saved.boots,
+            "empty": saved.empty,
+            "norms": {str(client): dict(sizes) for client, sizes in saved.norms.items()},
         }
-        _seal_and_write(self._folder / SERVER, packed.tensors, {"values": json.dumps(values)})
+        packed.plain[_VALUES] = json.dumps(values)
+        sealed.write(self._folder / SERVER, packed)
         if self._keep:
             self._sweep(saved.ledger)
+        return unkept
 
     def contribution(self, client: int, entry: Entry, template: Any) -> Any | None:
-        """a_i times the sum of all uploads of a client; None when the server does not keep it."""
-        path = self._path(client, entry)
-        if not self._keep or not path.exists():
-            return None
-        contents = read_tensors(path)
-        return unpack(template, Packed(contents.tensors, {}))
+        """a_i times the sum of all uploads of a client; None before its first one.
 
-    def _add(self, ledger: ServerLedger, brought: Mapping[int, Any]) -> None:
+        A DamageError when the file is not there, or not what was written.
+        """
+        if entry.version == 0:
+            return None
+        path = self._path(client, entry)
+        if not path.exists():
+            raise DamageError(f"{path} is not there")
+        return unpack(template, sealed.read(path))
+
+    def _add(self, ledger: ServerLedger, brought: Mapping[int, Any]) -> dict[int, str]:
+        unkept = {}
         for client, message in brought.items():
             entry = ledger.entry(client)
-            before = self.contribution(client, entry._replace(version=entry.version - 1), message)
+            before = entry._replace(version=entry.version - 1)
             # Sums in double precision: what is taken out one day must be what was put in.
             total = trees.map_tensors(lambda leaf: leaf.double(), message)
-            if before is not None:
-                total = trees.add_scaled_(trees.clone(total), before, 1.0)
-            _seal_and_write(self._path(client, entry), pack(total).tensors, {})
+            try:
+                past = self.contribution(client, before, message)
+            except DamageError as error:
+                unkept[client] = str(error)
+                continue
+            if past is not None:
+                total = trees.add_scaled_(trees.clone(total), past, 1.0)
+            sealed.write(self._path(client, entry), pack(total))
+        return unkept
 
     def _sweep(self, ledger: ServerLedger) -> None:
         needed = {self._path(client, entry) for client, entry in ledger.entries.items()}
@@ -142,7 +164,8 @@ class ServerVault:
         return self._folder / name
 
 
-def _seal_and_write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    contents = Contents(copies, metadata)
-    write_tensors(path, Contents(copies, {**metadata, "sha256": contents.sha256()}), durable=True)
+def _is_of_earlier_version(path: Path) -> bool:
+    """Whether a file has the form that checkpoints had before their digest covered all of it."""
+    with suppress(StateError):
+        return _VALUES in read_tensors(path).metadata
+    return False

@@ -226,7 +226,7 @@ def issue(ledger: ServerLedger, client: int, sequence: int, cast_digest: str) ->
 
 
 def objection(ledger: ServerLedger, task: Task, reply: Reply) -> str | None:
-    """Why a reply must not be folded, or None; its content is judged at the door."""
+    """Why a reply must not be folded, or None; its content is judged by admission."""
     expected = reply_to(task, Kind.UPDATE)
     for name in ("run", "client", "task", "sequence", "incarnation", "version"):
         got, wanted = getattr(reply, name), getattr(expected, name)

@@ -16,10 +16,10 @@ from fedadmm.experiments import directory as files
 from fedadmm.experiments import loading
 from fedadmm.experiments.config import RunConfig, load_problem
 from fedadmm.experiments.summary import Summary, partition_of, summarise
-from fedadmm.flower.bundle import write_configured
 from fedadmm.flower.configured import HOSPITALS, Deployment, check, check_clients
-from fedadmm.flower.ground import Ground
-from fedadmm.flower.processes import Group
+from fedadmm.flower.local.bundle import write_configured
+from fedadmm.flower.local.network import LocalNetwork
+from fedadmm.flower.local.processes import Group
 from fedadmm.round import Ending, Record
 
 FOLDER = "deployment"
@@ -59,7 +59,7 @@ def run_locally(
     environment = hidden if config.problem.name == HOSPITALS else {}
     with (
         _orderly_end(),
-        Ground(out / FOLDER, nodes, tls=tls, environment=environment) as ground,
+        LocalNetwork(out / FOLDER, nodes, tls=tls, environment=environment) as ground,
     ):
         ground.start()
         run = ground.run(app, {"run-dir": str(out)})

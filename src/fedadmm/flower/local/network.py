@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from fedadmm.errors import EngineError
-from fedadmm.flower import processes
-from fedadmm.flower.keys import Certificates, make_certificates, make_node_key
-from fedadmm.flower.processes import Group
+from fedadmm.flower.local import processes
+from fedadmm.flower.local.keys import Certificates, make_certificates, make_node_key
+from fedadmm.flower.local.processes import Group
 
 CONNECTION = "fedadmm"
 HOST = "127.0.0.1"
@@ -27,7 +27,7 @@ def node_name(client: int) -> str:
     return f"client-{client}"
 
 
-class Ground:
+class LocalNetwork:
     """Starts and stops Flower's processes under one folder; use it in a `with` statement.
 
     `nodes` is the node configuration of each client besides `partition-id`.  With `tls` every
@@ -59,7 +59,7 @@ class Ground:
             self.certificates = make_certificates(folder / "keys", [HOST, "localhost"])
         self._write_connection()
 
-    def __enter__(self) -> Ground:
+    def __enter__(self) -> LocalNetwork:
         return self
 
     def __exit__(

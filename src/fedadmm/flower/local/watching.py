@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.experiments import directory as files
-from fedadmm.flower.local import FOLDER
-from fedadmm.flower.processes import end_group, recorded
+from fedadmm.flower.local.processes import end_group, recorded
+from fedadmm.flower.local.run import FOLDER
 
 
 def look(folder: Path) -> dict[str, Any]:

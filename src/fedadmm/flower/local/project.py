@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedadmm.errors import ConfigError, check_count
-from fedadmm.flower.bundle import write_own
-from fedadmm.flower.keys import make_certificates, make_node_key
+from fedadmm.flower.local.bundle import write_own
+from fedadmm.flower.local.keys import make_certificates, make_node_key
 
 PORT = 9443
 CONNECTION = "federation"

@@ -1,0 +1,320 @@
+"""An engine whose clients are on a network: the loop of `fedadmm.round` runs it like any other.
+
+With rounds, a call sends the round's tasks and yields all replies.  Without, a call gives everybody
+who has none a task with the model as it is now, and yields the next reply, whoever's it is: the
+loop then makes one step per reply, and a reply from an older model is an increment all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedadmm import trees
+from fedadmm.engines.job import Job
+from fedadmm.errors import EngineError
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol.admission import Sizes
+from fedadmm.flower.protocol.ledger import ServerLedger, Task, fold, mark_lost
+from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.server.exchange import Exchange, Seat
+from fedadmm.flower.server.journal import Journal
+from fedadmm.flower.server.roster import Roster
+from fedadmm.flower.server.tasks import Accepted, Broadcast
+from fedadmm.protocols import ClientInfo, Download, Upload
+
+ATTEMPTS = 2
+"""How often a task is sent to a client that answers with an error."""
+LOOK = 5.0
+"""Seconds between two looks for nodes that restarted, came or went."""
+_BOOT = 32
+"""Without rounds, tasks are numbered from (number of server starts) << 32: they always grow."""
+
+Reply = tuple[int, Upload, ClientInfo]
+
+
+class Flight(NamedTuple):
+    """A task that is out."""
+
+    cast: Broadcast
+    task: Task
+    round_index: int
+    step: int
+    """The server's step when the task was made out."""
+    seat: Seat
+    at: float
+    times: int = 1
+    failed: bool = False
+    """Whether it was answered by an error and may be sent again at once."""
+    over: bool = False
+    """Whether it was answered by something that cannot be folded."""
+
+
+class GridEngine:
+    """Sends tasks, collects and judges the replies, yields them.
+
+    `ledger` and `norms` are what was folded *and checkpointed*; `settle` moves them after a round.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        job: Job,
+        exchange: Exchange,
+        roster: Roster,
+        ledger: ServerLedger,
+        norms: Mapping[int, Sizes],
+        boots: int,
+        journal: Journal,
+        *,
+        can_repair: bool,
+    ) -> None:
+        self._federation = federation
+        self._job = job
+        self._exchange = exchange
+        self._roster = roster
+        self._journal = journal
+        self._flights: dict[int, Flight] = {}
+        self._answers: dict[int, Accepted] = {}
+        self._number = boots << _BOOT
+        self._fruitless = 0
+        self._behind: dict[int, RefusedError] = {}
+        self._can_repair = can_repair
+        self._beyond_repair: set[int] = set()
+        self.ledger = ledger
+        self.norms = norms
+        self.empty = False
+        """Whether somebody was asked in the last round, and nobody brought an update."""
+        self.staleness: int | None = None
+        """Without rounds: how many steps old the model was that the last reply was made from."""
+
+    def run_clients(
+        self, ids: Sequence[int], download: Download, round_index: int
+    ) -> Iterator[Reply]:
+        """The uploads of those who answered; of the first one, when there are no rounds."""
+        cast = Broadcast(self._job, download, self._federation.admission)
+        if self._federation.mode == "rounds" or round_index < 0:
+            yield from self._round(ids, cast, round_index)
+        else:
+            yield from self._step(cast, round_index)
+
+    def settle(self) -> dict[int, Any]:
+        """The round was folded: move the ledger, and return the weighted messages by client."""
+        brought, norms = {}, dict(self.norms)
+        for client, (reply, admitted) in self._answers.items():
+            self.ledger = fold(self.ledger, reply)
+            share = self._job.problem.weight(client)
+            brought[client] = trees.scaled(admitted.answer.upload.message, share)
+            before = norms.get(client, {})
+            norms[client] = {k: max(v, before.get(k, 0.0)) for k, v in admitted.sizes.items()}
+        self.norms, self._answers = norms, {}
+        return brought
+
+    def to_repair(self) -> list[int]:
+        """Who is lost and can be taken out; without a ledger, whoever is lost stays so."""
+        if not self._can_repair:
+            return []
+        lost = (client for client, entry in self.ledger.entries.items() if entry.lost)
+        return [client for client in lost if client not in self._beyond_repair]
+
+    def give_up(self, client: int) -> bool:
+        """This client can no longer be taken out; False when that is no news."""
+        news = client not in self._beyond_repair
+        self._beyond_repair.add(client)
+        return news
+
+    def drop(self, client: int) -> None:
+        """Whatever this client was asked no longer counts: it starts again."""
+        self._flights.pop(client, None)
+        self._behind.pop(client, None)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._exchange.forget()
+
+    def _round(self, ids: Sequence[int], cast: Broadcast, index: int) -> Iterator[Reply]:
+        algorithm = self._job.algorithm
+        with_all = not algorithm.accepts_partial or index < 0
+        self._answers, why = self._collect(ids, cast, index, with_all)
+        missing = [client for client in ids if client not in self._answers]
+        if with_all and missing:
+            raise EngineError(
+                f"{type(algorithm).__name__} needs all clients, but {len(missing)} did not bring "
+                f"an update in round {index + 1} (first: {missing[0]}, "
+                f"{why.get(missing[0], 'no answer')}); {self._advice()}"
+            )
+        self._count_empty(ids, why)
+        if self.empty and self._fruitless >= self._federation.patience.empty:
+            yield self._diverged(cast, why)
+        for client in ids:
+            if client in self._answers:
+                answer = self._answers[client].admitted.answer
+                yield client, answer.upload, answer.info
+
+    def _count_empty(self, ids: Sequence[int], why: Mapping[int, RefusedError]) -> None:
+        """A round that nobody answered is skipped; several in a row end the run."""
+        self.empty = bool(ids) and not self._answers
+        self._fruitless = self._fruitless + 1 if self.empty else 0
+        words = {refused.word for refused in why.values()}
+        most = self._federation.patience.empty
+        if self.empty and words == {Word.ROLLBACK} and not self._federation.accept_rollback:
+            raise EngineError(self._advice())
+        if self._fruitless >= most and Word.FINITE not in words:
+            raise EngineError(
+                f"no client brought an update in {most} rounds in a row; {self._advice()}"
+            )
+
+    def _diverged(self, cast: Broadcast, why: Mapping[int, RefusedError]) -> Any:
+        """What the loop takes for a client whose result is not finite, which ends the run."""
+        client = next(client for client, refused in why.items() if refused.word is Word.FINITE)
+        return client, None, cast.failed(client)
+
+    def _advice(self) -> str:
+        """What the operator can do; a server that went back in time is named."""
+        if not self._behind:
+            return "the state is kept, run again to resume"
+        client, refused = next(iter(self._behind.items()))
+        return (
+            f"{len(self._behind)} clients are ahead of this server (client {client}: "
+            f"{refused.detail}), as after its folder was restored from a backup; bring back the "
+            "newer checkpoint, or run with accept-rollback=true (and ledger='disk'), which takes "
+            "these clients out exactly and starts them again"
+        )
+
+    def _collect(
+        self, ids: Sequence[int], cast: Broadcast, index: int, with_all: bool
+    ) -> tuple[dict[int, Accepted], dict[int, RefusedError]]:
+        """Send and collect until everybody is done or the time is over."""
+        exchange = self._exchange
+        deadline = exchange.now() + self._federation.patience.round
+        left, why = dict.fromkeys(ids), dict[int, RefusedError]()
+        answers: dict[int, Accepted] = {}
+        self._flights = {}
+        while left and exchange.now() < deadline:
+            self._roster.refresh()
+            if not with_all:
+                for client in self._absent(left):
+                    del left[client]
+                    why[client] = RefusedError(Word.MISSING, "its node is not online")
+            self._dispatch(left, cast, index, index, deadline - exchange.now())
+            for client, outcome in self._verdicts(min(deadline, exchange.now() + LOOK)):
+                if client not in left:
+                    self._journal.count(Word.DUPLICATE)
+                elif isinstance(outcome, Accepted):
+                    answers[client] = outcome
+                    del left[client]
+                else:
+                    why[client] = outcome
+                    if not self._flights[client].failed:
+                        del left[client]
+            if left:
+                exchange.pause()
+        exchange.forget()
+        for client in left:
+            text = why[client].detail if client in why else "no answer in time"
+            why[client] = RefusedError(Word.MISSING, text)
+        for client, outlier in self._outliers(answers).items():
+            del answers[client]
+            why[client] = outlier
+        for client, refused in why.items():
+            if client not in answers:
+                self._note(index, client, refused)
+        return answers, why
+
+    def _step(self, cast: Broadcast, step: int) -> Iterator[Reply]:
+        """The next reply that can be folded; nothing when somebody has to be repaired first."""
+        exchange, patience = self._exchange, self._federation.patience
+        deadline = exchange.now() + patience.round
+        self._answers, self.empty, self.staleness = {}, False, None
+        while True:
+            self._roster.refresh()
+            self._dispatch(self._roster.online(), cast, None, step, patience.round)
+            for client, outcome in self._verdicts(exchange.now() + LOOK):
+                if isinstance(outcome, Accepted):
+                    self.staleness = step - self._flights.pop(client).step
+                    self._answers = {client: outcome}
+                    answer = outcome.admitted.answer
+                    yield client, answer.upload, answer.info
+                    return
+                self._note(step, client, outcome)
+                if client in self.to_repair():
+                    return
+            if exchange.now() > deadline:
+                raise EngineError(
+                    f"no client brought an update for {patience.round:g} s; {self._advice()}"
+                )
+            exchange.pause()
+
+    def _absent(self, left: Iterable[int]) -> list[int]:
+        """Who is not there and was not asked takes no part; who was asked may come back."""
+        online = self._roster.online()
+        return [c for c in left if c not in online and c not in self._flights]
+
+    def _dispatch(
+        self, clients: Iterable[int], cast: Broadcast, number: int | None, step: int, ttl: float
+    ) -> None:
+        """A task for everybody who has none; the same one again where it may have got lost."""
+        online, now = self._roster.online(), self._exchange.now()
+        contents = {}
+        for client in clients:
+            seat, flight = online.get(client), self._flights.get(client)
+            if seat is None:
+                continue
+            late = flight is not None and now - flight.at > self._federation.patience.resend
+            if flight is None or (flight.over and late):
+                flight = self._make_out(client, cast, number, step, seat)
+            elif not flight.over and (flight.failed or late or flight.seat != seat):
+                times = flight.times + 1
+                flight = flight._replace(seat=seat, at=now, times=times, failed=False)
+            else:
+                continue
+            self._flights[client] = flight
+            contents[client] = (seat.node, flight.cast.content(flight.task, flight.round_index))
+        self._exchange.send("train", str(step + 1), contents, max(ttl, 1.0))
+
+    def _make_out(
+        self, client: int, cast: Broadcast, number: int | None, step: int, seat: Seat
+    ) -> Flight:
+        """A round's number counts for all; without rounds a client's own updates are counted."""
+        index = step if number is not None else self.ledger.entry(client).version
+        if number is None:
+            self._number += 1
+            number = self._number
+        task = cast.task(self.ledger, client, number, index)
+        return Flight(cast, task, index, step, seat, self._exchange.now())
+
+    def _verdicts(self, until: float) -> Iterator[tuple[int, Accepted | RefusedError]]:
+        """What came back, judged; what answers nothing that is out is only counted."""
+        for arrival in self._exchange.arrivals(until):
+            client, flight = arrival.key, self._flights.get(arrival.key)
+            if flight is None:
+                self._journal.count(Word.DUPLICATE)
+                continue
+            outcome: Accepted | RefusedError
+            try:
+                outcome = self._judge(client, flight, arrival)
+            except RefusedError as refused:
+                again = refused.word is Word.ERROR and flight.times < ATTEMPTS
+                stays = refused.word is Word.PROTOCOL  # an answer to an earlier task
+                self._flights[client] = flight._replace(failed=again, over=not (again or stays))
+                outcome = refused
+            yield client, outcome
+
+    def _judge(self, client: int, flight: Flight, arrival: Any) -> Accepted:
+        accepted = flight.cast.judge(self.ledger, flight.task, arrival)
+        if self._federation.mode != "rounds":
+            for outlier in self._outliers({client: accepted}).values():
+                raise outlier
+        return accepted
+
+    def _outliers(self, answers: Mapping[int, Accepted]) -> dict[int, RefusedError]:
+        arrived = {client: accepted.admitted.sizes for client, accepted in answers.items()}
+        return self._federation.admission.outliers(arrived, self.norms)
+
+    def _note(self, step: int, client: int, refused: RefusedError) -> None:
+        self._journal.note(step, client, refused)
+        accepted = refused.word is Word.ROLLBACK and self._federation.accept_rollback
+        if refused.word is Word.ROLLBACK:
+            self._behind[client] = refused
+        if refused.word is Word.LOST or accepted:
+            self.ledger = mark_lost(self.ledger, client)
