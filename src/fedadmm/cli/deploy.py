@@ -56,7 +56,15 @@ def local(
         ledger="disk" if ledger else "none",
     )
     again = ["fedadmm", "deploy", "local", str(folder), "--clients", str(clients)]
-    again += [*(["--tls"] if tls else []), "--out", str(folder), "--resume"]
+    chosen = {
+        "--tls": tls,
+        "--asynchronous": asynchronous,
+        "--no-ledger": not ledger,
+        "--no-report": not report,
+        "--json": as_json,
+    }
+    again += [option for option, given in chosen.items() if given]
+    again += ["--out", str(folder), "--resume"]
     with resumable(again):
         _local(resolved, folder, deployment, tls, resume, report, as_json)
 
@@ -145,6 +153,9 @@ def init(
     host: Annotated[
         str, typer.Option("--host", help="The server's name or address, as the sites see it.")
     ] = "localhost",
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65534, help="The port that the sites reach.")
+    ] = 9443,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 50,
     features: Annotated[
         int, typer.Option("--features", min=1, help="Columns of the sites' tables, no label.")
@@ -155,7 +166,7 @@ def init(
     from fedadmm.cli.display import print_json
     from fedadmm.flower.local.project import write_project
 
-    made = write_project(folder, clients, host, rounds=rounds, features=features)
+    made = write_project(folder, clients, host, port=port, rounds=rounds, features=features)
     if as_json:
         print_json(
             {
@@ -169,6 +180,24 @@ def init(
         return
     typer.echo(f"edit    {made.app}  (your model and your data)")
     typer.echo(f"follow  {made.commands}  (server first, then each site)")
+
+
+@app.command(epilog="Example: fedadmm deploy gateway --listen 0.0.0.0:9443 --keys keys")
+def gateway(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where the sites come in.")
+    ] = "0.0.0.0:9443",
+    superlink: Annotated[
+        str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink on loopback.")
+    ] = "127.0.0.1:9444",
+    keys: Annotated[
+        Path, typer.Option("--keys", metavar="DIR", help="Holds ca.crt, server.crt, server.key.")
+    ] = Path("keys"),
+) -> None:
+    """Let the sites' nodes reach a SuperLink, and nobody reach anything else of it."""
+    from fedadmm.flower.local.gateway import run_gateway
+
+    run_gateway(listen, superlink, keys)
 
 
 @app.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")

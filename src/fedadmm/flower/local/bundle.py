@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from fedadmm.experiments import loading
@@ -27,6 +28,7 @@ clientapp = "{package}.app:client"
 
 [tool.flwr.app.config]
 run-dir = {run_dir}
+accept-rollback = false
 """
 
 _CONFIGURED = '''\
@@ -92,8 +94,6 @@ def write_own(folder: Path, clients: int, rounds: int, features: int, run: str) 
 
 
 def _package(folder: Path, run: Path | str) -> Path:
-    import json
-
     package = folder / PACKAGE
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text('"""A federation."""\n')

@@ -25,6 +25,11 @@ class Certificates(NamedTuple):
     key: Path
     """Private; stays on the server."""
 
+    @classmethod
+    def in_folder(cls, folder: Path) -> Certificates:
+        """The files under their usual names."""
+        return cls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+
 
 def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its owner can read, and could never be read by others."""
@@ -70,7 +75,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) -> 
         )
         .sign(authority_key, hashes.SHA384())
     )
-    files = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    files = Certificates.in_folder(folder)
     files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     files.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
     write_private(files.key, _pem(server_key))

@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any
 
 from fedadmm.errors import EngineError
-from fedadmm.flower.local import processes
+from fedadmm.flower.local import commands, processes
+from fedadmm.flower.local.commands import LOOPBACK
 from fedadmm.flower.local.keys import Certificates, make_certificates, make_node_key
 from fedadmm.flower.local.processes import Group
 
 CONNECTION = "fedadmm"
-HOST = "127.0.0.1"
 _START = 60.0
 """Seconds that a process has to start listening, and a command to come back."""
 
@@ -31,7 +31,8 @@ class LocalNetwork:
     """Starts and stops Flower's processes under one folder; use it in a `with` statement.
 
     `nodes` is the node configuration of each client besides `partition-id`.  With `tls` every
-    connection is encrypted and every node has a registered key.
+    connection is encrypted, every node has a registered key, and nodes come in by the gateway, as
+    they do over several machines.
     """
 
     def __init__(
@@ -49,15 +50,21 @@ class LocalNetwork:
         self._logs = folder / "logs"
         for made in (folder, self._home, self._logs):
             made.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("superlink.db*"):  # a new ground knows no old nodes
+        folder.chmod(0o700)
+        for old in folder.glob("superlink.db*"):  # a new network knows no old nodes
             old.unlink()
-        self.port, *self._node_ports = processes.free_ports(1 + len(self._nodes))
+        ports = processes.free_ports(2 + len(self._nodes))
+        self._link_port, gateway, *self._node_ports = ports
+        self.port = gateway if tls else self._link_port
         self._environment = processes.environment(self._home, environment)
         self._groups: dict[str, Group] = {}
         self.certificates: Certificates | None = None
+        authority = None
         if tls:
-            self.certificates = make_certificates(folder / "keys", [HOST, "localhost"])
-        self._write_connection()
+            self.certificates = make_certificates(folder / "keys", [LOOPBACK, "localhost"])
+            authority = str(self.certificates.authority)
+        config = commands.connection(CONNECTION, self._link_port, authority)
+        (self._home / "config.toml").write_text(config)
 
     def __enter__(self) -> LocalNetwork:
         return self
@@ -79,19 +86,16 @@ class LocalNetwork:
             self.start_node(client)
 
     def start_link(self) -> None:
-        """Start the SuperLink, on its old port and database after a stop."""
-        command = ["flower-superlink", "--host", HOST, "--port", str(self.port)]
-        command += ["--database", str(self.folder / "superlink.db")]
-        command += ["--disable-runtime-dependency-installation"]
-        if self.certificates is None:
-            command.append("--insecure")
-        else:
-            command += ["--ssl-certfile", str(self.certificates.certificate)]
-            command += ["--ssl-keyfile", str(self.certificates.key)]
-            command += ["--ssl-ca-certfile", str(self.certificates.authority)]
-            command.append("--enable-supernode-auth")
+        """Start the SuperLink, on its old port and database after a stop; then the gateway."""
+        database = str(self.folder / "superlink.db")
+        command = commands.superlink(self._link_port, database, self.certificates)
         group = self._launch("superlink", command)
-        processes.wait_for_port(self.port, group, _START)
+        processes.wait_for_port(self._link_port, group, _START)
+        if self.tls:
+            keys = str(self.folder / "keys")
+            listen = f"{LOOPBACK}:{self.port}"
+            group = self._launch("gateway", commands.gateway(listen, self._link_port, keys))
+            processes.wait_for_port(self.port, group, _START)
 
     def key(self, client: int) -> Path:
         """A node's private key; made on first use."""
@@ -103,26 +107,21 @@ class LocalNetwork:
     def register(self, client: int) -> None:
         """Make a node's public key known to the SuperLink."""
         public = self.key(client).with_name(node_name(client) + ".pub")
-        self.flwr("supernode", "register", str(public), CONNECTION, "--name", node_name(client))
+        self.flwr(*commands.register(str(public), CONNECTION, node_name(client))[1:])
 
     def start_node(self, client: int, key: Path | None = None, **changes: Any) -> Group:
         """Start a SuperNode; without TLS it comes without a key."""
         config = {**self._nodes[client], "partition-id": client, **changes}
-        command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}", "--host", HOST]
-        command += ["--port", str(self._node_ports[client])]
-        command += ["--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())]
-        if self.certificates is None:
-            command.append("--insecure")
-        else:
-            command += ["--root-certificates", str(self.certificates.authority)]
-            command += ["--auth-supernode-private-key", str(key or self.key(client))]
+        security = None
+        if self.certificates is not None:
+            security = str(self.certificates.authority), str(key or self.key(client))
+        command = commands.supernode(f"{LOOPBACK}:{self.port}", config, security)
+        command += ["--host", LOOPBACK, "--port", str(self._node_ports[client])]
         return self._launch(node_name(client), command)
 
     def run(self, app: Path, config: Mapping[str, Any]) -> Group:
         """Start a run of a Flower app; the process ends when the run does."""
-        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", text]
-        return self._launch("run", command)
+        return self._launch("run", commands.run(str(app.resolve()), CONNECTION, config))
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs that the SuperLink knows."""
@@ -135,6 +134,7 @@ class LocalNetwork:
         done = subprocess.run(
             ["flwr", *arguments],
             env=self._environment,
+            cwd=self._home,
             capture_output=True,
             text=True,
             timeout=_START,
@@ -172,19 +172,9 @@ class LocalNetwork:
     def _launch(self, name: str, command: Sequence[str]) -> Group:
         if name in self._groups:
             self._groups[name].stop()
-        group = Group(name, command, self._logs / f"{name}.log", self._environment)
+        # In a folder of its own: `flwr` takes a folder that is called like a connection for an app.
+        log = self._logs / f"{name}.log"
+        group = Group(name, command, log, self._environment, self._home)
         self._groups[name] = group
         processes.record(self.folder, list(self._groups.values()))
         return group
-
-    def _write_connection(self) -> None:
-        lines = [
-            f"[superlink]\ndefault = {json.dumps(CONNECTION)}\n",
-            f"[superlink.{CONNECTION}]",
-            f"address = {json.dumps(f'{HOST}:{self.port}')}",
-        ]
-        if self.certificates is None:
-            lines.append("insecure = true")
-        else:
-            lines.append(f"root-certificates = {json.dumps(str(self.certificates.authority))}")
-        (self._home / "config.toml").write_text("\n".join(lines) + "\n")

@@ -67,7 +67,12 @@ class Group:
     """One process and all its descendants."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        folder: Path,
     ) -> None:
         self.name = name
         self.log = log
@@ -78,6 +83,8 @@ class Group:
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
+                cwd=folder,
+                umask=0o077,  # databases and states are nobody else's business
                 start_new_session=True,
             )
         self._started = _start_time(self._process.pid) or ""
@@ -217,7 +224,10 @@ def recorded(folder: Path) -> list[tuple[Recorded, bool]]:
     path = folder / PROCESSES
     if not path.is_file():
         raise EngineError(f"{folder}: holds no {PROCESSES}, so it is no deployment on this machine")
-    found = [Recorded(**entry) for entry in json.loads(path.read_text())]
+    try:
+        found = [Recorded(**entry) for entry in json.loads(path.read_text("utf-8"))]
+    except (ValueError, TypeError, RecursionError):
+        raise EngineError(f"{path}: is damaged, so nobody knows what runs") from None
     return [(one, _same(one) and _alive(one.group)) for one in found]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
 import threading
@@ -59,12 +61,12 @@ def run_locally(
     environment = hidden if config.problem.name == HOSPITALS else {}
     with (
         _orderly_end(),
-        LocalNetwork(out / FOLDER, nodes, tls=tls, environment=environment) as ground,
+        LocalNetwork(out / FOLDER, nodes, tls=tls, environment=environment) as network,
     ):
-        ground.start()
-        run = ground.run(app, {"run-dir": str(out)})
-        follower = _Follower(out, watch)
-        ground.wait(run, _most_seconds(config, deployment), follower.look)
+        network.start()
+        run = network.run(app, {"run-dir": str(out)})
+        follower = Follower(out, watch)
+        network.wait(run, _most_seconds(config, deployment), follower.look)
         follower.look()
         return _summary(config, out, label, run)
 
@@ -116,19 +118,34 @@ def _most_seconds(config: RunConfig, deployment: Deployment) -> float:
     return _LEAST + config.rounds * deployment.round_timeout
 
 
-class _Follower:
-    """Hands new lines of metrics.jsonl to whoever shows them."""
+class Follower:
+    """Hands new lines of metrics.jsonl to whoever shows them; each line is read once."""
 
     def __init__(self, out: Path, watch: Watch) -> None:
-        self._out = out
+        self._path = out / files.METRICS
         self._watch = watch
+        self._file = 0
+        self._read = 0
         self._shown = 0
 
     def look(self) -> None:
-        records = files.read_metrics(self._out)
-        for record in records[self._shown :]:
-            self._watch(record)
-        self._shown = max(self._shown, len(records))
+        """Read what was appended; a resumed run starts the file again."""
+        try:
+            with self._path.open("rb") as stream:
+                found = os.fstat(stream.fileno())
+                if found.st_ino != self._file or found.st_size < self._read:
+                    self._file, self._read = found.st_ino, 0
+                stream.seek(self._read)
+                lines = stream.read()
+        except FileNotFoundError:
+            return
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            record = json.loads(line)
+            if record["round"] > self._shown:
+                self._shown = record["round"]
+                self._watch(record)
 
 
 def _summary(config: RunConfig, out: Path, label: str | None, run: Group) -> Summary:
