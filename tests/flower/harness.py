@@ -18,8 +18,8 @@ import fedadmm as fa
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol.messages import record_template
 from fedadmm.flower.server.app import serve
-from fedadmm.flower.server.service import Outcome, fingerprint
-from fedadmm.flower.server.state import Saved, ServerState
+from fedadmm.flower.server.service import Outcome
+from fedadmm.flower.server.state import Saved, ServerState, fingerprint
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
 from fedadmm.protocols import Objective

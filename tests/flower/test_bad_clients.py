@@ -121,6 +121,7 @@ BAD = {
     "an infinite weight": (saying(info__weight=float("inf")), "range"),
     "a negative weight": (saying(info__weight=-1.0), "range"),
     "absurd steps": (saying(info__solve__steps=10**40), "range"),
+    "steps beyond all floats": (saying(info__solve__steps=10**400), "range"),
     "negative steps": (saying(info__solve__steps=-1), "range"),
     "infinite epochs": (saying(info__solve__epochs=float("inf")), "range"),
     "a long text": (saying(info__solve__status="x" * 501), "size"),

@@ -94,6 +94,26 @@ def test_one_site_that_claims_to_be_ahead_costs_only_itself(tmp_path):
     assert history.outcome.counts == {"rollback": 4}
 
 
+def test_not_even_when_it_is_asked_alone(tmp_path):
+    from fedadmm.flower.protocol import wire
+
+    order = [[0, 1], [2], [3], [2], [0, 3], [1, 2]]
+    settings = federation(
+        fa.FedADMM(rho=1.0), rounds=4, sampler=fa.TraceSampling(order, repeat=True)
+    )
+    grid = FakeGrid(settings, tmp_path)
+
+    def ahead(content, client):
+        reply, _ = wire.read_reply(content, 10**6)
+        lie = reply._replace(kind="stale", reason="I know more")
+        return wire.write(lie, b"") if client == 2 else content
+
+    grid.spoil = ahead
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1], [], [3], [], [0, 3], [1]]
+    assert history.outcome.ending.code == "completed"
+
+
 def test_an_empty_round_does_not_complete_a_run(tmp_path):
     """Nobody answers in the last two rounds of four: two more are made."""
     settings = federation(fa.FedADMM(rho=1.0), rounds=4)

@@ -131,7 +131,8 @@ def _check_info(plain: Mapping[str, Plain], ceiling: float) -> None:
             continue
         largest = _LARGEST.get(name, ceiling)
         if not 0 <= value <= largest:
-            raise RefusedError(Word.RANGE, f"{name} is {value:g}, but must be in 0 … {largest:g}")
+            shown = str(value)[:40]
+            raise RefusedError(Word.RANGE, f"{name} is {shown}, but must be in 0 … {largest:g}")
 
 
 def _sealed_head(reply: Reply) -> dict[str, Plain]:

@@ -8,46 +8,25 @@ loop then makes one step per reply, and a reply from an older model is an increm
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedadmm import trees
 from fedadmm.engines.job import Job
 from fedadmm.errors import EngineError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import Sizes
-from fedadmm.flower.protocol.ledger import ServerLedger, Task, fold, mark_lost
+from fedadmm.flower.protocol.ledger import ServerLedger, fold, mark_lost
 from fedadmm.flower.protocol.refusal import RefusedError, Word
-from fedadmm.flower.server.exchange import Exchange, Seat
+from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
-from fedadmm.flower.server.tasks import Accepted, Broadcast
+from fedadmm.flower.server.tasks import Accepted, Broadcast, Tasks
 from fedadmm.protocols import ClientInfo, Download, Upload
 
-ATTEMPTS = 2
-"""How often a task is sent to a client that answers with an error."""
 LOOK = 5.0
 """Seconds between two looks for nodes that restarted, came or went."""
-_BOOT = 32
-"""Without rounds, tasks are numbered from (number of server starts) << 32: they always grow."""
 
 Reply = tuple[int, Upload, ClientInfo]
-
-
-class Flight(NamedTuple):
-    """A task that is out."""
-
-    cast: Broadcast
-    task: Task
-    round_index: int
-    step: int
-    """The server's step when the task was made out."""
-    seat: Seat
-    at: float
-    times: int = 1
-    failed: bool = False
-    """Whether it was answered by an error and may be sent again at once."""
-    over: bool = False
-    """Whether it was answered by something that cannot be folded."""
 
 
 class GridEngine:
@@ -74,9 +53,8 @@ class GridEngine:
         self._exchange = exchange
         self._roster = roster
         self._journal = journal
-        self._flights: dict[int, Flight] = {}
+        self._tasks = Tasks(exchange, roster, journal, federation.patience.resend, boots)
         self._answers: dict[int, Accepted] = {}
-        self._number = boots << _BOOT
         self._fruitless = 0
         self._behind: dict[int, RefusedError] = {}
         self._can_repair = can_repair
@@ -125,7 +103,7 @@ class GridEngine:
 
     def drop(self, client: int) -> None:
         """Whatever this client was asked no longer counts: it starts again."""
-        self._flights.pop(client, None)
+        self._tasks.out.pop(client, None)
         self._behind.pop(client, None)
 
     def close(self) -> None:
@@ -157,7 +135,10 @@ class GridEngine:
         self._fruitless = self._fruitless + 1 if self.empty else 0
         words = {refused.word for refused in why.values()}
         most = self._federation.patience.empty
-        if self.empty and words == {Word.ROLLBACK} and not self._federation.accept_rollback:
+        # Several must say it: a single site that claims to be ahead stops nobody.
+        several = len(self._behind) >= min(2, self._federation.clients)
+        way_out = self._federation.accept_rollback and self._can_repair
+        if self.empty and words == {Word.ROLLBACK} and several and not way_out:
             raise EngineError(self._advice())
         if self._fruitless >= most and Word.FINITE not in words:
             raise EngineError(
@@ -189,15 +170,16 @@ class GridEngine:
         deadline = exchange.now() + self._federation.patience.round
         left, why = dict.fromkeys(ids), dict[int, RefusedError]()
         answers: dict[int, Accepted] = {}
-        self._flights = {}
+        self._tasks.clear()
         while left and exchange.now() < deadline:
             self._roster.refresh()
             if not with_all:
                 for client in self._absent(left):
                     del left[client]
                     why[client] = RefusedError(Word.MISSING, "its node is not online")
-            self._dispatch(left, cast, index, index, deadline - exchange.now())
-            for client, outcome in self._verdicts(min(deadline, exchange.now() + LOOK)):
+            self._tasks.send(left, cast, self.ledger, index, deadline - exchange.now(), rounds=True)
+            until = min(deadline, exchange.now() + LOOK)
+            for client, outcome in self._tasks.verdicts(self.ledger, until):
                 if client not in left:
                     self._journal.count(Word.DUPLICATE)
                 elif isinstance(outcome, Accepted):
@@ -205,7 +187,7 @@ class GridEngine:
                     del left[client]
                 else:
                     why[client] = outcome
-                    if not self._flights[client].failed:
+                    if not self._tasks.out[client].failed:
                         del left[client]
             if left:
                 exchange.pause()
@@ -228,14 +210,19 @@ class GridEngine:
         self._answers, self.empty, self.staleness = {}, False, None
         while True:
             self._roster.refresh()
-            self._dispatch(self._roster.online(), cast, None, step, patience.round)
-            for client, outcome in self._verdicts(exchange.now() + LOOK):
+            online = self._roster.online()
+            self._tasks.send(online, cast, self.ledger, step, patience.round, rounds=False)
+            for client, outcome in self._tasks.verdicts(self.ledger, exchange.now() + LOOK):
                 if isinstance(outcome, Accepted):
-                    self.staleness = step - self._flights.pop(client).step
-                    self._answers = {client: outcome}
-                    answer = outcome.admitted.answer
-                    yield client, answer.upload, answer.info
-                    return
+                    outlier = self._outliers({client: outcome}).get(client)
+                    if outlier is None:
+                        self.staleness = step - self._tasks.out.pop(client).step
+                        self._answers = {client: outcome}
+                        answer = outcome.admitted.answer
+                        yield client, answer.upload, answer.info
+                        return
+                    self._tasks.refuse(client, outlier)
+                    outcome = outlier
                 self._note(step, client, outcome)
                 if client in self.to_repair():
                     return
@@ -248,64 +235,7 @@ class GridEngine:
     def _absent(self, left: Iterable[int]) -> list[int]:
         """Who is not there and was not asked takes no part; who was asked may come back."""
         online = self._roster.online()
-        return [c for c in left if c not in online and c not in self._flights]
-
-    def _dispatch(
-        self, clients: Iterable[int], cast: Broadcast, number: int | None, step: int, ttl: float
-    ) -> None:
-        """A task for everybody who has none; the same one again where it may have got lost."""
-        online, now = self._roster.online(), self._exchange.now()
-        contents = {}
-        for client in clients:
-            seat, flight = online.get(client), self._flights.get(client)
-            if seat is None:
-                continue
-            late = flight is not None and now - flight.at > self._federation.patience.resend
-            if flight is None or (flight.over and late):
-                flight = self._make_out(client, cast, number, step, seat)
-            elif not flight.over and (flight.failed or late or flight.seat != seat):
-                times = flight.times + 1
-                flight = flight._replace(seat=seat, at=now, times=times, failed=False)
-            else:
-                continue
-            self._flights[client] = flight
-            contents[client] = (seat.node, flight.cast.content(flight.task, flight.round_index))
-        self._exchange.send("train", str(step + 1), contents, max(ttl, 1.0))
-
-    def _make_out(
-        self, client: int, cast: Broadcast, number: int | None, step: int, seat: Seat
-    ) -> Flight:
-        """A round's number counts for all; without rounds a client's own updates are counted."""
-        index = step if number is not None else self.ledger.entry(client).version
-        if number is None:
-            self._number += 1
-            number = self._number
-        task = cast.task(self.ledger, client, number, index)
-        return Flight(cast, task, index, step, seat, self._exchange.now())
-
-    def _verdicts(self, until: float) -> Iterator[tuple[int, Accepted | RefusedError]]:
-        """What came back, judged; what answers nothing that is out is only counted."""
-        for arrival in self._exchange.arrivals(until):
-            client, flight = arrival.key, self._flights.get(arrival.key)
-            if flight is None:
-                self._journal.count(Word.DUPLICATE)
-                continue
-            outcome: Accepted | RefusedError
-            try:
-                outcome = self._judge(client, flight, arrival)
-            except RefusedError as refused:
-                again = refused.word is Word.ERROR and flight.times < ATTEMPTS
-                stays = refused.word is Word.PROTOCOL  # an answer to an earlier task
-                self._flights[client] = flight._replace(failed=again, over=not (again or stays))
-                outcome = refused
-            yield client, outcome
-
-    def _judge(self, client: int, flight: Flight, arrival: Any) -> Accepted:
-        accepted = flight.cast.judge(self.ledger, flight.task, arrival)
-        if self._federation.mode != "rounds":
-            for outlier in self._outliers({client: accepted}).values():
-                raise outlier
-        return accepted
+        return [c for c in left if c not in online and c not in self._tasks.out]
 
     def _outliers(self, answers: Mapping[int, Accepted]) -> dict[int, RefusedError]:
         arrived = {client: accepted.admitted.sizes for client, accepted in answers.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
-from fedadmm.flower.server.state import Saved, ServerState, new_run
+from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
 from fedadmm.round import (
     EXPLOSION,
     Ending,
@@ -38,7 +37,6 @@ from fedadmm.round import (
     run_round,
 )
 from fedadmm.state import MemoryStore
-from fedadmm.state.digest import params_sha256
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -289,23 +287,3 @@ def _remembers(job: Job) -> bool:
     server, message = job.algorithm.init_server(job.initial), _message_template(job)
     zero = trees.map_tensors(torch.zeros_like, message)
     return job.algorithm.without(server, zero, job.problem.regularizer) is not None
-
-
-def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
-    """What must not change between a run and its resumption."""
-    weights = [job.problem.weight(client) for client in range(federation.clients)]
-    parts = {
-        "algorithm": federation.algorithm,
-        "clients": federation.clients,
-        "solver": federation.solver,
-        "stop": job.stop,
-        "sampler": federation.sampler,
-        "seed": federation.seed,
-        "regularizer": federation.regularizer,
-        "mode": federation.mode,
-        "ledger": federation.ledger,
-        "vector": f"{job.initial.numel()} x {job.initial.dtype}",
-        "initial": params_sha256(job.initial)[:16],
-        "weights": params_sha256(torch.tensor(weights, dtype=torch.float64))[:16],
-    }
-    return {key: json.dumps(repr(value))[1:-1] for key, value in parts.items()}

@@ -18,14 +18,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from fedadmm import trees
+from fedadmm.engines.job import Job
 from fedadmm.errors import StateError
 from fedadmm.flower import sealed
+from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import Sizes
 from fedadmm.flower.protocol.codec import pack, unpack
 from fedadmm.flower.protocol.ledger import Entry, ServerLedger
 from fedadmm.flower.sealed import DamageError
 from fedadmm.round import RunState
+from fedadmm.state.digest import params_sha256
 from fedadmm.state.files import read_tensors, remove, remove_leftovers
 
 SERVER = "server.safetensors"
@@ -52,6 +57,26 @@ class Saved(NamedTuple):
 def new_run() -> ServerLedger:
     """The ledger of a run that begins, with a name that no other run has."""
     return ServerLedger(uuid.uuid4().hex)
+
+
+def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
+    """What must not change between a run and its resumption."""
+    weights = [job.problem.weight(client) for client in range(federation.clients)]
+    parts = {
+        "algorithm": federation.algorithm,
+        "clients": federation.clients,
+        "solver": federation.solver,
+        "stop": job.stop,
+        "sampler": federation.sampler,
+        "seed": federation.seed,
+        "regularizer": federation.regularizer,
+        "mode": federation.mode,
+        "ledger": federation.ledger,
+        "vector": f"{job.initial.numel()} x {job.initial.dtype}",
+        "initial": params_sha256(job.initial)[:16],
+        "weights": params_sha256(torch.tensor(weights, dtype=torch.float64))[:16],
+    }
+    return {key: json.dumps(repr(value))[1:-1] for key, value in parts.items()}
 
 
 class ServerState:
