@@ -18,6 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fedadmm as fa
 from fedadmm.cli import app
 from fedadmm.errors import ConfigError
 from fedadmm.experiments import directory, loading
@@ -28,6 +29,7 @@ from fedadmm.flower.local.bundle import OWN_APP
 from fedadmm.flower.local.keys import make_certificates, make_node_key
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.run import Follower
+from fedadmm.flower.server.rundir import RunDirectory
 
 
 def test_private_files_are_private(tmp_path):
@@ -168,6 +170,34 @@ def test_a_damaged_list_of_processes_is_named(text, tmp_path):
         done = CliRunner().invoke(app, ["deploy", command, str(tmp_path)])
         assert done.exit_code == 2
         assert "processes.json: is damaged" in done.output
+
+
+def test_status_tells_how_each_site_does(tmp_path, quick):
+    """On the server of several machines there are no processes to list, but sites."""
+    from .harness import FakeGrid, federation, run_through
+
+    settings = federation(fa.FedADMM(rho=1.0), rounds=4, ledger="none")
+    grid = FakeGrid(settings, tmp_path)
+
+    def act(report):
+        if report.record["round"] == 2:
+            grid.wipe(1)
+        grid.offline = {3} if report.record["round"] >= 2 else set()
+
+    with RunDirectory(tmp_path / "server") as written:
+        run_through(settings, grid, tmp_path, lambda report: (written(report), act(report)))
+    done = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "server"), "--json"])
+    found = json.loads(done.stdout)
+    assert found["processes"] == []
+    sites = {site["client"]: site for site in found["sites"]}
+    assert [sites[c]["version"] for c in range(4)] == [4, 2, 4, 2]
+    assert [sites[c]["last_round"] for c in range(4)] == [4, 2, 4, 2]
+    assert [sites[c]["lost"] for c in range(4)] == [False, True, False, False]
+    assert sites[1]["refused"] == {"lost": 2}
+    assert sites[3]["last_refusal"] == "missing: its node is not online"
+    text = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "server")]).output
+    assert "client 0; version 4; took part in round 4\n" in text
+    assert "client 1; version 2; took part in round 2; lost its state; 2 lost (last: lost:" in text
 
 
 OPTIONS = {

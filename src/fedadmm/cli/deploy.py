@@ -202,7 +202,7 @@ def gateway(
 
 @app.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
-    """Say which processes of a local deployment run, and how far the training is."""
+    """Say which processes of a deployment run, how far the training is, how each site does."""
     from fedadmm.cli.display import print_json
     from fedadmm.flower.local.watching import look
 
@@ -212,7 +212,17 @@ def status(folder: _Folder, as_json: options.AsJson = False) -> None:
         return
     for process in found["processes"]:
         typer.echo(f"{'runs' if process['running'] else 'ended':6} {process['name']}")
+    for site in found["sites"]:
+        typer.echo(_site_line(site))
     typer.echo(f"{found['rounds']} rounds done; {found['status']}")
+
+
+def _site_line(site: dict[str, Any]) -> str:
+    heard = f"took part in round {site['last_round']}" if site["last_round"] else "never took part"
+    refused = ", ".join(f"{count} {word}" for word, count in site["refused"].items())
+    words = [f"client {site['client']}", f"version {site['version']}", heard]
+    words += ["lost its state"] * site["lost"] + [refused] * bool(refused)
+    return "; ".join(words) + (f" (last: {site['last_refusal']})" if refused else "")
 
 
 @app.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedadmm
+from fedadmm.errors import DataError
 from fedadmm.experiments import directory as files
 from fedadmm.round import RoundReport
 from fedadmm.state.digest import params_sha256
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
     from fedadmm.flower.server.service import Outcome
 
 MODEL, EVENTS = "model.safetensors", "events.jsonl"
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """What was refused, missing, lost or repaired so far; a line that is not whole is left out."""
+    try:
+        lines = (path / EVENTS).read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    try:
+        return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError):
+        raise DataError(f"{path / EVENTS}: holds a line that is no event") from None
 
 
 class RunDirectory:

@@ -110,7 +110,7 @@ class ServerState:
         state = unpack(template, packed)
         return Saved(
             state._replace(notes=values["notes"]),
-            ServerLedger(values["run"], {int(c): Entry(*e) for c, e in values["entries"].items()}),
+            ServerLedger(values["run"], _entries(values)),
             {int(node): client for node, client in values["roster"].items()},
             values["opened"],
             values["boots"],
@@ -187,6 +187,18 @@ class ServerState:
     def _path(self, client: int, entry: Entry) -> Path:
         name = f"contribution-{client}-{entry.incarnation}-{entry.version}.safetensors"
         return self._folder / name
+
+
+def read_ledger(folder: Path) -> dict[int, Entry]:
+    """What a checkpoint knows of each client, for whoever only looks; nothing before the first."""
+    path = folder / SERVER
+    if not path.exists():
+        return {}
+    return _entries(json.loads(str(sealed.read(path).plain[_VALUES])))
+
+
+def _entries(values: Mapping[str, Any]) -> dict[int, Entry]:
+    return {int(client): Entry(*entry) for client, entry in values["entries"].items()}
 
 
 def _is_of_earlier_version(path: Path) -> bool:
