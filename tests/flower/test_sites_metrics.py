@@ -123,6 +123,14 @@ def test_a_target_that_nobody_measures_is_refused(tmp_path):
         play(tmp_path, {}, target=fa.Target("speed", 1.0))
 
 
+def test_sites_that_leave_a_metric_out_do_not_end_the_run(tmp_path):
+    """Half of them say nothing about the target: it is not reached, and not refused either."""
+    lies = {client: {"test_accuracy": 0.95} for client in (0, 1)}
+    history = play(tmp_path, lies, rounds=3, target=fa.Target("test_accuracy", 0.9))
+    assert history.outcome.ending.code == "completed"
+    assert "test_accuracy" not in history.records[-1]
+
+
 def test_without_rounds_the_sites_are_asked_at_the_end(tmp_path):
     settings = federation(fa.AsyncFedDR(eta=1.0), rounds=6, mode="asynchronous", evaluate_every=1)
     grid = Talkative(settings, tmp_path)

@@ -51,34 +51,31 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) -> 
 
     folder.mkdir(parents=True, exist_ok=True)
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    authority_name = _name("fedadmm federation authority")
+    name = _name("fedadmm federation authority")
+    issuer = authority_key.public_key()
     authority = (
-        _certificate(authority_name, authority_name, authority_key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(sign_certificates=True), critical=True)
-        .add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False
-        )
+        _certificate(name, name, issuer, days, authority=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(issuer), critical=False)
         .sign(authority_key, hashes.SHA384())
     )
     server = (
-        _certificate(_name(hosts[0]), authority_name, server_key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(sign_certificates=False), critical=True)
+        _certificate(_name(hosts[0]), name, server_key.public_key(), days, authority=False)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(
             x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
         )
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
-            critical=False,
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
         .sign(authority_key, hashes.SHA384())
     )
     files = Certificates.in_folder(folder)
     files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     files.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    write_private(files.key, _pem(server_key))
+    private = server_key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_private(files.key, private)
     return files
 
 
@@ -104,17 +101,6 @@ def make_node_key(path: Path) -> Path:
     return public
 
 
-def _pem(key: Any) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    pem: bytes = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return pem
-
-
 def _name(text: str) -> x509.Name:
     from cryptography import x509
 
@@ -131,11 +117,16 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: Any, days: int
+    subject: x509.Name, issuer: x509.Name, key: Any, days: int, *, authority: bool
 ) -> x509.CertificateBuilder:
+    """A certificate that may sign others, or a server's that may not."""
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    usage = dict.fromkeys((*never, "encipher_only", "decipher_only"), False)
+    usage |= {"digital_signature": True, "key_cert_sign": authority, "crl_sign": authority}
+    constraints = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -144,20 +135,6 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=days))
-    )
-
-
-def _usage(sign_certificates: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign_certificates,
-        crl_sign=sign_certificates,
-        encipher_only=False,
-        decipher_only=False,
+        .add_extension(constraints, critical=True)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
     )

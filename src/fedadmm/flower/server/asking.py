@@ -47,6 +47,10 @@ class Measured(NamedTuple):
                 means[name] = sum(self.weights[c] * asked[c][name] for c in having) / total
         return means
 
+    def has(self, name: str) -> bool:
+        """Whether any site measures this, if only one."""
+        return any(name in values for values in self.answers.values())
+
     def shown(self) -> dict[str, float]:
         """The means that may stand beside the server's own metrics."""
         return {name: v for name, v in self.means().items() if _SHOWN.fullmatch(name)}

@@ -119,7 +119,8 @@ class Service:
 
     def _completed(self) -> Ending:
         empty = f", and {self.saved.empty} that brought nothing" if self.saved.empty else ""
-        return Ending("completed", f"completed all {self.federation.rounds} rounds{empty}")
+        made = "rounds" if self.federation.mode == "rounds" else "steps"
+        return Ending("completed", f"completed all {self.federation.rounds} {made}{empty}")
 
     def observe(self, report: RoundReport) -> RoundReport:
         """Measure, and write the round down; if its checkpoint fails it is made and written again.
@@ -177,7 +178,8 @@ class Service:
             value = known[target.metric]
             sentence = f"{target.metric} {value:.4g} reached the target in round {own['round']}"
             return Ending("target", sentence)
-        if complete and target.metric not in known and (measured is None or measured.answers):
+        unheard = measured is None or (measured.answers and not measured.has(target.metric))
+        if complete and target.metric not in known and unheard:
             numbers = sorted(key for key, value in known.items() if isinstance(value, int | float))
             raise ParameterError(
                 f"Federation: target waits for {target.metric!r}, which is not measured; there "
