@@ -42,7 +42,8 @@ browser:
 
 # Every fault of docs/deployment.md, injected into real processes: about half an hour.
 faults: $(STAMP)
-	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py -v -rA --durations 0
+	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py tests/flower/test_project.py \
+		-v -rA --durations 0
 
 # Other frameworks for `fedadmm bench`, in an environment of their own: their pins are not ours.
 bench-peers: $(STAMP)

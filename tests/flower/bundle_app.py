@@ -81,6 +81,7 @@ def settings_of(config):
         "ledger": config["ledger"],
         "names": names,
         "mode": config["mode"],
+        "accept_rollback": config["accept-rollback"],
     }
 
 

@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "ledger": "none",
     "named": False,
     "mode": "rounds",
+    "accept-rollback": False,
 }
 
 
