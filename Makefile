@@ -46,7 +46,8 @@ browser:
 
 # Every fault of docs/deployment.md, injected into real processes: about half an hour.
 faults: $(STAMP)
-	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py -v -rA --durations 0
+	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py tests/flower/test_project.py \
+		-v -rA --durations 0
 
 # Lines made wrong on purpose, each of which a test must notice: some minutes.
 mutants: $(STAMP)

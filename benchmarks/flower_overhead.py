@@ -26,9 +26,9 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedadmm as fa
 from fedadmm import models
-from fedadmm.flower.client import client_app
+from fedadmm.flower.site.app import client_app
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.server import serve
+from fedadmm.flower.server.app import serve
 
 torch.set_num_threads(1)
 MODEL, LR, BATCH, EPOCHS = "mlp-64-128-10", 0.1, 20, 5
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
 
-    from fedadmm.flower.ground import Ground
+    from fedadmm.flower.local.network import LocalNetwork
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -152,7 +152,7 @@ def main() -> None:
         (folder / "app" / "pyproject.toml").write_text(PYPROJECT)
         nodes = [{"state-dir": str(folder / f"site-{c}")} for c in range(options.clients)]
         out = folder / "seconds.jsonl"
-        with Ground(folder / "ground", nodes, tls=False) as ground:
+        with LocalNetwork(folder / "ground", nodes, tls=False) as ground:
             ground.start()
             config = {**vars(options), "out": str(out)}
             run = ground.run(folder / "app", config)

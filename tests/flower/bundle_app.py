@@ -14,15 +14,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import fedadmm as fa
-from fedadmm.flower.checkpoint import ServerVault
-from fedadmm.flower.client import client_app
-from fedadmm.flower.desk import Desk
-from fedadmm.flower.engine import GridEngine
-from fedadmm.flower.exchange import Exchange
 from fedadmm.flower.federation import Federation, Patience
-from fedadmm.flower.rundir import RunDirectory
-from fedadmm.flower.server import serve
-from fedadmm.flower.vault import Vault
+from fedadmm.flower.server.app import serve
+from fedadmm.flower.server.exchange import Exchange
+from fedadmm.flower.server.rundir import RunDirectory
+from fedadmm.flower.server.state import ServerState
+from fedadmm.flower.server.tasks import Broadcast
+from fedadmm.flower.site.app import client_app
+from fedadmm.flower.site.state import SiteState
 
 torch.set_num_threads(1)
 PLAN = Path(os.environ["FEDADMM_TEST_PLAN"])
@@ -82,22 +81,23 @@ def settings_of(config):
         "ledger": config["ledger"],
         "names": names,
         "mode": config["mode"],
+        "accept_rollback": config["accept-rollback"],
     }
 
 
 def sabotage_client():
-    commit = Vault.commit
+    commit = SiteState.commit
 
-    def sabotaged(vault, reply, kept):
+    def sabotaged(site, reply, body, record):
         die(f"client-{reply.client}.round-{reply.sequence}.before-commit")
-        commit(vault, reply, kept)
+        commit(site, reply, body, record)
         die(f"client-{reply.client}.round-{reply.sequence}.after-commit")
 
-    Vault.commit = sabotaged
+    SiteState.commit = sabotaged
 
 
 def sabotage_server():
-    send, count, save = Exchange.send, GridEngine._count_empty, ServerVault.save
+    send, forget, save = Exchange.send, Exchange.forget, ServerState.save
     last = [0]
 
     def sending(exchange, kind, group, contents, ttl):
@@ -107,23 +107,25 @@ def sabotage_server():
         last[0] = int(number) if number != "hello" else last[0]
         die(f"server.round-{number}.after-push")
 
-    def counting(engine):
+    def forgetting(exchange):
+        """A round's replies are all in when nothing more is waited for."""
         die(f"server.round-{last[0]}.before-fold")
-        count(engine)
+        forget(exchange)
 
-    def saving(vault, saved, brought):
+    def saving(disk, saved, brought):
         die(f"server.round-{saved.state.round}.before-checkpoint")
-        save(vault, saved, brought)
+        unkept = save(disk, saved, brought)
         die(f"server.round-{saved.state.round}.after-checkpoint")
+        return unkept
 
-    Exchange.send, GridEngine._count_empty, ServerVault.save = sending, counting, saving
+    Exchange.send, Exchange.forget, ServerState.save = sending, forgetting, saving
 
 
 def labelled(content, name):
     """Every task says which algorithm it belongs to: one run serves several here."""
 
-    def with_name(desk, task):
-        record = content(desk, task)
+    def with_name(cast, task, index):
+        record = content(cast, task, index)
         record["test"] = ConfigRecord({"algorithm": name})
         return record
 
@@ -136,9 +138,9 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     sabotage_server()
-    content = Desk.content
+    content = Broadcast.content
     for name in context.run_config["algorithms"].split(","):
-        Desk.content = labelled(content, name)
+        Broadcast.content = labelled(content, name)
         folder = Path(context.run_config["run-dir"]) / name
         with RunDirectory(folder) as directory:
             settings = federation(name, **settings_of(context.run_config))

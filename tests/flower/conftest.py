@@ -16,5 +16,5 @@ def quick(monkeypatch):
     """The server waits in made-up time, and nobody waits for the disk: no power is cut here."""
     from .harness import Clock
 
-    monkeypatch.setattr("fedadmm.flower.exchange.time", Clock())
+    monkeypatch.setattr("fedadmm.flower.server.exchange.time", Clock())
     monkeypatch.setattr("os.fsync", lambda _: None)

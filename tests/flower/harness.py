@@ -15,12 +15,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 import fedadmm as fa
-from fedadmm.flower.checkpoint import Saved, ServerVault
-from fedadmm.flower.client import client_app
 from fedadmm.flower.federation import Federation, Patience
-from fedadmm.flower.parcels import record_template
-from fedadmm.flower.server import Outcome, fingerprint, serve
-from fedadmm.flower.vault import ACKED, PENDING, Vault
+from fedadmm.flower.protocol.messages import record_template
+from fedadmm.flower.server.app import serve
+from fedadmm.flower.server.service import Outcome
+from fedadmm.flower.server.state import Saved, ServerState, fingerprint
+from fedadmm.flower.site.app import client_app
+from fedadmm.flower.site.state import ACKED, PENDING, SiteState
 from fedadmm.protocols import Objective
 from fedadmm.round import RoundReport, initial_state
 
@@ -229,8 +230,8 @@ def simulated(settings: Federation, trace: list[list[int]] | None = None) -> fa.
 def server_on_disk(settings: Federation, folder: Path) -> Saved:
     """What the server's checkpoint says."""
     job = settings.server_job()
-    vault = ServerVault(folder / "server" / "checkpoint", False, fingerprint(settings, job))
-    saved = vault.load(initial_state(job))
+    disk = ServerState(folder / "server" / "checkpoint", False, fingerprint(settings, job))
+    saved = disk.load(initial_state(job))
     assert saved is not None
     return saved
 
@@ -245,13 +246,13 @@ def states_on_disk(settings: Federation, folder: Path) -> dict[int, Any]:
         states[client] = template.state
         if entry.version == 0:
             continue
-        vault = Vault(folder / f"site-{client}" / saved.ledger.run / f"client-{client}")
-        ledger = vault.ledger()
+        site = SiteState(folder / f"site-{client}" / saved.ledger.run / f"client-{client}")
+        ledger = site.ledger()
         slots = {slot.digest: name for slot, name in zip(ledger, FILES, strict=True) if slot}
         assert entry.digest in slots, f"client {client} does not hold version {entry.version}"
         if slots[entry.digest] == PENDING:
-            vault.promote()
-        record = vault.acked(template)
+            site.promote()
+        record = site.acked(template)
         assert record is not None
         states[client] = record.state
     return states

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fedadmm.flower.protocol import (
+from fedadmm.flower.protocol.ledger import (
     NOTHING,
     Action,
     ClientLedger,

@@ -16,8 +16,8 @@ from typing import Any
 import fedadmm as fa
 from fedadmm.errors import EngineError
 from fedadmm.experiments import directory as files
-from fedadmm.flower.ground import Ground
-from fedadmm.flower.processes import Group, recorded
+from fedadmm.flower.local.network import LocalNetwork
+from fedadmm.flower.local.processes import Group, recorded
 from fedadmm.state.files import read_tensors
 
 APP = Path(__file__).with_name("bundle_app.py")
@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "ledger": "none",
     "named": False,
     "mode": "rounds",
+    "accept-rollback": False,
 }
 
 
@@ -61,7 +62,7 @@ class Stage:
         self.app = _bundle(folder / "app")
         nodes = [{"state-dir": str(folder / f"site-{client}")} for client in range(clients)]
         environment = {"FEDADMM_TEST_PLAN": str(self.plan), "OMP_NUM_THREADS": "1"}
-        self.ground = Ground(folder / "ground", nodes, tls=tls, environment=environment)
+        self.ground = LocalNetwork(folder / "ground", nodes, tls=tls, environment=environment)
 
     def sabotage(self, point: str, who: str = "me") -> None:
         (self.plan / point).write_text(who)

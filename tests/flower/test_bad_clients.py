@@ -2,77 +2,96 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import fedadmm as fa
-from fedadmm.flower import wire
-from fedadmm.flower.codec import Packed
-from fedadmm.flower.door import seal
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.admission import Admission, seal
+from fedadmm.flower.protocol.codec import Packed, decode, encode
 
 from .harness import FakeGrid, check_invariant, check_versions, federation, run_through, simulated
 
 pytestmark = pytest.mark.usefixtures("quick")
 MOST = 10**6
+HUGE = 2**31 - 1
 
 
-def resealed(change):
-    """A reply whose content is changed and whose digest is made to fit: a lie, not an accident."""
+def rewritten(change):
+    """A reply with another body, whose digest is made to fit: a lie, not an accident."""
 
     def spoil(content):
-        reply, packed = wire.read_reply(content, MOST)
-        tensors = {name: change(tensor.clone()) for name, tensor in packed.tensors.items()}
-        changed = Packed(tensors, packed.plain)
+        reply, body = wire.read_reply(content, MOST)
+        changed = change(body)
         return wire.write(seal(reply, changed), changed)
 
     return spoil
 
 
-def rehead(**fields):
+def retensored(change):
+    """A reply whose vectors are changed."""
+
+    def rewrite(body):
+        packed = decode(body)
+        tensors = {name: change(tensor.clone()) for name, tensor in packed.tensors.items()}
+        return encode(Packed(tensors, packed.plain))
+
+    return rewritten(rewrite)
+
+
+def saying(**values):
+    """A reply that says something else about the work."""
+
+    def rewrite(body):
+        packed = decode(body)
+        plain = {name.replace("__", "."): value for name, value in values.items()}
+        return encode(Packed(packed.tensors, packed.plain | plain))
+
+    return rewritten(rewrite)
+
+
+def reheaded(**fields):
     """A reply with another head, sealed again."""
 
     def spoil(content):
-        reply, packed = wire.read_reply(content, MOST)
-        return wire.write(seal(reply._replace(**fields), packed), packed)
+        reply, body = wire.read_reply(content, MOST)
+        return wire.write(seal(reply._replace(**fields), body), body)
 
     return spoil
 
 
+def raw(header, data=b""):
+    """A body that says what it likes in its header."""
+    metadata = {"__metadata__": {"plain": json.dumps({"info.finite": True})}}
+    text = json.dumps(metadata | header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def tensor_of(shape, size=0, dtype="F32"):
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}
+    return rewritten(lambda body: raw({"upload.message.increment": entry}, bytes(size)))
+
+
 def forged(content):
     """Content changed after it was sealed."""
-    reply, packed = wire.read_reply(content, MOST)
-    tensors = {name: tensor + 1 for name, tensor in packed.tensors.items()}
-    return wire.write(reply, Packed(tensors, packed.plain))
+    reply, body = wire.read_reply(content, MOST)
+    return wire.write(reply, body[:-1] + bytes([body[-1] ^ 1]))
 
 
 def pickled(content):
     """What another program might send: numpy's own format."""
-    arrays = ArrayRecord([np.zeros(3)])
-    return RecordDict(
-        {wire.HEAD: content[wire.HEAD], wire.ARRAYS: arrays, wire.PLAIN: ConfigRecord()}
-    )
+    return RecordDict({wire.HEAD: content[wire.HEAD], wire.BODY: ArrayRecord([np.zeros(3)])})
 
 
-def short(content):
-    """Fewer bytes than the shape says."""
+def two_arrays(content):
     arrays = ArrayRecord()
-    for name, array in content[wire.ARRAYS].items():
-        arrays[name] = Array(array.dtype, array.shape, wire.STYPE, array.data[:-1])
-    return RecordDict(
-        {wire.HEAD: content[wire.HEAD], wire.ARRAYS: arrays, wire.PLAIN: content[wire.PLAIN]}
-    )
-
-
-def bloated(content):
-    """Far more bytes than the model has."""
-    arrays = ArrayRecord()
-    for name in content[wire.ARRAYS]:
-        arrays[name] = Array("float32", (10**5,), wire.STYPE, bytes(4 * 10**5))
-    return RecordDict(
-        {wire.HEAD: content[wire.HEAD], wire.ARRAYS: arrays, wire.PLAIN: content[wire.PLAIN]}
-    )
+    for name in "ab":
+        arrays[name] = Array("uint8", (1,), wire.STYPE, b"x")
+    return RecordDict({wire.HEAD: content[wire.HEAD], wire.BODY: arrays})
 
 
 def nan(tensor):
@@ -80,24 +99,52 @@ def nan(tensor):
     return tensor
 
 
+BRACKETS = (200_000).to_bytes(8, "little") + b"[" * 200_000
 BAD = {
-    "nan": (resealed(nan), "finite"),
-    "infinity": (resealed(lambda t: t / 0), "finite"),
-    "wrong shape": (resealed(lambda t: t[:-1]), "shape"),
-    "wrong type": (resealed(lambda t: t.double()), "dtype"),
-    "huge norm": (resealed(lambda t: t + 1e9), "norm"),
+    "nan": (retensored(nan), "finite"),
+    "infinity": (retensored(lambda t: t / 0), "finite"),
+    "wrong shape": (retensored(lambda t: t[:-1]), "shape"),
+    "wrong type": (retensored(lambda t: t.double()), "dtype"),
+    "bfloat16": (retensored(lambda t: t.bfloat16()), "dtype"),
+    "huge norm": (retensored(lambda t: t + 1e9), "norm"),
+    "large beside the others": (retensored(lambda t: 9e3 * t), "norm"),
+    "an empty shape that cannot be": (tensor_of([0, HUGE, HUGE, HUGE]), "shape"),
+    "a shape that cannot be": (tensor_of([HUGE, HUGE, HUGE]), "shape"),
+    "a shape below zero": (tensor_of([-6], 24), "shape"),
+    "a shape that is no number": (tensor_of(["6"], 24), "shape"),
+    "nine sides": (tensor_of([1] * 9, 4), "shape"),
+    "an unknown type": (tensor_of([6], 24, "F99"), "garbage"),
+    "a type that torch has not": (tensor_of([24], 24, "F8_E8M0"), "garbage"),
+    "a drift whose square is too large": (saying(info__drift=1e200), "range"),
+    "a move that is no number": (saying(info__move=float("nan")), "range"),
+    "a weight that is no number": (saying(info__weight=float("nan")), "range"),
+    "an infinite weight": (saying(info__weight=float("inf")), "range"),
+    "a negative weight": (saying(info__weight=-1.0), "range"),
+    "absurd steps": (saying(info__solve__steps=10**40), "range"),
+    "steps beyond all floats": (saying(info__solve__steps=10**400), "range"),
+    "negative steps": (saying(info__solve__steps=-1), "range"),
+    "infinite epochs": (saying(info__solve__epochs=float("inf")), "range"),
+    "a long text": (saying(info__solve__status="x" * 501), "size"),
+    "a text for a number": (saying(info__weight="1"), "dtype"),
+    "not finite by its own word": (saying(info__finite=False), "finite"),
+    "one value more": (saying(other=1.0), "shape"),
     "forged digest": (forged, "digest"),
-    "stale version": (rehead(version=0), "protocol"),
-    "future version": (rehead(version=9), "protocol"),
-    "another round": (rehead(sequence=0), "protocol"),
-    "another run": (rehead(run="x"), "protocol"),
-    "another client": (rehead(client=0), "protocol"),
-    "another task": (rehead(task="x"), "protocol"),
+    "stale version": (reheaded(version=0), "protocol"),
+    "future version": (reheaded(version=9), "protocol"),
+    "another round": (reheaded(sequence=0), "protocol"),
+    "another run": (reheaded(run="x"), "protocol"),
+    "another client": (reheaded(client=0), "protocol"),
+    "another task": (reheaded(task="x"), "protocol"),
+    "an unknown kind": (reheaded(kind="x"), "garbage"),
     "no head": (lambda content: RecordDict({"hello": ConfigRecord({"a": 1})}), "garbage"),
     "nothing": (lambda content: RecordDict(), "garbage"),
     "numpy's format": (pickled, "garbage"),
-    "too few bytes": (short, "shape"),
-    "too many bytes": (bloated, "size"),
+    "two bodies": (two_arrays, "garbage"),
+    "no body": (rewritten(lambda body: b""), "garbage"),
+    "brackets": (rewritten(lambda body: BRACKETS), "size"),
+    "few brackets": (rewritten(lambda body: b"\x03" + bytes(7) + b"[[["), "garbage"),
+    "too few bytes": (rewritten(lambda body: body[:-1]), "garbage"),
+    "too many bytes": (rewritten(lambda body: body + bytes(10**5)), "size"),
 }
 
 
@@ -123,10 +170,104 @@ def test_a_bad_reply_is_refused_and_the_run_goes_on(what, tmp_path):
     assert torch.allclose(history.outcome.params, wanted.params, rtol=0, atol=1e-6)
 
 
-def test_a_run_whose_clients_all_diverge_ends_as_diverged(tmp_path):
+@pytest.mark.parametrize("mode", ["rounds", "asynchronous"])
+def test_one_large_upload_does_not_move_the_model(mode, tmp_path):
+    """Far below any fixed bound, far above what anybody has sent: seen from the first round on."""
+    algorithm = fa.FedADMM(rho=1.0) if mode == "rounds" else fa.AsyncFedDR(eta=1.0)
+    rounds = 3 if mode == "rounds" else 12
+    settings = federation(algorithm, rounds=rounds, mode=mode)
+    grid = FakeGrid(settings, tmp_path)
+    liar = retensored(lambda t: t * (9e5 / t.norm()))
+    grid.spoil = lambda content, client: liar(content) if client == 2 else content
+    history = run_through(settings, grid, tmp_path)
+    assert all(2 not in clients for clients in history.trace)
+    assert history.outcome.counts["norm"] == (3 if mode == "rounds" else 1)
+    events = [event for record in history.records for event in record["events"]]
+    detail = next(event["detail"] for event in events if event["word"] == "norm")
+    assert "increment has norm 9e+05, but at most" in detail
+    assert "20 times what this client or most others have sent" in detail
+    check_invariant(settings, tmp_path)
+
+
+SIZES = {
+    # nothing to compare with: only the absolute bound counts
+    "alone": ({0: {"x": 1e5}}, {}, []),
+    "others sent nothing but zeros": ({0: {"x": 1e5}, 1: {"x": 0.0}}, {}, []),
+    # the median of the others' largest is 1: 20 may come, more may not
+    "just below": ({0: {"x": 20.0}, 1: {"x": 1.0}, 2: {"x": 1.0}}, {}, []),
+    "just above": ({0: {"x": 20.5}, 1: {"x": 1.0}, 2: {"x": 1.0}}, {}, [0]),
+    "one other liar raises nothing": ({0: {"x": 99.0}, 1: {"x": 1.0}, 2: {"x": 99.0}}, {}, [0, 2]),
+    # steps get smaller as methods converge: a newcomer is compared with the largest of the past
+    "a newcomer late": ({0: {"x": 9.0}, 1: {"x": 1e-6}}, {1: {"x": 1.0}, 2: {"x": 1.0}}, []),
+    # a site that always was larger may be so again, but not without limit
+    "own past": ({0: {"x": 90.0}}, {0: {"x": 5.0}, 1: {"x": 1.0}}, []),
+    "own past, more": ({0: {"x": 101.0}}, {0: {"x": 5.0}, 1: {"x": 1.0}}, [0]),
+    "own past that is absurd": ({0: {"x": 401.0}}, {0: {"x": 1e4}, 1: {"x": 1.0}}, [0]),
+    "each vector for itself": ({0: {"x": 1.0, "y": 50.0}, 1: {"x": 9.0, "y": 1.0}}, {}, [0]),
+}
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_the_bound_follows_what_was_sent(case):
+    arrived, past, refused = SIZES[case]
+    assert sorted(Admission().outliers(arrived, past)) == refused
+
+
+def test_a_first_lie_is_remembered_over_a_restart(tmp_path):
+    """The bound is part of the checkpoint: who was away meanwhile is judged by the same past."""
+    settings = federation(fa.FedADMM(rho=1.0), rounds=2)
+    run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
+    settings = federation(fa.FedADMM(rho=1.0), rounds=3)
+    grid = FakeGrid(settings, tmp_path)
+    grid.offline = {0, 1, 3}
+    grid.spoil = lambda content, client: retensored(lambda t: 9e3 * t)(content)
+    with pytest.raises(fa.EngineError, match="no client brought an update"):
+        run_through(settings, grid, tmp_path)
+
+
+def test_a_run_whose_clients_all_diverge_ends_as_diverged_after_several_rounds(tmp_path):
     settings = federation(fa.FedADMM(rho=1.0), solver=fa.SGD(lr=1e30, batch_size=10))
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
     assert history.outcome.ending.code == "diverged"
+    assert history.outcome.counts["finite"] == settings.patience.empty * 4
+
+
+def test_a_round_whose_only_answer_is_failed_is_skipped(tmp_path):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=4)
+    grid, number = FakeGrid(settings, tmp_path), [0]
+
+    def fail(content, client):
+        if number[0] != 1:
+            return content
+        reply, _ = wire.read_reply(content, MOST)
+        return wire.write(reply._replace(kind="failed", reason="too much"), b"")
+
+    grid.spoil = fail
+    history = run_through(
+        settings, grid, tmp_path, lambda r: number.__setitem__(0, r.record["round"])
+    )
+    assert history.trace == [[0, 1, 2, 3], [], *[[0, 1, 2, 3]] * 3]
+    assert history.outcome.ending.sentence == "completed all 4 rounds, and 1 that brought nothing"
+    check_invariant(settings, tmp_path)
+
+
+def test_what_a_site_writes_cannot_forge_the_log(tmp_path, caplog):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=1)
+    grid = FakeGrid(settings, tmp_path)
+
+    def forge(content, client):
+        reply, _ = wire.read_reply(content, MOST)
+        reason = "x\nround 9, client 0: repaired\r\x1b[2J\u202egood"
+        lie = reply._replace(kind="lost", reason=reason)
+        return wire.write(lie, b"") if client == 2 else content
+
+    grid.spoil = forge
+    history = run_through(settings, grid, tmp_path)
+    detail = history.records[0]["events"][0]["detail"]
+    assert detail.isprintable()
+    assert "round 9" in detail
+    assert not any(letter in caplog.text for letter in "\r\x1b\u202e")
+    assert "\nround 9" not in caplog.text
 
 
 def test_only_named_nodes_take_part(tmp_path):
@@ -134,3 +275,20 @@ def test_only_named_nodes_take_part(tmp_path):
     settings = federation(fa.FedAvg(), rounds=2, names=names)
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
     assert history.trace == [[0, 1, 2]] * 2
+
+
+def test_a_second_node_with_a_registered_name_stays_outside(tmp_path, caplog):
+    """Whoever is there keeps the seat; when it is gone, the other one may have it."""
+    settings = federation(fa.FedAvg(), rounds=4, names=[f"client-{i}" for i in range(4)])
+
+    class Grid(FakeGrid):
+        def get_nodes(self):
+            nodes = super().get_nodes()
+            twin = nodes[0]._replace(node_id=7, name="client-2") if nodes else None
+            return nodes if self.counts["train"] < 4 or twin is None else [*nodes, twin]
+
+    grid = Grid(settings, tmp_path)
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 2, 3]] * 4
+    text = "node 7 takes no part: node 1002 is registered as 'client-2' too, and was first"
+    assert caplog.text.count(text) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import ssl
 import sys
@@ -17,14 +18,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fedadmm as fa
 from fedadmm.cli import app
 from fedadmm.errors import ConfigError
+from fedadmm.experiments import directory, loading
 from fedadmm.experiments.config import resolve
-from fedadmm.flower import processes
-from fedadmm.flower.bundle import OWN_APP
 from fedadmm.flower.configured import Deployment, federation
-from fedadmm.flower.ground import Ground
-from fedadmm.flower.keys import make_certificates, make_node_key
+from fedadmm.flower.local import processes
+from fedadmm.flower.local.bundle import OWN_APP
+from fedadmm.flower.local.keys import make_certificates, make_node_key
+from fedadmm.flower.local.network import LocalNetwork
+from fedadmm.flower.local.run import Follower
+from fedadmm.flower.server.rundir import RunDirectory
 
 
 def test_private_files_are_private(tmp_path):
@@ -88,7 +93,6 @@ def test_a_configuration_becomes_a_federation():
     ("changes", "words"),
     [
         ({"tolerance": 0.1}, "tolerance is 0.1"),
-        ({"precision": "bfloat16"}, "precision is 'bfloat16'"),
         ({"evaluate": {"target": "local"}}, "evaluate.target"),
         ({"evaluate": {"train": True}}, "evaluate.train is true"),
         ({"output": {"name": "random-iterate"}}, "output.name is 'random-iterate'"),
@@ -143,7 +147,8 @@ def test_status_and_stop_of_what_a_crash_left_running(tmp_path):
     folder.mkdir()
     below = "import subprocess; subprocess.run(['sleep', '301'], start_new_session=True)"
     sleeper = [sys.executable, "-c", below]
-    group = processes.Group("superlink", sleeper, tmp_path / "log", processes.environment(folder))
+    environment = processes.environment(folder)
+    group = processes.Group("superlink", sleeper, tmp_path / "log", environment, tmp_path)
     processes.record(folder, [group])
     while not any("sleep" in line and "301" in line for line in command_lines()):
         time.sleep(0.05)
@@ -159,6 +164,107 @@ def test_status_and_stop_of_what_a_crash_left_running(tmp_path):
     assert status["processes"] == [{"name": "superlink", "running": False}]
 
 
+@pytest.mark.parametrize("text", ["[" * 200_000, "{", "[1]", '[{"name": 1}]', "\xff"])
+def test_a_damaged_list_of_processes_is_named(text, tmp_path):
+    (tmp_path / "deployment").mkdir()
+    (tmp_path / "deployment" / processes.PROCESSES).write_text(text, "latin-1")
+    for command in ("status", "stop"):
+        done = CliRunner().invoke(app, ["deploy", command, str(tmp_path)])
+        assert done.exit_code == 2
+        assert "processes.json: is damaged" in done.output
+
+
+def test_status_tells_how_each_site_does(tmp_path, quick):
+    """On the server of several machines there are no processes to list, but sites."""
+    from .harness import FakeGrid, federation, run_through
+
+    settings = federation(fa.FedADMM(rho=1.0), rounds=4, ledger="none")
+    grid = FakeGrid(settings, tmp_path)
+
+    def act(report):
+        if report.record["round"] == 2:
+            grid.wipe(1)
+        grid.offline = {3} if report.record["round"] >= 2 else set()
+
+    with RunDirectory(tmp_path / "server") as written:
+        run_through(settings, grid, tmp_path, lambda report: (written(report), act(report)))
+    done = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "server"), "--json"])
+    found = json.loads(done.stdout)
+    assert found["processes"] == []
+    sites = {site["client"]: site for site in found["sites"]}
+    assert [sites[c]["version"] for c in range(4)] == [4, 2, 4, 2]
+    assert [sites[c]["last_round"] for c in range(4)] == [4, 2, 4, 2]
+    assert [sites[c]["lost"] for c in range(4)] == [False, True, False, False]
+    assert sites[1]["refused"] == {"lost": 2}
+    assert sites[3]["last_refusal"] == "missing: its node is not online"
+    text = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "server")]).output
+    assert "client 0; version 4; took part in round 4\n" in text
+    assert "client 1; version 2; took part in round 2; lost its state; 2 lost (last: lost:" in text
+
+
+OPTIONS = {
+    "--tls": lambda asked: asked["tls"],
+    "--asynchronous": lambda asked: asked["deployment"].mode == "asynchronous",
+    "--no-ledger": lambda asked: asked["deployment"].ledger == "none",
+}
+
+
+@pytest.mark.parametrize("given", [[], ["--tls"], ["--asynchronous"], ["--no-ledger"], [*OPTIONS]])
+def test_the_printed_command_resumes_the_same_deployment(given, tmp_path, monkeypatch):
+    """What Ctrl-C prints is given back word for word; it must ask for what was asked before."""
+    asked = []
+
+    def interrupted(config, out, deployment, **options):
+        directory.create(out)
+        (out / directory.CONFIG).write_text(loading.write(config.tree()))
+        asked.append({"config": config, "out": out, "deployment": deployment, **options})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedadmm.flower.local.run.run_locally", interrupted)
+    base = ["deploy", "local", "quickstart", "--clients", "5", "--rounds", "3"]
+    first = CliRunner().invoke(app, [*base, "--out", str(tmp_path / "run"), *given])
+    assert first.exit_code == 130
+    command = shlex.split(first.output.rpartition("go on with: ")[2])
+    assert command[0] == "fedadmm"
+    assert CliRunner().invoke(app, command[1:]).exit_code == 130
+    before, after = asked
+    assert after.pop("resume")
+    assert not before.pop("resume")
+    for one in (before, after):
+        one.pop("watch")
+    assert before["config"].tree() == after["config"].tree()
+    assert before["deployment"] == after["deployment"]
+    assert {name for name, holds in OPTIONS.items() if holds(after)} == set(given)
+
+
+def test_each_line_of_the_metrics_is_read_once(tmp_path, monkeypatch):
+    parsed, shown = [], []
+
+    def loads(line):
+        parsed.append(line)
+        return json.loads(line)
+
+    monkeypatch.setattr("fedadmm.flower.local.run.json", SimpleNamespace(loads=loads))
+    path = tmp_path / directory.METRICS
+    follower = Follower(tmp_path, lambda record: shown.append(record["round"]))
+    follower.look()
+    for number in range(1, 6):
+        with path.open("a") as stream:
+            stream.write(json.dumps({"round": number}) + "\n" + '{"round": ')
+        for _ in range(10):
+            follower.look()
+        path.write_bytes(path.read_bytes().removesuffix(b'{"round": '))
+    assert shown == [1, 2, 3, 4, 5]
+    assert len(parsed) == 5
+    # A resumed run writes the file anew, without the rounds beyond its checkpoint.
+    directory.write_text(path, '{"round": 1}\n{"round": 2}\n')
+    follower.look()
+    with path.open("a") as stream:
+        stream.writelines(json.dumps({"round": n}) + "\n" for n in (3, 4, 5, 6))
+    follower.look()
+    assert shown == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_folder_without_deployment_is_named(tmp_path):
     done = CliRunner().invoke(app, ["deploy", "status", str(tmp_path)])
     assert done.exit_code == 2
@@ -168,7 +274,7 @@ def test_a_folder_without_deployment_is_named(tmp_path):
 def test_taking_down_is_not_stopped_half_way(tmp_path, monkeypatch):
     """Whoever asks twice must not leave processes behind."""
     slow = "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(1), exit()))\nprint(1)\n"
-    ground = Ground(tmp_path, [], tls=False)
+    ground = LocalNetwork(tmp_path, [], tls=False)
     groups = [
         ground._launch(name, [sys.executable, "-u", "-c", slow + "time.sleep(60)"])
         for name in ("first", "second")

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fedadmm.flower.protocol import (
+from fedadmm.flower.protocol.ledger import (
     NOTHING,
     Action,
     ClientLedger,

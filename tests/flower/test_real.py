@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from fedadmm.flower.keys import make_certificates, make_node_key
-from fedadmm.flower.processes import free_ports
+from fedadmm.flower.local.keys import make_certificates, make_node_key
+from fedadmm.flower.local.processes import free_ports
 
 from .harness import check_invariant, server_on_disk
 from .real import Stage, nothing_left, result, simulated

@@ -8,6 +8,7 @@ run with the same participation.
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -145,6 +146,38 @@ def test_a_disk_is_wiped_and_quarantined(tmp_path):
     nothing_left(stage)
     assert stage.summary()["network"]["lost"] >= 1
     assert [record["clients"] for record in stage.records()][-1] == [0, 2]
+
+
+def test_a_server_restored_from_a_backup(tmp_path):
+    """Its folder is that of round 2, the sites have seen round 5: named, then accepted."""
+    stage = Stage(tmp_path, clients=3, tls=False)
+    folder, backup = tmp_path / "server", tmp_path / "backup"
+    patience = {"ledger": "disk", "round_timeout": 300.0, "resend_after": 150.0}
+
+    def run(**config):
+        group = stage.run(**patience, **config)
+        stage.ground.wait(group, 600)
+        return group.tail(200)
+
+    with stage.ground as ground:
+        ground.start()
+        run(rounds=2)
+        (folder / "fedadmm" / "summary.json").unlink()
+        shutil.copytree(folder, backup)
+        run(rounds=5)
+        assert [record["round"] for record in stage.records()] == [1, 2, 3, 4, 5]
+        shutil.rmtree(folder)
+        backup.rename(folder)
+        text = run(rounds=5)
+        assert not stage.finished()
+        assert "3 clients are ahead of this server" in text, text
+        run(rounds=5, accept_rollback=True)
+    nothing_left(stage)
+    assert stage.summary()["code"] == "completed"
+    assert stage.summary()["network"]["repaired"] == 3
+    assert [record["clients"] for record in stage.records()] == [[0, 1, 2]] * 5
+    settings = stage.module.federation("fedadmm", clients=3, rounds=5, ledger="disk")
+    check_invariant(settings, stage.layout())
 
 
 def test_asynchronous_steps_with_real_processes(tmp_path):

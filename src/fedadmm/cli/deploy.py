@@ -59,7 +59,15 @@ def local(
         ledger="disk" if ledger else "none",
     )
     again = ["fedadmm", "deploy", "local", str(folder), "--clients", str(clients)]
-    again += [*(["--tls"] if tls else []), "--out", str(folder), "--resume"]
+    chosen = {
+        "--tls": tls,
+        "--asynchronous": asynchronous,
+        "--no-ledger": not ledger,
+        "--no-report": not report,
+        "--json": as_json,
+    }
+    again += [option for option, given in chosen.items() if given]
+    again += ["--out", str(folder), "--resume"]
     with resumable(again):
         _local(resolved, folder, deployment, tls, resume, report, as_json)
 
@@ -81,7 +89,7 @@ def _local(
 ) -> None:
     from fedadmm.cli.display import live, print_json
     from fedadmm.experiments.pool import Event
-    from fedadmm.flower.local import run_locally
+    from fedadmm.flower.local.run import run_locally
 
     with live() as watch:
         watch(Event("began", 0, {"label": resolved.algorithm.name, "rounds": resolved.rounds}))
@@ -120,8 +128,8 @@ def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
 
     if sites(resolved) is None:
         return None
-    from fedadmm.flower.rundir import MODEL
-    from fedadmm.flower.yardstick import compare
+    from fedadmm.flower.local.yardstick import compare
+    from fedadmm.flower.server.rundir import MODEL
 
     names, rows = compare(resolved, folder / MODEL)
     return {
@@ -148,6 +156,9 @@ def init(
     host: Annotated[
         str, typer.Option("--host", help="The server's name or address, as the sites see it.")
     ] = "localhost",
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65534, help="The port that the sites reach.")
+    ] = 9443,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 50,
     features: Annotated[
         int, typer.Option("--features", min=1, help="Columns of the sites' tables, no label.")
@@ -156,9 +167,9 @@ def init(
 ) -> None:
     """Write a project for several machines: app, keys, certificates and the exact commands."""
     from fedadmm.cli.display import print_json
-    from fedadmm.flower.project import write_project
+    from fedadmm.flower.local.project import write_project
 
-    made = write_project(folder, clients, host, rounds=rounds, features=features)
+    made = write_project(folder, clients, host, port=port, rounds=rounds, features=features)
     if as_json:
         print_json(
             {
@@ -174,11 +185,29 @@ def init(
     typer.echo(f"follow  {made.commands}  (server first, then each site)")
 
 
+@app.command(epilog="Example: fedadmm deploy gateway --listen 0.0.0.0:9443 --keys keys")
+def gateway(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where the sites come in.")
+    ] = "0.0.0.0:9443",
+    superlink: Annotated[
+        str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink on loopback.")
+    ] = "127.0.0.1:9444",
+    keys: Annotated[
+        Path, typer.Option("--keys", metavar="DIR", help="Holds ca.crt, server.crt, server.key.")
+    ] = Path("keys"),
+) -> None:
+    """Let the sites' nodes reach a SuperLink, and nobody reach anything else of it."""
+    from fedadmm.flower.local.gateway import run_gateway
+
+    run_gateway(listen, superlink, keys)
+
+
 @app.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
-    """Say which processes of a local deployment run, and how far the training is."""
+    """Say which processes of a deployment run, how far the training is, how each site does."""
     from fedadmm.cli.display import print_json
-    from fedadmm.flower.watching import look
+    from fedadmm.flower.local.watching import look
 
     found = look(folder)
     if as_json:
@@ -186,14 +215,24 @@ def status(folder: _Folder, as_json: options.AsJson = False) -> None:
         return
     for process in found["processes"]:
         typer.echo(f"{'runs' if process['running'] else 'ended':6} {process['name']}")
+    for site in found["sites"]:
+        typer.echo(_site_line(site))
     typer.echo(f"{found['rounds']} rounds done; {found['status']}")
+
+
+def _site_line(site: dict[str, Any]) -> str:
+    heard = f"took part in round {site['last_round']}" if site["last_round"] else "never took part"
+    refused = ", ".join(f"{count} {word}" for word, count in site["refused"].items())
+    words = [f"client {site['client']}", f"version {site['version']}", heard]
+    words += ["lost its state"] * site["lost"] + [refused] * bool(refused)
+    return "; ".join(words) + (f" (last: {site['last_refusal']})" if refused else "")
 
 
 @app.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")
 def stop(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Take down whatever a local deployment left running; its run can be resumed."""
     from fedadmm.cli.display import print_json
-    from fedadmm.flower.watching import take_down
+    from fedadmm.flower.local.watching import take_down
 
     ended = take_down(folder)
     if as_json:

@@ -25,7 +25,7 @@ _BOOKKEEPING = frozenset(
         *("primal_residual", "dual_residual"),
         *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
         *("bytes_up", "bytes_down", "seconds", "evaluation_seconds"),
-        *("refused", "missing", "staleness", "evaluated"),
+        *("refused", "missing", "staleness", "sites"),
         *("virtual_time", "steps_per_second", "idle", "in_flight", "dropped", "intervals"),
         *("certificate_measured", "certificate_bound"),
         *("kkt_residual", "stationarity", "consensus", "dual_sum", "dual_norm", "dual_norm_max"),

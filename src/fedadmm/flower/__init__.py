@@ -9,12 +9,13 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "Admission": "fedadmm.flower.protocol.admission",
     "DropIn": "fedadmm.flower.dropin",
     "Federation": "fedadmm.flower.federation",
     "Patience": "fedadmm.flower.federation",
-    "Site": "fedadmm.flower.client",
-    "client_app": "fedadmm.flower.client",
-    "server_app": "fedadmm.flower.server",
+    "Site": "fedadmm.flower.site.app",
+    "client_app": "fedadmm.flower.site.app",
+    "server_app": "fedadmm.flower.server.app",
 }
 
 __all__ = sorted(_HOME)

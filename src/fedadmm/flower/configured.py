@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -20,9 +21,9 @@ from fedadmm.errors import ConfigError
 from fedadmm.experiments import loading
 from fedadmm.experiments.config import RunConfig, load_problem, resolve
 from fedadmm.experiments.runner import initial_vector
-from fedadmm.flower.client import Site, client_app, client_number
 from fedadmm.flower.federation import Federation, Patience
-from fedadmm.flower.server import server_app
+from fedadmm.flower.server.app import server_app
+from fedadmm.flower.site.app import Site, client_app, client_number
 from fedadmm.problem import Problem
 from fedadmm.problems import Sites
 
@@ -58,17 +59,23 @@ def apps(folder: Path) -> Apps:
     config = resolve(loading.read(str(folder / CONFIG)))
     deployment = Deployment(**tomllib.loads((folder / DEPLOYMENT).read_text("utf-8")))
     torch.set_num_threads(1)
-    settings = federation(config, deployment)
-    return Apps(server_app(settings), client_app(settings, lambda context: site(config, context)))
+    check(config)
+    # Loaded once, for both apps and for every message of this process.
+    problem = load_problem(config) if sites(config) is None else None
+    settings = federation(config, deployment, problem)
+    load = partial(_site, config, problem)
+    return Apps(server_app(settings), client_app(settings, load))
 
 
-def federation(config: RunConfig, deployment: Deployment) -> Federation:
-    """The federation that a configuration describes."""
+def federation(
+    config: RunConfig, deployment: Deployment, problem: Problem | None = None
+) -> Federation:
+    """The federation that a configuration describes; its problem may be loaded already."""
     check(config)
     apart = sites(config)
     if apart is not None:
         return _without_rows(config, deployment, apart)
-    problem = load_problem(config)
+    problem = problem or load_problem(config)
     check_clients(deployment.clients, problem.num_clients)
     client: Any = problem.clients[0]
     return _federation(
@@ -137,16 +144,16 @@ def node_names(clients: int) -> Sequence[str]:
     return [f"client-{client}" for client in range(clients)]
 
 
-def site(config: RunConfig, context: Context) -> Site:
-    """A node's own part of the problem."""
+def _site(config: RunConfig, problem: Problem | None, context: Context) -> Site:
+    """A node's own part of the problem; a hospital has one of its own."""
     number = client_number(context)
-    apart = sites(config)
-    if apart is None:
-        problem = load_problem(config)
-        tests = problem.client_tests
-        return Site(problem.clients[number], None if tests is None else tests[number])
-    problem = alone(config, apart, context.node_config.get("data"), number)
-    return Site(problem.clients[0], problem.test)
+    if problem is None:
+        apart = sites(config)
+        assert apart is not None
+        problem = alone(config, apart, context.node_config.get("data"), number)
+        return Site(problem.clients[0], problem.test)
+    tests = problem.client_tests
+    return Site(problem.clients[number], None if tests is None else tests[number])
 
 
 def alone(config: RunConfig, apart: Sites, path: Any, number: int) -> Problem:
@@ -175,8 +182,6 @@ def check(config: RunConfig) -> None:
         raise ConfigError(
             f"output.name is {config.output.name!r}, but must be 'last-iterate' in a deployment"
         )
-    if config.precision == "bfloat16":
-        raise ConfigError("precision is 'bfloat16', but must be float32 or float64 in a deployment")
 
 
 def check_clients(nodes: int, clients: int) -> None:

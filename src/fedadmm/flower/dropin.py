@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from fedadmm import models
-from fedadmm.errors import PairingError, StateError
+from fedadmm.errors import PairingError
 from fedadmm.flat import FlatModule
-from fedadmm.flower.client import client_number, vault_folder, work
-from fedadmm.flower.door import Door
 from fedadmm.flower.federation import Elsewhere, Federation, Patience
-from fedadmm.flower.vault import Vault
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.admission import Admission
+from fedadmm.flower.site.app import answer
 from fedadmm.problem import Buffers
 from fedadmm.protocols import (
     IN_NO_ROUND,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Result
 
-_MOST_BYTES = 2**31
 Next = Callable[["Message", "Context"], "Message"]
 
 
@@ -153,7 +152,8 @@ class DropIn:
         clients: how many nodes there are.
         model: what makes the model that the train function loads.
         config: handed to the train function in every message, as `config`.
-        sampler, seed, buffers, ledger, patience, door: as in `Federation`.
+        sampler, seed, buffers, ledger, names, patience, admission, accept_rollback: as in
+            `Federation`.
     """
 
     algorithm: AnyAlgorithm
@@ -166,7 +166,8 @@ class DropIn:
     ledger: Any = "none"
     names: Sequence[str] | None = None
     patience: Patience = field(default_factory=Patience)
-    door: Door = field(default_factory=Door)
+    admission: Admission = field(default_factory=Admission)
+    accept_rollback: bool = False
 
     def __post_init__(self) -> None:
         needs = self.algorithm.needs
@@ -194,8 +195,8 @@ class DropIn:
         from flwr.app import ArrayRecord, MetricRecord
         from flwr.serverapp.strategy import Result
 
-        from fedadmm.flower.rundir import RunDirectory
-        from fedadmm.flower.server import serve
+        from fedadmm.flower.server.app import serve
+        from fedadmm.flower.server.rundir import RunDirectory
 
         flat = self._flat()
         measured: dict[int, MetricRecord] = {}
@@ -226,27 +227,17 @@ class DropIn:
         """The mod for `@app.train(mods=[…])`: what is not ours goes on unchanged."""
         from flwr.app import Message
 
-        from fedadmm.flower import queries, wire
-
-        if queries.is_hello(message.content):
-            return Message(queries.present(client_number(context)), reply_to=message)
-        if wire.HEAD not in message.content:
+        if wire.HELLO not in message.content and wire.HEAD not in message.content:
             return call_next(message, context)
-        task, packed = wire.read_task(message.content, _MOST_BYTES)
-        if task.client != client_number(context):
-            raise StateError(f"the task is for client {task.client}, not for this node")
 
         def train(state: dict[str, Tensor], number: int) -> Mapping[str, Tensor]:
             return self._call(message, context, call_next, state, number)
 
         flat = self._flat()
-        vault = Vault(vault_folder(context, task.run, task.client))
         federation = self.federation(1, flat.vector.clone(), OwnLoop(train))
-        with torch.no_grad():
-            reply, answer = work(
-                federation, Elsewhere(flat.num_parameters, flat), vault, task, packed
-            )
-        return Message(wire.write(reply, answer), reply_to=message)
+        elsewhere = Elsewhere(flat.num_parameters, flat)
+        content = answer(federation, lambda: elsewhere, context, message.content)
+        return Message(content, reply_to=message)
 
     def _call(
         self,
@@ -288,7 +279,8 @@ class DropIn:
             ledger=self.ledger,
             names=self.names,
             patience=self.patience,
-            door=self.door,
+            admission=self.admission,
+            accept_rollback=self.accept_rollback,
         )
 
     def _flat(self) -> FlatModule:

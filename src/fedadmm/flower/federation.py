@@ -21,7 +21,7 @@ from fedadmm.errors import (
 )
 from fedadmm.evaluation import Target
 from fedadmm.flat import FlatModule
-from fedadmm.flower.door import Door
+from fedadmm.flower.protocol.admission import Admission
 from fedadmm.problem import Buffers, LazyClients, Problem
 from fedadmm.protocols import (
     AnyAlgorithm,
@@ -36,6 +36,8 @@ from fedadmm.regularizers import Zero
 from fedadmm.sampling import FullParticipation
 from fedadmm.simulation import make_job
 
+_PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -46,7 +48,7 @@ class Patience:
         round: for the replies of a round; who has not answered then did not take part.
         resend: before an unanswered task is sent again within its round.
         poll: between two looks for replies.
-        empty: rounds without any reply after which the run stops, to be resumed later.
+        empty: rounds in a row without any update after which the run stops, to be resumed later.
     """
 
     start: float = 300.0
@@ -81,7 +83,9 @@ class Federation:
             be taken out exactly and start again; "none" quarantines it instead.
         names: the registered names of the nodes, in the order of the clients; only they may take
             part.  Without names a node's own `partition-id` says which client it is.
-        patience, door: how long the server waits, and what it refuses.
+        patience, admission: how long the server waits, and what it refuses.
+        accept_rollback: go on although sites have seen more than this server remembers, because
+            its folder was restored from a backup: they are taken out and start again.
     """
 
     algorithm: AnyAlgorithm
@@ -103,7 +107,8 @@ class Federation:
     ledger: Literal["none", "disk"] = "none"
     names: Sequence[str] | None = None
     patience: Patience = field(default_factory=Patience)
-    door: Door = field(default_factory=Door)
+    admission: Admission = field(default_factory=Admission)
+    accept_rollback: bool = False
 
     def __post_init__(self) -> None:
         check_count(self, "clients", self.clients)
@@ -141,6 +146,10 @@ class Federation:
     def client_job(self, objective: Objective, start: Tensor | None, precision: str) -> Job:
         """A site's half; `start` is only known, and only needed, when it is a newcomer."""
         if start is None:
+            if precision not in _PRECISIONS:
+                raise StateError(
+                    f"precision is {precision[:40]!r}, but must be one of {', '.join(_PRECISIONS)}"
+                )
             start = torch.zeros(objective.num_parameters, dtype=getattr(torch, precision))
         job = self._job(objective, start)
         pairing.check(job, self.sampler, self.rounds)

@@ -51,6 +51,11 @@ def write_tensors(path: Path, contents: Contents, *, durable: bool) -> None:
     _atomically(path, lambda temporary: _save(temporary, contents), durable)
 
 
+def write_bytes(path: Path, data: bytes, *, durable: bool) -> None:
+    """Put bytes into a file, atomically."""
+    _atomically(path, lambda temporary: temporary.write_bytes(data), durable)
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Put a document with its own digest into a JSON file, atomically."""
     text = json.dumps({**document, "sha256": json_sha256(document)}, indent=1)
@@ -105,12 +110,13 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Take away what a crash left half-written."""
-    for path in directory.glob(f"*{TEMPORARY}"):
-        remove(path)
+    """Take away what a crash left half-written, under our temporary names or safetensors' own."""
+    for pattern in (f"*{TEMPORARY}", f"{TEMPORARY}??????"):
+        for path in directory.glob(pattern):
+            remove(path)
 
 
-def _atomically(path: Path, save: Callable[[Path], None], durable: bool) -> None:
+def _atomically(path: Path, save: Callable[[Path], object], durable: bool) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with explained("write", path):

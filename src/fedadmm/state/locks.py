@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fedadmm.errors import StateError
+from fedadmm.state.files import explained
 
 _LOCK = ".lock"
 _LOOK_AGAIN = 0.05
@@ -25,7 +26,9 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
     removes it may remove the one that another process has just locked.
     """
     deadline = time.monotonic() + timeout
-    with (folder / _LOCK).open("a+") as handle:
+    with explained("lock", folder / _LOCK):
+        opened = (folder / _LOCK).open("a+")
+    with opened as handle:
         while not _taken(handle):
             if time.monotonic() > deadline:
                 handle.seek(0)

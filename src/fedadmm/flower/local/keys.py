@@ -1,0 +1,140 @@
+"""Certificates for TLS and keys for the nodes; private ones are readable by their owner only."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+_DAYS = 365
+
+
+class Certificates(NamedTuple):
+    """The files of a federation's own authority and of its server."""
+
+    authority: Path
+    """Public; every site needs it."""
+    certificate: Path
+    """Public; the server's."""
+    key: Path
+    """Private; stays on the server."""
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Certificates:
+        """The files under their usual names."""
+        return cls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, and could never be read by others."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as stream:
+        os.fchmod(stream.fileno(), 0o600)
+        stream.write(data)
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) -> Certificates:
+    """A new authority and a server certificate for these host names and addresses.
+
+    The authority's private key is used once and not written anywhere: to change a host, make new
+    certificates and hand out the new authority.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    folder.mkdir(parents=True, exist_ok=True)
+    authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    name = _name("fedadmm federation authority")
+    issuer = authority_key.public_key()
+    authority = (
+        _certificate(name, name, issuer, days, authority=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(issuer), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    server = (
+        _certificate(_name(hosts[0]), name, server_key.public_key(), days, authority=False)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    files = Certificates.in_folder(folder)
+    files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    files.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    private = server_key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_private(files.key, private)
+    return files
+
+
+def make_node_key(path: Path) -> Path:
+    """A node's key pair: `path` is private, `path`.pub is what the server registers."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    write_private(path, private)
+    public = path.with_name(path.name + ".pub")
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+    )
+    return public
+
+
+def _name(text: str) -> x509.Name:
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: Any, days: int, *, authority: bool
+) -> x509.CertificateBuilder:
+    """A certificate that may sign others, or a server's that may not."""
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    usage = dict.fromkeys((*never, "encipher_only", "decipher_only"), False)
+    usage |= {"digital_signature": True, "key_cert_sign": authority, "crl_sign": authority}
+    constraints = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(constraints, critical=True)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
+    )

@@ -1,0 +1,174 @@
+"""A SuperLink and SuperNodes on loopback: the real thing, on one machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedadmm.errors import EngineError
+from fedadmm.flower.local import commands, processes
+from fedadmm.flower.local.commands import LOOPBACK
+from fedadmm.flower.local.keys import Certificates, make_certificates, make_node_key
+from fedadmm.flower.local.processes import Group
+
+CONNECTION = "fedadmm"
+_START = 60.0
+"""Seconds that a process has to start listening, and a command to come back."""
+
+
+def node_name(client: int) -> str:
+    """The registered name of a client's node."""
+    return f"client-{client}"
+
+
+class LocalNetwork:
+    """Starts and stops Flower's processes under one folder; use it in a `with` statement.
+
+    `nodes` is the node configuration of each client besides `partition-id`.  With `tls` every
+    connection is encrypted, every node has a registered key, and nodes come in by the gateway, as
+    they do over several machines.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: Sequence[Mapping[str, Any]],
+        *,
+        tls: bool,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.tls = tls
+        self._nodes = list(nodes)
+        self._home = folder / "flower"
+        self._logs = folder / "logs"
+        for made in (folder, self._home, self._logs):
+            made.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        for old in folder.glob("superlink.db*"):  # a new network knows no old nodes
+            old.unlink()
+        ports = processes.free_ports(2 + len(self._nodes))
+        self._link_port, gateway, *self._node_ports = ports
+        self.port = gateway if tls else self._link_port
+        self._environment = processes.environment(self._home, environment)
+        self._groups: dict[str, Group] = {}
+        self.certificates: Certificates | None = None
+        authority = None
+        if tls:
+            self.certificates = make_certificates(folder / "keys", [LOOPBACK, "localhost"])
+            authority = str(self.certificates.authority)
+        config = commands.connection(CONNECTION, self._link_port, authority)
+        (self._home / "config.toml").write_text(config)
+
+    def __enter__(self) -> LocalNetwork:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start everything: SuperLink, keys, SuperNodes."""
+        self.start_link()
+        for client in range(len(self._nodes)):
+            if self.tls:
+                self.register(client)
+            self.start_node(client)
+
+    def start_link(self) -> None:
+        """Start the SuperLink, on its old port and database after a stop; then the gateway."""
+        database = str(self.folder / "superlink.db")
+        command = commands.superlink(self._link_port, database, self.certificates)
+        group = self._launch("superlink", command)
+        processes.wait_for_port(self._link_port, group, _START)
+        if self.tls:
+            keys = str(self.folder / "keys")
+            listen = f"{LOOPBACK}:{self.port}"
+            group = self._launch("gateway", commands.gateway(listen, self._link_port, keys))
+            processes.wait_for_port(self.port, group, _START)
+
+    def key(self, client: int) -> Path:
+        """A node's private key; made on first use."""
+        path = self.folder / "keys" / node_name(client)
+        if not path.exists():
+            make_node_key(path)
+        return path
+
+    def register(self, client: int) -> None:
+        """Make a node's public key known to the SuperLink."""
+        public = self.key(client).with_name(node_name(client) + ".pub")
+        self.flwr(*commands.register(str(public), CONNECTION, node_name(client))[1:])
+
+    def start_node(self, client: int, key: Path | None = None, **changes: Any) -> Group:
+        """Start a SuperNode; without TLS it comes without a key."""
+        config = {**self._nodes[client], "partition-id": client, **changes}
+        security = None
+        if self.certificates is not None:
+            security = str(self.certificates.authority), str(key or self.key(client))
+        command = commands.supernode(f"{LOOPBACK}:{self.port}", config, security)
+        command += ["--host", LOOPBACK, "--port", str(self._node_ports[client])]
+        return self._launch(node_name(client), command)
+
+    def run(self, app: Path, config: Mapping[str, Any]) -> Group:
+        """Start a run of a Flower app; the process ends when the run does."""
+        return self._launch("run", commands.run(str(app.resolve()), CONNECTION, config))
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs that the SuperLink knows."""
+        answer = json.loads(self.flwr("ls", CONNECTION, "--format", "json"))
+        found: list[dict[str, Any]] = answer.get("runs", [])
+        return found
+
+    def flwr(self, *arguments: str) -> str:
+        """One command of Flower's own."""
+        done = subprocess.run(
+            ["flwr", *arguments],
+            env=self._environment,
+            cwd=self._home,
+            capture_output=True,
+            text=True,
+            timeout=_START,
+            check=False,
+        )
+        if done.returncode:
+            raise EngineError(f"flwr {arguments[0]} failed: {done.stdout} {done.stderr}"[-800:])
+        return done.stdout
+
+    def group(self, name: str) -> Group:
+        """A process that was started."""
+        return self._groups[name]
+
+    def wait(self, group: Group, timeout: float, look: Callable[[], None] | None = None) -> None:
+        """Wait until a process ends; `look` is called in between."""
+        deadline = time.monotonic() + timeout
+        while group.running():
+            if time.monotonic() > deadline:
+                raise EngineError(f"{group.name} did not end within {timeout:g} s:\n{group.tail()}")
+            if look is not None:
+                look()
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """Take everything down at once; also what a failed start left behind."""
+        with processes.undisturbed():
+            for group in self._groups.values():
+                group.ask_to_end()
+            for group in self._groups.values():
+                with suppress(OSError):
+                    group.stop()
+            self._groups = {}
+            processes.record(self.folder, [])
+
+    def _launch(self, name: str, command: Sequence[str]) -> Group:
+        if name in self._groups:
+            self._groups[name].stop()
+        # In a folder of its own: `flwr` takes a folder that is called like a connection for an app.
+        log = self._logs / f"{name}.log"
+        group = Group(name, command, log, self._environment, self._home)
+        self._groups[name] = group
+        processes.record(self.folder, list(self._groups.values()))
+        return group

@@ -1,0 +1,249 @@
+"""Flower's processes on this machine: started in groups of their own, taken down as groups.
+
+A SuperLink's children outlive a plain kill, and some lead a group of their own.  So every process
+that is started leads a group, what is ended is that group and all groups below it, and
+processes.json says which there are, for whoever has to clean up after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from fedadmm.errors import EngineError
+
+PROCESSES = "processes.json"
+GRACE = 8.0
+"""Seconds between asking a group to end and ending it."""
+
+
+class Recorded(NamedTuple):
+    """A process group as processes.json knows it."""
+
+    name: str
+    group: int
+    started: str
+    """When its leader started, as the system says it, so that no stranger is mistaken for it."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that are free now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment in which Flower keeps to itself and finds its own programs."""
+    programs = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PYTHONUNBUFFERED": "1",
+        **(extra or {}),
+    }
+
+
+class Group:
+    """One process and all its descendants."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        folder: Path,
+    ) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                cwd=folder,
+                umask=0o077,  # databases and states are nobody else's business
+                start_new_session=True,
+            )
+        self._started = _start_time(self._process.pid) or ""
+        self._family: set[int] = set()
+
+    def recorded(self) -> Recorded:
+        """What processes.json says about it."""
+        return Recorded(self.name, self._process.pid, self._started)
+
+    def running(self) -> bool:
+        """Whether the leader runs."""
+        return self._process.poll() is None
+
+    def code(self) -> int | None:
+        """The leader's exit code, None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """End everything at once, as a power cut would."""
+        for group in _family(self._process.pid):
+            _signal(group, signal.SIGKILL)
+        self._process.wait(GRACE)
+
+    def ask_to_end(self) -> None:
+        """Ask everything to end, without waiting for it."""
+        self._family |= _family(self._process.pid)
+        for group in self._family:
+            _signal(group, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Ask everything to end, then end what is left of it."""
+        end_group(self._process.pid, self._family)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of its log."""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold back requests to end: whoever takes processes down must not be stopped half-way.
+
+    A second Ctrl-C, or a supervisor that signals a whole group, would leave the rest running.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in held}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _signal(group: int, number: int) -> bool:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _alive(group: int) -> bool:
+    """Whether any member of the group is more than an unburied child."""
+    if not Path("/proc").is_dir():
+        return _signal(group, 0)
+    for entry in _processes():
+        fields = _stat(int(entry.name))
+        if fields is not None and int(fields[2]) == group and fields[0] != "Z":
+            return True
+    return False
+
+
+def _family(group: int) -> set[int]:
+    """The group and every group that its members, or their descendants, belong to."""
+    if not Path("/proc").is_dir():
+        return {group}
+    found = {int(entry.name): _stat(int(entry.name)) for entry in _processes()}
+    members = {pid for pid, fields in found.items() if fields and int(fields[2]) == group}
+    while True:
+        children = {p for p, fields in found.items() if fields and int(fields[1]) in members}
+        if children <= members:
+            break
+        members |= children
+    groups = {int(fields[2]) for pid in members if (fields := found[pid])}
+    return groups | {group}
+
+
+def _processes() -> list[Path]:
+    return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _stat(process: int) -> list[str] | None:
+    """What the system says about a process after its name: state, parent, group and more."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return None
+
+
+def _start_time(process: int) -> str | None:
+    fields = _stat(process)
+    return None if fields is None else fields[19]
+
+
+def end_group(group: int, known: set[int] | None = None, grace: float = GRACE) -> None:
+    """SIGTERM to a group and all below it, SIGKILL to what is left after the grace.
+
+    `known` are groups that were below it earlier: orphans have no parent that would tell.
+    """
+    family = _family(group) | (known or set())
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for one in family:
+            _signal(one, number)
+        deadline = time.monotonic() + grace
+        while any(map(_alive, family)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if not any(map(_alive, family)):
+            return
+
+
+def record(folder: Path, groups: Sequence[Group]) -> None:
+    """Note which groups belong to a deployment."""
+    path = folder / PROCESSES
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps([group.recorded()._asdict() for group in groups], indent=1))
+    os.replace(partial, path)
+
+
+def recorded(folder: Path) -> list[tuple[Recorded, bool]]:
+    """The groups of a deployment, and whether each still runs."""
+    path = folder / PROCESSES
+    if not path.is_file():
+        raise EngineError(f"{folder}: holds no {PROCESSES}, so it is no deployment on this machine")
+    try:
+        found = [Recorded(**entry) for entry in json.loads(path.read_text("utf-8"))]
+    except (ValueError, TypeError, RecursionError):
+        raise EngineError(f"{path}: is damaged, so nobody knows what runs") from None
+    return [(one, _same(one) and _alive(one.group)) for one in found]
+
+
+def _same(one: Recorded) -> bool:
+    """Whether the group's number still stands for the same process, or for its orphans."""
+    started = _start_time(one.group)
+    return started is None or started == one.started
+
+
+def wait_for_port(port: int, group: Group, timeout: float) -> None:
+    """Wait until a process listens; an EngineError with the end of its log when it does not."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if not group.running():
+            raise EngineError(f"{group.name} ended early:\n{group.tail()}")
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
+            return
+        time.sleep(0.1)
+    raise EngineError(f"{group.name} did not listen within {timeout:g} s:\n{group.tail()}")

@@ -1,0 +1,63 @@
+"""A deployment seen from outside: what runs, how far it is, how each site does, how to end it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fedadmm.experiments import directory as files
+from fedadmm.flower.local.processes import end_group, recorded
+from fedadmm.flower.local.run import FOLDER
+from fedadmm.flower.server.rundir import read_events
+from fedadmm.flower.server.state import read_ledger
+from fedadmm.round import Record
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """The state of a run and its sites; for one on this machine also its processes."""
+    elsewhere = (folder / files.CHECKPOINT).is_dir() and not (folder / FOLDER).is_dir()
+    groups = [] if elsewhere else recorded(folder / FOLDER)
+    records = files.read_metrics(folder)
+    summary = folder / files.SUMMARY
+    under_way = elsewhere or any(alive for _, alive in groups)
+    unfinished = "under way" if under_way else "interrupted; resume it"
+    return {
+        "processes": [{"name": one.name, "running": alive} for one, alive in groups],
+        "rounds": len(records),
+        "last": records[-1] if records else None,
+        "status": files.read_json(summary)["status"] if summary.is_file() else unfinished,
+        "sites": _sites(folder, records),
+    }
+
+
+def _sites(folder: Path, records: list[Record]) -> list[dict[str, Any]]:
+    """For each client: the version that was folded, when it last took part, what was refused."""
+    ledger, events = read_ledger(folder / files.CHECKPOINT), read_events(folder)
+    heard = {client: record["round"] for record in records for client in record["clients"]}
+    known = heard.keys() | ledger.keys() | {event["client"] for event in events}
+    sites = []
+    for client in sorted(known):
+        own = [event for event in events if event["client"] == client]
+        entry = ledger.get(client)
+        sites.append(
+            {
+                "client": client,
+                "version": entry.version if entry is not None else 0,
+                "lost": entry is not None and entry.lost,
+                "last_round": heard.get(client),
+                "refused": dict(Counter(event["word"] for event in own)),
+                "last_refusal": f"{own[-1]['word']}: {own[-1]['detail']}" if own else None,
+            }
+        )
+    return sites
+
+
+def take_down(folder: Path) -> list[str]:
+    """End every process group of a local deployment that still runs; their names."""
+    ended = []
+    for one, alive in recorded(folder / FOLDER):
+        if alive:
+            end_group(one.group)
+            ended.append(one.name)
+    return ended

@@ -1,0 +1,1 @@
+"""What server and sites say to each other, as pure functions: no disk, no network, no clock."""

@@ -1,0 +1,159 @@
+"""Every reply is judged here before it is folded; a bad one costs only itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fedadmm.errors import check_positive, check_range
+from fedadmm.flower.protocol.codec import Packed, Plain, check_like, decode, digest, unpack
+from fedadmm.flower.protocol.ledger import Reply, ServerLedger, Task, objection
+from fedadmm.flower.protocol.messages import Answer
+from fedadmm.flower.protocol.refusal import RefusedError, Word, printable
+
+Sizes = Mapping[str, float]
+"""The norm of each vector of an upload, by its name."""
+
+_LARGEST = {
+    "info.weight": 1e30,
+    "info.loss": 1e30,
+    "info.solve.steps": 1e12,
+    "info.solve.epochs": 1e12,
+    "info.solve.passes": 1e12,
+}
+"""What a site may say about its work; no honest one comes near."""
+_UNKNOWN = frozenset(("info.loss", "info.solve.epochs", "info.solve.passes", "info.solve.accuracy"))
+"""What may be NaN, because not every solver knows it."""
+
+
+class Admitted(NamedTuple):
+    """An answer that may be folded, and how large its vectors are."""
+
+    answer: Answer
+    sizes: Sizes
+
+
+@dataclass(frozen=True)
+class Admission:
+    """How far a reply may reach.
+
+    Args:
+        norm_factor: a vector may be so many times as long as the longest ones that most other
+            clients have sent so far, or as this client's own longest one; the latter counts up to
+            the same multiple of the others'.
+        norm_bound: the largest norm of any vector, in units of 1 + the norm of the model that was
+            sent; all that bounds a first upload that there is nothing to compare with.
+    """
+
+    norm_factor: float = 20.0
+    norm_bound: float = 1e6
+
+    def __post_init__(self) -> None:
+        check_range(self, "norm_factor", self.norm_factor, 1.0, math.inf, open_high=True)
+        check_positive(self, "norm_bound", self.norm_bound)
+
+    def admit(
+        self,
+        ledger: ServerLedger,
+        task: Task,
+        reply: Reply,
+        body: bytes,
+        template: Answer,
+        scale: float,
+    ) -> Admitted:
+        """The answer of an update, or a RefusedError."""
+        protest = objection(ledger, task, reply)
+        if protest is not None:
+            raise RefusedError(Word.PROTOCOL, protest)
+        if not is_sealed(reply, body):
+            raise RefusedError(Word.DIGEST, "it is not that of the content")
+        packed = decode(body)
+        check_like(template, packed)
+        ceiling = self.norm_bound * (1 + scale)
+        sizes = _sizes(packed, ceiling)
+        _check_info(packed.plain, ceiling)
+        answer = unpack(template, packed)
+        solve = answer.info.solve._replace(status=printable(answer.info.solve.status))
+        info = answer.info._replace(client=task.client, solve=solve)
+        return Admitted(answer._replace(info=info), sizes)
+
+    def outliers(
+        self, arrived: Mapping[int, Sizes], past: Mapping[int, Sizes]
+    ) -> dict[int, RefusedError]:
+        """Who sent far more than the others and it itself ever did; `past` holds the largest."""
+        found = {}
+        for client, sizes in arrived.items():
+            for name, size in sizes.items():
+                bound = self._bound(client, name, arrived, past)
+                if size > bound:
+                    found[client] = RefusedError(
+                        Word.NORM,
+                        f"{name} has norm {size:.3g}, but at most {bound:.3g} may come, "
+                        f"{self.norm_factor:g} times what this client or most others have sent; "
+                        "Admission(norm_factor=...) sets it",
+                    )
+        return found
+
+    def _bound(
+        self, client: int, name: str, arrived: Mapping[int, Sizes], past: Mapping[int, Sizes]
+    ) -> float:
+        others = sorted(
+            max(sizes.get(name, 0.0) for sizes in (arrived.get(c, {}), past.get(c, {})))
+            for c in arrived.keys() | past.keys()
+            if c != client
+        )
+        usual = others[(len(others) - 1) // 2] if others else 0.0
+        if usual == 0.0:  # nothing to compare with
+            return math.inf
+        own = past.get(client, {}).get(name, 0.0)
+        return self.norm_factor * max(usual, min(own, self.norm_factor * usual))
+
+
+def _sizes(packed: Packed, ceiling: float) -> Sizes:
+    sizes = {}
+    for name, tensor in packed.tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise RefusedError(Word.FINITE, f"{name} holds a NaN or an infinity")
+        sizes[name] = float(torch.linalg.vector_norm(tensor.double()))
+        if sizes[name] > ceiling:
+            raise RefusedError(
+                Word.NORM, f"{name} has norm {sizes[name]:.3g}, but at most {ceiling:.3g} may come"
+            )
+    return sizes
+
+
+def _check_info(plain: Mapping[str, Plain], ceiling: float) -> None:
+    """What a site says about its work ends up in sums and squares of the record."""
+    if plain.get("info.finite") is not True:
+        raise RefusedError(Word.FINITE, "the client says that its result is not finite")
+    for name, value in plain.items():
+        if isinstance(value, bool | str) or name == "info.client":
+            continue
+        if name in _UNKNOWN and math.isnan(value):
+            continue
+        largest = _LARGEST.get(name, ceiling)
+        least = -largest if name == "info.loss" else 0.0
+        if not least <= value <= largest:
+            detail = f"{name} is {str(value)[:40]}, but must be in {least:g} … {largest:g}"
+            raise RefusedError(Word.RANGE, detail)
+
+
+def _sealed_head(reply: Reply) -> dict[str, Plain]:
+    """The fields of a head that its digest covers."""
+    return {key: str(v) if isinstance(v, str) else v for key, v in reply._asdict().items()} | {
+        "digest": ""
+    }
+
+
+def seal(reply: Reply, body: bytes) -> Reply:
+    """The head with the digest of itself and of its body."""
+    return reply._replace(digest=digest(body, _sealed_head(reply)))
+
+
+def is_sealed(reply: Reply, body: bytes) -> bool:
+    """Whether the digest of a head is that of itself and of its body."""
+    return digest(body, _sealed_head(reply)) == reply.digest

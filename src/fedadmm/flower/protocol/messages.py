@@ -1,0 +1,76 @@
+"""What travels beside a task and beside a reply, and how it must look."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.engines.job import Job, this_round
+from fedadmm.protocols import (
+    ClientInfo,
+    ClientRecord,
+    Download,
+    LocalResult,
+    SolveInfo,
+    Upload,
+)
+
+
+class Parcel(NamedTuple):
+    """Down: the broadcast, the round it belongs to, and what a newcomer starts from."""
+
+    download: Download
+    round_index: int
+    precision: str
+    """The type of all vectors, which a client cannot see when a round brings none."""
+    initial: Tensor | None = None
+    initial_buffers: Tensor | None = None
+
+
+class Answer(NamedTuple):
+    """Up: the upload and what observers may know about how it came about."""
+
+    upload: Upload
+    info: ClientInfo
+
+
+class Question(NamedTuple):
+    """Down: a model, to be measured at the sites."""
+
+    params: Tensor
+    buffers: Tensor | None
+
+
+def parcel(job: Job, download: Download, round_index: int, newcomer: bool) -> Parcel:
+    """The parcel for one client; only a newcomer needs the initial vector."""
+    precision = str(job.initial.dtype).removeprefix("torch.")
+    if not newcomer:
+        return Parcel(download, round_index, precision)
+    return Parcel(download, round_index, precision, job.initial, job.initial_buffers)
+
+
+def parcel_template(job: Job) -> Parcel:
+    """How parcels look: types only, because some fields come and go from round to round."""
+    algorithm = job.algorithm
+    cast = algorithm.broadcast(algorithm.init_server(job.initial), this_round(job, 0))
+    return parcel(job, Download(cast, job.initial_buffers), 0, newcomer=True)
+
+
+def answer_template(job: Job, download: Download) -> Answer:
+    """How every answer to this broadcast must look: names, shapes, types."""
+    zero = torch.zeros_like(job.initial)
+    client = job.algorithm.init_client(job.initial)
+    result = LocalResult(zero, zero, zero)
+    _, message = job.algorithm.client_update(download.cast, client, result)
+    averaged = job.problem.buffers == "average"
+    info = ClientInfo(0, SolveInfo(0, 0.0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)
+    return Answer(Upload(message, job.initial_buffers if averaged else None), info)
+
+
+def record_template(job: Job) -> ClientRecord:
+    """How a client's record looks."""
+    state: Any = job.algorithm.init_client(job.initial)
+    return ClientRecord(state, job.initial_buffers)

@@ -1,0 +1,140 @@
+"""Everything that travels, as Flower messages: a head of plain fields and a body of bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedadmm.flower.protocol.ledger import Kind, Reply, Task
+from fedadmm.flower.protocol.refusal import LONGEST_TEXT, RefusedError, Word, printable
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+STYPE = "fedadmm.safetensors"
+"""The serialisation of the one array that is a body."""
+HEAD, BODY, HELLO, METRICS = "fedadmm.head", "fedadmm.body", "fedadmm.hello", "fedadmm.metrics"
+_NUMBERS = frozenset(("client", "sequence", "incarnation", "folded", "version"))
+_MOST_METRICS, _LARGEST = 50, 1e30
+"""So many numbers of a site, none of them larger."""
+_METRIC = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+
+
+def write(head: Task | Reply, body: bytes) -> RecordDict:
+    """A task or a reply."""
+    from flwr.app import ConfigRecord
+
+    fields: dict[str, Any] = {
+        key: str(value) if isinstance(value, str) else value
+        for key, value in head._asdict().items()
+    }
+    content = write_body(body)
+    content[HEAD] = ConfigRecord(fields)
+    return content
+
+
+def write_body(body: bytes) -> RecordDict:
+    """A message that is nothing but a body."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    if not body:
+        return RecordDict()
+    arrays = ArrayRecord()
+    arrays["bytes"] = Array("uint8", (len(body),), STYPE, body)
+    return RecordDict({BODY: arrays})
+
+
+def read_task(content: RecordDict) -> tuple[Task, bytes]:
+    """A task and its body."""
+    return Task(**_fields(Task, content)), read_body(content)
+
+
+def read_reply(content: RecordDict, most_bytes: int) -> tuple[Reply, bytes]:
+    """A reply and its body, which must not be larger than any proper one."""
+    fields = _fields(Reply, content)
+    if fields["kind"] not in set(Kind):
+        raise RefusedError(Word.GARBAGE, f"kind is {fields['kind'][:40]!r}")
+    reply = Reply(**fields)._replace(kind=Kind(fields["kind"]), reason=printable(fields["reason"]))
+    body = read_body(content)
+    if len(body) > most_bytes:
+        raise RefusedError(Word.SIZE, f"{len(body)} bytes came, but at most {most_bytes} may come")
+    return reply, body
+
+
+def read_body(content: RecordDict) -> bytes:
+    """The bytes of a message; none when it has no body."""
+    from flwr.app import Array
+
+    record: Any = content.get(BODY)
+    if record is None:
+        return b""
+    arrays = list(record.values()) if isinstance(record, Mapping) else []
+    if len(arrays) != 1 or not isinstance(arrays[0], Array) or arrays[0].stype != STYPE:
+        raise RefusedError(Word.GARBAGE, "the body is no plain bytes")
+    return bytes(arrays[0].data)
+
+
+def _fields(head: type[Task] | type[Reply], content: RecordDict) -> dict[str, Any]:
+    record = content.get(HEAD)
+    fields = dict(record) if isinstance(record, Mapping) else {}
+    if fields.keys() != set(head._fields):
+        raise RefusedError(Word.GARBAGE, f"there is no head of a {head.__name__.lower()}")
+    for name, value in fields.items():
+        kind = int if name in _NUMBERS else str
+        if type(value) is not kind or (isinstance(value, str) and len(value) > LONGEST_TEXT):
+            raise RefusedError(Word.GARBAGE, f"{name} is no proper {kind.__name__}")
+    return fields
+
+
+def hello() -> RecordDict:
+    """The question who a node is; it comes as training, which every app can do."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({HELLO: ConfigRecord({})})
+
+
+def present(client: int) -> RecordDict:
+    """A node's answer to who it is."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({HELLO: ConfigRecord({"client": client})})
+
+
+def read_client(content: RecordDict, clients: int) -> int:
+    """The number of the client that a node says it is."""
+    record: Any = content.get(HELLO)
+    number = record.get("client") if isinstance(record, Mapping) else None
+    if type(number) is not int or not 0 <= number < clients:
+        raise RefusedError(
+            Word.GARBAGE,
+            f"it says that it is client {str(number)[:40]}, but there are clients 0 … "
+            f"{clients - 1}",
+        )
+    return number
+
+
+def write_metrics(values: Mapping[str, float]) -> RecordDict:
+    """What a site measured."""
+    from flwr.app import MetricRecord, RecordDict
+
+    return RecordDict({METRICS: MetricRecord(dict(values))})
+
+
+def read_metrics(content: RecordDict) -> dict[str, float]:
+    """What a site measured: a few finite numbers with plain names, the loss among them."""
+    record: Any = content.get(METRICS)
+    values = dict(record) if isinstance(record, Mapping) else {}
+    if "loss" not in values or len(values) > _MOST_METRICS:
+        raise RefusedError(
+            Word.GARBAGE,
+            f"{len(values)} metrics came, but 1 … {_MOST_METRICS} with a loss may come",
+        )
+    for name, value in values.items():
+        if not _METRIC.fullmatch(str(name)):
+            raise RefusedError(Word.GARBAGE, f"a metric is called {str(name)[:80]!r}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or abs(value) > _LARGEST:
+            raise RefusedError(Word.RANGE, f"{name} is {str(value)[:40]}, which is no measurement")
+    return {str(name): float(value) for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""What runs at the server: tasks out, replies judged and folded, everything checkpointed."""

@@ -1,0 +1,121 @@
+"""What a model is worth at the sites: each measures on its own data and sends numbers.
+
+What sites say has a place of its own in a round's record, and no single site can end a run by it:
+whoever is far from all others is left out, and an early end must hold without any one of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedadmm.engines.job import Job
+from fedadmm.evaluation import Target
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.codec import encode, pack
+from fedadmm.flower.protocol.messages import Question
+from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.server.exchange import Exchange
+from fedadmm.flower.server.journal import Journal
+from fedadmm.flower.server.roster import Roster
+
+FURTHEST = 1000.0
+"""A site's number is left out when it is so many times (1 +) what most sites say."""
+_SHOWN = re.compile(r"loss|test_[a-z0-9_]{1,60}")
+"""Names that may stand beside the server's own metrics; the server's come first."""
+
+
+class Measured(NamedTuple):
+    """The sites' answers to one question, and their weights."""
+
+    answers: Mapping[int, Mapping[str, float]]
+    weights: Mapping[int, float]
+
+    def means(self, without: int | None = None) -> dict[str, float]:
+        """Weighted means of the metrics that most sites have, perhaps without one of them."""
+        asked = {c: values for c, values in self.answers.items() if c != without}
+        names = sorted({name for values in asked.values() for name in values})
+        means = {}
+        for name in names:
+            having = [client for client, values in asked.items() if name in values]
+            if 2 * len(having) > len(asked):
+                total = sum(self.weights[c] for c in having)
+                means[name] = sum(self.weights[c] * asked[c][name] for c in having) / total
+        return means
+
+    def has(self, name: str) -> bool:
+        """Whether any site measures this, if only one."""
+        return any(name in values for values in self.answers.values())
+
+    def shown(self) -> dict[str, float]:
+        """The means that may stand beside the server's own metrics."""
+        return {name: v for name, v in self.means().items() if _SHOWN.fullmatch(name)}
+
+    def reach(self, target: Target) -> bool:
+        """Whether the means meet a target, and would without any single site."""
+        return self._hold(lambda means: target.reached(means))
+
+    def exceed(self, loss: float) -> bool:
+        """Whether the loss is larger than this, and would be without any single site."""
+        return self._hold(lambda means: means.get("loss", -math.inf) > loss)
+
+    def _hold(self, condition: Callable[[dict[str, float]], bool]) -> bool:
+        alone = len(self.answers) == 1
+        without = [None] if alone else [None, *self.answers]
+        return bool(self.answers) and all(condition(self.means(one)) for one in without)
+
+
+class Asking:
+    """Sends a model to everybody who is online and collects what they measure."""
+
+    def __init__(
+        self, job: Job, exchange: Exchange, roster: Roster, journal: Journal, timeout: float
+    ) -> None:
+        self._job = job
+        self._exchange = exchange
+        self._roster = roster
+        self._journal = journal
+        self._timeout = timeout
+
+    def __call__(self, params: Tensor, buffers: Tensor | None, step: int) -> Measured:
+        """What the sites say about a model after a step."""
+        self._roster.refresh()
+        content = wire.write_body(encode(pack(Question(params, buffers))))
+        questions = {c: (seat.node, content) for c, seat in self._roster.online().items()}
+        self._exchange.send("evaluate", "evaluate", questions, self._timeout)
+        answers: dict[int, dict[str, float]] = {}
+        for arrival in self._exchange.arrivals(self._exchange.now() + self._timeout):
+            try:
+                if arrival.content is None:
+                    raise RefusedError(Word.ERROR, arrival.error)
+                answers[arrival.key] = wire.read_metrics(arrival.content)
+            except RefusedError as refused:
+                self._journal.note(step, arrival.key, refused)
+        self._exchange.forget()
+        for client, why in far_off(answers).items():
+            del answers[client]
+            self._journal.note(step, client, why)
+        weights = {client: self._job.problem.weight(client) for client in answers}
+        return Measured(answers, weights)
+
+
+def far_off(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedError]:
+    """Who says something that is out of all proportion to what the other sites say."""
+    found = {}
+    for client, values in answers.items():
+        for name, value in values.items():
+            others = sorted(
+                abs(theirs[name]) for c, theirs in answers.items() if c != client and name in theirs
+            )
+            if not others:
+                continue
+            most = FURTHEST * (1 + others[(len(others) - 1) // 2])
+            if abs(value) > most:
+                found[client] = RefusedError(
+                    Word.RANGE, f"{name} is {value:.3g}, but the others' are below {most:.3g}"
+                )
+    return found

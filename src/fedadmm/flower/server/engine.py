@@ -1,0 +1,255 @@
+"""An engine whose clients are on a network: the loop of `fedadmm.round` runs it like any other.
+
+With rounds, a call sends the round's tasks and yields all replies.  Without, a call gives everybody
+who has none a task with the model as it is now, and yields the next reply, whoever's it is: the
+loop then makes one step per reply, and a reply from an older model is an increment all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fedadmm import trees
+from fedadmm.engines.job import Job
+from fedadmm.errors import EngineError
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol.admission import Sizes
+from fedadmm.flower.protocol.ledger import ServerLedger, fold, mark_lost
+from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.server.exchange import Exchange
+from fedadmm.flower.server.journal import Journal
+from fedadmm.flower.server.roster import Roster
+from fedadmm.flower.server.tasks import Accepted, Broadcast, Tasks
+from fedadmm.protocols import ClientInfo, Download, Engine, Upload
+
+LOOK = 5.0
+"""Seconds between two looks for nodes that restarted, came or went."""
+
+Reply = tuple[int, Upload, ClientInfo]
+
+
+class GridEngine(Engine):
+    """Sends tasks, collects and judges the replies, yields them.
+
+    `ledger` and `norms` are what was folded *and checkpointed*; `settle` moves them after a round.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        job: Job,
+        exchange: Exchange,
+        roster: Roster,
+        ledger: ServerLedger,
+        norms: Mapping[int, Sizes],
+        boots: int,
+        journal: Journal,
+        *,
+        can_repair: bool,
+    ) -> None:
+        self.is_asynchronous = federation.mode != "rounds"
+        self._federation = federation
+        self._job = job
+        self._exchange = exchange
+        self._roster = roster
+        self._journal = journal
+        self._tasks = Tasks(exchange, roster, journal, federation.patience.resend, boots)
+        self._answers: dict[int, Accepted] = {}
+        self._fruitless = 0
+        self._behind: dict[int, RefusedError] = {}
+        self._can_repair = can_repair
+        self._beyond_repair: set[int] = set()
+        self.ledger = ledger
+        self.norms = norms
+        self.empty = False
+        """Whether somebody was asked in the last round, and nobody brought an update."""
+        self.staleness: int | None = None
+        """Without rounds: how many steps old the model was that the last reply was made from."""
+
+    def run_clients(
+        self, ids: Sequence[int], download: Download, round_index: int
+    ) -> Iterator[Reply]:
+        """The uploads of those who answered; of the first one, when there are no rounds."""
+        cast = Broadcast(self._job, download, self._federation.admission)
+        if self._federation.mode == "rounds" or round_index < 0:
+            yield from self._round(ids, cast, round_index)
+        else:
+            yield from self._step(cast, round_index)
+
+    def broadcasts(self, ids: Sequence[int]) -> int:
+        """Every task that went out since the last step, sent again or never answered."""
+        return self._tasks.take_count()
+
+    def settle(self) -> dict[int, Any]:
+        """The round was folded: move the ledger, and return the weighted messages by client."""
+        brought, norms = {}, dict(self.norms)
+        for client, (reply, admitted) in self._answers.items():
+            self.ledger = fold(self.ledger, reply)
+            share = self._job.problem.weight(client)
+            brought[client] = trees.scaled(admitted.answer.upload.message, share)
+            before = norms.get(client, {})
+            norms[client] = {k: max(v, before.get(k, 0.0)) for k, v in admitted.sizes.items()}
+        self.norms, self._answers = norms, {}
+        return brought
+
+    def to_repair(self) -> list[int]:
+        """Who is lost and can be taken out; without a ledger, whoever is lost stays so."""
+        if not self._can_repair:
+            return []
+        lost = (client for client, entry in self.ledger.entries.items() if entry.lost)
+        return [client for client in lost if client not in self._beyond_repair]
+
+    def give_up(self, client: int) -> bool:
+        """This client can no longer be taken out; False when that is no news."""
+        news = client not in self._beyond_repair
+        self._beyond_repair.add(client)
+        return news
+
+    def drop(self, client: int) -> None:
+        """Whatever this client was asked no longer counts: it starts again."""
+        self._tasks.out.pop(client, None)
+        self._behind.pop(client, None)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._exchange.forget()
+
+    def _round(self, ids: Sequence[int], cast: Broadcast, index: int) -> Iterator[Reply]:
+        algorithm = self._job.algorithm
+        with_all = not algorithm.accepts_partial or index < 0
+        self._answers, why = self._collect(ids, cast, index, with_all)
+        missing = [client for client in ids if client not in self._answers]
+        if with_all and missing:
+            raise EngineError(
+                f"{type(algorithm).__name__} needs all clients, but {len(missing)} did not bring "
+                f"an update in round {index + 1} (first: {missing[0]}, "
+                f"{why.get(missing[0], 'no answer')}); {self._advice()}"
+            )
+        self._count_empty(ids, why)
+        if self.empty and self._fruitless >= self._federation.patience.empty:
+            yield self._diverged(cast, why)
+        for client in ids:
+            if client in self._answers:
+                answer = self._answers[client].admitted.answer
+                yield client, answer.upload, answer.info
+
+    def _count_empty(self, ids: Sequence[int], why: Mapping[int, RefusedError]) -> None:
+        """A round that nobody answered is skipped; several in a row end the run."""
+        self.empty = bool(ids) and not self._answers
+        self._fruitless = self._fruitless + 1 if self.empty else 0
+        words = {refused.word for refused in why.values()}
+        most = self._federation.patience.empty
+        # Several must say it: a single site that claims to be ahead stops nobody.
+        several = len(self._behind) >= min(2, self._federation.clients)
+        way_out = self._federation.accept_rollback and self._can_repair
+        if self.empty and words == {Word.ROLLBACK} and several and not way_out:
+            raise EngineError(self._advice())
+        if self._fruitless >= most and Word.FINITE not in words:
+            raise EngineError(
+                f"no client brought an update in {most} rounds in a row; {self._advice()}"
+            )
+
+    def _diverged(self, cast: Broadcast, why: Mapping[int, RefusedError]) -> Any:
+        """What the loop takes for a client whose result is not finite, which ends the run."""
+        client = next(client for client, refused in why.items() if refused.word is Word.FINITE)
+        return client, None, cast.failed(client)
+
+    def _advice(self) -> str:
+        """What the operator can do; a server that went back in time is named."""
+        if not self._behind:
+            return "the state is kept, run again to resume"
+        client, refused = next(iter(self._behind.items()))
+        return (
+            f"{len(self._behind)} clients are ahead of this server (client {client}: "
+            f"{refused.detail}), as after its folder was restored from a backup; bring back the "
+            "newer checkpoint, or run with accept-rollback=true (and ledger='disk'), which takes "
+            "these clients out exactly and starts them again"
+        )
+
+    def _collect(
+        self, ids: Sequence[int], cast: Broadcast, index: int, with_all: bool
+    ) -> tuple[dict[int, Accepted], dict[int, RefusedError]]:
+        """Send and collect until everybody is done or the time is over."""
+        exchange = self._exchange
+        deadline = exchange.now() + self._federation.patience.round
+        left, why = dict.fromkeys(ids), dict[int, RefusedError]()
+        answers: dict[int, Accepted] = {}
+        self._tasks.clear()
+        while left and exchange.now() < deadline:
+            self._roster.refresh()
+            if not with_all:
+                for client in self._absent(left):
+                    del left[client]
+                    why[client] = RefusedError(Word.MISSING, "its node is not online")
+            self._tasks.send(left, cast, self.ledger, index, deadline - exchange.now(), rounds=True)
+            until = min(deadline, exchange.now() + LOOK)
+            for client, outcome in self._tasks.verdicts(self.ledger, until):
+                if client not in left:
+                    self._journal.count(Word.DUPLICATE)
+                elif isinstance(outcome, Accepted):
+                    answers[client] = outcome
+                    del left[client]
+                else:
+                    why[client] = outcome
+                    if not self._tasks.out[client].failed:
+                        del left[client]
+            if left:
+                exchange.pause()
+        exchange.forget()
+        for client in left:
+            text = why[client].detail if client in why else "no answer in time"
+            why[client] = RefusedError(Word.MISSING, text)
+        for client, outlier in self._outliers(answers).items():
+            del answers[client]
+            why[client] = outlier
+        for client, refused in why.items():
+            if client not in answers:
+                self._note(index, client, refused)
+        return answers, why
+
+    def _step(self, cast: Broadcast, step: int) -> Iterator[Reply]:
+        """The next reply that can be folded; nothing when somebody has to be repaired first."""
+        exchange, patience = self._exchange, self._federation.patience
+        deadline = exchange.now() + patience.round
+        self._answers, self.empty, self.staleness = {}, False, None
+        while True:
+            self._roster.refresh()
+            online = self._roster.online()
+            self._tasks.send(online, cast, self.ledger, step, patience.round, rounds=False)
+            for client, outcome in self._tasks.verdicts(self.ledger, exchange.now() + LOOK):
+                if isinstance(outcome, Accepted):
+                    outlier = self._outliers({client: outcome}).get(client)
+                    if outlier is None:
+                        self.staleness = step - self._tasks.out.pop(client).step
+                        self._answers = {client: outcome}
+                        answer = outcome.admitted.answer
+                        yield client, answer.upload, answer.info
+                        return
+                    self._tasks.refuse(client, outlier)
+                    outcome = outlier
+                self._note(step, client, outcome)
+                if client in self.to_repair():
+                    return
+            if exchange.now() > deadline:
+                raise EngineError(
+                    f"no client brought an update for {patience.round:g} s; {self._advice()}"
+                )
+            exchange.pause()
+
+    def _absent(self, left: Iterable[int]) -> list[int]:
+        """Who is not there and was not asked takes no part; who was asked may come back."""
+        online = self._roster.online()
+        return [c for c in left if c not in online and c not in self._tasks.out]
+
+    def _outliers(self, answers: Mapping[int, Accepted]) -> dict[int, RefusedError]:
+        arrived = {client: accepted.admitted.sizes for client, accepted in answers.items()}
+        return self._federation.admission.outliers(arrived, self.norms)
+
+    def _note(self, step: int, client: int, refused: RefusedError) -> None:
+        self._journal.note(step, client, refused)
+        accepted = refused.word is Word.ROLLBACK and self._federation.accept_rollback
+        if refused.word is Word.ROLLBACK:
+            self._behind[client] = refused
+        if refused.word is Word.LOST or accepted:
+            self.ledger = mark_lost(self.ledger, client)

@@ -1,0 +1,118 @@
+"""Which node is which client.
+
+A node that authenticates itself with a key keeps its identity and its registered name; one that
+does not gets a new identity at every start.  Either way the client is a number that stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from fedadmm.errors import EngineError
+from fedadmm.flower.federation import Patience
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.refusal import RefusedError
+from fedadmm.flower.server.exchange import Exchange, Seat
+
+_logger = logging.getLogger("fedadmm")
+_HELLO = 60.0
+"""Seconds a node has to say who it is."""
+
+
+class Roster:
+    """The nodes that are known, and the clients they are."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        clients: int,
+        names: Sequence[str] | None,
+        known: Mapping[int, int],
+        patience: Patience,
+    ) -> None:
+        self._exchange = exchange
+        self._clients = clients
+        self._names = names
+        self._known = dict(known)
+        self._patience = patience
+        self._seats: dict[int, Seat] = {}
+        self._refused: dict[int, str] = {}
+
+    @property
+    def known(self) -> dict[int, int]:
+        """Node id -> client, for the checkpoint."""
+        return dict(self._known)
+
+    def online(self) -> dict[int, Seat]:
+        """The clients that are there, and their nodes."""
+        known = self._known.items()
+        return {client: self._seats[node] for node, client in known if node in self._seats}
+
+    def refresh(self) -> None:
+        """Look who is online; unknown nodes are placed by name, or asked who they are."""
+        self._seats = nodes = self._exchange.seats()
+        strangers = [node for node in nodes if node not in self._known]
+        if self._names is not None:
+            for node in strangers:
+                self._by_name(node, nodes[node].name)
+        elif fresh := [node for node in strangers if node not in self._refused]:
+            self._ask(fresh)
+
+    def wait_for(self, wanted: int) -> None:
+        """Wait until so many clients are online; an EngineError when they do not come."""
+        until = self._exchange.now() + self._patience.start
+        while True:
+            self.refresh()
+            if len(self.online()) >= wanted:
+                return
+            if self._exchange.now() >= until:
+                raise EngineError(
+                    f"{len(self.online())} of {wanted} clients came within "
+                    f"{self._patience.start:g} s; start their SuperNodes and run again"
+                )
+            self._exchange.pause()
+
+    def _by_name(self, node: int, name: str) -> None:
+        """A seat is given to one node at a time: while that one is there, no other gets it."""
+        assert self._names is not None
+        if name not in self._names:
+            self._refuse(node, f"its name {name!r} is not in this federation")
+            return
+        client = list(self._names).index(name)
+        former = self.online().get(client)
+        if former is not None:
+            self._refuse(node, f"node {former.node} is registered as {name!r} too, and was first")
+            return
+        self._seat(node, client)
+
+    def _ask(self, nodes: Sequence[int]) -> None:
+        questions = {node: (node, wire.hello()) for node in nodes}
+        self._exchange.send("train", "hello", questions, _HELLO)
+        for arrival in self._exchange.arrivals(self._exchange.now() + _HELLO):
+            if arrival.content is None:
+                _logger.warning("node %d does not say who it is: %s", arrival.key, arrival.error)
+                continue
+            try:
+                client = wire.read_client(arrival.content, self._clients)
+            except RefusedError as error:
+                self._refuse(arrival.key, error.detail)
+                continue
+            self._place(arrival.key, client)
+        self._exchange.forget()
+
+    def _place(self, node: int, client: int) -> None:
+        """The latest node wins: without a key, a node that restarts comes as another one."""
+        former = self.online().get(client)
+        if former is not None:
+            self._refuse(former.node, f"client {client} is node {node} now")
+        self._seat(node, client)
+
+    def _seat(self, node: int, client: int) -> None:
+        self._known = {n: c for n, c in self._known.items() if c != client} | {node: client}
+        self._refused.pop(node, None)
+
+    def _refuse(self, node: int, why: str) -> None:
+        if self._refused.get(node) != why:  # said once, not at every look
+            _logger.warning("node %d takes no part: %s", node, why)
+        self._refused[node] = why

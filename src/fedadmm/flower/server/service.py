@@ -1,0 +1,294 @@
+"""A server that is under way: the only training loop, over a network, resumable at every round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from fedadmm import trees
+from fedadmm.engines.job import Job
+from fedadmm.errors import ParameterError
+from fedadmm.evaluation import Evaluation
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol.ledger import restart
+from fedadmm.flower.protocol.messages import answer_template, parcel_template
+from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.sealed import DamageError
+from fedadmm.flower.server.asking import Asking, Measured
+from fedadmm.flower.server.engine import GridEngine
+from fedadmm.flower.server.exchange import Exchange
+from fedadmm.flower.server.journal import Journal
+from fedadmm.flower.server.roster import Roster
+from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
+from fedadmm.round import (
+    EXPLOSION,
+    Ending,
+    Record,
+    RoundReport,
+    RunState,
+    Schedule,
+    initial_state,
+    remembered,
+    run,
+    run_round,
+    with_memory,
+)
+from fedadmm.state import MemoryStore
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+Observer = Callable[[RoundReport], None]
+
+
+class Outcome(NamedTuple):
+    """What a deployed run leaves behind."""
+
+    params: Tensor
+    state: RunState
+    ending: Ending
+    counts: dict[str, int]
+    """How many replies were refused, missing, lost … by reason."""
+
+
+class Service:
+    """The job, the network, the disk."""
+
+    def __init__(
+        self, federation: Federation, grid: Grid, folder: Path, observers: list[Observer]
+    ) -> None:
+        self.federation = federation
+        self.job = federation.server_job()
+        self.observers = observers
+        self.journal = Journal()
+        self.remembers = _remembers(self.job)
+        on_disk = federation.ledger == "disk"
+        self.disk = ServerState(
+            folder / "checkpoint", on_disk and self.remembers, fingerprint(federation, self.job)
+        )
+        fresh = Saved(initial_state(self.job), new_run(), {})
+        saved = self.disk.load(fresh.state) or fresh
+        self.saved = saved._replace(boots=saved.boots + 1)
+        self.disk.save(self.saved, {})
+        self._first_loss = saved.state.first_loss
+        patience = federation.patience
+        # An exchange each: waiting for one thing must not end the waiting for another.
+        tasks, greeting, questions = (Exchange(grid, patience.poll) for _ in range(3))
+        self.roster = Roster(greeting, federation.clients, federation.names, saved.roster, patience)
+        self.asking = Asking(self.job, questions, self.roster, self.journal, patience.round)
+        self.engine = GridEngine(
+            federation,
+            self.job,
+            tasks,
+            self.roster,
+            saved.ledger,
+            saved.norms,
+            self.saved.boots,
+            self.journal,
+            can_repair=on_disk or not self.remembers,
+        )
+
+    def run(self) -> Outcome:
+        """Rounds, or steps, until the end; repairs and empty rounds interrupt the loop."""
+        everybody = not self.job.algorithm.accepts_partial
+        self.roster.wait_for(self.federation.clients if everybody else 1)
+        self.open()
+        job = self.job._replace(algorithm=cast(Any, _Opened(self.job.algorithm)))
+        sampler, engine = self.federation.sampler, self.engine
+        while self.saved.state.round < self.rounds:
+            self.repair()
+            state = self.saved.state
+            for report in run(job, sampler, engine, MemoryStore(), self._schedule(), state):
+                if engine.to_repair() and not report.infos:
+                    break  # nothing was folded: the round is made again after the repair
+                report = self.observe(report)
+                self.settle(report.state)
+                if report.ending is not None:
+                    return self.outcome(report.ending)
+                if engine.empty or engine.to_repair():
+                    break
+        return self.outcome(self._completed())
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there will be; one that brought nothing does not count."""
+        return self.federation.rounds + self.saved.empty
+
+    def _completed(self) -> Ending:
+        empty = f", and {self.saved.empty} that brought nothing" if self.saved.empty else ""
+        made = "rounds" if self.federation.mode == "rounds" else "steps"
+        return Ending("completed", f"completed all {self.federation.rounds} {made}{empty}")
+
+    def observe(self, report: RoundReport) -> RoundReport:
+        """Measure, and write the round down; if its checkpoint fails it is made and written again.
+
+        What the sites say never reaches the loop: the server judges by it, here.
+        """
+        record, ending = report.record, report.ending
+        if self.engine.staleness is not None:
+            record["staleness"] = self.engine.staleness
+        if ending is None or ending.code == "completed":
+            done = ending is not None and not self.engine.empty
+            ending = self._measure(report.state, record, done)
+            ending = ending or (self._completed() if done else None)
+        record.update(self.news())
+        state = report.state._replace(first_loss=self._first_loss)
+        report = RoundReport(state, record, report.infos, ending)
+        for observer in self.observers:
+            observer(report)
+        return report
+
+    def _measure(self, state: RunState, record: Record, done: bool) -> Ending | None:
+        """Ask the sites when it is time, and look whether that ends the run.
+
+        Their numbers stand under `sites`, the usual ones also beside the server's own metrics.
+        Without rounds nobody waits for the sites before the end.
+        """
+        own, number, every = dict(record), record["round"], self.federation.evaluate_every
+        regular = self.federation.mode == "rounds" and every and number % every == 0
+        if not every or not (done or regular):
+            return self._reached(own, None, complete=not every)
+        began = time.perf_counter()
+        params = self.job.algorithm.global_params(state.server)
+        measured = self.asking(params, state.buffers, number - 1)
+        means = measured.means()
+        record["sites"] = {"answered": len(measured.answers), "metrics": means}
+        for name, value in measured.shown().items():
+            record.setdefault(name, value)
+        seconds = time.perf_counter() - began
+        record["evaluation_seconds"] = record.get("evaluation_seconds", 0.0) + seconds
+        if self._first_loss is None:
+            self._first_loss = means.get("loss")
+        elif measured.exceed(EXPLOSION * (1 + abs(self._first_loss))):
+            sentence = f"the loss of the global model is {means['loss']:g} at the sites"
+            return Ending("diverged", f"diverged in round {number}: {sentence}")
+        return self._reached(own, measured, complete=True)
+
+    def _reached(self, own: Record, measured: Measured | None, complete: bool) -> Ending | None:
+        """Whether the target is met; `complete` when everything was measured that ever is."""
+        target = self.federation.target
+        if target is None or (measured is None and "evaluation_seconds" not in own):
+            return None
+        known = (measured.means() if measured is not None else {}) | own
+        by_sites = measured is not None and target.metric not in own and measured.reach(target)
+        if by_sites or target.reached(own):
+            value = known[target.metric]
+            sentence = f"{target.metric} {value:.4g} reached the target in round {own['round']}"
+            return Ending("target", sentence)
+        unheard = measured is None or (measured.answers and not measured.has(target.metric))
+        if complete and target.metric not in known and unheard:
+            numbers = sorted(key for key, value in known.items() if isinstance(value, int | float))
+            raise ParameterError(
+                f"Federation: target waits for {target.metric!r}, which is not measured; there "
+                f"are {', '.join(numbers)}"
+            )
+        return None
+
+    def settle(self, state: RunState) -> None:
+        """Checkpoint what was folded; only then may the next task acknowledge it."""
+        if state.round > self.saved.state.round or not self.saved.opened:
+            brought = self.engine.settle()
+            self.saved = self.saved._replace(
+                state=state,
+                ledger=self.engine.ledger,
+                roster=self.roster.known,
+                opened=True,
+                empty=self.saved.empty + self.engine.empty,
+                norms=self.engine.norms,
+            )
+            for client, why in self.disk.save(self.saved, brought).items():
+                if self.engine.give_up(client):
+                    detail = f"{why}; should this client lose its state, it cannot be taken out"
+                    self.journal.note(state.round - 1, client, RefusedError(Word.LEDGER, detail))
+
+    def repair(self) -> None:
+        """Take clients that lost their state out of the server's, and let them start again."""
+        for client in self.engine.to_repair():
+            state, round_index = self.saved.state, self.saved.state.round - 1
+            if self.remembers:
+                without = self._without(client, state)
+                if without is None:
+                    continue
+                state = without
+            self.engine.ledger = restart(self.engine.ledger, client)
+            self.engine.drop(client)
+            self.saved = self.saved._replace(state=state, ledger=self.engine.ledger)
+            self.disk.save(self.saved, {})
+            detail = "it starts again from the beginning"
+            self.journal.note(round_index, client, RefusedError(Word.REPAIRED, detail))
+
+    def _without(self, client: int, state: RunState) -> RunState | None:
+        """The state as if a client had never taken part; None, and said, when nobody knows it."""
+        entry = self.engine.ledger.entry(client)
+        try:
+            past = self.disk.contribution(client, entry, _message_template(self.job))
+        except DamageError as error:
+            self.engine.give_up(client)
+            detail = f"{error}; this client lost its state, and cannot be taken out"
+            self.journal.note(state.round - 1, client, RefusedError(Word.LEDGER, detail))
+            return None
+        if past is None:
+            return state
+        past = trees.map_tensors(lambda leaf: leaf.to(self.job.initial.dtype), past)
+        server = self.job.algorithm.without(state.server, past, self.job.problem.regularizer)
+        return state._replace(server=server)
+
+    def open(self) -> None:
+        """The initial round with everybody, checkpointed on its own."""
+        if self.saved.opened or not self.job.algorithm.starts_with_everyone:
+            return
+        everybody = range(self.federation.clients)
+        self.roster.wait_for(self.federation.clients)
+        before = with_memory(self.federation.sampler, self.saved.state)
+        state, _, infos = run_round(self.job, everybody, self.engine, before, -1)
+        self.settle(remembered(state._replace(round=0), -1, everybody, infos))
+
+    def _schedule(self) -> Schedule:
+        evaluation = Evaluation(
+            every=max(1, self.federation.evaluate_every),
+            objective=False,
+            test=self.federation.test is not None,
+        )
+        return Schedule(self.rounds, evaluation)
+
+    def news(self) -> dict[str, Any]:
+        """What a round's record says about the network."""
+        events = [event._asdict() for event in self.journal.take()]
+        return {
+            "refused": sum(event["word"] != Word.MISSING for event in events),
+            "missing": sum(event["word"] == Word.MISSING for event in events),
+            "events": events,
+        }
+
+    def outcome(self, ending: Ending) -> Outcome:
+        """The end of the run."""
+        params = self.job.algorithm.global_params(self.saved.state.server)
+        return Outcome(params.clone(), self.saved.state, ending, dict(self.journal.counts))
+
+
+class _Opened:
+    """An algorithm whose initial round is done already."""
+
+    starts_with_everyone = False
+
+    def __init__(self, algorithm: Any) -> None:
+        self._algorithm = algorithm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._algorithm, name)
+
+
+def _message_template(job: Job) -> Any:
+    return answer_template(job, parcel_template(job).download).upload.message
+
+
+def _remembers(job: Job) -> bool:
+    """Whether the server's state holds something of each client."""
+    server, message = job.algorithm.init_server(job.initial), _message_template(job)
+    zero = trees.map_tensors(torch.zeros_like, message)
+    return job.algorithm.without(server, zero, job.problem.regularizer) is not None

@@ -1,0 +1,210 @@
+"""The server's own state on disk: what it folded and the versions that say so, in one rename.
+
+    server.safetensors             the server's state, the ledger, the roster
+    contribution-3-1-12.safetensors    ledger="disk": what client 3 (incarnation 1) has brought up
+                                       to version 12, already weighted
+
+Contributions are written first and named by version, so that whatever instant a crash picks, the
+files that server.safetensors asks for are there.  One that is missing or damaged is never taken
+for nothing: its client can no longer be taken out, and that is said.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedadmm import trees
+from fedadmm.engines.job import Job
+from fedadmm.errors import StateError
+from fedadmm.flower import sealed
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol.admission import Sizes
+from fedadmm.flower.protocol.codec import pack, unpack
+from fedadmm.flower.protocol.ledger import Entry, ServerLedger
+from fedadmm.flower.sealed import DamageError
+from fedadmm.resuming import known_from, plain_known
+from fedadmm.round import RunState
+from fedadmm.state.digest import params_sha256
+from fedadmm.state.files import read_tensors, remove, remove_leftovers
+
+SERVER = "server.safetensors"
+_VALUES = "values"
+
+
+class Saved(NamedTuple):
+    """All that a server needs to go on."""
+
+    state: RunState
+    ledger: ServerLedger
+    roster: Mapping[int, int]
+    """Node id -> client."""
+    opened: bool = False
+    """Whether the initial round with everybody is done."""
+    boots: int = 0
+    """How often a server started on this run; asynchronous tasks are numbered from it."""
+    empty: int = 0
+    """Rounds that brought nothing; the run is longer by as many."""
+    norms: Mapping[int, Sizes] = {}
+    """The longest vectors that each client has brought."""
+
+
+def new_run() -> ServerLedger:
+    """The ledger of a run that begins, with a name that no other run has."""
+    return ServerLedger(uuid.uuid4().hex)
+
+
+def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
+    """What must not change between a run and its resumption."""
+    weights = [job.problem.weight(client) for client in range(federation.clients)]
+    parts = {
+        "algorithm": federation.algorithm,
+        "clients": federation.clients,
+        "solver": federation.solver,
+        "stop": job.stop,
+        "sampler": federation.sampler,
+        "seed": federation.seed,
+        "regularizer": federation.regularizer,
+        "mode": federation.mode,
+        "ledger": federation.ledger,
+        "vector": f"{job.initial.numel()} x {job.initial.dtype}",
+        "initial": params_sha256(job.initial)[:16],
+        "weights": params_sha256(torch.tensor(weights, dtype=torch.float64))[:16],
+    }
+    return {key: json.dumps(repr(value))[1:-1] for key, value in parts.items()}
+
+
+class ServerState:
+    """The checkpoint folder of one run."""
+
+    def __init__(
+        self, folder: Path, keep_contributions: bool, fingerprint: Mapping[str, str]
+    ) -> None:
+        sealed.make_private_directory(folder)
+        remove_leftovers(folder)
+        self._folder = folder
+        self._keep = keep_contributions
+        self._fingerprint = dict(fingerprint)
+
+    def load(self, template: RunState) -> Saved | None:
+        """The last checkpoint, or None for a run that begins."""
+        path = self._folder / SERVER
+        if not path.exists():
+            return None
+        try:
+            packed = sealed.read(path)
+        except DamageError:
+            if _is_of_earlier_version(path):
+                raise StateError(
+                    f"{path} was written by an earlier version of fedadmm; finish the run with "
+                    "that version, or begin a new one in another folder"
+                ) from None
+            raise
+        values = json.loads(str(packed.plain.pop(_VALUES)))
+        self._compare(values["fingerprint"])
+        state = unpack(template, packed)
+        return Saved(
+            state._replace(notes=values["notes"], known=known_from(values.get("known"))),
+            ServerLedger(values["run"], _entries(values)),
+            {int(node): client for node, client in values["roster"].items()},
+            values["opened"],
+            values["boots"],
+            values["empty"],
+            {int(client): sizes for client, sizes in values["norms"].items()},
+        )
+
+    def _compare(self, before: Mapping[str, str]) -> None:
+        now = self._fingerprint
+        changed = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+        if changed:
+            shown = ", ".join(f"{k} ({before.get(k)} -> {now.get(k)})" for k in sorted(changed))
+            raise StateError(f"{self._folder}: holds another run, which differs in {shown}")
+
+    def save(self, saved: Saved, brought: Mapping[int, Any]) -> dict[int, str]:
+        """Write a checkpoint; `brought` are the weighted uploads that it folded, by client.
+
+        Returns whose contribution could not be kept, and why.
+        """
+        unkept = self._add(saved.ledger, brought) if self._keep else {}
+        packed = pack(saved.state._replace(notes=None, known=None))
+        values = {
+            "notes": saved.state.notes,
+            "known": plain_known(saved.state.known),
+            "fingerprint": self._fingerprint,
+            "run": saved.ledger.run,
+            "entries": {str(client): list(entry) for client, entry in saved.ledger.entries.items()},
+            "roster": {str(node): client for node, client in saved.roster.items()},
+            "opened": saved.opened,
+            "boots": saved.boots,
+            "empty": saved.empty,
+            "norms": {str(client): dict(sizes) for client, sizes in saved.norms.items()},
+        }
+        packed.plain[_VALUES] = json.dumps(values)
+        sealed.write(self._folder / SERVER, packed)
+        if self._keep:
+            self._sweep(saved.ledger)
+        return unkept
+
+    def contribution(self, client: int, entry: Entry, template: Any) -> Any | None:
+        """a_i times the sum of all uploads of a client; None before its first one.
+
+        A DamageError when the file is not there, or not what was written.
+        """
+        if entry.version == 0:
+            return None
+        path = self._path(client, entry)
+        if not path.exists():
+            raise DamageError(f"{path} is not there")
+        return unpack(template, sealed.read(path))
+
+    def _add(self, ledger: ServerLedger, brought: Mapping[int, Any]) -> dict[int, str]:
+        unkept = {}
+        for client, message in brought.items():
+            entry = ledger.entry(client)
+            before = entry._replace(version=entry.version - 1)
+            # Sums in double precision: what is taken out one day must be what was put in.
+            total = trees.map_tensors(lambda leaf: leaf.double(), message)
+            try:
+                past = self.contribution(client, before, message)
+            except DamageError as error:
+                unkept[client] = str(error)
+                continue
+            if past is not None:
+                total = trees.add_scaled_(trees.clone(total), past, 1.0)
+            sealed.write(self._path(client, entry), pack(total))
+        return unkept
+
+    def _sweep(self, ledger: ServerLedger) -> None:
+        needed = {self._path(client, entry) for client, entry in ledger.entries.items()}
+        for path in self._folder.glob("contribution-*.safetensors"):
+            if path not in needed:
+                remove(path)
+
+    def _path(self, client: int, entry: Entry) -> Path:
+        name = f"contribution-{client}-{entry.incarnation}-{entry.version}.safetensors"
+        return self._folder / name
+
+
+def read_ledger(folder: Path) -> dict[int, Entry]:
+    """What a checkpoint knows of each client, for whoever only looks; nothing before the first."""
+    path = folder / SERVER
+    if not path.exists():
+        return {}
+    return _entries(json.loads(str(sealed.read(path).plain[_VALUES])))
+
+
+def _entries(values: Mapping[str, Any]) -> dict[int, Entry]:
+    return {int(client): Entry(*entry) for client, entry in values["entries"].items()}
+
+
+def _is_of_earlier_version(path: Path) -> bool:
+    """Whether a file has the form that checkpoints had before their digest covered all of it."""
+    with suppress(StateError):
+        return _VALUES in read_tensors(path).metadata
+    return False

@@ -1,0 +1,198 @@
+"""The one sender of tasks: makes them out, sends them again, judges what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from fedadmm.engines.job import Job, global_vector
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.admission import Admission, Admitted
+from fedadmm.flower.protocol.codec import digest, encode, pack
+from fedadmm.flower.protocol.ledger import Kind, Reply, ServerLedger, Task, issue
+from fedadmm.flower.protocol.messages import answer_template, parcel
+from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.server.exchange import Arrival, Exchange, Seat
+from fedadmm.flower.server.journal import Journal
+from fedadmm.flower.server.roster import Roster
+from fedadmm.protocols import ClientInfo, Download
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+ATTEMPTS = 2
+"""How often a task is sent to a client that answers with an error."""
+_BOOT = 32
+"""Without rounds, tasks are numbered from (number of server starts) << 32: they always grow."""
+_ROOM = 4096
+"""Bytes beyond a proper answer that are let in, so that the misfit can be named."""
+
+
+class Accepted(NamedTuple):
+    """A reply that may be folded."""
+
+    reply: Reply
+    admitted: Admitted
+
+
+class Broadcast:
+    """What one state of the server asks of its clients, encoded and hashed once."""
+
+    def __init__(self, job: Job, download: Download, admission: Admission) -> None:
+        self._job = job
+        self._download = download
+        self._admission = admission
+        self._bodies: dict[tuple[int, bool], tuple[bytes, str]] = {}
+        self._template = answer_template(job, download)
+        self._most = len(encode(pack(self._template))) + _ROOM
+        theta = global_vector(job, download)
+        self._scale = 0.0 if theta is None else float(torch.linalg.vector_norm(theta.double()))
+
+    def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
+        """The task for a client; `index` is the round that its random numbers belong to."""
+        _, fingerprint = self._body(index, ledger.entry(client).version == 0)
+        return issue(ledger, client, sequence, fingerprint)
+
+    def content(self, task: Task, index: int) -> RecordDict:
+        """The task as a message."""
+        return wire.write(task, self._body(index, task.folded == 0)[0])
+
+    def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
+        """Accept an update, or say in a RefusedError why not."""
+        if arrival.content is None:
+            raise RefusedError(Word.ERROR, arrival.error)
+        reply, body = wire.read_reply(arrival.content, self._most)
+        if reply.kind is Kind.UPDATE:
+            admit = self._admission.admit
+            return Accepted(reply, admit(ledger, task, reply, body, self._template, self._scale))
+        if reply.task != task.id:
+            raise RefusedError(Word.PROTOCOL, f"{reply.kind} to another task: {reply.reason}")
+        raise RefusedError(_WORDS[reply.kind], reply.reason)
+
+    def failed(self, client: int) -> ClientInfo:
+        """What is known about a client whose result was not finite."""
+        return self._template.info._replace(client=client, finite=False)
+
+    def _body(self, index: int, newcomer: bool) -> tuple[bytes, str]:
+        if (index, newcomer) not in self._bodies:
+            body = encode(pack(parcel(self._job, self._download, index, newcomer)))
+            self._bodies[index, newcomer] = body, digest(body)
+        return self._bodies[index, newcomer]
+
+
+_WORDS = {Kind.FAILED: Word.FINITE, Kind.LOST: Word.LOST, Kind.STALE: Word.ROLLBACK}
+"""A client that finds the open task outdated has seen a later one: the server went back."""
+
+
+class Flight(NamedTuple):
+    """A task that is out."""
+
+    cast: Broadcast
+    task: Task
+    round_index: int
+    step: int
+    """The server's step when the task was made out."""
+    seat: Seat
+    at: float
+    times: int = 1
+    failed: bool = False
+    """Whether it was answered by an error and may be sent again at once."""
+    over: bool = False
+    """Whether it was answered by something that cannot be folded."""
+
+
+class Tasks:
+    """The tasks that are out, one per client at most."""
+
+    def __init__(
+        self, exchange: Exchange, roster: Roster, journal: Journal, resend: float, boots: int
+    ) -> None:
+        self._exchange = exchange
+        self._roster = roster
+        self._journal = journal
+        self._resend = resend
+        self._number = boots << _BOOT
+        self.out: dict[int, Flight] = {}
+        self._sent = 0
+
+    def take_count(self) -> int:
+        """How many messages with a task went out since this was last asked."""
+        count, self._sent = self._sent, 0
+        return count
+
+    def clear(self) -> None:
+        """A new round: nobody is asked anything."""
+        self.out = {}
+
+    def send(
+        self,
+        clients: Iterable[int],
+        cast: Broadcast,
+        ledger: ServerLedger,
+        step: int,
+        ttl: float,
+        *,
+        rounds: bool,
+    ) -> None:
+        """A task for everybody who has none; the same one again where it may have got lost."""
+        online, now = self._roster.online(), self._exchange.now()
+        contents = {}
+        for client in clients:
+            seat, flight = online.get(client), self.out.get(client)
+            if seat is None:
+                continue
+            late = flight is not None and now - flight.at > self._resend
+            if flight is None or (flight.over and late):
+                flight = self._make_out(client, cast, ledger, step, seat, rounds)
+            elif not flight.over and (flight.failed or late or flight.seat != seat):
+                times = flight.times + 1
+                flight = flight._replace(seat=seat, at=now, times=times, failed=False)
+            else:
+                continue
+            self.out[client] = flight
+            contents[client] = (seat.node, flight.cast.content(flight.task, flight.round_index))
+        self._sent += len(contents)
+        self._exchange.send("train", str(step + 1), contents, max(ttl, 1.0))
+
+    def _make_out(
+        self,
+        client: int,
+        cast: Broadcast,
+        ledger: ServerLedger,
+        step: int,
+        seat: Seat,
+        rounds: bool,
+    ) -> Flight:
+        """A round's number counts for all; without rounds a client's own updates are counted."""
+        number = index = step
+        if not rounds:
+            self._number += 1
+            number, index = self._number, ledger.entry(client).version
+        task = cast.task(ledger, client, number, index)
+        return Flight(cast, task, index, step, seat, self._exchange.now())
+
+    def verdicts(
+        self, ledger: ServerLedger, until: float
+    ) -> Iterator[tuple[int, Accepted | RefusedError]]:
+        """What came back, judged; what answers nothing that is out is only counted."""
+        for arrival in self._exchange.arrivals(until):
+            client, flight = arrival.key, self.out.get(arrival.key)
+            if flight is None:
+                self._journal.count(Word.DUPLICATE)
+                continue
+            outcome: Accepted | RefusedError
+            try:
+                outcome = flight.cast.judge(ledger, flight.task, arrival)
+            except RefusedError as refused:
+                outcome = refused
+                self.refuse(client, refused)
+            yield client, outcome
+
+    def refuse(self, client: int, refused: RefusedError) -> None:
+        """What came cannot be folded: ask again at once after an error, later after a lie."""
+        flight = self.out[client]
+        again = refused.word is Word.ERROR and flight.times < ATTEMPTS
+        stays = refused.word is Word.PROTOCOL  # an answer to an earlier task
+        self.out[client] = flight._replace(failed=again, over=not (again or stays))

@@ -1,0 +1,184 @@
+"""The site's half: answer a task from durable state, commit before the reply leaves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from fedadmm.engines.job import client_round
+from fedadmm.errors import ConfigError, StateError
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.admission import seal
+from fedadmm.flower.protocol.codec import check_like, decode, digest, encode, pack, unpack
+from fedadmm.flower.protocol.ledger import Action, Kind, Reply, Task, receive, reply_to
+from fedadmm.flower.protocol.messages import Answer, Question, parcel_template, record_template
+from fedadmm.flower.protocol.refusal import RefusedError
+from fedadmm.flower.site.state import SiteState
+from fedadmm.protocols import Evaluator, Objective
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+_VECTORS, _ROOM = 8, 2**20
+"""The largest parcel that is let in: so many vectors of doubles, and so many bytes besides."""
+
+
+class Site(NamedTuple):
+    """What a site brings: its objective, and optionally metrics of a vector on its own rows."""
+
+    objective: Objective
+    test: Evaluator | None = None
+
+
+Load = Callable[["Context"], Objective | Site]
+"""Makes a site's objective from its node configuration; called once per message that needs it."""
+
+
+def client_app(federation: Federation, load: Load) -> ClientApp:
+    """A Flower ClientApp that runs any algorithm of the package on a site's own data.
+
+    The node's configuration must hold `partition-id`, the number of this client, and `state-dir`,
+    a folder of this site that survives restarts (the run configuration may hold it instead).
+    """
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    def train(message: Message, context: Context) -> Message:
+        content = answer(
+            federation, lambda: _site(load, context).objective, context, message.content
+        )
+        return Message(content, reply_to=message)
+
+    def evaluate(message: Message, context: Context) -> Message:
+        measured = _measure(federation, _site(load, context), wire.read_body(message.content))
+        return Message(wire.write_metrics(measured), reply_to=message)
+
+    app = ClientApp()
+    app.train()(train)
+    app.evaluate()(evaluate)
+    return app
+
+
+def answer(
+    federation: Federation,
+    objective: Callable[[], Objective],
+    context: Context,
+    content: RecordDict,
+) -> RecordDict:
+    """The answer to whatever the server sends as training: who is there, or a task."""
+    number = client_number(context)
+    if wire.HELLO in content:
+        return wire.present(number)
+    task, body = wire.read_task(content)
+    if number != task.client:
+        raise StateError(f"the task is for client {task.client}, but this node is client {number}")
+    if digest(body) != task.cast_digest:
+        raise StateError("the task's digest is not that of its content")
+    state = SiteState(state_folder(context, task.run, task.client))
+    with torch.no_grad(), state.locked():
+        return wire.write(*work(federation, objective, state, task, body))
+
+
+def work(
+    federation: Federation,
+    objective: Callable[[], Objective],
+    state: SiteState,
+    task: Task,
+    body: bytes,
+) -> tuple[Reply, bytes]:
+    """Answer one task: replay, compute, or say why not; the data are loaded only to compute."""
+    decision = receive(state.ledger(), task)
+    if decision.forget:
+        state.forget()
+    if decision.promote:
+        state.promote()
+    if decision.action is Action.LOST:
+        return reply_to(task, Kind.LOST, decision.reason), b""
+    if decision.action is Action.STALE:
+        return reply_to(task, Kind.STALE, decision.reason), b""
+    if decision.action is Action.REPLAY:
+        stored = state.pending()
+        if stored is not None:
+            return stored
+    return _compute(federation, objective(), state, task, body)
+
+
+def _compute(
+    federation: Federation, objective: Objective, state: SiteState, task: Task, body: bytes
+) -> tuple[Reply, bytes]:
+    most = _VECTORS * 8 * objective.num_parameters + _ROOM
+    if len(body) > most:
+        raise StateError(f"the task has {len(body)} bytes, but at most {most} may come")
+    try:
+        packed = decode(body)
+        job = federation.client_job(
+            objective, packed.tensors.get("initial"), str(packed.plain.get("precision"))
+        )
+        template = parcel_template(job)
+        check_like(template, packed, optional=True)
+    except RefusedError as error:
+        raise StateError(f"the task does not fit this site's model: {error}") from None
+    parcel = unpack(template, packed)
+    job = job._replace(initial_buffers=parcel.initial_buffers)
+    record = state.acked(record_template(job))
+    done = client_round(job, task.client, record, parcel.download, parcel.round_index)
+    if done.record is None:
+        return reply_to(task, Kind.FAILED, "the local result holds NaN or infinite entries"), b""
+    sent = encode(pack(Answer(done.upload, done.info)))
+    reply = seal(reply_to(task, Kind.UPDATE), sent)
+    state.commit(reply, sent, done.record)
+    return reply, sent
+
+
+def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float]:
+    """A site's loss at a model, and its own metrics."""
+    packed = decode(body)
+    params = packed.tensors.get("params")
+    size = site.objective.num_parameters
+    if params is None or params.shape != (size,):
+        raise StateError(f"the model to evaluate must be one vector of {size} numbers")
+    question = unpack(Question(params, None), packed)
+    job = federation.client_job(site.objective, params, str(params.dtype).removeprefix("torch."))
+    converted: Any = job.problem.clients[0]
+    with torch.no_grad():
+        if question.buffers is not None:
+            converted.flat.load_buffers(question.buffers)
+        measured = {"loss": float(converted.value(params))}
+        if site.test is not None:
+            measured |= {name: float(value) for name, value in site.test(params).items()}
+    return measured
+
+
+def _site(load: Load, context: Context) -> Site:
+    made = load(context)
+    return made if isinstance(made, Site) else Site(made)
+
+
+def client_number(context: Context) -> int:
+    """Which client this node is, from its own configuration."""
+    number: Any = context.node_config.get("partition-id")
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ConfigError(
+            f"node-config: partition-id is {number!r}, but must be the number of this client, as "
+            "in --node-config 'partition-id=0 state-dir=\"/var/lib/fedadmm\"'"
+        )
+    return number
+
+
+def state_folder(context: Context, run: str, client: int) -> Path:
+    """Where this site keeps the state of one client in one run."""
+    base = context.node_config.get("state-dir", context.run_config.get("state-dir"))
+    if not isinstance(base, str) or not base:
+        raise ConfigError(
+            f"node-config: state-dir is {base!r}, but must be a folder of this site that survives "
+            "restarts, because the client's state is kept there"
+        )
+    if not re.fullmatch(r"[0-9a-zA-Z-]{1,64}", run):
+        raise StateError(f"the run is called {run[:80]!r}, which is no name of a run")
+    return Path(base) / run / f"client-{client}"

@@ -1,0 +1,134 @@
+"""A client's state on its own disk: never torn, never half-moved.
+
+Two files, each replaced in one rename:
+
+    acked.safetensors     the state of the version that the server is known to have folded
+    pending.safetensors   the state of the last upload, with the bytes of its reply
+
+The acknowledgement renames pending to acked; a new upload replaces pending.  Whatever instant a
+crash picks, both files are whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedadmm.errors import StateError
+from fedadmm.flower import sealed
+from fedadmm.flower.protocol.admission import is_sealed
+from fedadmm.flower.protocol.codec import Packed, pack, unpack
+from fedadmm.flower.protocol.ledger import ClientLedger, Kind, Reply, Slot, slot_of
+from fedadmm.flower.sealed import DamageError
+from fedadmm.protocols import ClientRecord
+from fedadmm.state.files import explained, remove, remove_leftovers, sync
+from fedadmm.state.locks import locked
+
+ACKED, PENDING, DAMAGED = "acked.safetensors", "pending.safetensors", ".damaged"
+_REPLY, _BODY = "reply", "body"
+
+
+class _File(NamedTuple):
+    """What one file holds."""
+
+    reply: Reply
+    packed: Packed
+
+    @property
+    def body(self) -> bytes:
+        """The bytes of the reply."""
+        return bytes(self.packed.tensors[_BODY].numpy())
+
+
+class SiteState:
+    """The folder of one client in one run."""
+
+    def __init__(self, folder: Path) -> None:
+        sealed.make_private_directory(folder)
+        self._folder = folder
+        self._files: dict[str, _File] = {}
+
+    @contextmanager
+    def locked(self, timeout: float = 60.0) -> Iterator[None]:
+        """Hold the folder: a restarted node may meet the process it left behind."""
+        with locked(self._folder, timeout):
+            remove_leftovers(self._folder)
+            self._files = {}
+            yield
+
+    def ledger(self) -> ClientLedger:
+        """What the disk says; a damaged file is put aside and counts as not there."""
+        return ClientLedger(self._slot(ACKED), self._slot(PENDING))
+
+    def promote(self) -> None:
+        """The server folded the last upload: its state is the acknowledged one now."""
+        with explained("replace", self._folder / ACKED):
+            os.replace(self._folder / PENDING, self._folder / ACKED)
+        sync(self._folder)
+        self._files[ACKED] = self._files.pop(PENDING)
+
+    def forget(self) -> None:
+        """The server started this client again: nothing that was counts any more."""
+        for name in (PENDING, ACKED):
+            remove(self._folder / name)
+            self._files.pop(name, None)
+        sync(self._folder)
+
+    def acked(self, template: ClientRecord) -> ClientRecord | None:
+        """The acknowledged state; None is the initial one."""
+        file = self._read(ACKED)
+        return None if file is None else unpack(template, file.packed)
+
+    def pending(self) -> tuple[Reply, bytes] | None:
+        """The last reply and its bytes, to be sent again; None when they are damaged."""
+        file = self._read(PENDING)
+        if file is None:
+            raise StateError(f"{self._folder / PENDING} is not there")
+        if not is_sealed(file.reply, file.body):
+            self._put_aside(PENDING)
+            return None
+        return file.reply, file.body
+
+    def commit(self, reply: Reply, body: bytes, record: ClientRecord) -> None:
+        """Keep a new state with the reply that leads to it, before that reply leaves."""
+        packed = pack(record)
+        packed.plain[_REPLY] = json.dumps(reply._asdict())
+        content = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        sealed.write(self._folder / PENDING, packed, body=content)
+        self._files.pop(PENDING, None)
+
+    def _slot(self, name: str) -> Slot | None:
+        file = self._read(name)
+        return None if file is None else slot_of(file.reply)
+
+    def _read(self, name: str) -> _File | None:
+        path = self._folder / name
+        if name not in self._files and path.exists():
+            try:
+                self._files[name] = _read_file(path)
+            except DamageError:
+                self._put_aside(name)
+        return self._files.get(name)
+
+    def _put_aside(self, name: str) -> None:
+        with explained("put aside", self._folder / name):
+            os.replace(self._folder / name, self._folder / (name + DAMAGED))
+        self._files.pop(name, None)
+
+
+def _read_file(path: Path) -> _File:
+    # The digest of the body stands in the reply, so that it is hashed only when it is sent again.
+    packed = sealed.read(path, _BODY)
+    try:
+        fields = json.loads(str(packed.plain.pop(_REPLY)))
+        reply = Reply(**fields)._replace(kind=Kind(fields["kind"]))
+        packed.tensors[_BODY]
+    except (KeyError, TypeError, ValueError):
+        raise DamageError(f"{path} is damaged: it holds no reply") from None
+    return _File(reply, packed)

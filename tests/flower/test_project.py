@@ -1,0 +1,202 @@
+"""The commands that `deploy init` writes, run word for word; and a stranger who knows the address.
+
+Really started: a SuperLink, a gateway and two nodes with keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from fedadmm.experiments import directory as files
+from fedadmm.flower.local import commands
+from fedadmm.flower.local.keys import make_node_key
+from fedadmm.flower.local.network import LocalNetwork
+from fedadmm.flower.local.processes import Group, environment, free_ports
+from fedadmm.flower.local.project import write_project
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def free_pair():
+    """Two ports in a row that nobody uses."""
+    while True:
+        port = free_ports(1)[0]
+        with socket.socket() as probe:
+            if port < 65000 and probe.connect_ex(("127.0.0.1", port + 1)) != 0:
+                return port
+
+
+class Shells:
+    """Runs blocks of COMMANDS.md as a person would, and ends what it left running."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+        self.logs = folder / "logs"
+        self.logs.mkdir()
+        self.environment = {k: v for k, v in environment(folder).items() if k != "FLWR_HOME"}
+        self.running: list[Group] = []
+
+    def leave_running(self, name, block, folder):
+        command = ["bash", "-ec", block]
+        group = Group(name, command, self.logs / f"{name}.log", self.environment, folder)
+        self.running.append(group)
+        return group
+
+    def run(self, block, folder):
+        return subprocess.run(
+            ["bash", "-ec", block], cwd=folder, env=self.environment, capture_output=True,
+            text=True, timeout=400, check=False,
+        )  # fmt: skip
+
+    def close(self):
+        for group in self.running:
+            group.ask_to_end()
+        for group in self.running:
+            group.stop()
+
+
+def listening(port, group, timeout=60.0):
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        assert group.running(), group.tail()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise AssertionError(group.tail())
+
+
+def listeners(port):
+    """The addresses on which this machine listens on a port, from the system's own table."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    found = [line.split() for line in lines]
+    return {row[1].partition(":")[0] for row in found if row[3] == "0A" and _port(row[1]) == port}
+
+
+def _port(address):
+    return int(address.partition(":")[2], 16)
+
+
+def rows(path, seed):
+    table = np.random.default_rng(seed).normal(size=(40, 5))
+    table[:, 4] = table[:, 0] > 0
+    lines = [",".join(f"{x:.4f}" for x in row) for row in table]
+    path.write_text("a,b,c,d,label\n" + "\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The first three blocks of the commands, and both sites, as written."""
+    port = free_pair()
+    made = write_project(tmp_path / "study", 2, "localhost", port=port, rounds=3, features=4)
+    shells = Shells(tmp_path, made.commands.read_text())
+    assert len(shells.blocks) == 5
+    link, gateway, register, site, _ = shells.blocks
+    try:
+        listening(port + 1, shells.leave_running("link", link, made.server))
+        listening(port, shells.leave_running("gateway", gateway, made.server))
+        done = shells.run(register, made.server)
+        assert done.returncode == 0, done.stdout + done.stderr
+        for number, folder in enumerate(made.sites):
+            rows(folder / "rows.csv", number)
+            block = site.replace("partition-id=0", f"partition-id={number}")
+            # Two sites on one machine: the second needs another port for its own apps.
+            block = block.rstrip() + f" --port {free_ports(1)[0]}\n"
+            shells.leave_running(f"site-{number}", block, folder)
+        yield made, shells, port
+    finally:
+        shells.close()
+
+
+def test_the_written_commands_work_and_strangers_stay_outside(project, tmp_path):
+    made, shells, port = project
+    done = shells.run(
+        f'export FLWR_HOME="$PWD/flower" FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1\n'
+        f"{shells.blocks[4]}",
+        made.server,
+    )
+    summary = made.server / "run" / files.SUMMARY
+    assert summary.is_file(), done.stdout[-3000:] + done.stderr[-2000:]
+    assert files.read_json(summary)["code"] == "completed"
+    assert [len(r["clients"]) for r in files.read_metrics(made.server / "run")] == [2, 2, 2]
+    check_private(made)
+    assert listeners(port + 1) == {"0100007F"}  # loopback and nothing else
+    check_strangers(made, shells, port, tmp_path)
+
+
+def check_private(made):
+    """Nobody else on the machine reads uploads, states or keys."""
+    assert (made.server / "superlink.db").stat().st_mode & 0o077 == 0
+    for folder in (made.server, made.server / "run" / "checkpoint", *made.sites):
+        assert folder.stat().st_mode & 0o077 == 0, folder
+
+
+def check_strangers(made, shells, port, tmp_path):
+    """Only the address and the public certificate are known, as to anybody."""
+    home = tmp_path / "stranger"
+    home.mkdir()
+    certificate = str(made.sites[0] / "ca.crt")
+    config = commands.connection("target", port, certificate)
+    (home / "config.toml").write_text(config)
+    make_node_key(home / "own")
+    before = operator(made, shells)
+    assert len(before) == 2
+    attempts = [
+        ["flwr", "supernode", "ls", "target", "--format", "json"],
+        ["flwr", "ls", "target", "--format", "json"],
+        commands.register(str(home / "own.pub"), "target", "client-0"),
+        commands.run(str(made.folder / "app"), "target", {"run-dir": str(home / "run")}),
+    ]
+    for attempt in attempts:
+        done = subprocess.run(
+            attempt, cwd=home, env=shells.environment | {"FLWR_HOME": str(home)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode != 0 or '"success": false' in done.stdout, (attempt, done.stdout)
+    trusted = ssl.create_default_context(cafile=certificate)
+    paths = ["control/list-nodes", "runtime/acquire-task", "fleet/../control/list-nodes"]
+    paths += ["fleet/%2e%2e/control/list-nodes", "fleet/x/y", "fleet//v1/control/list-nodes"]
+    with httpx.Client(verify=trusted, base_url=f"https://localhost:{port}") as client:
+        for path in paths:
+            assert client.post(f"/v1/{path}").status_code == 404, path
+        assert client.get("/docs").status_code == 404
+        assert client.get("/v1/fleet/pull-messages").status_code == 404
+        unsigned = client.post("/v1/fleet/pull-messages")
+        assert 400 <= unsigned.status_code < 500
+    assert operator(made, shells) == before
+    assert not (home / "run").exists()
+
+
+def operator(made, shells):
+    """The nodes that the SuperLink knows, asked on its own machine."""
+    env = shells.environment | {"FLWR_HOME": str(made.server / "flower")}
+    done = subprocess.run(
+        ["flwr", "supernode", "ls", "federation", "--format", "json"], cwd=made.server, env=env,
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return {node["node-id"]: node["status"] for node in json.loads(done.stdout)["nodes"]}
+
+
+def test_a_folder_called_like_the_connection_disturbs_nothing(tmp_path, monkeypatch):
+    """A clone of this repository beside the run is a folder `fedadmm` with a pyproject.toml."""
+    clone = tmp_path / "here" / "fedadmm"
+    clone.mkdir(parents=True)
+    (clone / "pyproject.toml").write_text('[project]\nname = "fedadmm"\nversion = "0"\n')
+    monkeypatch.chdir(clone.parent)
+    with LocalNetwork(Path("network").resolve(), [{"state-dir": "x"}], tls=True) as network:
+        network.start_link()
+        network.register(0)
+        found = json.loads(network.flwr("supernode", "ls", "fedadmm", "--format", "json"))
+        assert len(found["nodes"]) == 1
+        assert os.stat("network/superlink.db").st_mode & 0o077 == 0

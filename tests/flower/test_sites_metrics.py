@@ -1,0 +1,156 @@
+"""What sites measure stands in its own place, and no single site ends or bends a run by it."""
+
+from __future__ import annotations
+
+import pytest
+
+import fedadmm as fa
+from fedadmm.errors import ParameterError
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.server.asking import Measured, far_off
+
+from .harness import FakeGrid, federation, objectives, run_through
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+class Talkative(FakeGrid):
+    """`lies` are what some clients say they measured."""
+
+    lies: dict = {}  # noqa: RUF012
+
+    def _deliver(self, message):
+        reply = super()._deliver(message)
+        client = message.metadata.dst_node_id - 1000
+        if reply is not None and message.metadata.message_type == "evaluate":
+            said = wire.read_metrics(reply.content) | self.lies.get(client, {})
+            reply.content = wire.write_metrics(said)
+        return reply
+
+
+def play(tmp_path, lies, rounds=8, **changes):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=rounds, evaluate_every=1, **changes)
+    grid = Talkative(settings, tmp_path)
+    grid.lies = lies
+    return run_through(settings, grid, tmp_path)
+
+
+def test_the_mean_is_that_of_the_sites(tmp_path):
+    history = play(tmp_path, {}, rounds=2)
+    losses = [float(f.value(history.outcome.params)) for f in objectives()]
+    record = history.records[-1]
+    assert record["sites"]["answered"] == 4
+    assert record["sites"]["metrics"]["loss"] == pytest.approx(sum(losses) / 4, abs=1e-6)
+    assert record["loss"] == record["sites"]["metrics"]["loss"]
+
+
+LIES = {
+    "the number of the round": {"round": 1e9},
+    "traffic": {"bytes_up": -1.0, "clients": 3.0, "seconds": -5.0},
+    "what the report reads": {"penalty_quartiles": 1.0, "warnings": 2.0, "virtual_time": 3.0},
+    "a huge loss": {"loss": 1e300},
+    "a large loss": {"loss": 1e29},
+    "a loss below everything": {"loss": -1e30},
+    "an accuracy of its own": {"test_accuracy": 1.0},
+    "no number": {"loss": float("nan")},
+    "a name like a command": {"\x1b[2Jx": 1.0},
+    "an honest look": {"loss": 3.0},
+}
+
+
+@pytest.mark.parametrize("everybody", [False, True], ids=["one", "all"])
+@pytest.mark.parametrize("lie", LIES)
+def test_a_site_cannot_overwrite_the_record_or_end_the_run(lie, everybody, tmp_path):
+    target = fa.Target("loss", 0.01, at_least=False)
+    liars = range(4) if everybody and not LIES[lie].keys() & {"loss", "\x1b[2Jx"} else [2]
+    history = play(tmp_path, dict.fromkeys(liars, LIES[lie]), target=target)
+    assert history.outcome.ending.code == "completed"
+    assert [record["round"] for record in history.records] == list(range(1, 9))
+    for record in history.records:
+        assert record["clients"] == [0, 1, 2, 3]
+        assert record["bytes_up"] == 4 * 6 * 4
+        assert record["seconds"] >= 0
+        assert len(record["penalty_quartiles"]) == 3
+        assert not record.keys() & {"warnings", "virtual_time"}
+        assert 0 < record["loss"] < 2
+
+
+def test_an_accuracy_that_one_site_invents_does_not_reach_the_target(tmp_path):
+    """Even where all others have that metric, one of them cannot lift the mean over it alone."""
+    lies = {client: {"test_accuracy": 0.5} for client in range(4)}
+    lies[1] = {"test_accuracy": 400.0}
+    target = fa.Target("test_accuracy", 0.9)
+    assert play(tmp_path, lies, target=target).outcome.ending.code == "completed"
+
+
+def test_a_target_that_the_sites_reach_ends_the_run(tmp_path):
+    lies = {client: {"test_accuracy": 0.95} for client in range(4)}
+    history = play(tmp_path, lies, target=fa.Target("test_accuracy", 0.9))
+    assert history.outcome.ending.code == "target"
+    assert len(history.records) == 1
+
+
+def test_losses_that_explode_everywhere_end_the_run(tmp_path):
+    grid_lies = {client: {} for client in range(4)}
+    settings = federation(fa.FedADMM(rho=1.0), rounds=5, evaluate_every=1)
+    grid = Talkative(settings, tmp_path)
+    grid.lies = grid_lies
+
+    def explode(report):
+        if report.record["round"] == 2:
+            grid_lies.update({client: {"loss": 1e8} for client in range(4)})
+
+    history = run_through(settings, grid, tmp_path, explode)
+    assert history.outcome.ending.code == "diverged"
+    assert "round 3" in history.outcome.ending.sentence
+
+
+def test_the_servers_own_metric_comes_first(tmp_path):
+    lies = {client: {"test_accuracy": 0.95} for client in range(4)}
+    target = fa.Target("test_accuracy", 0.9)
+
+    def own(params):
+        return {"test_accuracy": 0.25}
+
+    history = play(tmp_path, lies, rounds=2, test=own, target=target)
+    assert history.outcome.ending.code == "completed"
+    assert [record["test_accuracy"] for record in history.records] == [0.25, 0.25]
+    assert history.records[0]["sites"]["metrics"]["test_accuracy"] == pytest.approx(0.95)
+
+
+def test_a_target_that_nobody_measures_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match="target waits for 'speed', which is not measured"):
+        play(tmp_path, {}, target=fa.Target("speed", 1.0))
+
+
+def test_sites_that_leave_a_metric_out_do_not_end_the_run(tmp_path):
+    """Half of them say nothing about the target: it is not reached, and not refused either."""
+    lies = {client: {"test_accuracy": 0.95} for client in (0, 1)}
+    history = play(tmp_path, lies, rounds=3, target=fa.Target("test_accuracy", 0.9))
+    assert history.outcome.ending.code == "completed"
+    assert "test_accuracy" not in history.records[-1]
+
+
+def test_without_rounds_the_sites_are_asked_at_the_end(tmp_path):
+    settings = federation(fa.AsyncFedDR(eta=1.0), rounds=6, mode="asynchronous", evaluate_every=1)
+    grid = Talkative(settings, tmp_path)
+    history = run_through(settings, grid, tmp_path)
+    assert ["sites" in record for record in history.records] == [False] * 5 + [True]
+    assert grid.counts["evaluate"] == 4
+
+
+def test_whoever_is_far_from_all_others_is_left_out():
+    assert set(far_off({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 2500.0}})) == {2}
+    assert set(far_off({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 1500.0}})) == set()
+    assert set(far_off({0: {"a": 0.0}, 1: {"a": -2000.0}})) == {1}
+    assert set(far_off({0: {"a": 1e20}})) == set()
+
+
+def test_leaving_any_one_out_must_not_change_the_verdict():
+    weights = dict.fromkeys(range(3), 1 / 3)
+    close = Measured({0: {"loss": 1.0}, 1: {"loss": 1.0}, 2: {"loss": 9.0}}, weights)
+    assert close.means()["loss"] == pytest.approx(11 / 3)
+    assert not close.exceed(3.0)
+    assert close.exceed(0.9)
+    assert Measured({0: {"loss": 5.0}}, {0: 1.0}).exceed(3.0)
+    assert not Measured({}, {}).exceed(3.0)

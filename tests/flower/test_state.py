@@ -1,0 +1,283 @@
+"""The files on both sides: whole or not there, and damage is seen before it is used."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import fedadmm as fa
+from fedadmm.errors import StateError
+from fedadmm.flower import sealed
+from fedadmm.flower.protocol import codec
+from fedadmm.flower.protocol.admission import seal
+from fedadmm.flower.protocol.codec import Packed
+from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
+from fedadmm.flower.protocol.messages import record_template
+from fedadmm.flower.sealed import DamageError
+from fedadmm.flower.server.app import serve
+from fedadmm.flower.server.state import SERVER, Saved, ServerState, new_run
+from fedadmm.flower.site.state import ACKED, PENDING, SiteState
+from fedadmm.round import initial_state
+
+from .harness import FakeGrid, check_invariant, federation, run_through, server_on_disk
+
+JOB = federation(fa.FedADMM(rho=1.0)).server_job()
+
+
+def a_commit(site: SiteState, sequence: int = 0):
+    task = issue(ServerLedger("run"), 0, sequence, "cast")
+    body = codec.encode(Packed({"x": torch.full((6,), float(sequence))}, {"y": 1.5}))
+    reply = seal(reply_to(task, Kind.UPDATE), body)
+    site.commit(reply, body, record_template(JOB))
+    return reply, body
+
+
+def spoil(path: Path, place: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_what_is_committed_comes_back(tmp_path):
+    reply, body = a_commit(SiteState(tmp_path))
+    site = SiteState(tmp_path)
+    ledger = site.ledger()
+    assert ledger.acked is None
+    assert ledger.pending is not None
+    assert ledger.pending.digest == reply.digest
+    assert site.pending() == (reply, body)
+
+
+def test_promotion_is_a_rename(tmp_path):
+    reply, _ = a_commit(SiteState(tmp_path))
+    site = SiteState(tmp_path)
+    site.ledger()
+    site.promote()
+    assert {path.name for path in tmp_path.iterdir()} == {ACKED}
+    again = SiteState(tmp_path)
+    assert again.ledger().acked.digest == reply.digest
+    wanted = record_template(JOB).state
+    assert torch.equal(again.acked(record_template(JOB)).state.w, wanted.w)
+
+
+@pytest.mark.parametrize("place", [0, 9, 200])
+def test_a_damaged_file_counts_as_not_there_and_is_kept_aside(place, tmp_path):
+    a_commit(SiteState(tmp_path))
+    spoil(tmp_path / PENDING, place)
+    assert SiteState(tmp_path).ledger().pending is None
+    assert (tmp_path / f"{PENDING}.damaged").exists()
+
+
+def test_damaged_bytes_of_a_reply_are_not_sent_again(tmp_path):
+    a_commit(SiteState(tmp_path))
+    data = (tmp_path / PENDING).read_bytes()
+    body = SiteState(tmp_path).pending()[1]
+    spoil(tmp_path / PENDING, data.index(body) + len(body) - 1)
+    site = SiteState(tmp_path)
+    assert site.ledger().pending is not None
+    assert site.pending() is None
+    assert site.ledger().pending is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_a_file_that_cannot_be_read_now_is_not_lost(number, tmp_path, monkeypatch):
+    """Too many open files is no reason to throw a good state away."""
+    reply, _ = a_commit(SiteState(tmp_path))
+
+    def refuse(self):
+        raise OSError(number, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        with pytest.raises(StateError, match="cannot read") as raised:
+            SiteState(tmp_path).ledger()
+    assert not isinstance(raised.value, DamageError)
+    assert SiteState(tmp_path).ledger().pending.digest == reply.digest
+
+
+def test_a_transient_error_costs_a_client_one_attempt_only(tmp_path, monkeypatch, quick):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=4, ledger="disk")
+    read, refused = Path.read_bytes, []
+
+    def sometimes(self):
+        if "site-2" in str(self) and self.name == PENDING and not refused:
+            refused.append(self)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", sometimes)
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
+    assert len(refused) == 1
+    assert history.trace == [[0, 1, 2, 3]] * 4
+    assert "lost" not in history.outcome.counts
+    check_invariant(settings, tmp_path)
+
+
+def test_only_the_owner_can_look_into_a_state(tmp_path):
+    SiteState(tmp_path / "site")
+    ServerState(tmp_path / "server", False, {})
+    for folder in ("site", "server"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
+
+
+def test_two_processes_cannot_hold_a_state(tmp_path):
+    second = SiteState(tmp_path).locked(timeout=0.1)
+    with SiteState(tmp_path).locked(), pytest.raises(StateError, match="in use"), second:
+        pass
+
+
+def test_a_lock_that_is_a_folder_is_named(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(StateError, match=r"cannot lock .*\.lock"), SiteState(tmp_path).locked():
+        pass
+
+
+def test_what_killed_writes_left_is_swept(tmp_path):
+    names = (".tmpAb12Cd", f"{PENDING}.123.tmp")
+    for folder in ("site", "server"):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).write_bytes(b"x")
+    with SiteState(tmp_path / "site").locked():
+        pass
+    ServerState(tmp_path / "server", False, {})
+    left = {path.name for folder in ("site", "server") for path in (tmp_path / folder).iterdir()}
+    assert left == {".lock"}
+
+
+def test_a_checkpoint_comes_back(tmp_path):
+    disk = ServerState(tmp_path, False, {"a": "1"})
+    assert disk.load(initial_state(JOB)) is None
+    state = initial_state(JOB)._replace(round=3, first_loss=0.1 + 0.2)
+    saved = Saved(state, new_run(), {7: 1}, True, 2, 5, {1: {"x": 0.1}})
+    disk.save(saved, {})
+    again = ServerState(tmp_path, False, {"a": "1"}).load(initial_state(JOB))
+    assert again.state.round == 3
+    assert again.state.first_loss == 0.1 + 0.2
+    assert torch.equal(again.state.server.mean, saved.state.server.mean)
+    assert again[1:] == saved[1:]
+
+
+def test_another_configuration_does_not_resume(tmp_path):
+    saved = Saved(initial_state(JOB), new_run(), {})
+    ServerState(tmp_path, False, {"seed": "0"}).save(saved, {})
+    with pytest.raises(StateError, match=r"differs in seed \(0 -> 1\)"):
+        ServerState(tmp_path, False, {"seed": "1"}).load(initial_state(JOB))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"weights": [1.0, 2.0, 3.0, 4.0]}, "weights"),
+        ({"initial": torch.zeros(6)}, "initial"),
+        ({"weights": [2.0] * 4}, None),  # the same up to a common factor
+    ],
+)
+def test_other_weights_or_another_start_do_not_resume(change, key, tmp_path, quick):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=2)
+    run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
+    changed = federation(fa.FedADMM(rho=1.0), rounds=3, **change)
+    grid = FakeGrid(changed, tmp_path)
+    if key is None:
+        assert serve(changed, grid, tmp_path / "server").state.round == 3
+        return
+    with pytest.raises(StateError, match=rf"holds another run, which differs in {key} \("):
+        serve(changed, grid, tmp_path / "server")
+
+
+@pytest.mark.parametrize("place", [0, 9, -1])
+def test_a_damaged_checkpoint_is_refused(place, tmp_path):
+    disk = ServerState(tmp_path, False, {})
+    disk.save(Saved(initial_state(JOB), new_run(), {}), {})
+    spoil(tmp_path / SERVER, place)
+    with pytest.raises(DamageError, match="damaged"):
+        disk.load(initial_state(JOB))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"abc",
+        bytes(8),
+        (200_000).to_bytes(8, "little") + b"[" * 200_000,
+        (2**63).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"{}",
+    ],
+    ids=["empty", "short", "zeros", "brackets", "endless", "nothing"],
+)
+def test_a_checkpoint_that_is_something_else_is_refused(data, tmp_path):
+    (tmp_path / SERVER).write_bytes(data)
+    with pytest.raises(DamageError, match="damaged"):
+        ServerState(tmp_path, False, {}).load(initial_state(JOB))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_named(tmp_path):
+    save_file({"server.mean": torch.zeros(6)}, tmp_path / SERVER, {"values": "{}", "sha256": ""})
+    with pytest.raises(StateError, match="written by an earlier version"):
+        ServerState(tmp_path, False, {}).load(initial_state(JOB))
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "flipped": lambda path: spoil(path),
+    "empty": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("when", ["long before", "just before"])
+def test_a_contribution_that_is_damaged_is_never_taken_out(damage, when, tmp_path, quick, caplog):
+    """A sum that restarted from nothing would leave the mean wrong and call it repaired."""
+    settings = federation(fa.FedADMM(rho=1.0), rounds=6, ledger="disk")
+    grid = FakeGrid(settings, tmp_path)
+
+    def act(report):
+        number = report.record["round"]
+        if number == (2 if when == "long before" else 4):
+            (path,) = (tmp_path / "server" / "checkpoint").glob("contribution-1-*.safetensors")
+            DAMAGES[damage](path)
+        if number == 4:
+            grid.wipe(1)
+
+    history = run_through(settings, grid, tmp_path, act)
+    assert "repaired" not in history.outcome.counts
+    assert history.outcome.counts["ledger"] == 1
+    assert "cannot be taken out" in caplog.text
+    assert history.trace[4:] == [[0, 2, 3]] * 2
+    entry = server_on_disk(settings, tmp_path).ledger.entry(1)
+    assert entry.lost
+
+
+def test_every_type_of_tensor_travels():
+    """bfloat16 and zero-dimensional ones included; None stays None."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool):
+        tensor = torch.arange(6).reshape(2, 3).to(dtype)
+        packed = codec.pack((tensor, None, (tensor[0, 0], 1.5, "a", True)))
+        again = codec.decode(codec.encode(packed))
+        assert again.plain == {"2.1": 1.5, "2.2": "a", "2.3": True}
+        for name, leaf in packed.tensors.items():
+            assert again.tensors[name].dtype == dtype
+            assert torch.equal(again.tensors[name], leaf)
+
+
+def test_states_that_share_memory_travel():
+    tensor = torch.ones(3)
+    again = codec.decode(codec.encode(codec.pack((tensor, tensor[:2]))))
+    assert torch.equal(again.tensors["1"], torch.ones(2))
+
+
+@pytest.mark.parametrize("part", [b'"x"', b"12345", b"word"], ids=["name", "number", "text"])
+def test_a_seal_covers_names_and_values(part, tmp_path):
+    path = tmp_path / "file"
+    sealed.write(path, Packed({"x": torch.ones(2)}, {"a": 12345, "b": "word", "c": float("nan")}))
+    data = path.read_bytes()
+    assert sealed.read(path).plain["a"] == 12345
+    place = data.index(part) + len(part) // 2
+    spoil(path, place)
+    with pytest.raises(DamageError):
+        sealed.read(path)
