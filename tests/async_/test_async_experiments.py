@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from fedadmm.errors import StateError
-from fedadmm.experiments import directory as files
-from fedadmm.experiments import loading
-from fedadmm.experiments.comparing import PLAN, compare, plan
-from fedadmm.experiments.config import resolve
-from fedadmm.experiments.runner import run
-from fedadmm.report import write_report
-from fedadmm.report.clock import STRIP_BARS
-from fedadmm.report.panels import sections
-from fedadmm.report.reading import read
+from fedadmm.study import loading
+from fedadmm.study import rundir as files
+from fedadmm.study.comparing import PLAN, compare, plan
+from fedadmm.study.config import resolve
+from fedadmm.study.report import write_report
+from fedadmm.study.report.clock import STRIP_BARS
+from fedadmm.study.report.panels import sections
+from fedadmm.study.report.reading import read
+from fedadmm.study.running import run
 
 PROBLEM = {"name": "quadratics", "clients": 6, "dimension": 3}
 TREE: dict[str, Any] = {

@@ -14,7 +14,7 @@ import typer
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.cli import COMMANDS, app
-from fedadmm.experiments import loading
+from fedadmm.study import loading
 from support.commands import call, write_small
 
 METHODS = [{"algorithm": {"name": "fedavg"}}, {"algorithm": {"name": "fedadmm"}}]

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from fedadmm.cli.display import Live, live, size
-from fedadmm.experiments.pool import Event
+from fedadmm.study.pool import Event
 
 RECORD = {
     "round": 2,

@@ -43,7 +43,7 @@ def measure(
 
     from fedadmm import bench
     from fedadmm.cli.display import print_json
-    from fedadmm.experiments import directory as files
+    from fedadmm.study import rundir as files
 
     documents = []
     for name in bench.WORKLOADS if workload is None else [workload]:

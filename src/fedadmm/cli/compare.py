@@ -49,7 +49,7 @@ def compare(
 
     CONFIG is a preset or a TOML file; without it, --out names a comparison to go on with.
     """
-    from fedadmm.experiments import comparing, loading
+    from fedadmm.study import comparing, loading
 
     planned = out / comparing.PLAN if out is not None else None
     if source is None and (planned is None or not planned.is_file()):
@@ -79,14 +79,14 @@ def _compare(
     plan: Any, folder: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
 ) -> None:
     from fedadmm.cli.display import live, print_json
-    from fedadmm.experiments import comparing
+    from fedadmm.study import comparing
 
     count = options.processes(jobs, plan.methods[0].tree["engine"]["name"])
     with live(plan.runs()) as watch:
         result = comparing.compare(plan, folder, resume=resume, processes=count, watch=watch)
     page = None
     if report:
-        from fedadmm.report import write_report
+        from fedadmm.study.report import write_report
 
         page = str(write_report(folder))
     if as_json:

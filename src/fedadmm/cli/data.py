@@ -114,7 +114,7 @@ def show(
     """Draw labels × clients and print how different the clients of a problem are."""
     from fedadmm.cli.display import print_json
     from fedadmm.data.show import describe_problem
-    from fedadmm.experiments import config, loading
+    from fedadmm.study import config, loading
 
     tree: config.Tree = {"problem": {"name": problem}}
     for text in sets or ():

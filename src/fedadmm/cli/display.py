@@ -12,12 +12,12 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from fedadmm.experiments.pool import Event, Watch
+    from fedadmm.study.pool import Event, Watch
 
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One document on standard output."""
-    from fedadmm.experiments.directory import plain
+    from fedadmm.study.rundir import plain
 
     typer.echo(json.dumps(plain(document), indent=2, allow_nan=False))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fedadmm.experiments.config import Tree
+    from fedadmm.study.config import Tree
 
 Source = Annotated[
     str | None,
@@ -53,8 +53,8 @@ Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report
 
 def apply(tree: Tree, shortcuts: dict[str, Any], sets: list[str] | None) -> None:
     """Write shortcuts that were given into a configuration, then every --set."""
-    from fedadmm.experiments.loading import assign, assign_all
-    from fedadmm.experiments.methods import own_engine
+    from fedadmm.study.loading import assign, assign_all
+    from fedadmm.study.methods import own_engine
 
     if shortcuts.get("engine.name") is None:
         for key, value in own_engine(shortcuts.get("algorithm.name")).items():

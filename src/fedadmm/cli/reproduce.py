@@ -11,7 +11,7 @@ from fedadmm.cli import options
 from fedadmm.cli.group import resumable
 
 if TYPE_CHECKING:
-    from fedadmm.reproduction.running import Plan
+    from fedadmm.study.reproducing import Plan
 
 EXAMPLE = "Example: fedadmm reproduce wang-fig2 --scale quick"
 
@@ -54,8 +54,8 @@ def reproduce(
     """
     from fedadmm.cli.display import print_json
     from fedadmm.errors import check_choice
-    from fedadmm.reproduction.recipe import SCALES
-    from fedadmm.reproduction.running import plan
+    from fedadmm.study.recipe import SCALES
+    from fedadmm.study.reproducing import plan
 
     check_choice("reproduce", "--scale", scale, SCALES)
     if identifier is None:
@@ -81,7 +81,7 @@ def _list(as_json: bool) -> None:
     from rich.table import Table
 
     from fedadmm.cli.display import print_json
-    from fedadmm.reproduction.recipe import identifiers, load
+    from fedadmm.study.recipe import identifiers, load
 
     recipes = {identifier: load(identifier) for identifier in identifiers()}
     if as_json:
@@ -96,7 +96,7 @@ def _list(as_json: bool) -> None:
 
 def _run(todo: Plan, folder: Path, draw_only: bool, jobs: int | None) -> dict[str, Any]:
     from fedadmm.cli.display import live
-    from fedadmm.reproduction.running import reproduce as run
+    from fedadmm.study.reproducing import reproduce as run
 
     engine = todo.cells[0].config(0).engine.name
     with live(todo.runs()) as watch:
@@ -113,7 +113,7 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedadmm.reproduction.output import sentence, side_by_side
+    from fedadmm.study.output import sentence, side_by_side
 
     rows = result["cells"]
     for measure in result["measures"]:

@@ -41,8 +41,8 @@ def run(
 
     CONFIG is a preset, a TOML file or a run directory; without it, --out names a run to go on with.
     """
-    from fedadmm.experiments import config, loading
-    from fedadmm.experiments import directory as files
+    from fedadmm.study import config, loading
+    from fedadmm.study import rundir as files
 
     if source is None and (out is None or not files.holds_run(out)):
         raise typer.BadParameter("CONFIG is missing, but must be a preset, a file or --out RUN")
@@ -73,8 +73,8 @@ def run(
 
 def _run(resolved: Any, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
     from fedadmm.cli.display import live, print_json, size
-    from fedadmm.experiments.pool import Event
-    from fedadmm.experiments.runner import run as run_experiment
+    from fedadmm.study.pool import Event
+    from fedadmm.study.running import run as run_experiment
 
     with live() as watch:
         watch(Event("began", 0, {"label": resolved.algorithm.name, "rounds": resolved.rounds}))
@@ -86,7 +86,7 @@ def _run(resolved: Any, folder: Path, resume: bool, report: bool, as_json: bool)
         )
     page = None
     if report:
-        from fedadmm.report import write_report
+        from fedadmm.study.report import write_report
 
         page = str(write_report(folder))
     if as_json:

@@ -58,7 +58,7 @@ def sweep(
 
     CONFIG is a preset, a TOML file or a run directory.  Finished cells are not run again.
     """
-    from fedadmm.experiments import loading, sweeping
+    from fedadmm.study import loading, sweeping
 
     tree = loading.run_only(loading.read(source))
     shortcuts = {
@@ -91,7 +91,7 @@ def _sweep(cells: Any, out: Path, resume: bool, jobs: int | None, as_json: bool)
     from rich.table import Table
 
     from fedadmm.cli.display import live, print_json
-    from fedadmm.experiments import sweeping
+    from fedadmm.study import sweeping
 
     engine = next(iter(cells.values())).engine.name
     with live(len(cells)) as watch:

@@ -1,0 +1,188 @@
+"""A recipe: which runs make up a table or a figure, at which scale."""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import reduce
+from importlib import resources
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedadmm.errors import ConfigError
+from fedadmm.study import loading
+from fedadmm.study.config import RunConfig, Tree, resolve
+from fedadmm.study.messages import suggestion
+
+SCALES = ("smoke", "quick", "full")
+READINGS = ("as printed", "as released", "recommended", "baseline")
+_SUFFIX = ".toml"
+
+Measure = Literal["rounds_to_target", "final", "best", "epochs", "epoch_reduction", "distance"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Scales(_Model):
+    """Tables that replace others at a scale."""
+
+    smoke: Tree = {}
+    quick: Tree = {}
+    full: Tree = {}
+
+
+class Setting(_Model):
+    """One column of a table, or one panel of a figure.
+
+    `config` holds tables below the method's, `assign` single keys above them.
+    """
+
+    name: str
+    title: str
+    config: Tree = {}
+    assign: Tree = {}
+    metric: str | None = Field(default=None, description="instead of the recipe's")
+    at: Scales = Scales()
+    scales: list[str] = Field(default=list(SCALES), description="at which it is run")
+
+
+class Method(_Model):
+    """One row: a method in one reading of its paper."""
+
+    name: str
+    title: str
+    reading: Literal["as printed", "as released", "recommended", "baseline"] = "baseline"
+    config: Tree = {}
+    assign: Tree = {}
+    search_key: str | None = None
+    settings: list[str] = Field(default=["*"], description="the settings it is run in")
+
+    @property
+    def label(self) -> str:
+        """The title with its reading."""
+        return self.title if self.reading == "baseline" else f"{self.title}, {self.reading}"
+
+
+class Search(_Model):
+    """The values that every method tries on a seed that is not reported."""
+
+    key: str = "solver.lr"
+    values: list[Any]
+    quick_values: list[Any] | None = Field(default=None, description="instead, at quick scale")
+    seed: int = 1000
+    rounds: int | None = None
+    quick_rounds: int | None = None
+
+    def at(self, scale: str) -> Search:
+        """The search at a scale; at smoke it tries one value: it is exercised, not believed."""
+        values, rounds = self.values, self.rounds
+        if scale == "smoke":
+            values, rounds = values[:1], 1
+        elif scale == "quick":
+            values, rounds = self.quick_values or values, self.quick_rounds or rounds
+        return self.model_copy(update={"values": values, "rounds": rounds})
+
+
+class Recipe(_Model):
+    """The content of a recipe file; `paper` holds values by setting, then by method title."""
+
+    title: str
+    source: str
+    measures: list[Measure]
+    metric: str = "test_accuracy"
+    reference: str | None = Field(default=None, description="the method others are measured by")
+    notes: str = ""
+    seeds: int = 3
+    quick_seeds: int = 3
+    base: Tree
+    search: Search | None = None
+    settings: list[Setting]
+    methods: list[Method]
+    paper: dict[str, dict[str, float | str]] = {}
+    scales: Scales = Scales()
+    assign: Scales = Field(default=Scales(), description="single keys, above everything else")
+
+    def seeds_at(self, scale: str) -> int:
+        """How many seeds are run unless somebody asks for another number."""
+        return {"smoke": 1, "quick": self.quick_seeds}.get(scale, self.seeds)
+
+
+class Cell(NamedTuple):
+    """One method in one setting: its configuration for any seed and searched value."""
+
+    setting: Setting
+    method: Method
+    tree: Tree
+    paper: float | str | None
+    metric: str
+
+    @property
+    def name(self) -> str:
+        """setting/method, which `--cells` patterns are matched against."""
+        return f"{self.setting.name}/{self.method.name}"
+
+    def config(self, seed: int, searched: tuple[str, Any] | None = None) -> RunConfig:
+        """The complete configuration of one run."""
+        tree = deepcopy(self.tree) | {"seed": seed}
+        if searched is not None:
+            loading.assign(tree, *searched)
+        return resolve(tree, f"{self.name}: ")
+
+
+def identifiers() -> list[str]:
+    """Every recipe's id."""
+    entries = resources.files(__package__).joinpath("recipes").iterdir()
+    return sorted(e.name.removesuffix(_SUFFIX) for e in entries if e.name.endswith(_SUFFIX))
+
+
+def load(identifier: str) -> Recipe:
+    """The recipe of a table or figure."""
+    known = identifiers()
+    if identifier not in known:
+        raise ConfigError(f"there is no recipe {identifier!r}; {suggestion(identifier, known)}")
+    path = resources.files(__package__).joinpath("recipes", identifier + _SUFFIX)
+    try:
+        return Recipe.model_validate(tomllib.loads(path.read_text("utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"recipe {identifier}: {where}: {first['msg']}") from None
+
+
+def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[Cell]:
+    """Every cell at a scale whose name matches one of the patterns; all when there are none."""
+    found = [
+        _cell(recipe, setting, method, scale)
+        for setting in recipe.settings
+        if scale in setting.scales
+        for method in recipe.methods
+        if any(fnmatch.fnmatch(setting.name, allowed) for allowed in method.settings)
+    ]
+    wanted = [c for c in found if not patterns or any(fnmatch.fnmatch(c.name, p) for p in patterns)]
+    if not wanted:
+        raise ConfigError(
+            f"--cells is {', '.join(patterns)!r}, but matches none of "
+            f"{', '.join(cell.name for cell in found)}"
+        )
+    return wanted
+
+
+def _cell(recipe: Recipe, setting: Setting, method: Method, scale: str) -> Cell:
+    layers = [
+        recipe.base,
+        setting.config,
+        method.config,
+        getattr(recipe.scales, scale),
+        getattr(setting.at, scale),
+    ]
+    tree: Tree = deepcopy(reduce(loading.merged, layers, {}))  # cells share the recipe's tables
+    keys = setting.assign | method.assign | getattr(recipe.assign, scale)
+    for key, value in keys.items():
+        loading.assign(tree, key, value)
+    paper = recipe.paper.get(setting.name, {}).get(method.title)
+    return Cell(setting, method, tree, paper, setting.metric or recipe.metric)

@@ -1,0 +1,92 @@
+"""What the figures show of a virtual clock: delays, idle time, and who worked when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fedadmm.study.report.curves import Axis, Line, Value, lines, short
+from fedadmm.study.report.reading import Content, Record, Run
+
+STRIP_BARS = 240
+"""So many pieces of work fit into a strip that can still be read."""
+STRIP_CLIENTS = 30
+MOST_STRIPS = 4
+KEYS = {
+    *("virtual_time", "steps_per_second", "idle", "in_flight", "dropped", "intervals", "delays"),
+    *("staleness_mean", "staleness_max", "staleness_quantiles", "longest_absence"),
+}
+"""Keys of a record that belong to the clock."""
+
+
+class Strip(NamedTuple):
+    """One row a client, one bar a piece of work: [client, begin, end, folded]."""
+
+    name: str
+    title: str
+    note: str
+    label: str
+    clients: list[int]
+    bars: list[list[float]]
+    kind: str = "strip"
+
+
+def staleness_lines(content: Content, rounds: list[Axis]) -> list[Line]:
+    """The median delay so far, with a band up to the largest."""
+
+    def quantile(index: int) -> Value:
+        def value(record: Record) -> float | None:
+            values = record.get("staleness_quantiles") or []
+            return float(values[index]) if len(values) == 3 else None
+
+        return value
+
+    middle, high = (lines(content, rounds, quantile(index)) for index in (0, 2))
+    return [
+        line._replace(low=line.y, high=above.y)
+        for line, above in zip(middle, high, strict=True)
+        if not line.ended
+    ]
+
+
+def delay_counts(content: Content) -> tuple[list[float], list[str]]:
+    """How many replies came with each delay, over all runs, and the delays."""
+    counts = Counter(
+        delay
+        for run in content.runs
+        for record in run.records
+        for delay in record.get("delays") or []
+        if isinstance(delay, int)
+    )
+    if not counts:
+        return [], []
+    delays = range(max(counts) + 1)
+    return [float(counts[delay]) for delay in delays], [str(delay) for delay in delays]
+
+
+def strips(content: Content) -> Iterator[Strip]:
+    """The first pieces of work of each label's first run."""
+    for label, runs in list(content.labels.items())[:MOST_STRIPS]:
+        bars = _bars(runs[0])
+        if not bars:
+            continue
+        clients = sorted({int(bar[0]) for bar in bars})
+        note = "Who worked when, at the beginning; pale work was lost, late or too stale."
+        name = "strip" if len(content.labels) == 1 else f"strip-{label}"
+        title = "Who worked when" if len(content.labels) == 1 else f"Who worked when: {label}"
+        yield Strip(name, title, note, label, clients, bars)
+
+
+def _bars(run: Run) -> list[list[float]]:
+    chosen: set[int] = set()
+    bars: list[list[float]] = []
+    for record in run.records:
+        for client, begin, end, folded in record.get("intervals") or []:
+            if client not in chosen and len(chosen) == STRIP_CLIENTS:
+                continue
+            chosen.add(client)
+            bars.append([client, short(begin), short(end), folded])
+            if len(bars) == STRIP_BARS:
+                return bars
+    return bars
