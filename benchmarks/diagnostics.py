@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.study import config, loading, running
-from fedadmm.study import rundir as files
+from fedadmm.study.rundir import RunDir
 
 EVERY, CLIENTS = 10, 5
 PROBLEMS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ def share(changes: dict[str, Any]) -> tuple[float, float]:
     }
     with tempfile.TemporaryDirectory() as folder:
         running.run(config.resolve(tree), Path(folder) / "run")
-        records = files.read_metrics(Path(folder) / "run")
+        records = RunDir(Path(folder) / "run").records()
     looks = sum(record.get("diagnostics_seconds", 0.0) for record in records)
     rounds = sum(record["seconds"] for record in records)
     return looks / rounds, rounds / len(records)

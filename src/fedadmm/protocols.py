@@ -129,6 +129,8 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     """Whether clients may sit a round out."""
     asynchronous: ClassVar[bool] = False
     """Whether it is defined without rounds: every arriving reply is one server step."""
+    baseline: ClassVar[bool] = False
+    """Whether comparisons measure the others against it: a method without duals."""
 
     @property
     def needs(self) -> Needs:

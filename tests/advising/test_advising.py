@@ -17,7 +17,7 @@ from fedadmm import losses, models, problems
 from fedadmm.advising import advise, estimate
 from fedadmm.advising.curvature import hessian_product, largest_curvature
 from fedadmm.engines import VirtualTime
-from fedadmm.study.config import resolve
+from fedadmm.experiments.config import resolve
 from support.commands import call
 from support.federations import federation
 

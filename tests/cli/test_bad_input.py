@@ -74,7 +74,7 @@ def test_run_says_what_is_wrong(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run",), "Invalid value: CONFIG is missing, but must be a preset, a file or --out RUN"),
+        (("run",), "Invalid value: CONFIG is missing, but must be a preset, a file or --out FOLD"),
         (("run", "quikstart"), "there is no file or preset 'quikstart'; did you mean quickstart?"),
         (("run", "no/such.toml"), "there is no file 'no/such.toml'; name an existing one"),
         (("runn",), "No such command 'runn'. Did you mean 'run'?"),
@@ -133,7 +133,7 @@ def test_an_internal_error_is_short_unless_debug(
     def broken(*ignored: object, **also: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("fedadmm.study.running.build", broken)
+    monkeypatch.setattr("fedadmm.study.running.initial_vector", broken)
     result = call("run", config, "--out", tmp_path / "a")
     assert result.exit_code == 1
     assert result.stderr == "fedadmm: internal error (RuntimeError: a bug); --debug shows where\n"

@@ -47,7 +47,9 @@ def test_ctrl_c_exits_130_and_the_printed_command_goes_on(tmp_path: Path) -> Non
         process.kill()
     assert process.returncode == 130, stderr
     assert stdout == ""
-    assert stderr == f"interrupted; go on with: fedadmm run --out {out} --resume\n"
+    assert stderr == (
+        f"interrupted; go on with: fedadmm run {config} --out {out} --resume --no-report\n"
+    )
     done = len((out / "metrics.jsonl").read_text().splitlines())
     resumed = subprocess.run(
         [*FEDADMM, "run", "--out", str(out), "--resume", "--rounds", str(done + 3), "--json"],
@@ -83,7 +85,10 @@ def test_ctrl_c_in_a_comparison_leaves_no_process(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130, stderr
-    assert stderr == f"interrupted; go on with: fedadmm compare --out {out} --resume\n"
+    assert stderr == (
+        f"interrupted; go on with: fedadmm compare {config} --out {out} --resume --jobs 2 "
+        "--no-report\n"
+    )
     assert len(workers) >= 2
     _wait_for_the_end(workers)
 

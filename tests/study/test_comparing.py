@@ -13,10 +13,12 @@ import pytest
 
 from fedadmm.errors import ConfigError, EngineError
 from fedadmm.study import loading
-from fedadmm.study import rundir as files
-from fedadmm.study.comparing import compare, plan, slug
+from fedadmm.study.comparing import compare, plan
+from fedadmm.study.config import resolve
+from fedadmm.study.grid import choose, slug
 from fedadmm.study.pool import Event, Job, run_jobs
-from fedadmm.study.results import choose, spread
+from fedadmm.study.results import spread
+from fedadmm.study.rundir import RunDir
 from support.commands import SMALL
 
 TREE: dict[str, Any] = SMALL | {
@@ -32,7 +34,7 @@ SEARCH = {"values": [0.01, 0.05], "seed": 77, "rounds": 2}
 
 
 def participation(directory: Path) -> list[list[int]]:
-    return [record["clients"] for record in files.read_metrics(directory)]
+    return [record["clients"] for record in RunDir(directory).records()]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -63,7 +65,7 @@ def test_every_method_gets_the_same_search_on_its_own_seed(tmp_path: Path) -> No
         (label, value) for label in ("plain", "fedadmm", "FedADMM 2") for value in (0.01, 0.05)
     ]
     for folder in (tmp_path / "search").iterdir():
-        summary = files.read_json(folder / "summary.json")
+        summary = RunDir(folder).summary()
         assert (summary["seed"], summary["rounds"]) == (77, 2)
     for label, chosen in search["chosen"].items():
         best = min(
@@ -115,9 +117,9 @@ def test_finished_runs_are_kept_when_a_comparison_goes_on(tmp_path: Path) -> Non
 
 def test_the_spread_is_the_sample_deviation_of_those_that_reached() -> None:
     row = spread([10, 14, None, 18])
-    assert (row["mean"], row["count"], row["of"]) == (14, 3, 4)
-    assert row["std"] == statistics.stdev([10, 14, 18]) == 4.0
-    assert spread([None])["mean"] is None
+    assert (row.mean, row.count, row.of) == (14, 3, 4)
+    assert row.std == statistics.stdev([10, 14, 18]) == 4.0
+    assert spread([None]).mean is None
 
 
 def test_a_search_prefers_rounds_then_worth_and_never_divergence() -> None:
@@ -132,11 +134,8 @@ def test_a_search_prefers_rounds_then_worth_and_never_divergence() -> None:
 
 
 def test_a_worker_that_dies_is_reported_and_none_is_left(tmp_path: Path) -> None:
-    jobs = [Job(f"run {i}", plan(TREE).methods[0].tree, tmp_path / str(i)) for i in range(2)]
-    jobs = [
-        job._replace(tree=job.tree | {"trackers": ["support.victims_of_a_pool:Suicidal"]})
-        for job in jobs
-    ]
+    chosen = resolve(SMALL | {"trackers": ["support.victims_of_a_pool:Suicidal"]})
+    jobs = [Job(f"run {i}", chosen, tmp_path / str(i)) for i in range(2)]
     before = _children()
     with pytest.raises(EngineError, match="its process ended with code -9"):
         run_jobs(jobs, 2)
@@ -144,15 +143,15 @@ def test_a_worker_that_dies_is_reported_and_none_is_left(tmp_path: Path) -> None
 
 
 def test_a_refusal_in_a_worker_reaches_the_caller(tmp_path: Path) -> None:
-    tree = plan(TREE).methods[0].tree | {"device": "abacus"}
-    jobs = [Job(f"run {i}", tree, tmp_path / str(i)) for i in range(2)]
+    chosen = resolve(SMALL | {"device": "abacus"})
+    jobs = [Job(f"run {i}", chosen, tmp_path / str(i)) for i in range(2)]
     with pytest.raises(ConfigError, match="device is 'abacus'"):
         run_jobs(jobs, 2)
 
 
 def test_an_interrupt_stops_every_worker_with_its_run_ready_to_go_on(tmp_path: Path) -> None:
-    tree = plan(TREE).methods[0].tree | {"rounds": 100_000, "checkpoint": {"every": 1000}}
-    jobs = [Job(f"run {i}", tree | {"seed": i}, tmp_path / str(i)) for i in range(2)]
+    chosen = resolve(SMALL | {"rounds": 100_000, "checkpoint": {"every": 1000}})
+    jobs = [Job(f"run {i}", chosen.with_seed(i), tmp_path / str(i)) for i in range(2)]
     seen: set[int] = set()
 
     def watch(event: Event) -> None:
@@ -165,7 +164,7 @@ def test_an_interrupt_stops_every_worker_with_its_run_ready_to_go_on(tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         run_jobs(jobs, 2, watch)
     assert _children() == before
-    codes = {files.read_json(tmp_path / str(i) / "summary.json")["code"] for i in range(2)}
+    codes = {RunDir(tmp_path / str(i)).summary()["code"] for i in range(2)}
     assert codes == {"interrupted"}
 
 
@@ -181,6 +180,6 @@ def test_every_preset_is_a_fair_plan(preset: str) -> None:
     assert plan(ready.complete()).methods == ready.methods
     shared = ("problem", "sampler", "regularizer", "evaluate", "rounds")
     for method in ready.methods:
-        assert {key: method.tree[key] for key in shared} == {
-            key: ready.methods[0].tree[key] for key in shared
+        assert {key: method.run.tree[key] for key in shared} == {
+            key: ready.methods[0].run.tree[key] for key in shared
         }

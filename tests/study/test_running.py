@@ -13,8 +13,8 @@ from fedadmm.errors import ConfigError, StateError
 from fedadmm.state import params_sha256
 from fedadmm.state.locks import locked
 from fedadmm.study import loading
-from fedadmm.study import rundir as files
-from fedadmm.study.config import RunConfig, build, load_problem, resolve
+from fedadmm.study.config import Run, resolve
+from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from fedadmm.study.summary import MOST_CLIENTS, partition_of
 from support.commands import SMALL
@@ -22,7 +22,7 @@ from support.commands import SMALL
 UNTIMED = ("seconds", "evaluation_seconds")
 
 
-def small(**changes: Any) -> RunConfig:
+def small(**changes: Any) -> Run:
     return resolve(SMALL | changes)
 
 
@@ -43,25 +43,25 @@ def interrupt_in_round(number: int) -> Any:
 
 
 def test_a_run_directory_holds_what_simulate_gives(tmp_path: Path) -> None:
-    config = small()
-    summary = run(config, tmp_path)
-    parts = build(config)
+    chosen = small()
+    summary = run(chosen, tmp_path)
+    problem = chosen.load_problem()
     result = fa.simulate(
-        parts.algorithm,
-        parts.problem,
-        config.rounds,
-        sampler=parts.sampler,
-        solver=parts.solver,
-        stop=parts.stop,
-        seed=config.seed,
-        initial=parts.problem.start(0).float(),
+        chosen.algorithm,
+        problem,
+        chosen.rounds,
+        sampler=chosen.sampler,
+        solver=chosen.solver,
+        stop=chosen.stop,
+        seed=chosen.seed,
+        initial=problem.start(0).float(),
     )
     assert summary["params_sha256"] == params_sha256(result.params)
     written = records(tmp_path)
     for line, record in zip(written, result.history, strict=True):
         assert line["loss"] == record["loss"]
         assert line["clients"] == record["clients"]
-    assert resolve(loading.read(str(tmp_path))) == config
+    assert resolve(loading.read(str(tmp_path))) == chosen
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert summary["bytes_up"] == sum(record["bytes_up"] for record in result.history)
     assert summary["final"]["loss"] == result.history[-1]["loss"]
@@ -77,7 +77,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
     broken = tmp_path / "broken"
     with pytest.raises(KeyboardInterrupt):
         run(config, broken, watchers=[interrupt_in_round(3)])
-    assert files.read_json(broken / "summary.json")["code"] == "interrupted"
+    assert RunDir(broken).summary()["code"] == "interrupted"
     resumed = run(config, broken, resume=True)
     assert resumed["params_sha256"] == whole["params_sha256"]
     assert records(broken) == records(tmp_path / "whole")
@@ -165,9 +165,8 @@ def test_an_unknown_device_is_refused_before_round_0(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clients", [6, MOST_CLIENTS + 20])
 def test_the_partition_is_listed_client_by_client(clients: int) -> None:
-    problem = load_problem(
-        resolve({"problem": {"name": "digits", "clients": clients, "partition": "shards"}})
-    )
+    tree = {"problem": {"name": "digits", "clients": clients, "partition": "shards"}}
+    problem = resolve(tree).load_problem()
     shown = partition_of(problem)
     assert shown is not None
     listed = min(clients, MOST_CLIENTS)

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from fedadmm.errors import ConfigError, DataError
-from fedadmm.study import rundir as files
 from fedadmm.study.config import resolve
 from fedadmm.study.export import export
+from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from fedadmm.study.trackers import flattened, tracker
 from support.commands import SMALL
 
 
 def losses(directory: Path) -> list[float]:
-    return [record["loss"] for record in files.read_metrics(directory)]
+    return [record["loss"] for record in RunDir(directory).records()]
 
 
 def test_tensorboard_holds_every_round(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_parquet_keeps_lists_and_numbers(tmp_path: Path) -> None:
     path, _ = export(tmp_path, "parquet", tmp_path / "out.parquet")
     table: Any = parquet.read_table(path).to_pydict()
     assert table["loss"] == losses(tmp_path)
-    assert table["clients"] == [record["clients"] for record in files.read_metrics(tmp_path)]
+    assert table["clients"] == [record["clients"] for record in RunDir(tmp_path).records()]
 
 
 def test_exports_refuse_other_formats_and_empty_folders(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
+    baseline: ClassVar[bool] = True
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""

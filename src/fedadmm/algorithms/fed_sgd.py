@@ -48,6 +48,7 @@ class FedSGD(Algorithm[Server, Stateless, Server, Gradient]):
 
     name: ClassVar[str] = "fedsgd"
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
+    baseline: ClassVar[bool] = True
 
     lr: float
 

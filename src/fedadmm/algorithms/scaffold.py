@@ -60,6 +60,7 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
+    baseline: ClassVar[bool] = True
 
     option: int = 2
     step: float = 1.0

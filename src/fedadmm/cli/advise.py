@@ -40,14 +40,14 @@ def advise(
     """Estimate a problem's constants; print the theorems' ranges and a recommended setting."""
     from fedadmm.advising import advise as counsel_for
     from fedadmm.cli.display import print_json
-    from fedadmm.study import config, loading
-    from fedadmm.study import rundir as files
+    from fedadmm.experiments import config
+    from fedadmm.study import rundir
 
     tree = _tree(source)
     options.apply(tree, {"seed": seed}, sets)
     counsel = counsel_for(config.resolve(tree), clients=clients, rows=rows)
     if write is not None:
-        files.write_text(write, loading.write(counsel.config))
+        rundir.write_toml(write, counsel.config)
     if as_json:
         print_json(_document(counsel))
         return

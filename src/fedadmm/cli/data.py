@@ -120,7 +120,7 @@ def show(
     for text in sets or ():
         key, value = loading.assignment(text)
         loading.assign(tree, f"problem.{key}", value)
-    loaded = config.load_problem(config.resolve(tree))
+    loaded = config.resolve(tree).load_problem()
     drawable = hasattr(loaded.data, "partition")
     picture = out or Path(f"{problem}-partition.png")
     found = describe_problem(loaded, picture if drawable or out is not None else None)

@@ -80,3 +80,31 @@ def resumable(command: Sequence[str]) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; go on with: {shlex.join(command)}\n")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def again(**changes: Any) -> list[str]:
+    """The command line that is being carried out, every option of it, with some changed."""
+    context = click.get_current_context()
+    values = context.params | changes
+    words: list[str] = []
+    for parameter in context.command.params:
+        value = values.get(parameter.name or "")
+        if value != parameter.get_default(context):
+            words += _words(parameter, value)
+    path = []
+    while context.parent is not None:
+        path.append(str(context.info_name))
+        context = context.parent
+    return ["fedadmm", *reversed(path), *words]
+
+
+def _words(parameter: click.Parameter, value: Any) -> list[str]:
+    """How a parameter gets a value on a command line."""
+    if value is None:
+        return []
+    if isinstance(parameter, click.Argument):
+        return [str(value)]
+    if isinstance(value, bool):
+        return [parameter.opts[0] if value else parameter.secondary_opts[0]]
+    several = value if isinstance(value, list | tuple) else [value]
+    return [word for one in several for word in (parameter.opts[0], str(one))]

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fedadmm.study.config import Tree
+    from collections.abc import Iterable
+
+    from fedadmm.study.config import Run, Tree
 
 Source = Annotated[
     str | None,
@@ -103,13 +105,27 @@ def _numbered(base: str, number: int) -> Path:
     return Path("runs") / (base if number == 1 else f"{base}-{number}")
 
 
-def processes(jobs: int | None, engine: str) -> int:
-    """How many runs at once: one a core, unless the engine uses all cores by itself."""
+def processes(jobs: int | None, runs: Iterable[Run]) -> int:
+    """How many runs at once: one a core, unless an engine uses more than one by itself."""
     import os
 
     if jobs is not None:
         return jobs
-    return len(os.sched_getaffinity(0)) if engine in _ONE_CORE else 1
+    alone = all(run.engine.keeps_to_one_core for run in runs)
+    return len(os.sched_getaffinity(0)) if alone else 1
 
 
-_ONE_CORE = ("sequential", "vectorised", "virtual-time")
+def source_or_run(source: str | None, out: Path | None, file: str, resume: bool) -> str:
+    """Where the configuration comes from: CONFIG, or what `file` in the folder --out says."""
+    if source is not None:
+        return source
+    if out is not None and (out / file).is_file():
+        return str(out / file)
+    if out is not None:
+        raise typer.BadParameter(
+            f"--out is '{out}', where there is nothing to go on with (no {file}); name a CONFIG to "
+            "begin, or an --out that holds one"
+        )
+    if resume:
+        raise typer.BadParameter("--resume needs the folder to go on with: --out FOLDER, or CONFIG")
+    raise typer.BadParameter("CONFIG is missing, but must be a preset, a file or --out FOLDER")

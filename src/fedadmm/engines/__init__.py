@@ -6,20 +6,17 @@ a job and a store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fedadmm.engines.auto import Auto
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job, run_client
 from fedadmm.engines.ray_engine import Ray
 from fedadmm.engines.sequential import Sequential
 from fedadmm.engines.vectorised import Vectorised
 from fedadmm.engines.virtual_time import VirtualTime
 from fedadmm.engines.workers import Workers
-from fedadmm.protocols import AnyAlgorithm, ClientStateStore, Engine
+from fedadmm.protocols import AnyAlgorithm
 
-EngineChoice = Callable[[Job, ClientStateStore], Engine]
-
-ENGINES: dict[str, Callable[[], EngineChoice]] = {
+ENGINES: dict[str, type[EngineChoice]] = {
     Sequential.name: Sequential,
     Ray.name: Ray,
     Vectorised.name: Vectorised,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.sequential import Sequential
 from fedadmm.engines.stacked import refusal
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(EngineChoice):
     """The choice that measures; `workers` is the number of processes that may be used.
 
     Every way gives the same trajectory up to rounding, and without stacks to the last bit.

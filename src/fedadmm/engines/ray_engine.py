@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.ray_actor import ClientActor, Place, Reply, Task, pack_job
 from fedadmm.errors import EngineError, PairingError, check_count, check_positive
@@ -34,7 +35,7 @@ _logger = logging.getLogger("fedadmm")
 
 
 @dataclass(frozen=True)
-class Ray:
+class Ray(EngineChoice):
     """The choice of the Ray engine; call it to start one.
 
     Args:
@@ -47,7 +48,6 @@ class Ray:
 
     name: ClassVar[str] = "ray"
     needs_disk: ClassVar[bool] = True
-    """Client state is where the clients are, so the default store is one on disk."""
 
     address: str | None = None
     actors: int | None = None

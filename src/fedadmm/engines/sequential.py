@@ -6,15 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job, run_client
 from fedadmm.protocols import ClientInfo, ClientStateStore, Download, Engine, Upload
 
 
 @dataclass(frozen=True)
-class Sequential:
+class Sequential(EngineChoice):
     """The choice of the sequential engine; call it to start one."""
 
     name: ClassVar[str] = "sequential"
+
+    @property
+    def keeps_to_one_core(self) -> bool:
+        """Always."""
+        return True
 
     def __call__(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedadmm import trees
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job, client_key, client_record, global_vector
 from fedadmm.engines.stacked import StackedObjective, Stacker, refusal, solve_stack
 from fedadmm.engines.stacked.stacking import as_sgd
@@ -35,7 +36,7 @@ STACK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Vectorised:
+class Vectorised(EngineChoice):
     """The choice of the vectorised engine.
 
     Args:
@@ -52,6 +53,11 @@ class Vectorised:
         if self.stack is not None:
             check_count(self, "stack", self.stack)
         check_count(self, "threads", self.threads)
+
+    @property
+    def keeps_to_one_core(self) -> bool:
+        """With a single thread."""
+        return self.threads == 1
 
     def __call__(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine, or refuse a job whose clients cannot be stacked."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.virtual.durations import Duration, Kind, read_trace
 from fedadmm.engines.virtual.timeline import Flight, Rules, Timeline
@@ -40,7 +41,7 @@ from fedadmm.protocols import (
 
 
 @dataclass(frozen=True)
-class VirtualTime:
+class VirtualTime(EngineChoice):
     """The choice of the virtual-time engine.
 
     A piece of work takes a compute time and a network time, each from a distribution: constant,
@@ -71,7 +72,6 @@ class VirtualTime:
 
     name: ClassVar[str] = "virtual-time"
     shapes_the_run: ClassVar[bool] = True
-    """Its options change the result; those of other engines only how fast it is computed."""
 
     mode: Literal["async", "sync"] = "async"
     compute: Kind = "uniform"
@@ -129,6 +129,11 @@ class VirtualTime:
     def is_asynchronous(self) -> bool:
         """Whether replies are folded as they arrive."""
         return self.mode == "async"
+
+    @property
+    def keeps_to_one_core(self) -> bool:
+        """Unless replies are computed by several processes."""
+        return self.workers == 1
 
     def __call__(self, job: Job, store: ClientStateStore) -> Engine:
         """Start the engine."""

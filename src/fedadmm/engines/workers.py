@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedadmm import errors, trees
+from fedadmm.engines.choice import EngineChoice
 from fedadmm.engines.job import Job
 from fedadmm.engines.pool import Pool
 from fedadmm.engines.shared import region_bytes
@@ -39,7 +40,7 @@ SLOTS_PER_WORKER = 4
 
 
 @dataclass(frozen=True)
-class Workers:
+class Workers(EngineChoice):
     """The choice of the workers engine.
 
     Args:

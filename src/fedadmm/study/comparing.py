@@ -12,35 +12,25 @@ The seed of a run fixes the initial model and who takes part, so methods meet th
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pydantic import Field, ValidationError, create_model
 
 from fedadmm.errors import ConfigError
-from fedadmm.study import loading
-from fedadmm.study import rundir as files
-from fedadmm.study.config import (
-    Count,
-    Natural,
-    RunConfig,
-    Table,
-    Tree,
-    resolve,
-    run_model,
-)
+from fedadmm.study import loading, registry
+from fedadmm.study.config import Count, Natural, Run, RunConfig, Table, Tree, resolve, run_model
+from fedadmm.study.grid import Cell, Trial, choose, complete, ranking, search, slug, target_of
 from fedadmm.study.messages import refusal, suggestion
 from fedadmm.study.methods import own_engine
-from fedadmm.study.pool import Job, Watch, nobody, run_jobs
-from fedadmm.study.registry import families
-from fedadmm.study.results import choose, ranking, standing, table
-from fedadmm.study.summary import Summary
+from fedadmm.study.pool import Watch, nobody
+from fedadmm.study.results import document, results
+from fedadmm.study.rundir import RecordedRun, create, write_json, write_toml
 
-PLAN = "comparison.toml"
+PLAN, OVERVIEW = "comparison.toml", "comparison.json"
 
 
 class MethodTable(Table):
@@ -65,32 +55,36 @@ class SearchTable(Table):
     rounds: Count | None = Field(default=None, description="as many as the runs when absent")
 
 
-@cache
+class ComparisonKeys(Table):
+    """The keys that make a run's configuration a comparison."""
+
+    seeds: list[Natural] = Field(default=[0], min_length=1)
+    methods: list[MethodTable] = Field(default=[])
+    search: SearchTable | None = None
+
+
 def comparison_model() -> type[RunConfig]:
-    """A run's configuration with the keys of a comparison."""
-    seeds = (list[Natural], Field(default=[0], min_length=1))
+    """The schema of configuration files: a run's keys with those of a comparison."""
+    keys = {name: (field.annotation, field) for name, field in ComparisonKeys.model_fields.items()}
     return create_model(
         "Comparison",
         __base__=run_model(),
         __doc__="One run, and the keys that make it a comparison.",
-        seeds=seeds,
-        methods=(list[MethodTable], []),
-        search=(SearchTable | None, None),
+        **cast(Any, keys),
     )
 
 
 class Method(NamedTuple):
-    """A method with its complete tables."""
+    """A method with its complete run, from the first seed."""
 
     label: str
-    tree: Tree
+    run: Run
     search_key: str | None
 
 
-class Plan(NamedTuple):
+class Comparison(NamedTuple):
     """A comparison that has been checked."""
 
-    tree: Tree
     methods: list[Method]
     seeds: list[int]
     search: SearchTable | None
@@ -102,15 +96,18 @@ class Plan(NamedTuple):
 
     def complete(self) -> Tree:
         """The comparison with every default of every method."""
-        trees = [method.tree for method in self.methods]
+        trees = [method.run.tree for method in self.methods]
         differing = [
             key
             for key in ("engine", "evaluate", "rounds")
             if any(tree[key] != trees[0][key] for tree in trees)
         ]
         own = ["algorithm", "solver", "stop", *differing]
-        methods = [{"label": m.label} | {key: m.tree[key] for key in own} for m in self.methods]
-        shared = {key: value for key, value in self.methods[0].tree.items() if key not in own}
+        methods = [
+            {"label": method.label} | {key: tree[key] for key in own}
+            for method, tree in zip(self.methods, trees, strict=True)
+        ]
+        shared = {key: value for key, value in trees[0].items() if key not in own}
         search = self.search.model_dump(exclude_none=True) if self.search is not None else None
         return (
             shared
@@ -119,34 +116,39 @@ class Plan(NamedTuple):
         )
 
 
-def plan(tree: Mapping[str, Any], algorithms: Sequence[str] = ()) -> Plan:
+def plan(tree: Mapping[str, Any], algorithms: Sequence[str] = ()) -> Comparison:
     """Check a comparison; `algorithms` picks methods by name, or adds them with their defaults."""
-    try:
-        checked: Any = comparison_model().model_validate(dict(tree))
-    except ValidationError as error:
-        raise refusal(comparison_model(), error) from None
     base = loading.run_only(tree)
-    chosen = _picked(checked.methods, algorithms) if algorithms else checked.methods
-    chosen = chosen or [MethodTable()]
-    methods = [_method(base, entry) for entry in chosen]
+    keys = _keys(tree)
+    chosen = _picked(keys.methods, algorithms) if algorithms else keys.methods
+    methods = [_method(base, entry) for entry in chosen or [MethodTable()]]
     labels = [method.label for method in methods]
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(f"methods: label {label!r} stands twice, but must be unique")
-    if checked.search is not None and checked.search.seed in checked.seeds:
+    if keys.search is not None and keys.search.seed in keys.seeds:
         raise ConfigError(
-            f"search.seed is {checked.search.seed}, but must not be one of the reported seeds "
-            f"{checked.seeds}"
+            f"search.seed is {keys.search.seed}, but must not be one of the reported seeds "
+            f"{keys.seeds}"
         )
-    return Plan(dict(tree), methods, checked.seeds, checked.search)
+    return Comparison(methods, keys.seeds, keys.search)
+
+
+def _keys(tree: Mapping[str, Any]) -> ComparisonKeys:
+    try:
+        return ComparisonKeys.model_validate(
+            {key: tree[key] for key in loading.COMPARISON_KEYS if key in tree}
+        )
+    except ValidationError as error:
+        raise refusal(ComparisonKeys, error) from None
 
 
 def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[MethodTable]:
-    known = families()["algorithm"]
+    known = registry.families()["algorithm"]
     picked: list[MethodTable] = []
     for name in names:
         found = [entry for entry in methods if name in (entry.label, entry.algorithm.get("name"))]
-        if not found and name not in known:
+        if not found and name not in known and not registry.is_stranger(name):
             raise ConfigError(f"--algorithms names {name!r}; {suggestion(name, known)}")
         picked += found or [MethodTable(algorithm={"name": name})]
     return picked
@@ -159,121 +161,124 @@ def _method(base: Tree, entry: MethodTable) -> Method:
     tables = {key: getattr(entry, key) for key in _OWN}
     tables["engine"] = own_engine(entry.algorithm.get("name")) | entry.engine
     tree = loading.merged(base, {key: value for key, value in tables.items() if value})
-    name = f"methods ({entry.label or entry.algorithm.get('name', 'no label')}): "
-    resolved = resolve(tree, name)
-    return Method(entry.label or resolved.algorithm.name, resolved.tree(), entry.search_key)
+    own = entry.label or entry.algorithm.get("name")
+    run = resolve(tree, f"methods ({own}): " if own is not None else "")
+    return Method(entry.label or run.label, run, entry.search_key)
 
 
 def compare(
-    comparison: Plan, out: Path, *, resume: bool = False, processes: int = 1, watch: Watch = nobody
+    comparison: Comparison,
+    out: Path,
+    *,
+    resume: bool = False,
+    processes: int = 1,
+    watch: Watch = nobody,
 ) -> dict[str, Any]:
     """Search, run everything, and return what is written to comparison.json."""
-    _prepare(comparison, out, resume)
-    search = _search(comparison, out, processes, watch)
-    trees = [_with_choice(method, search) for method in comparison.methods]
-    jobs = [
-        Job(
-            method.label,
-            tree | {"seed": seed},
-            out / "runs" / f"{slug(method.label)}-seed{seed}",
-            True,
-        )
-        for method, tree in zip(comparison.methods, trees, strict=True)
-        for seed in comparison.seeds
-    ]
-    summaries = run_jobs(jobs, processes, watch)
-    result = _result(comparison, out, jobs, summaries, search)
-    files.write_json(out / "comparison.json", result)
-    return result
-
-
-def _prepare(comparison: Plan, out: Path, resume: bool) -> None:
     if (out / PLAN).is_file() and not resume:
         raise ConfigError(
             f"--out is '{out}', which already holds a comparison; add --resume to go on with it, "
             "or choose another folder"
         )
-    files.create(out)
-    files.write_text(out / PLAN, loading.write(comparison.complete()))
-
-
-def _search(comparison: Plan, out: Path, processes: int, watch: Watch) -> dict[str, Any] | None:
-    """Every method with every value, on the search's own seed."""
-    search = comparison.search
-    if search is None:
-        return None
-    jobs, keys = [], []
-    for method in comparison.methods:
-        key = method.search_key or search.key
-        for value in search.values:
-            tree = _searched(method, key, value, search)
-            folder = f"{slug(method.label)}-{slug(str(value))}"
-            jobs.append(
-                Job(f"search {method.label} {key}={value}", tree, out / "search" / folder, True)
-            )
-            keys.append((method.label, key, value))
-    summaries = run_jobs(jobs, processes, watch)
-    target = comparison.tree.get("target")
-    tried = [
-        standing(job.directory, summary, target) | {"label": label, "key": key, "value": value}
-        for job, summary, (label, key, value) in zip(jobs, summaries, keys, strict=True)
+    create(out)
+    write_toml(out / PLAN, comparison.complete())
+    found = _search(comparison, out, processes, watch)
+    cells = [
+        Cell(label, run.with_seed(seed), out / "runs" / f"{slug(label)}-seed{seed}")
+        for label, run in _chosen(comparison, found)
+        for seed in comparison.seeds
     ]
+    complete(cells, processes, watch)
+    first = comparison.methods[0].run
+    return write_overview(
+        out,
+        [cell.read() for cell in cells],
+        problem=first.name("problem"),
+        target=first.tree.get("target"),
+        seeds=comparison.seeds,
+        rounds=first.rounds,
+        search=found,
+    )
+
+
+def _search(
+    comparison: Comparison, out: Path, processes: int, watch: Watch
+) -> dict[str, Any] | None:
+    """Every method with every value, on the search's own seed."""
+    wanted = comparison.search
+    if wanted is None:
+        return None
+    trials = []
+    for method in comparison.methods:
+        key = method.search_key or wanted.key
+        for value in wanted.values:
+            folder = out / "search" / f"{slug(method.label)}-{slug(str(value))}"
+            label = f"search {method.label} {key}={value}"
+            run = _searched(method, key, value, wanted)
+            trials.append(Trial(method.label, key, value, Cell(label, run, folder)))
+    complete([trial.cell for trial in trials], processes, watch)
+    tried = search(trials)
+    first = comparison.methods[0].run
     return {
-        "values": search.values,
-        "seed": search.seed,
-        "rounds": search.rounds or resolve(comparison.methods[0].tree).rounds,
-        "rule": ranking(target),
+        "values": wanted.values,
+        "seed": wanted.seed,
+        "rounds": wanted.rounds or first.rounds,
+        "rule": ranking(first.tree.get("target")),
         "tried": tried,
         "chosen": choose(tried),
     }
 
 
-def _searched(method: Method, key: str, value: Any, search: SearchTable) -> Tree:
-    tree = loading.merged(method.tree, {"seed": search.seed})
-    if search.rounds is not None:
-        tree["rounds"] = search.rounds
+def _searched(method: Method, key: str, value: Any, wanted: SearchTable) -> Run:
+    tree = deepcopy(method.run.tree) | {"seed": wanted.seed}
+    if wanted.rounds is not None:
+        tree["rounds"] = wanted.rounds
     if "target" in tree:
-        tree["target"] = tree["target"] | {"end_run": True}
-    tree = _set(tree, key, value)
-    return resolve(tree, f"search ({method.label}): ").tree()
+        tree["target"] |= {"end_run": True}
+    loading.assign(tree, key, value)
+    return resolve(tree, f"search ({method.label}): ")
 
 
-def _set(tree: Tree, key: str, value: Any) -> Tree:
-    changed = deepcopy(tree)
-    loading.assign(changed, key, value)
-    return changed
+def _chosen(comparison: Comparison, found: Mapping[str, Any] | None) -> list[tuple[str, Run]]:
+    """Every method's run, with what its search chose."""
+    if found is None:
+        return [(method.label, method.run) for method in comparison.methods]
+    runs = []
+    for method in comparison.methods:
+        choice, tree = found["chosen"][method.label], deepcopy(method.run.tree)
+        loading.assign(tree, choice["key"], choice["value"])
+        runs.append((method.label, resolve(tree, f"methods ({method.label}): ")))
+    return runs
 
 
-def _with_choice(method: Method, search: Mapping[str, Any] | None) -> Tree:
-    if search is None:
-        return method.tree
-    chosen = search["chosen"][method.label]
-    return _set(method.tree, chosen["key"], chosen["value"])
-
-
-def _result(
-    comparison: Plan,
-    out: Path,
-    jobs: Sequence[Job],
-    summaries: Sequence[Summary],
-    search: Mapping[str, Any] | None,
+def write_overview(
+    folder: Path,
+    runs: Sequence[RecordedRun],
+    *,
+    problem: str,
+    target: Mapping[str, Any] | None,
+    seeds: Sequence[int],
+    rounds: int,
+    search: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    first = resolve(jobs[0].tree)
-    runs = [
-        {key: summary[key] for key in _REPEATED}
-        | {"directory": str(job.directory.relative_to(out))}
-        for job, summary in zip(jobs, summaries, strict=True)
-    ]
-    metric = first.target.metric if first.target is not None else None
-    return {
-        "problem": first.problem.name,
-        "target": first.target.model_dump() if first.target is not None else None,
-        "seeds": comparison.seeds,
-        "rounds": first.rounds,
+    """Write comparison.json about these runs, which may lie anywhere, and return it."""
+    found = results(runs, target_of(target))
+    overview = {
+        "problem": problem,
+        "target": target,
+        "seeds": list(seeds),
+        "rounds": rounds,
         "learning_rate_search": search,
-        "table": table(runs, metric, search),
-        "runs": runs,
+        "table": document(found, search["chosen"] if search is not None else None),
+        "runs": [
+            {key: run.summary.get(key) for key in _REPEATED}
+            | {"label": run.label, "method": run.method, "baseline": run.baseline}
+            | {"directory": os.path.relpath(run.directory, folder)}
+            for run in runs
+        ],
     }
+    write_json(folder / OVERVIEW, overview)
+    return overview
 
 
 _REPEATED = (
@@ -291,8 +296,3 @@ _REPEATED = (
     "final",
     "params_sha256",
 )
-
-
-def slug(text: str) -> str:
-    """A label as a folder's name."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "x"

@@ -1,27 +1,28 @@
-"""The configuration of one run: TOML in, every default visible, TOML out.
+"""The configuration of one run: TOML in, checked and built once, TOML out.
 
-tree      plain tables as tomllib gives them, possibly incomplete
-RunConfig a complete, checked configuration; `build` makes the parts that `simulate` takes
+tree       plain tables as tomllib gives them, possibly incomplete
+RunConfig  the schema that a tree is checked against
+Run        what everything else takes: the complete tables and the parts built from them
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from fedadmm import problems
-from fedadmm.algorithms import REGISTRY
 from fedadmm.engines import EngineChoice, default_engine
 from fedadmm.evaluation import Evaluation, Target
 from fedadmm.problem import Problem
-from fedadmm.protocols import AnyAlgorithm, LocalSolver, Sampler, StoppingRule
+from fedadmm.protocols import AnyAlgorithm, LocalSolver, Regularizer, Sampler, StoppingRule
 from fedadmm.stopping import Epochs
 from fedadmm.study.messages import refusal
-from fedadmm.study.parts import Part, table_of, union_of
-from fedadmm.study.registry import defaults
+from fedadmm.study.parts import NOBODY, Part, table_of, union_of
+from fedadmm.study.registry import Stranger, defaults, families, is_stranger, part_of, strangers
 
 Tree = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
@@ -124,9 +125,9 @@ class RunConfig(BaseModel):
         if not isinstance(tree, dict):
             return tree
         usual = {key: {"name": name} for key, name in _USUAL.items()}
-        method = REGISTRY.get(_name(tree.get("algorithm")))
-        if method is not None:
-            usual["engine"] = {"name": default_engine(method)}
+        name = _name(tree.get("algorithm"))
+        if is_stranger(name) or name in families()["algorithm"]:
+            usual["engine"] = {"name": default_engine(part_of("algorithm", name))}
         return {key: _named(tree.get(key, part), part) for key, part in usual.items()} | {
             key: value for key, value in tree.items() if key not in usual
         }
@@ -157,44 +158,40 @@ have an engine of their own."""
 
 
 @cache
-def run_model() -> type[RunConfig]:
-    """`RunConfig` with every family's parts in place."""
-    tables: dict[str, Any] = {key: (union_of(key), ...) for key in TABLES}
-    tables["stop"] = (union_of("stop") | None, None)
+def run_model(others: frozenset[Stranger] = NOBODY) -> type[RunConfig]:
+    """`RunConfig` with every family's parts in place, and these that are not ours."""
+    tables: dict[str, Any] = {key: (union_of(key, others), ...) for key in TABLES}
+    tables["stop"] = (union_of("stop", others) | None, None)
     return create_model("RunConfig", __base__=RunConfig, __doc__="One run.", **tables)
 
 
-def resolve(tree: Mapping[str, Any], where: str = "") -> RunConfig:
-    """A complete configuration; a ConfigError names the key, the value and what is allowed.
+def check(tree: Mapping[str, Any], where: str = "") -> RunConfig:
+    """The checked tables; a ConfigError names the key, the value and what is allowed.
 
     `where` says which of several configurations is meant.
     """
+    model = run_model(strangers(tree))
     try:
-        config = run_model().model_validate(dict(tree))
+        return model.model_validate(dict(tree))
     except ValidationError as error:
-        raise refusal(run_model(), error, where) from None
-    return _completed(config)
+        raise refusal(model, error, where) from None
 
 
-def _completed(config: RunConfig) -> RunConfig:
-    """Fill in what depends on other keys: the stopping rule, what is measured, the store."""
-    updates: dict[str, Any] = {}
-    if config.stop is None:
-        rule = config.algorithm.build().default_stop() or Epochs(1)
-        updates["stop"] = table_of("stop", rule)
-    if config.evaluate.objective is None:
-        measured = defaults()["objective"].get(config.problem.name, True)
-        updates["evaluate"] = config.evaluate.model_dump() | {"objective": measured}
-    if config.store.name is None:
-        on_disk = getattr(config.engine.made_from, "needs_disk", False)
-        updates["store"] = config.store.model_dump() | {"name": "disk" if on_disk else "memory"}
-    return run_model().model_validate(config.tree() | updates) if updates else config
+@dataclass(frozen=True)
+class Run:
+    """One run: its complete tables, and the parts that were built from them, once."""
 
-
-class Built(NamedTuple):
-    """The parts of a run, as `simulate` takes them."""
-
-    problem: Problem
+    tree: Tree
+    """Plain tables that TOML can hold and `resolve` takes back, every default written out."""
+    rounds: int
+    seed: int
+    precision: str
+    device: str
+    tolerance: float | None
+    trackers: tuple[str, ...]
+    problem: Any
+    """The options of the problem, which `load_problem` makes."""
+    regularizer: Regularizer
     algorithm: AnyAlgorithm
     solver: LocalSolver
     stop: StoppingRule
@@ -202,26 +199,71 @@ class Built(NamedTuple):
     engine: EngineChoice
     evaluation: Evaluation
     target: Target | None
+    ends_at_target: bool
+    store: StoreTable
+    checkpoint_every: int
+
+    def name(self, family: str) -> str:
+        """What the configuration calls the part of a family."""
+        return str(self.tree[family]["name"])
+
+    @property
+    def label(self) -> str:
+        """The method's name, without the module of one that is not ours."""
+        return self.name("algorithm").rpartition(":")[2]
+
+    def with_seed(self, seed: int) -> Run:
+        """The same run from another seed; nothing has to be checked again."""
+        return replace(self, seed=seed, tree=self.tree | {"seed": seed})
+
+    def load_problem(self) -> Problem:
+        """The problem with its regulariser; may read files."""
+        name = self.name("problem")
+        if is_stranger(name):
+            own: Problem = self.problem.load()
+            return replace(own, regularizer=self.regularizer)
+        return problems.entry(name).make(
+            self.problem, problems.Extras(regularizer=self.regularizer)
+        )
 
 
-def build(config: RunConfig, problem: Problem | None = None) -> Built:
-    """Make every part; loading the problem may read files, unless it is handed over."""
-    assert config.stop is not None
-    measured = config.evaluate.model_dump()
-    return Built(
-        problem=problem or load_problem(config),
-        algorithm=config.algorithm.build(),
+def resolve(tree: Mapping[str, Any], where: str = "") -> Run:
+    """The run that a configuration describes: checked once, built once, every default filled in."""
+    config = check(tree, where)
+    algorithm = config.algorithm.build()
+    engine = config.engine.build()
+    complete = config.model_dump(mode="json", exclude_none=True)
+    if config.stop is not None:
+        stop = config.stop.build()
+    else:
+        stop = algorithm.default_stop() or Epochs(1)
+        complete["stop"] = table_of("stop", stop)
+    evaluate, store = config.evaluate, config.store
+    if evaluate.objective is None:
+        measured = defaults()["objective"].get(config.problem.name, True)
+        evaluate = evaluate.model_copy(update={"objective": measured})
+        complete["evaluate"] = evaluate.model_dump()
+    if store.name is None:
+        store = store.model_copy(update={"name": "disk" if engine.needs_disk else "memory"})
+        complete["store"] = store.model_dump()
+    return Run(
+        tree=complete,
+        rounds=config.rounds,
+        seed=config.seed,
+        precision=config.precision,
+        device=config.device,
+        tolerance=None if isinstance(config.tolerance, str) else config.tolerance,
+        trackers=tuple(config.trackers),
+        problem=config.problem.build(),
+        regularizer=config.regularizer.build(),
+        algorithm=algorithm,
         solver=config.solver.build(),
-        stop=config.stop.build(),
+        stop=stop,
         sampler=config.sampler.build(),
-        engine=config.engine.build(),
-        evaluation=Evaluation(**measured),
+        engine=engine,
+        evaluation=Evaluation(**evaluate.model_dump()),
         target=config.target.build() if config.target is not None else None,
-    )
-
-
-def load_problem(config: RunConfig) -> Problem:
-    """The problem with its regulariser."""
-    return problems.load(
-        config.problem.name, regularizer=config.regularizer.build(), **config.problem.arguments()
+        ends_at_target=config.target is not None and config.target.end_run,
+        store=store,
+        checkpoint_every=config.checkpoint.every,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.errors import ConfigError, DataError
-from fedadmm.study import rundir as files
+from fedadmm.study.rundir import RunDir, read_run, runs_below, write_bytes
 
 FORMATS = ("csv", "parquet")
 
@@ -18,7 +18,7 @@ def export(directory: Path, kind: str, out: Path | None = None) -> tuple[Path, i
     """Write the table and return its path and how many rows it has."""
     if kind not in FORMATS:
         raise ConfigError(f"--format is {kind!r}, but must be one of {', '.join(FORMATS)}")
-    rows = [row for run in _runs(directory) for row in _rows(run, directory)]
+    rows = [row for run in runs_below(directory) for row in _rows(run, directory)]
     if not rows:
         raise DataError(f"{directory}: holds no run with any round yet")
     path = out or directory / f"metrics.{kind}"
@@ -30,33 +30,29 @@ def export(directory: Path, kind: str, out: Path | None = None) -> tuple[Path, i
     return path, len(rows)
 
 
-def _runs(directory: Path) -> Iterator[Path]:
-    if not directory.is_dir():
-        raise DataError(f"{directory}: no such folder")
-    for config in sorted(directory.rglob(files.CONFIG)):
-        yield config.parent
-
-
-def _rows(run: Path, root: Path) -> Iterator[dict[str, Any]]:
+def _rows(run: RunDir, root: Path) -> Iterator[dict[str, Any]]:
     """One row a round, with the run's name and, for lists, the values in one field."""
-    summary = files.read_json(run / files.SUMMARY) if (run / files.SUMMARY).is_file() else {}
-    name = str(run.relative_to(root)) if run != root else run.name
-    known = {"run": name, "label": summary.get("label"), "seed": summary.get("seed")}
-    for record in files.read_metrics(run):
-        yield known | record
+    name = str(run.path.relative_to(root)) if run.path != root else run.path.name
+    found = read_run(run.path)
+    for record in found.records:
+        yield {"run": name, "label": found.label, "seed": found.seed} | record
 
 
 def _csv(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
+    writer.writerow({key: _joined(key) for key in columns})
     for row in rows:
         writer.writerow({key: _joined(value) for key, value in row.items()})
-    files.write_text(path, text.getvalue())
+    write_bytes(path, text.getvalue().encode())
 
 
 def _joined(value: Any) -> Any:
-    return " ".join(str(item) for item in value) if isinstance(value, list) else value
+    """Lists in one cell; a text that a spreadsheet would take for a formula gets an apostrophe."""
+    if isinstance(value, list):
+        value = " ".join(str(item) for item in value)
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
 
 
 def _parquet(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None:
@@ -68,9 +64,6 @@ def _parquet(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None
             "--format is 'parquet', which needs pyarrow; pip install 'fedadmm[parquet]'"
         ) from None
     table = pyarrow.table({key: [row.get(key) for row in rows] for key in columns})
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        parquet.write_table(table, partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    content = io.BytesIO()
+    parquet.write_table(table, content)
+    write_bytes(path, content.getvalue())

@@ -12,6 +12,7 @@ from typing import Any
 from fedadmm.errors import ConfigError
 from fedadmm.study.config import Tree
 from fedadmm.study.messages import shown, suggestion
+from fedadmm.study.rundir import CONFIG
 
 SUFFIX = ".toml"
 COMPARISON_KEYS = ("seeds", "methods", "search")
@@ -38,9 +39,14 @@ def about(text: str) -> str:
 def read(source: str) -> Tree:
     """The tables of a preset, of a TOML file, or of a run directory's config.toml."""
     path = Path(source)
-    if path.is_dir() and (path / "config.toml").is_file():
-        path = path / "config.toml"
     known = presets()
+    if path.is_dir() and source not in known:
+        path = path / CONFIG
+        if not path.is_file():
+            raise ConfigError(
+                f"'{source}' is a folder without {CONFIG}, but must be a run directory, a TOML "
+                "file or a preset"
+            )
     if not path.is_file() and source in known:
         return parse(known[source], f"preset {source}")
     if not path.is_file():
@@ -49,9 +55,15 @@ def read(source: str) -> Tree:
         near = "name an existing one, or a preset" if is_path else suggestion(source, known)
         raise ConfigError(f"there is no {kind} {source!r}; {near}")
     try:
-        return parse(path.read_text("utf-8"), str(path))
+        tree = parse(path.read_text("utf-8-sig"), str(path))  # some editors write a byte-order mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not a text in UTF-8 ({error.reason})") from None
+    if not tree:
+        raise ConfigError(
+            f"{path}: is empty, but must say at least what is solved, as in problem.name = "
+            "'digits'; fedadmm config show quickstart prints a whole one"
+        )
+    return tree
 
 
 def parse(text: str, origin: str) -> Tree:

@@ -13,7 +13,7 @@ from fedadmm.errors import ParameterError
 from fedadmm.protocols import AnyAlgorithm, LocalResult
 from fedadmm.study.messages import allowed, suggestion
 from fedadmm.study.parts import model_of
-from fedadmm.study.registry import families
+from fedadmm.study.registry import families, is_stranger, part_of
 
 _LENGTH = 1000
 """Long enough for scalars in a message to be seen as what they are: next to nothing."""
@@ -38,8 +38,10 @@ class Card(NamedTuple):
 
 def own_engine(name: str | None) -> dict[str, str]:
     """Keys of the table engine that a method without rounds brings along; none for all others."""
-    method = families()["algorithm"].get(name or "")
-    if method is None or not method.asynchronous:
+    if not is_stranger(name) and name not in families()["algorithm"]:
+        return {}
+    method = part_of("algorithm", str(name))
+    if not method.asynchronous:
         return {}
     return {"name": default_engine(method), "mode": "async"}
 

@@ -28,6 +28,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
+    PrivateAttr,
     Tag,
     create_model,
     model_validator,
@@ -35,7 +36,7 @@ from pydantic import (
 from pydantic import Field as Key
 
 from fedadmm.schedules import Schedule
-from fedadmm.study.registry import SCHEDULES, defaults, families
+from fedadmm.study.registry import SCHEDULES, Stranger, defaults, families, part_of
 
 NONE = "none"
 VALUE = "value"
@@ -43,16 +44,20 @@ VALUE = "value"
 
 
 class Part(BaseModel):
-    """One table of a configuration; `build` makes the part that it describes."""
+    """One table of a configuration, and the part that it describes.
+
+    The part is made when the table is checked, once: what its constructor refuses is refused there.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
     made_from: ClassVar[type[Any]]
+    _made: Any = PrivateAttr()
 
     name: str
 
     @model_validator(mode="after")
     def _accepted(self) -> Part:
-        self.build()
+        self._made = self.made_from(**self.arguments())
         return self
 
     def arguments(self) -> dict[str, Any]:
@@ -60,8 +65,8 @@ class Part(BaseModel):
         return {key: _built(getattr(self, key)) for key in type(self).model_fields if key != "name"}
 
     def build(self) -> Any:
-        """The part itself; what its constructor refuses is refused here."""
-        return self.made_from(**self.arguments())
+        """The part itself."""
+        return self._made
 
 
 def _built(value: Any) -> Any:
@@ -72,17 +77,19 @@ def _built(value: Any) -> Any:
     return None if value == NONE and isinstance(value, str) else value
 
 
+NOBODY: frozenset[Stranger] = frozenset()
+
+
 @cache
-def model_of(family: str, name: str) -> type[Part]:
-    """The model of one part."""
-    parts = SCHEDULES if family == "schedule" else families()[family]
-    part = parts[name]
+def model_of(family: str, name: str, strangers: frozenset[Stranger] = NOBODY) -> type[Part]:
+    """The model of one part; `strangers` are those that its schedules may be besides ours."""
+    part = part_of(family, name)
     hints = get_type_hints(part)
     given = defaults().get(family, {}).get(name, {})
     keys: dict[str, Any] = {"name": (Literal[name], ...)}
     for field in fields(part):
         if field.init:
-            keys[field.name] = (translate(hints[field.name]), _default(field, given))
+            keys[field.name] = (translate(hints[field.name], strangers), _default(field, given))
     model = create_model(
         f"{family}-{name}", __base__=Part, __doc__=_first_paragraph(part), **cast(Any, keys)
     )
@@ -105,34 +112,39 @@ def _default(field: Field[Any], given: Mapping[str, Any]) -> Any:
 
 
 @cache
-def union_of(family: str) -> Any:
-    """The annotation of a table that can name any part of a family."""
-    models = tuple(model_of(family, name) for name in families()[family])
+def union_of(family: str, strangers: frozenset[Stranger] = NOBODY) -> Any:
+    """The annotation of a table that can name any part of a family, these strangers included."""
+    names = [*families()[family], *_names(family, strangers)]
+    models = tuple(model_of(family, name, strangers) for name in names)
     if len(models) == 1:
         return models[0]
     return Annotated[Union[models], Key(discriminator="name")]  # noqa: UP007
 
 
-def translate(annotation: Any) -> Any:
+def _names(family: str, strangers: frozenset[Stranger]) -> list[str]:
+    return sorted(name for own, name in strangers if own == family)
+
+
+def translate(annotation: Any, strangers: frozenset[Stranger] = NOBODY) -> Any:
     """A dataclass field's annotation as a configuration spells it."""
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation is Schedule:
-        return _with_schedules(())
+        return _with_schedules((), strangers)
     if annotation is type(None):
         return Literal["none"]
     if origin in (Union, types.UnionType):
-        plain = tuple(translate(arg) for arg in args if arg is not Schedule)
+        plain = tuple(translate(arg, strangers) for arg in args if arg is not Schedule)
         if Schedule in args:
-            return _with_schedules(plain)
+            return _with_schedules(plain, strangers)
         return Union[plain]  # noqa: UP007
     if origin is Literal or not args:
         return annotation
     if issubclass(origin, Mapping):
         keys, values = args
-        table = dict.__class_getitem__((keys, translate(values)))
+        table = dict.__class_getitem__((keys, translate(values, strangers)))
         return Annotated[table, BeforeValidator(_whole_keys)]
     if issubclass(origin, Sequence):
-        return list[translate(args[0])]  # type: ignore[misc]
+        return list[translate(args[0], strangers)]  # type: ignore[misc]
     return annotation
 
 
@@ -143,8 +155,9 @@ def _whole_keys(table: Any) -> Any:
     return {int(k) if isinstance(k, str) and k.isdecimal() else k: v for k, v in table.items()}
 
 
-def _with_schedules(plain: tuple[Any, ...]) -> Any:
-    choices = [Annotated[model_of("schedule", name), Tag(name)] for name in SCHEDULES]
+def _with_schedules(plain: tuple[Any, ...], strangers: frozenset[Stranger]) -> Any:
+    names = [*SCHEDULES, *_names("schedule", strangers)]
+    choices = [Annotated[model_of("schedule", name), Tag(name)] for name in names]
     if plain:
         choices.insert(0, Annotated[Union[plain], Tag(VALUE)])  # noqa: UP007
     return Annotated[Union[tuple(choices)], Discriminator(_schedule_or_value)]  # noqa: UP007

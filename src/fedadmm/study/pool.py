@@ -15,7 +15,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 from fedadmm.errors import EngineError, FedADMMError
 from fedadmm.problem import Problem
 from fedadmm.round import Record
-from fedadmm.study.config import Tree, load_problem, resolve
+from fedadmm.study.config import Run
 from fedadmm.study.running import Watcher, run
 from fedadmm.study.summary import Summary
 
@@ -37,7 +36,7 @@ class Job(NamedTuple):
     """One run, as it travels to a worker."""
 
     label: str
-    tree: Tree
+    run: Run
     directory: Path
     resume: bool = False
 
@@ -67,7 +66,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = nobody) -> list
 
 
 def _beginning(index: int, job: Job) -> Event:
-    return Event("began", index, {"label": job.label, "rounds": job.tree["rounds"]})
+    return Event("began", index, {"label": job.label, "rounds": job.run.rounds})
 
 
 def _alone(index: int, job: Job, watch: Watch) -> Summary:
@@ -79,23 +78,26 @@ def _alone(index: int, job: Job, watch: Watch) -> Summary:
 
 def execute(job: Job, watcher: Watcher) -> Summary:
     """Run one job in this process; jobs on the same problem share it."""
-    config = resolve(job.tree, f"{job.label}: ")
-    parts = {"problem": job.tree.get("problem"), "regularizer": job.tree.get("regularizer")}
-    problem = _shared_problem(json.dumps(parts, sort_keys=True))
     return run(
-        config,
+        job.run,
         job.directory,
         label=job.label,
         resume=job.resume,
         watchers=[watcher],
-        problem=problem,
+        problem=_shared_problem(job.run),
     )
 
 
-@lru_cache(maxsize=1)
-def _shared_problem(parts: str) -> Problem:
-    tables = {key: value for key, value in json.loads(parts).items() if value is not None}
-    return load_problem(resolve(tables))
+_latest: dict[str, Problem] = {}
+"""The problem of the last job, by the tables that describe it."""
+
+
+def _shared_problem(chosen: Run) -> Problem:
+    tables = json.dumps([chosen.tree["problem"], chosen.tree["regularizer"]], sort_keys=True)
+    if tables not in _latest:
+        _latest.clear()  # before the next one is loaded: two may not fit in memory
+        _latest[tables] = chosen.load_problem()
+    return _latest[tables]
 
 
 class _Worker:

@@ -6,15 +6,16 @@ import fnmatch
 import tomllib
 from collections.abc import Sequence
 from copy import deepcopy
-from functools import reduce
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from importlib import resources
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedadmm.errors import ConfigError
 from fedadmm.study import loading
-from fedadmm.study.config import RunConfig, Tree, resolve
+from fedadmm.study.config import Run, Tree, resolve
 from fedadmm.study.messages import suggestion
 
 SCALES = ("smoke", "quick", "full")
@@ -51,7 +52,7 @@ class Setting(_Model):
     scales: list[str] = Field(default=list(SCALES), description="at which it is run")
 
 
-class Method(_Model):
+class Reading(_Model):
     """One row: a method in one reading of its paper."""
 
     name: str
@@ -102,7 +103,7 @@ class Recipe(_Model):
     base: Tree
     search: Search | None = None
     settings: list[Setting]
-    methods: list[Method]
+    methods: list[Reading]
     paper: dict[str, dict[str, float | str]] = {}
     scales: Scales = Scales()
     assign: Scales = Field(default=Scales(), description="single keys, above everything else")
@@ -112,11 +113,12 @@ class Recipe(_Model):
         return {"smoke": 1, "quick": self.quick_seeds}.get(scale, self.seeds)
 
 
-class Cell(NamedTuple):
+@dataclass(frozen=True)
+class TableCell:
     """One method in one setting: its configuration for any seed and searched value."""
 
     setting: Setting
-    method: Method
+    method: Reading
     tree: Tree
     paper: float | str | None
     metric: str
@@ -126,11 +128,17 @@ class Cell(NamedTuple):
         """setting/method, which `--cells` patterns are matched against."""
         return f"{self.setting.name}/{self.method.name}"
 
-    def config(self, seed: int, searched: tuple[str, Any] | None = None) -> RunConfig:
-        """The complete configuration of one run."""
-        tree = deepcopy(self.tree) | {"seed": seed}
-        if searched is not None:
-            loading.assign(tree, *searched)
+    @cached_property
+    def run(self) -> Run:
+        """The complete run from seed 0, with the values that the recipe starts from."""
+        return resolve(self.tree, f"{self.name}: ")
+
+    def searched(self, key: str, value: Any, rounds: int | None = None) -> Run:
+        """The run with another value of the searched key, and perhaps fewer rounds."""
+        tree = deepcopy(self.tree)
+        loading.assign(tree, key, value)
+        if rounds is not None:
+            tree["rounds"] = min(rounds, self.run.rounds)
         return resolve(tree, f"{self.name}: ")
 
 
@@ -154,7 +162,7 @@ def load(identifier: str) -> Recipe:
         raise ConfigError(f"recipe {identifier}: {where}: {first['msg']}") from None
 
 
-def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[Cell]:
+def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[TableCell]:
     """Every cell at a scale whose name matches one of the patterns; all when there are none."""
     found = [
         _cell(recipe, setting, method, scale)
@@ -172,7 +180,7 @@ def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[Cell
     return wanted
 
 
-def _cell(recipe: Recipe, setting: Setting, method: Method, scale: str) -> Cell:
+def _cell(recipe: Recipe, setting: Setting, method: Reading, scale: str) -> TableCell:
     layers = [
         recipe.base,
         setting.config,
@@ -185,4 +193,4 @@ def _cell(recipe: Recipe, setting: Setting, method: Method, scale: str) -> Cell:
     for key, value in keys.items():
         loading.assign(tree, key, value)
     paper = recipe.paper.get(setting.name, {}).get(method.title)
-    return Cell(setting, method, tree, paper, setting.metric or recipe.metric)
+    return TableCell(setting, method, tree, paper, setting.metric or recipe.metric)

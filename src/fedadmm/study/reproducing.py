@@ -1,29 +1,35 @@
-"""Run the cells of a recipe: first the declared search, then the reported seeds."""
+"""Tables and figures of the papers, run again: the paper's figure beside each reading of it.
+
+A recipe (recipes/ID.toml) is data: base tables, settings (columns), methods with their readings
+(rows), the paper's values, a declared search, and what changes with the scale.  Every cell is a
+complete run, found again by its hash: first the declared search, then the reported seeds.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.errors import ConfigError
-from fedadmm.study import output
-from fedadmm.study import rundir as files
-from fedadmm.study.config import RunConfig
-from fedadmm.study.grid import Cells
-from fedadmm.study.measuring import Outcome, outcome
+from fedadmm.study import output, records
+from fedadmm.study.comparing import write_overview
+from fedadmm.study.config import Run
+from fedadmm.study.grid import Cell, Trial, choose, complete, search
 from fedadmm.study.pool import Watch, nobody
-from fedadmm.study.recipe import Cell, Recipe, Search, cells, load
-from fedadmm.study.results import choose, standing
+from fedadmm.study.recipe import Measure, Recipe, Search, TableCell, cells, load
+from fedadmm.study.results import Results, Spread, results, spread
+from fedadmm.study.rundir import RecordedRun, create, write_json, write_text
 
 
-class Plan(NamedTuple):
+class Reproduction(NamedTuple):
     """What is to be run."""
 
     identifier: str
     scale: str
     recipe: Recipe
-    cells: list[Cell]
+    cells: list[TableCell]
     seeds: list[int]
     search: Search | None
 
@@ -33,101 +39,241 @@ class Plan(NamedTuple):
         return len(self.cells) * (len(self.seeds) + tried)
 
 
+Chosen = dict[str, dict[str, Any]]
+"""What the search chose, by cell: key, value and how it did."""
+Found = dict[str, dict[int, RecordedRun]]
+"""The finished runs, by cell and seed."""
+
+
 def plan(
     identifier: str,
     scale: str,
     seeds: int | None = None,
     patterns: Sequence[str] = (),
     searching: bool = True,
-) -> Plan:
+) -> Reproduction:
     """Check a recipe at a scale; every configuration is complete before anything runs.
 
     Without `searching` every method keeps the learning rate that the recipe starts from.
     """
     recipe = load(identifier)
     count = seeds if seeds is not None else recipe.seeds_at(scale)
-    search = recipe.search.at(scale) if recipe.search is not None and searching else None
-    if search is not None and search.seed < count:
+    wanted = recipe.search.at(scale) if recipe.search is not None and searching else None
+    if wanted is not None and wanted.seed < count:
         raise ConfigError(
-            f"--seeds is {count}, but the search's seed {search.seed} is not reported"
+            f"--seeds is {count}, but the search's seed {wanted.seed} is not reported"
         )
     chosen = cells(recipe, scale, patterns)
     for cell in chosen:
-        cell.config(0)
-    return Plan(identifier, scale, recipe, chosen, list(range(count)), search)
+        cell.run  # noqa: B018 - refuses what is wrong
+    return Reproduction(identifier, scale, recipe, chosen, list(range(count)), wanted)
 
 
 def reproduce(
-    todo: Plan, out: Path, *, processes: int = 1, watch: Watch = nobody, only_cached: bool = False
+    todo: Reproduction,
+    out: Path,
+    *,
+    processes: int = 1,
+    watch: Watch = nobody,
+    only_cached: bool = False,
 ) -> dict[str, Any]:
     """Run what is missing, and write results.json, results.md and a report for each setting.
 
     With `only_cached` nothing is run: what is there is drawn again.
     """
-    store = Cells(out / "cells")
-    chosen = _searched(todo, store, processes, watch, only_cached)
-    configs = {
-        _run_label(cell, seed): cell.config(seed, chosen.get(cell.name))
+    root = out / "cells"
+    create(root)
+    chosen = _search(todo, root, processes, watch, only_cached)
+    grid = {
+        (cell.name, seed): Cell.by_hash(root, f"{cell.name} seed {seed}", run.with_seed(seed))
         for cell in todo.cells
+        if (run := _chosen_run(todo, cell, chosen)) is not None
         for seed in todo.seeds
-        if todo.search is None or cell.name in chosen
     }
     if not only_cached:
-        store.run(configs, processes, watch)
-    outcomes = _outcomes(todo, store, configs)
-    return output.write(todo, out, outcomes, chosen)
+        complete(list(grid.values()), processes, watch)
+    found: Found = {}
+    for (name, seed), cell in grid.items():
+        if cell.finished() is not None:
+            found.setdefault(name, {})[seed] = cell.read()
+    return _write(todo, out, found, chosen)
 
 
-def _run_label(cell: Cell, seed: int) -> str:
-    return f"{cell.name} seed {seed}"
-
-
-def _search_configs(todo: Plan, search: Search) -> dict[str, tuple[Cell, str, Any, RunConfig]]:
-    found = {}
-    for cell in todo.cells:
-        key = cell.method.search_key or search.key
-        for value in search.values:
-            config = cell.config(search.seed, (key, value))
-            if search.rounds is not None:
-                config = cell._replace(
-                    tree=cell.tree | {"rounds": min(search.rounds, config.rounds)}
-                ).config(search.seed, (key, value))
-            found[f"search {cell.name} {key}={value}"] = (cell, key, value, config)
-    return found
-
-
-def _searched(
-    todo: Plan, store: Cells, processes: int, watch: Watch, only_cached: bool
-) -> dict[str, tuple[str, Any]]:
-    """The value of the searched key for every cell whose search is finished."""
+def _chosen_run(todo: Reproduction, cell: TableCell, chosen: Chosen) -> Run | None:
+    """The run with what its search chose; None while the search is not finished."""
     if todo.search is None:
+        return cell.run
+    choice = chosen.get(cell.name)
+    return cell.searched(choice["key"], choice["value"]) if choice is not None else None
+
+
+def _search(
+    todo: Reproduction, root: Path, processes: int, watch: Watch, only_cached: bool
+) -> Chosen:
+    """The value of the searched key for every cell whose search is finished."""
+    wanted = todo.search
+    if wanted is None:
         return {}
-    trials = _search_configs(todo, todo.search)
-    if not only_cached:
-        store.run({label: config for label, (*_, config) in trials.items()}, processes, watch)
-    tried = []
-    for cell, key, value, config in trials.values():
-        summary = store.finished(config)
-        if summary is not None:
-            target = config.target.model_dump() if config.target is not None else None
-            row = standing(store.directory(config), summary, target)
-            tried.append(row | {"label": cell.name, "key": key, "value": value})
-    return {label: (row["key"], row["value"]) for label, row in choose(tried).items()}
-
-
-def _outcomes(
-    todo: Plan, store: Cells, configs: Mapping[str, RunConfig]
-) -> dict[str, dict[int, Outcome]]:
-    """What every finished run came to, by cell and seed."""
-    found: dict[str, dict[int, Outcome]] = {}
+    trials = []
     for cell in todo.cells:
-        for seed in todo.seeds:
-            config = configs.get(_run_label(cell, seed))
-            summary = store.finished(config) if config is not None else None
-            if config is not None and summary is not None:
-                directory = store.directory(config)
-                records = files.read_metrics(directory)
-                found.setdefault(cell.name, {})[seed] = outcome(
-                    directory, summary, records, cell.metric
-                )
+        key = cell.method.search_key or wanted.key
+        for value in wanted.values:
+            run = cell.searched(key, value, wanted.rounds).with_seed(wanted.seed)
+            tried = Cell.by_hash(root, f"search {cell.name} {key}={value}", run)
+            trials.append(Trial(cell.name, key, value, tried))
+    if not only_cached:
+        complete([trial.cell for trial in trials], processes, watch)
+    return choose(search(trials))
+
+
+def _write(todo: Reproduction, out: Path, found: Found, chosen: Chosen) -> dict[str, Any]:
+    """Write everything that can be drawn from the finished cells; return results.json."""
+    compared = {
+        setting.title: _compared(todo, setting.name, found) for setting in todo.recipe.settings
+    }
+    rows = [_row(todo, cell, found, chosen.get(cell.name)) for cell in todo.cells]
+    result = {
+        "id": todo.identifier,
+        "scale": todo.scale,
+        "title": todo.recipe.title,
+        "source": todo.recipe.source,
+        "notes": todo.recipe.notes,
+        "seeds": todo.seeds,
+        "measures": todo.recipe.measures,
+        "search": todo.search.model_dump() if todo.search is not None else None,
+        "cells": rows,
+        "reductions": _reductions(todo, compared),
+        "reports": _reports(todo, out, found),
+    }
+    write_json(out / "results.json", result)
+    write_text(out / "results.md", output.markdown(result))
+    return result
+
+
+def _runs(todo: Reproduction, setting: str, found: Found) -> list[RecordedRun]:
+    """The finished runs of a setting under their methods' labels."""
+    return [
+        run.relabelled(cell.method.label, baseline=cell.method.reading == "baseline")
+        for cell in todo.cells
+        if cell.setting.name == setting
+        for run in found.get(cell.name, {}).values()
+    ]
+
+
+def _compared(todo: Reproduction, setting: str, found: Found) -> Results | None:
+    runs = _runs(todo, setting, found)
+    cell = next((c for c in todo.cells if c.setting.name == setting), None)
+    return results(runs, cell.run.target) if runs and cell is not None else None
+
+
+def _reductions(todo: Reproduction, compared: Mapping[str, Results | None]) -> list[dict[str, Any]]:
+    """How many rounds fewer than the best baseline, for every other method that met the target."""
+    readings = {cell.method.label: cell.method for cell in todo.cells}
+    found = []
+    for setting, table in compared.items():
+        best = table.baseline if table is not None else None
+        if table is None or best is None or "rounds_to_target" not in todo.recipe.measures:
+            continue
+        found += [
+            {
+                "setting": setting,
+                "method": readings[row.label].title,
+                "reading": readings[row.label].reading,
+                "rounds": row.rounds.mean,
+                "best_baseline": best.label,
+                "baseline_rounds": best.rounds.mean,
+                "reduction": row.reduction,
+            }
+            for row in table.rows
+            if row.reduction is not None and not row.baseline
+        ]
     return found
+
+
+def _row(
+    todo: Reproduction, cell: TableCell, found: Found, choice: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    own = found.get(cell.name, {})
+    values = {name: _measured(todo.recipe, cell, name, found) for name in todo.recipe.measures}
+    return {
+        "name": cell.name,
+        "setting": cell.setting.title,
+        "method": cell.method.title,
+        "reading": cell.method.reading,
+        "paper": cell.paper,
+        "metric": cell.metric,
+        "measured": values[todo.recipe.measures[0]].mean,
+        "measures": {name: vars(value) for name, value in values.items()},
+        "rounds": cell.run.rounds,
+        "seeds": sorted(own),
+        "missing": [seed for seed in todo.seeds if seed not in own],
+        "diverged": sum(run.diverged for run in own.values()),
+        "chosen": {choice["key"]: choice["value"]} if choice is not None else None,
+        "directories": {
+            seed: str(run.directory.relative_to(run.directory.parents[1]))
+            for seed, run in own.items()
+        },
+    }
+
+
+def _measured(recipe: Recipe, cell: TableCell, name: Measure, found: Found) -> Spread:
+    """A measure over a cell's finished seeds."""
+    reference = found.get(f"{cell.setting.name}/{recipe.reference}", {})
+    return spread(
+        [
+            measure(name, cell.metric, run, reference.get(seed))
+            for seed, run in found.get(cell.name, {}).items()
+        ]
+    )
+
+
+def measure(
+    name: Measure, metric: str, own: RecordedRun, reference: RecordedRun | None
+) -> float | None:
+    """One number for one run; None when it has none (diverged, target not met, no reference)."""
+    if name == "rounds_to_target":
+        return own.to_target("rounds")
+    curve = _curve(own, metric)
+    if not curve or own.diverged:
+        return None
+    if name == "final":
+        return curve[-1]
+    if name == "best":
+        return max(curve) if records.metric(metric).up else min(curve)
+    if name == "epochs":
+        return records.passes(own.records)
+    if reference is None or not (other := _curve(reference, metric)):
+        return None
+    if name == "epoch_reduction":
+        return 1.0 - records.passes(own.records) / records.passes(reference.records)
+    pairs = zip(curve, other, strict=False)
+    return max((abs(a - b) / max(1.0, abs(b)) for a, b in pairs), default=math.nan)
+
+
+def _curve(run: RecordedRun, metric: str) -> list[float]:
+    """The metric in every round that measured it."""
+    return [one for record in run.records if (one := records.value(record, metric)) is not None]
+
+
+def _reports(todo: Reproduction, out: Path, found: Found) -> dict[str, str]:
+    """One comparison a setting, drawn by the usual report from the cached runs."""
+    from fedadmm.study.report import write_report
+
+    written: dict[str, str] = {}
+    for setting in todo.recipe.settings:
+        folder = out / "reports" / setting.name
+        runs = _runs(todo, setting.name, found)
+        if not runs:
+            continue
+        create(folder)
+        first = next(cell for cell in todo.cells if cell.setting.name == setting.name).run
+        write_overview(
+            folder,
+            runs,
+            problem=f"{todo.recipe.title}: {setting.title}",
+            target=first.tree.get("target"),
+            seeds=todo.seeds,
+            rounds=first.rounds,
+        )
+        written[setting.name] = str(write_report(folder).relative_to(out))
+    return written

@@ -1,7 +1,8 @@
 """The run directory: config.toml, metrics.jsonl, summary.json, partition.json, checkpoint/.
 
-Whole files appear under their name only when they are complete; metrics.jsonl grows by one
-flushed line a round.  So a run can be read, drawn and copied while it goes on.
+`RunDir` is its only reader and writer.  Whole files appear under their name only when they are
+complete; metrics.jsonl grows by one flushed line a round; summary.json is there from the first
+second on, with the code "running".  So a run can be read, drawn and copied while it goes on.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ from __future__ import annotations
 import json
 import math
 import os
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fedadmm.errors import ConfigError, DataError, StateError
-from fedadmm.round import Record, RoundReport
+from fedadmm.evaluation import Target
+from fedadmm.round import Record
+from fedadmm.study import records as reading
+from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary, tally
 
-CONFIG, METRICS, SUMMARY, PARTITION = (
+CONFIG, METRICS, SUMMARY, PARTITION, REPORT = (
     "config.toml",
     "metrics.jsonl",
     "summary.json",
     "partition.json",
+    "report.html",
 )
 CHECKPOINT, CLIENTS = "checkpoint", "clients"
 _ROOM = 1 << 20
@@ -43,23 +50,35 @@ def create(directory: Path, room: int = 0) -> None:
             probe.unlink(missing_ok=True)
 
 
-def holds_run(directory: Path) -> bool:
-    """Whether a folder is a run directory."""
-    return (directory / CONFIG).is_file()
-
-
-def write_text(path: Path, text: str) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a whole file, or leave the old one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with partial.open("wb") as stream:
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text, or leave the old one."""
+    write_bytes(path, text.encode())
+
+
+def write_toml(path: Path, tree: Mapping[str, Any]) -> None:
+    """Write one TOML document."""
+    import tomli_w
+
+    write_text(path, tomli_w.dumps(tree))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one JSON document."""
+    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
 def plain(value: Any) -> Any:
@@ -73,68 +92,255 @@ def plain(value: Any) -> Any:
     return value
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one JSON document."""
-    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON document."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error})") from None
+        raise DataError(f"{path}: is not JSON ({error})") from None
     if not isinstance(value, dict):
-        raise DataError(f"{path}: holds no JSON object")
+        raise DataError(f"{path}: is not a JSON object")
     return value
 
 
-def read_metrics(directory: Path) -> list[Record]:
-    """The records so far; a last line that is not complete yet is left out."""
-    path = directory / METRICS
-    return list(_lines(path)) if path.is_file() else []
+class RunDir:
+    """One run's folder; `begin`, `append` and `close` write it, everything else reads it."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics: TextIO | None = None
+        self._seen = 0
 
-def _lines(path: Path) -> Iterator[Record]:
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was begun here, which can be gone on with."""
+        return (self.path / CONFIG).is_file()
+
+    @property
+    def can_be_drawn(self) -> bool:
+        """Whether there is anything to show: a configuration, or metrics alone."""
+        return self.holds_run or (self.path / METRICS).is_file()
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / CHECKPOINT
+
+    @property
+    def clients(self) -> Path:
+        """The folder of the clients' states, for runs that keep them on disk."""
+        return self.path / CLIENTS
+
+    def begin(
+        self,
+        config: Mapping[str, Any],
+        summary: Summary,
+        partition: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say what is run before the first round; `summary` has the code "running"."""
+        write_toml(self.path / CONFIG, config)
+        if partition is not None:
+            write_json(self.path / PARTITION, partition)
+        write_json(self.path / SUMMARY, summary)
+
+    def keep(self, rounds: int) -> list[Record]:
+        """Keep the first `rounds` records, so that a resumed run has neither gap nor repetition."""
+        records = [one for one in self.records() if reading.number(one) <= rounds]
+        if [reading.number(one) for one in records] != list(range(1, rounds + 1)):
+            raise StateError(
+                f"{self.path / METRICS}: has {len(records)} of the {rounds} rounds that the "
+                "checkpoint has done, so the run cannot be resumed without a gap"
+            )
+        write_text(self.path / METRICS, "".join(map(_line, records)))
+        return records
+
+    def append(self, record: Mapping[str, Any], durable: bool = False) -> None:
+        """Append one round; `durable` waits until a power cut cannot take it back."""
+        if self._metrics is None:
+            self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+        self._metrics.write(_line(record))
+        self._metrics.flush()
+        if durable:
+            os.fsync(self._metrics.fileno())
+
+    def close(self, summary: Summary | None = None) -> None:
+        """End the writing, with what the run came to unless it broke off."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        if summary is not None:
+            write_json(self.path / SUMMARY, summary)
+
+    def abandon(self) -> None:
+        """Take back what was begun, when it was refused before its first round."""
+        self.close()
+        for name in (CONFIG, METRICS, SUMMARY, PARTITION):
+            (self.path / name).unlink(missing_ok=True)
+
+    def write_report(self, page: str) -> Path:
+        """Write the page and return its path."""
+        write_text(self.path / REPORT, page)
+        return self.path / REPORT
+
+    def config(self) -> tuple[str, dict[str, Any]]:
+        """The text of config.toml and its tables; nothing when there is none."""
+        path = self.path / CONFIG
+        if not path.is_file():
+            return "", {}
         try:
-            record = json.loads(line)
-        except ValueError:
-            raise DataError(f"{path}: line {number} is not a JSON object") from None
-        if not isinstance(record, dict):
-            raise DataError(f"{path}: line {number} is not a JSON object")
-        yield record
+            text = path.read_text(encoding="utf-8")
+            return text, tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: is not TOML ({error})") from None
+
+    def summary(self) -> Summary:
+        """What summary.json says; nothing when there is none yet."""
+        return self._document(SUMMARY)
+
+    def finished(self) -> Summary | None:
+        """The summary of a run that needs nothing more; None for any other."""
+        found = self.summary()
+        return found if found.get("code", RUNNING) not in (RUNNING, INTERRUPTED, FAILED) else None
+
+    def partition(self) -> dict[str, Any]:
+        """What partition.json says; nothing for problems that were not split from rows."""
+        return self._document(PARTITION)
+
+    def _document(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        return read_json(path) if path.is_file() else {}
+
+    def records(self) -> list[Record]:
+        """The records so far; a last line that is not complete yet is left out."""
+        path = self.path / METRICS
+        return list(_lines(path, path.read_bytes())) if path.is_file() else []
+
+    def news(self) -> list[Record]:
+        """The records that were not there at the last call, without reading the others again."""
+        path = self.path / METRICS
+        if not path.is_file():
+            return []
+        with path.open("rb") as stream:
+            if stream.seek(0, os.SEEK_END) < self._seen:  # a resumed run made them again
+                self._seen = 0
+            stream.seek(self._seen)
+            data = stream.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._seen += len(whole)
+        return list(_lines(path, whole))
 
 
-def cut_metrics(directory: Path, rounds: int) -> list[Record]:
-    """Keep the first `rounds` records, so that a resumed run has neither gap nor repetition."""
-    records = [record for record in read_metrics(directory) if record["round"] <= rounds]
-    found = [record["round"] for record in records]
-    if found != list(range(1, rounds + 1)):
-        raise StateError(
-            f"{directory / METRICS}: has {len(found)} of the {rounds} rounds that the checkpoint "
-            "has done, so the run cannot be resumed without a gap"
-        )
-    text = "".join(_line(record) for record in records)
-    write_text(directory / METRICS, text)
-    return records
+def runs_below(directory: Path) -> list[RunDir]:
+    """The folder itself if it holds a run, and every run below it."""
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such folder")
+    return [RunDir(path.parent) for path in sorted(directory.rglob(METRICS))]
 
 
-def _line(record: Record) -> str:
+def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(plain(record), allow_nan=False) + "\n"
 
 
-class MetricsWriter:
-    """An observer that appends every round to metrics.jsonl."""
+def _lines(path: Path, data: bytes) -> Iterator[Record]:
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                return
+            record = None
+        if not isinstance(record, dict):
+            raise DataError(f"{path}: line {number} is not a JSON object")
+        if not reading.is_round(record):
+            raise DataError(f"{path}: line {number} does not say which round it is about")
+        yield record
 
-    def __init__(self, directory: Path) -> None:
-        self._stream = (directory / METRICS).open("a", encoding="utf-8")
 
-    def __call__(self, report: RoundReport) -> None:
-        """Append and flush one line."""
-        self._stream.write(_line(report.record))
-        self._stream.flush()
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run as its directory tells it, finished or not."""
 
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+    directory: Path
+    label: str
+    method: str
+    """What to call it: the label, or the method's own name where the label is only its key."""
+    algorithm: str
+    baseline: bool
+    seed: int | None
+    records: list[Record]
+    summary: Summary
+    config: dict[str, Any]
+    config_text: str
+    tally: Summary
+    """What the records come to, whether or not the run has ended."""
+
+    @property
+    def code(self) -> str:
+        """completed, target, tolerance, diverged, interrupted or running."""
+        return str(self.summary.get("code", RUNNING))
+
+    @property
+    def status(self) -> str:
+        """The sentence behind the code."""
+        done = f"{len(self.records)} rounds so far"
+        return done if self.code == RUNNING else str(self.summary.get("status", done))
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended in nonsense, so that it must not enter any mean."""
+        return self.code == "diverged"
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The metrics of the last round that was measured."""
+        found: dict[str, Any] = self.tally["final"]
+        return found
+
+    def relabelled(self, label: str, baseline: bool) -> RecordedRun:
+        """The same run under the label that a table gives it."""
+        return replace(self, label=label, method=label, baseline=baseline)
+
+    def to_target(self, what: str) -> float | None:
+        """The rounds, bytes or seconds to the target; a diverged run did not get there."""
+        return None if self.diverged else self.tally[f"{what}_to_target"]
+
+
+def read_run(
+    directory: Path, row: Mapping[str, Any] | None = None, target: Target | None = None
+) -> RecordedRun:
+    """Read a run directory; `row` is what a comparison says about it, `target` its target."""
+    run, row = RunDir(directory), dict(row or {})
+    records, summary = run.records(), run.summary()
+    text, config = run.config()
+    table = config.get("algorithm")
+    named = table.get("name") if isinstance(table, dict) else table
+    algorithm = str(row.get("algorithm") or summary.get("algorithm") or named or directory.name)
+    known: dict[str, Any] = {"label": algorithm, "seed": config.get("seed")}
+    known |= _about(algorithm) | summary | row
+    label = str(known["label"])
+    return RecordedRun(
+        directory=directory,
+        label=label,
+        method=str(known["method"]) if label == algorithm else label,
+        algorithm=algorithm,
+        baseline=bool(known["baseline"]),
+        seed=known["seed"],
+        records=records,
+        summary=summary,
+        config=config,
+        config_text=text,
+        tally=tally(records, target),
+    )
+
+
+def _about(algorithm: str) -> dict[str, Any]:
+    """What summaries of the version before do not say about a method."""
+    from fedadmm.algorithms import REGISTRY
+
+    method = REGISTRY.get(algorithm)
+    if method is None:
+        return {"method": algorithm, "baseline": False}
+    return {"method": method.__name__, "baseline": method.baseline}

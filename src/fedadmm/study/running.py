@@ -1,4 +1,4 @@
-"""One experiment into one run directory: fresh, cached or resumed."""
+"""One run into one run directory: fresh, cached or resumed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedadmm.round import Ending, Record, RoundReport
 from fedadmm.simulation import simulate
 from fedadmm.state import Checkpoints, DiskStore, MemoryStore, params_sha256
 from fedadmm.state.locks import locked
-from fedadmm.study import loading
-from fedadmm.study import rundir as files
-from fedadmm.study.config import Built, RunConfig, build, resolve
+from fedadmm.study import loading, records
+from fedadmm.study.config import Run, resolve
 from fedadmm.study.messages import suggestion
-from fedadmm.study.summary import Summary, metrics_of, partition_of, summarise
+from fedadmm.study.rundir import RunDir, create
+from fedadmm.study.summary import FAILED, INTERRUPTED, Summary, partition_of, summarise
 from fedadmm.study.trackers import Tracker, flattened, tracker
 
 Watcher = Callable[[Record], None]
@@ -33,17 +33,16 @@ _PATIENCE = 10.0
 """Seconds until a run that still goes on is believed: a killed comparison's take a while to end."""
 
 
-def fingerprint(config: RunConfig) -> dict[str, Any]:
+def fingerprint(run: Run) -> dict[str, Any]:
     """Everything that the trajectory depends on, flat."""
     may_change = set(_MAY_CHANGE)
-    if getattr(config.engine.build(), "shapes_the_run", False):
+    if run.engine.shapes_the_run:
         may_change.remove("engine")
-    tree = {key: value for key, value in config.tree().items() if key not in may_change}
-    return flattened(tree)
+    return flattened({key: value for key, value in run.tree.items() if key not in may_change})
 
 
 def run(
-    config: RunConfig,
+    chosen: Run,
     directory: Path,
     *,
     label: str | None = None,
@@ -57,147 +56,99 @@ def run(
     last checkpoint (or from the start, when it has none).  On KeyboardInterrupt the directory is
     left ready to be resumed.
     """
-    finished = _finished(config, directory, resume)
+    folder = RunDir(directory)
+    finished = _finished(chosen, folder, resume)
     if finished is not None:
         return finished
-    files.create(directory)
+    create(directory)
     with locked(directory, _PATIENCE):
-        finished = _finished(config, directory, resume)  # by the process that was waited for
+        finished = _finished(chosen, folder, resume)  # by the process that was waited for
         if finished is not None:
             return finished
-        return _run(config, directory, label, watchers, problem)
+        return _Session(chosen, folder, label, watchers).go(problem or chosen.load_problem())
 
 
-def _run(
-    config: RunConfig,
-    directory: Path,
-    label: str | None,
-    watchers: Sequence[Watcher],
-    problem: Problem | None,
-) -> Summary:
-    built = build(config, problem)
-    followers = [tracker(name) for name in config.trackers]
-    checkpoints = _checkpoints(config, directory)
-    done = _done_so_far(directory, checkpoints)
-    store = _store(config, directory, fresh=not done)
-    files.write_text(directory / files.CONFIG, loading.write(config.tree()))
-    partition = partition_of(built.problem)
-    if partition is not None:
-        files.write_json(directory / files.PARTITION, partition)
-    for follower in followers:
-        follower.start(directory, config.tree(), len(done) + 1)
-    session = _Session(config, directory, label, followers, watchers)
-    return session.go(built, store, checkpoints, resume=bool(done))
-
-
-def _finished(config: RunConfig, directory: Path, resume: bool) -> Summary | None:
+def _finished(chosen: Run, folder: RunDir, resume: bool) -> Summary | None:
     """The summary of a run that needs no more rounds; refuses one that may not be resumed."""
-    if not files.holds_run(directory):
+    if not folder.holds_run:
         return None
     if not resume:
         raise ConfigError(
-            f"--out is '{directory}', which already holds a run; add --resume to go on with "
+            f"--out is '{folder.path}', which already holds a run; add --resume to go on with "
             "it, or choose another folder"
         )
-    before = resolve(loading.read(str(directory)), f"{directory}: ")
-    old, new = fingerprint(before), fingerprint(config)
+    before = resolve(loading.read(str(folder.path)), f"{folder.path}: ")
+    old, new = fingerprint(before), fingerprint(chosen)
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     if differing:
         changes = ", ".join(f"{key} ({old.get(key)!r} -> {new.get(key)!r})" for key in differing)
         raise StateError(
-            f"{directory}: holds a run of another configuration, which differs in {changes}"
+            f"{folder.path}: holds a run of another configuration, which differs in {changes}"
         )
-    path = directory / files.SUMMARY
-    if not path.is_file():
-        return None
-    summary = files.read_json(path)
-    same_end = (before.rounds, before.target, before.tolerance) == (
-        config.rounds,
-        config.target,
-        config.tolerance,
-    )
-    return summary if same_end and summary.get("code") != "interrupted" else None
-
-
-def _checkpoints(config: RunConfig, directory: Path) -> Checkpoints | None:
-    every = config.checkpoint.every
-    return Checkpoints(directory / files.CHECKPOINT, every) if every else None
-
-
-def _store(config: RunConfig, directory: Path, fresh: bool) -> MemoryStore | DiskStore:
-    """Where client state is kept; what an abandoned start left on disk is removed."""
-    if config.store.name == "memory":
-        return MemoryStore()
-    folder = directory / files.CLIENTS
-    if fresh:
-        shutil.rmtree(folder, ignore_errors=True)
-    primal = None if config.store.primal == "same" else getattr(torch, config.store.primal)
-    return DiskStore(folder, primal_dtype=primal, cache_bytes=config.store.cache_bytes)
-
-
-def _done_so_far(directory: Path, checkpoints: Checkpoints | None) -> list[Record]:
-    """The records that stay; the others will be made again."""
-    latest = checkpoints.latest_round() if checkpoints is not None else None
-    return files.cut_metrics(directory, latest or 0)
+    ends = ("rounds", "target", "tolerance")
+    same_end = all(before.tree.get(key) == chosen.tree.get(key) for key in ends)
+    return folder.finished() if same_end else None
 
 
 class _Session:
     """A run that is under way."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        directory: Path,
-        label: str | None,
-        followers: Sequence[Tracker],
-        watchers: Sequence[Watcher],
+        self, chosen: Run, folder: RunDir, label: str | None, watchers: Sequence[Watcher]
     ) -> None:
-        self._config = config
-        self._directory = directory
+        self._run = chosen
+        self._folder = folder
         self._label = label
-        self._followers = followers
         self._watchers = watchers
+        self._followers: list[Tracker] = [tracker(name) for name in chosen.trackers]
+        every = chosen.checkpoint_every
+        self._checkpoints = Checkpoints(folder.checkpoint, every) if every else None
 
-    def go(
-        self,
-        built: Built,
-        store: MemoryStore | DiskStore,
-        checkpoints: Checkpoints | None,
-        resume: bool,
-    ) -> Summary:
-        """Simulate; a run that ends or is interrupted leaves a summary."""
-        config = self._config
-        writer = files.MetricsWriter(self._directory)
+    def go(self, problem: Problem) -> Summary:
+        """Simulate; a run that ends or is interrupted leaves its summary."""
+        chosen, folder = self._run, self._folder
+        latest = self._checkpoints.latest_round() if self._checkpoints is not None else None
+        done = folder.keep(latest or 0)
+        store = _store(chosen, folder, fresh=not done)
+        start = initial_vector(chosen, problem)
+        begun = summarise(chosen, done, label=self._label)
+        folder.begin(chosen.tree, begun, partition_of(problem))
+        for follower in self._followers:
+            follower.start(folder.path, chosen.tree, len(done) + 1)
         try:
             result = simulate(
-                built.algorithm,
-                built.problem,
-                config.rounds,
-                sampler=built.sampler,
-                solver=built.solver,
-                stop=built.stop,
-                seed=config.seed,
-                initial=initial_vector(config, built.problem),
-                engine=built.engine,
-                evaluate=built.evaluation,
-                target=built.target if config.target and config.target.end_run else None,
-                tolerance=None if isinstance(config.tolerance, str) else config.tolerance,
-                observers=[writer, self._observe],
+                chosen.algorithm,
+                problem,
+                chosen.rounds,
+                sampler=chosen.sampler,
+                solver=chosen.solver,
+                stop=chosen.stop,
+                seed=chosen.seed,
+                initial=start,
+                engine=chosen.engine,
+                evaluate=chosen.evaluation,
+                target=chosen.target if chosen.ends_at_target else None,
+                tolerance=chosen.tolerance,
+                observers=[self._observe],
                 store=store,
-                checkpoints=checkpoints,
-                resume=resume,
-                fingerprint=fingerprint(config),
+                checkpoints=self._checkpoints,
+                resume=bool(done),
+                fingerprint=fingerprint(chosen),
             )
         except KeyboardInterrupt:
             with interrupts_deferred():  # a second Ctrl-C waits for the summary
-                rounds = len(files.read_metrics(self._directory))
-                self._close(Ending("interrupted", f"interrupted after round {rounds}"), None)
+                rounds = len(folder.records())
+                self._close(Ending(INTERRUPTED, f"interrupted after round {rounds}"), None)
             raise
-        finally:
-            writer.close()
+        except Exception as error:
+            self._fail(error)
+            raise
         return self._close(Ending(result.code, result.status), params_sha256(result.params))
 
     def _observe(self, report: RoundReport) -> None:
+        every = self._run.checkpoint_every
+        due = report.ending is not None or (every > 0 and report.state.round % every == 0)
+        self._folder.append(report.record, durable=due and every > 0)  # before the checkpoint is
         self._check_target(report.record)
         for follower in self._followers:
             follower.record(report.record)
@@ -206,26 +157,43 @@ class _Session:
 
     def _check_target(self, record: Record) -> None:
         """A target that no round measures would never be met: refuse it in the first one."""
-        target, measured = self._config.target, metrics_of(record)
-        if target is not None and measured and target.metric not in record:
+        target, measured = self._run.target, records.metrics(record)
+        if target is None or not measured or records.value(record, target.metric) is not None:
+            return
+        if target.metric not in record:
             near = suggestion(target.metric, measured)
             raise ConfigError(f"target.metric is {target.metric!r}, which is not measured; {near}")
 
+    def _fail(self, error: Exception) -> None:
+        """A run that was refused before its first round leaves the folder free for another."""
+        if self._folder.records():
+            self._close(Ending(FAILED, f"failed: {str(error).splitlines()[0]}"), None)
+        else:
+            self._folder.abandon()
+
     def _close(self, ending: Ending, digest: str | None) -> Summary:
-        records = files.read_metrics(self._directory)
-        summary = summarise(self._config, records, ending, digest, self._label)
-        files.write_json(self._directory / files.SUMMARY, summary)
+        summary = summarise(self._run, self._folder.records(), ending, digest, self._label)
+        self._folder.close(summary)
         for follower in self._followers:
             follower.finish(summary)
         return summary
 
 
-def initial_vector(config: RunConfig, problem: Problem) -> torch.Tensor:
+def _store(chosen: Run, folder: RunDir, fresh: bool) -> MemoryStore | DiskStore:
+    """Where client state is kept; what an abandoned start left on disk is removed."""
+    if chosen.store.name == "memory":
+        return MemoryStore()
+    if fresh:
+        shutil.rmtree(folder.clients, ignore_errors=True)
+    primal = None if chosen.store.primal == "same" else getattr(torch, chosen.store.primal)
+    return DiskStore(folder.clients, primal_dtype=primal, cache_bytes=chosen.store.cache_bytes)
+
+
+def initial_vector(chosen: Run, problem: Problem) -> torch.Tensor:
     """The problem's start vector in the configured precision, on the configured device."""
     try:
-        device = torch.device(config.device)
-        vector = problem.start(config.seed).to(device, getattr(torch, config.precision))
+        device = torch.device(chosen.device)
+        return problem.start(chosen.seed).to(device, getattr(torch, chosen.precision))
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device is {config.device!r}, but cannot be used ({reason})") from None
-    return vector
+        raise ConfigError(f"device is {chosen.device!r}, but cannot be used ({reason})") from None

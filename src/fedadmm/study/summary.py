@@ -1,102 +1,78 @@
-"""What a run came to: summary.json from its records, and the partition that it ran on."""
+"""What a run comes to: summary.json from its records, and the partition that it ran on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fedadmm
 from fedadmm.evaluation import Target
 from fedadmm.problem import Problem
 from fedadmm.round import Ending, Record
-from fedadmm.study.config import RunConfig
+from fedadmm.study import records as reading
+
+if TYPE_CHECKING:
+    from fedadmm.study.config import Run
 
 Summary = dict[str, Any]
+
+RUNNING, INTERRUPTED, FAILED = "running", "interrupted", "failed"
+"""The codes of runs that are not at their end; the others are those of an `Ending`."""
 
 MOST_CLIENTS = 200
 """So many clients are listed one by one in partition.json."""
 
-_BOOKKEEPING = frozenset(
-    (
-        *("round", "participants", "clients", "epochs", "steps"),
-        *("primal_residual", "dual_residual"),
-        *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
-        *("bytes_up", "bytes_down", "seconds", "evaluation_seconds"),
-        *("refused", "missing", "staleness", "evaluated"),
-        *("virtual_time", "steps_per_second", "idle", "in_flight", "dropped", "intervals"),
-        *("certificate_measured", "certificate_bound"),
-        *("kkt_residual", "stationarity", "consensus", "dual_sum", "dual_norm", "dual_norm_max"),
-        *("lagrangian", "mean_drift", "warnings", "diagnostics_seconds"),
-        *("delays", "staleness_mean", "staleness_max", "staleness_quantiles", "longest_absence"),
-    )
-)
 
-
-def metrics_of(record: Record) -> dict[str, Any]:
-    """What was measured in a round, without what is known about every round."""
-    return {key: value for key, value in record.items() if key not in _BOOKKEEPING}
-
-
-def last_measured(records: Sequence[Record]) -> dict[str, Any]:
-    """The metrics of the last round that was measured."""
-    return next((found for record in reversed(records) if (found := metrics_of(record))), {})
-
-
-def first_reached(records: Sequence[Record], target: Target | None) -> Record | None:
-    """The first round that meets the target."""
-    if target is None:
-        return None
-    return next((record for record in records if target.reached(record)), None)
-
-
-def bytes_until(records: Sequence[Record], last: Record | None) -> int | None:
-    """All bytes, up and down, until a round; None when there is no such round."""
-    if last is None:
-        return None
-    counted = (record for record in records if record["round"] <= last["round"])
-    return int(sum(record["bytes_up"] + record["bytes_down"] for record in counted))
-
-
-def summarise(
-    config: RunConfig,
-    records: Sequence[Record],
-    ending: Ending,
-    params_sha256: str | None,
-    label: str | None,
-) -> Summary:
-    """The content of summary.json."""
-    target = config.target.build() if config.target is not None else None
-    reached = first_reached(records, target)
+def tally(records: Sequence[Record], target: Target | None) -> Summary:
+    """What some records come to; the same for a run that ended and for one that goes on."""
+    hit = reading.first_reached(records, target)
+    until = None if hit is None else records[: hit + 1]
     return {
-        "status": ending.sentence,
-        "code": ending.code,
-        "algorithm": config.algorithm.name,
-        "label": label or config.algorithm.name,
-        "seed": config.seed,
         "rounds": len(records),
-        "final": last_measured(records),
-        "target": config.target.model_dump() if config.target is not None else None,
-        "rounds_to_target": reached["round"] if reached is not None else None,
-        "bytes_to_target": bytes_until(records, reached),
-        "bytes_up": sum(record["bytes_up"] for record in records),
-        "bytes_down": sum(record["bytes_down"] for record in records),
-        "seconds": sum(record["seconds"] for record in records),
-        **_clock(records, reached),
-        "warnings": [text for record in records for text in record.get("warnings", ())],
-        "params_sha256": params_sha256,
-        "fedadmm_version": fedadmm.__version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "final": reading.last_metrics(records),
+        "rounds_to_target": None if until is None else reading.number(until[-1]),
+        "bytes_to_target": None if until is None else sum(map(reading.sent, until)),
+        "seconds_to_target": None if until is None else reading.total(until, "seconds"),
+        "bytes_up": reading.total(records, "bytes_up"),
+        "bytes_down": reading.total(records, "bytes_down"),
+        "seconds": reading.total(records, "seconds"),
+        **_clock(records, until),
+        "warnings": [text for record in records for text in reading.warnings(record)],
     }
 
 
-def _clock(records: Sequence[Record], reached: Record | None) -> Summary:
+def _clock(records: Sequence[Record], until: Sequence[Record] | None) -> Summary:
     """Virtual time, for runs that have any."""
-    if not records or "virtual_time" not in records[-1]:
+    end = reading.virtual_time(records[-1]) if records else None
+    if end is None:
         return {}
+    reached = reading.virtual_time(until[-1]) if until is not None else None
+    return {"virtual_time": end, "virtual_time_to_target": reached}
+
+
+def summarise(
+    run: Run,
+    records: Sequence[Record],
+    ending: Ending | None = None,
+    params_sha256: str | None = None,
+    label: str | None = None,
+) -> Summary:
+    """The content of summary.json; without an ending that of a run that goes on."""
+    ending = ending or Ending(RUNNING, RUNNING)
     return {
-        "virtual_time": records[-1]["virtual_time"],
-        "virtual_time_to_target": reached["virtual_time"] if reached is not None else None,
+        "status": ending.sentence,
+        "code": ending.code,
+        "algorithm": run.name("algorithm"),
+        "method": type(run.algorithm).__name__,
+        "baseline": run.algorithm.baseline,
+        "label": label or run.label,
+        "seed": run.seed,
+        "target": run.tree.get("target"),
+        **tally(records, run.target),
+        "params_sha256": params_sha256,
+        "fedadmm_version": fedadmm.__version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.errors import ConfigError
 from fedadmm.study import loading
-from fedadmm.study import rundir as files
-from fedadmm.study.config import RunConfig, Tree, resolve
-from fedadmm.study.grid import Cells
+from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.study.grid import Cell, complete
 from fedadmm.study.pool import Watch, nobody
+from fedadmm.study.rundir import write_json
 
 MOST_CELLS = 10_000
 
@@ -24,6 +25,20 @@ class Axis(NamedTuple):
 
     key: str
     values: Sequence[Any]
+
+
+class Point(NamedTuple):
+    """One cell of a sweep before it has a folder: what is set, and the run that it makes."""
+
+    values: dict[str, Any]
+    """Dotted key -> value, as the configuration holds it."""
+    run: Run
+
+    @property
+    def label(self) -> str:
+        """What is set, in one line."""
+        shown = (f"{key}={_shown(value)}" for key, value in self.values.items())
+        return " ".join(shown) or "the only cell"
 
 
 def axis(text: str, option: str) -> Axis:
@@ -40,8 +55,8 @@ def axis(text: str, option: str) -> Axis:
     return Axis(key.strip(), parsed)
 
 
-def cells_of(tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis]) -> dict[str, RunConfig]:
-    """Every cell's complete configuration by its label; all are checked before any is run."""
+def points_of(tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis]) -> list[Point]:
+    """Every cell's complete configuration; all are checked before any is run."""
     lengths = {len(one.values) for one in lists}
     if len(lengths) > 1:
         shown = ", ".join(f"{one.key} ({len(one.values)})" for one in lists)
@@ -51,18 +66,23 @@ def cells_of(tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis]) -> dict[st
     combinations = [(*step, *cell) for cell in products for step in steps or [()]]
     if len(combinations) > MOST_CELLS:
         raise ConfigError(f"the sweep has {len(combinations)} cells, but at most {MOST_CELLS}")
-    cells: dict[str, RunConfig] = {}
-    for combination in combinations:
-        changed = deepcopy(tree)
-        for key, value in combination:
-            loading.assign(changed, key, value)
-        label = " ".join(f"{key}={value}" for key, value in combination) or "the only cell"
-        cells[label] = resolve(changed, f"{label}: ")
-    return cells
+    return [_point(tree, dict(combination)) for combination in combinations]
+
+
+def _point(tree: Tree, values: dict[str, Any]) -> Point:
+    changed = deepcopy(tree)
+    for key, value in values.items():
+        loading.assign(changed, key, deepcopy(value))
+    where = " ".join(f"{key}={_shown(value)}" for key, value in values.items())
+    return Point(values, resolve(changed, f"{where}: " if where else ""))
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def sweep(
-    cells: Mapping[str, RunConfig],
+    points: Sequence[Point],
     out: Path,
     *,
     fresh: bool = False,
@@ -70,26 +90,27 @@ def sweep(
     watch: Watch = nobody,
 ) -> dict[str, Any]:
     """Run every cell that is not finished and return what is written to sweep.json."""
-    folder = Cells(out / "cells")
+    cells = [Cell.by_hash(out / "cells", one.label, one.run) for one in points]
     if fresh:
-        for config in cells.values():
-            folder.forget(config)
-    summaries = folder.run(cells, processes, watch)
-    rows = [
-        {
-            "set": _settings(label),
-            "directory": str(folder.directory(cells[label]).relative_to(out)),
-            **{key: summary[key] for key in _SHOWN},
-        }
-        for label, summary in summaries.items()
-    ]
+        for cell in cells:
+            cell.forget()
+    complete(cells, processes, watch)
+    rows = []
+    for point, cell in zip(points, cells, strict=True):
+        found = cell.read()
+        rows.append(
+            {
+                "set": point.values,
+                "directory": str(cell.directory.relative_to(out)),
+                "code": found.code,
+                "status": found.status,
+                "seed": found.seed,
+                "rounds": len(found.records),
+                "rounds_to_target": found.to_target("rounds"),
+                "bytes_to_target": found.to_target("bytes"),
+                "final": found.final,
+            }
+        )
     result = {"cells": rows}
-    files.write_json(out / "sweep.json", result)
+    write_json(out / "sweep.json", result)
     return result
-
-
-_SHOWN = ("code", "status", "seed", "rounds", "rounds_to_target", "bytes_to_target", "final")
-
-
-def _settings(label: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in label.split(" ") if "=" in part)

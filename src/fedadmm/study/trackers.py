@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from fedadmm.errors import ConfigError
 from fedadmm.round import Record
+from fedadmm.study import records, registry
 from fedadmm.study.messages import suggestion
 
 
@@ -28,15 +29,6 @@ class Tracker(Protocol):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """After the last round, or when the run was interrupted."""
-
-
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The plain numbers of a record."""
-    return {
-        key: float(value)
-        for key, value in record.items()
-        if isinstance(value, int | float) and key != "round"
-    }
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -61,8 +53,8 @@ class TensorBoard:
 
     def record(self, record: Record) -> None:
         """One scalar a metric."""
-        for key, value in scalars(record).items():
-            self._writer.add_scalar(key, value, record["round"])
+        for key, value in records.scalars(record).items():
+            self._writer.add_scalar(key, value, records.number(record))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Close the event file."""
@@ -86,8 +78,8 @@ class MLflow:
 
     def record(self, record: Record) -> None:
         """One metric each, at the round as its step."""
-        for key, value in scalars(record).items():
-            self._client.log_metric(self._run, key, value, step=record["round"])
+        for key, value in records.scalars(record).items():
+            self._client.log_metric(self._run, key, value, step=records.number(record))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the run with the status that MLflow knows."""
@@ -103,14 +95,17 @@ def tracker(name: str) -> Tracker:
     """A tracker by its name, or any other as package.module:name."""
     if name in TRACKERS:
         return TRACKERS[name]()
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if not registry.is_stranger(name):
         near = suggestion(name, [*TRACKERS, "package.module:name"])
         raise ConfigError(f"trackers names {name!r}, which is not known; {near}")
-    try:
-        made: Tracker = getattr(import_module(module), attribute)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"trackers names {name!r}, which cannot be imported ({error})") from None
+    kind = registry.imported(f"trackers names {name!r}", name)
+    missing = [member for member in ("start", "record", "finish") if not hasattr(kind, member)]
+    if not isinstance(kind, type) or missing:
+        raise ConfigError(
+            f"trackers names {name!r}, which has no {', '.join(missing)}, but must be a class with "
+            "start, record and finish"
+        )
+    made: Tracker = kind()
     return made
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedadmm.algorithms import REGISTRY
-from fedadmm.study.report.palette import STRANGERS, STYLES, Style, styles
+from fedadmm.study.report.palette import SPARE, STYLES, styles
 
 CARDS = {"light": "#ffffff", "dark": "#191d24"}
 # Machado, Oliveira, Fernandes (2009), severity 1, on linear RGB.
@@ -69,7 +69,7 @@ def test_every_registered_algorithm_has_a_style() -> None:
 
 @pytest.mark.parametrize("theme", CARDS)
 def test_lines_stand_out_from_the_page(theme: str) -> None:
-    for style in [*STYLES.values(), *STRANGERS]:
+    for style in [*STYLES.values(), *SPARE]:
         assert contrast(getattr(style, theme), CARDS[theme]) >= 3.0, style
 
 
@@ -77,15 +77,19 @@ def test_lines_stand_out_from_the_page(theme: str) -> None:
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
 def test_methods_differ_in_colour_or_in_dashes(deficiency: str, theme: str) -> None:
     matrix = DEFICIENCIES[deficiency]
-    for (name, one), (other, two) in itertools.combinations(STYLES.items(), 2):
+    everybody = STYLES | {f"spare {index}": style for index, style in enumerate(SPARE)}
+    for (name, one), (other, two) in itertools.combinations(everybody.items(), 2):
         ends = [lab(matrix @ linear(getattr(style, theme))) for style in (one, two)]
         distance = float(np.linalg.norm(ends[0] - ends[1]))
         assert distance >= NOTICEABLE or one.dash != two.dash, (name, other, distance)
 
 
-def test_labels_of_one_algorithm_share_its_colour_but_not_its_dashes() -> None:
+def test_labels_of_one_algorithm_have_colours_of_their_own() -> None:
     found = styles({"rho 0.1": "fedadmm", "rho 1": "fedadmm", "mine": "fedmine", "x": "fedx"})
-    assert found["rho 0.1"].light == found["rho 1"].light == STYLES["fedadmm"].light
-    assert found["rho 0.1"].dash != found["rho 1"].dash
-    assert isinstance(found["mine"], Style)
-    assert found["mine"].light != found["x"].light
+    assert found["rho 0.1"] == STYLES["fedadmm"]
+    assert len({style.light for style in found.values()}) == len(found)
+
+
+def test_many_labels_differ_in_colour_or_in_dashes() -> None:
+    found = styles({str(i): "fedadmm" for i in range(4 * len(SPARE))})
+    assert len({(style.light, style.dash) for style in found.values()}) == len(found)

@@ -11,19 +11,13 @@ from pathlib import Path
 import pytest
 
 from fedadmm.errors import DataError
+from fedadmm.evaluation import Target
 from fedadmm.study.report import write_report
+from fedadmm.study.report.content import read
 from fedadmm.study.report.curves import MOST_POINTS, lines
 from fedadmm.study.report.panels import sections
-from fedadmm.study.report.reading import Target, read
-from fedadmm.study.report.tables import (
-    BASELINES,
-    best_baseline,
-    configuration,
-    number,
-    results,
-    search_table,
-    size,
-)
+from fedadmm.study.report.tables import configuration, search_table
+from fedadmm.study.words import duration, number, size
 from support.runs import TARGET
 
 LIMIT = 6_000_000
@@ -64,6 +58,7 @@ def test_a_large_comparison_stays_small(comparison: Path, tmp_path: Path) -> Non
             run = tmp_path / f"runs/method{method}-seed{seed}"
             run.mkdir(parents=True)
             (run / "metrics.jsonl").write_text(text)
+            (run / "summary.json").write_text(json.dumps({"label": f"m{method}", "seed": seed}))
     counts = [[client % 7] * 62 for client in range(1000)]
     (tmp_path / "partition.json").write_text(json.dumps({"counts": counts}))
     assert write_report(tmp_path).stat().st_size < LIMIT
@@ -72,41 +67,20 @@ def test_a_large_comparison_stays_small(comparison: Path, tmp_path: Path) -> Non
 def test_rounds_to_target_agree_with_the_summaries(comparison: Path) -> None:
     content = read(comparison)
     assert content.target == Target("test_accuracy", TARGET["value"], at_least=True)
-    rows = {row.label: row for row in results(content)}
+    rows = {row.label: row for row in content.results.rows}
     reached_by_somebody = False
     for label, runs in content.labels.items():
         expected = [run.summary["rounds_to_target"] for run in runs]
         assert rows[label].reached == sum(value is not None for value in expected)
-        if None in expected:
-            assert rows[label].rounds is None
-        else:
+        if None not in expected:
             reached_by_somebody = True
-            assert rows[label].rounds == pytest.approx(statistics.mean(expected))
+            assert rows[label].rounds.mean == pytest.approx(statistics.mean(expected))
             spent = [
                 sum(r["bytes_up"] + r["bytes_down"] for r in run.records[:rounds])
                 for run, rounds in zip(runs, expected, strict=True)
             ]
-            assert rows[label].bytes_to_target == pytest.approx(statistics.mean(spent))
+            assert rows[label].bytes.mean == pytest.approx(statistics.mean(spent))
     assert reached_by_somebody
-
-
-def test_reduction_is_over_the_best_baseline(comparison: Path, tmp_path: Path) -> None:
-    """Hand-made runs: fedavg needs 8 rounds, scaffold 4, fedadmm 1, fedprox never gets there."""
-    for name, rounds in {"fedavg": 8, "scaffold": 4, "fedadmm": 1, "fedprox": 99}.items():
-        run = tmp_path / f"runs/{name}-seed0"
-        run.mkdir(parents=True)
-        history = [{"round": t, "test_accuracy": float(t >= rounds)} for t in range(1, 11)]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in history))
-    overview = {"problem": "p", "target": {"metric": "test_accuracy", "value": 0.5}, "runs": []}
-    (tmp_path / "comparison.json").write_text(json.dumps(overview))
-    rows = results(read(tmp_path))
-    best = best_baseline(rows)
-    assert best is not None
-    assert (best.label, best.rounds) == ("scaffold", 4)
-    assert best.label in BASELINES
-    found = {row.label: row.reduction for row in rows}
-    assert found == {"fedadmm": 0.75, "scaffold": 0.0, "fedavg": -1.0, "fedprox": None}
-    assert [row.label for row in rows] == ["fedadmm", "scaffold", "fedavg", "fedprox"]
 
 
 def test_curves_are_means_with_the_range_of_the_seeds(comparison: Path) -> None:
@@ -137,8 +111,8 @@ def test_a_diverged_seed_is_told_and_stays_out_of_the_mean(comparison: Path) -> 
     healthy = [record["loss"] for record in records(comparison / "runs/feddyn!-seed0")]
     assert curves[0].y == pytest.approx(healthy, rel=1e-4)
     text = write_report(comparison).read_text()
-    assert "1 diverged" in text
-    assert wild[0].status.split(":")[0] in text
+    assert "1 of 2 diverged" in text
+    assert wild[0].status.removeprefix("diverged").split(":")[0] in text
 
 
 def test_long_curves_are_thinned_with_both_ends(tmp_path: Path) -> None:
@@ -201,9 +175,9 @@ def test_partition_tells_names_and_how_many_clients_there_are(tmp_path: Path) ->
 def test_configuration_tells_what_differs(comparison: Path) -> None:
     found = configuration(read(comparison))
     different = {key: dict(zip(found.columns, row, strict=True)) for key, row in found.different}
-    assert different["algorithm.rho"]["fedadmm"] == "0.1"
+    assert different["algorithm.rho"]["FedADMM"] == "0.1"
     assert different["algorithm.rho"]["fedadmm, rho 0.3"] == "0.3"
-    assert different["algorithm.rho"]["fedavg"] == "–"
+    assert different["algorithm.rho"]["FedAvg"] == "–"
     assert ("solver.lr", "0.1") in found.shared
 
 
@@ -212,18 +186,20 @@ def test_search_shows_every_candidate_and_marks_the_choice() -> None:
         {"label": "FedAvg", "value": value, "metric": "test_accuracy", "best": best}
         for value, best in ((0.03, 0.5), (0.1, 0.75))
     ]
-    found = search_table({"rule": "best", "tried": tried, "chosen": {"FedAvg": {"value": 0.1}}})
+    search = {"rule": "best", "tried": tried, "chosen": {"FedAvg": {"value": 0.1}}}
+    found = search_table(search, {"FedAvg": "FedAvg"})
     assert found is not None
     assert found.values == ["0.03", "0.1"]
     assert found.rows == [("FedAvg", ["50.0 %", "75.0 % ✓"])]
-    assert search_table(None) is None
+    assert search_table(None, {}) is None
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("metrics.jsonl", "{}\n{bad\n{}\n", "metrics.jsonl: line 2 is not a JSON object"),
+        ("metrics.jsonl", '{"round": 1}\n{bad\n{}\n', "metrics.jsonl: line 2 is not a JSON object"),
         ("metrics.jsonl", "[1]\n", "metrics.jsonl: line 1 is not a JSON object"),
+        ("metrics.jsonl", '{"loss": 1}\n', "line 1 does not say which round it is about"),
         ("summary.json", "[]", "summary.json: is not a JSON object"),
         ("summary.json", "{", "summary.json: is not JSON"),
         ("config.toml", "a = ", "config.toml: is not TOML"),
@@ -267,6 +243,62 @@ def test_figures_are_written_as_png_and_svg(tmp_path: Path) -> None:
 )
 def test_sizes_for_people(value: float, text: str) -> None:
     assert size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (1.5, "1.5 s"), (61, "1 min 01 s"), (7260, "2 h 01 min")]
+)
+def test_durations_for_people(value: float | None, text: str) -> None:
+    assert duration(value) == text
+
+
+def flat(tmp_path: Path, **runs: float) -> list[dict[str, object]]:
+    """Comparison of runs with so many epochs in every round; the last digit of the loss moves."""
+    for label, epochs in runs.items():
+        run = tmp_path / "runs" / label
+        run.mkdir(parents=True)
+        history = [
+            {"round": t, "loss": 1 / t, "epochs": epochs, "participants": 3, "steps": 7 + t}
+            for t in range(1, 4)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in history))
+        (run / "summary.json").write_text(json.dumps({"label": label, "algorithm": label}))
+    return [part._asdict() for part in sections(read(tmp_path))]
+
+
+def test_what_never_changes_is_said_in_a_sentence(tmp_path: Path) -> None:
+    work = next(part for part in flat(tmp_path, one=5.0, two=5.0) if part["name"] == "work")
+    assert [panel.name for panel in work["panels"]] == ["steps"]  # type: ignore[attr-defined]
+    assert work["constants"] == [
+        "Local epochs: 5 in every round.",
+        "Participants: 3 in every round.",
+    ]
+    assert "Participants: 3 in every round." in write_report(tmp_path).read_text()
+
+
+def test_constants_that_differ_between_methods_are_told_apart(tmp_path: Path) -> None:
+    work = next(part for part in flat(tmp_path, one=5.0, two=2.0) if part["name"] == "work")
+    assert work["constants"] == [
+        "Local epochs, the same in every round: 5 (one); 2 (two).",
+        "Participants: 3 in every round.",
+    ]
+
+
+def test_the_reason_for_the_end_is_said_once(tmp_path: Path) -> None:
+    ended = {"code": "completed", "status": "completed all 2 rounds", "algorithm": "fedavg"}
+    for seed in range(3):
+        run = tmp_path / f"runs/{seed}"
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text('{"round": 1, "loss": 2}\n{"round": 2, "loss": 1}\n')
+        (run / "summary.json").write_text(json.dumps(ended | {"seed": seed}))
+    page = write_report(tmp_path).read_text().replace(_plotly(), "")
+    assert page.count("completed all 2 rounds") == 1
+    (run / "summary.json").write_text(
+        json.dumps(ended | {"code": "diverged", "status": "diverged"})
+    )
+    page = write_report(tmp_path).read_text().replace(_plotly(), "")
+    assert page.count("completed all 2 rounds") == 2
+    assert '<span class="chip diverged">diverged</span>' in page
 
 
 def test_numbers_for_people() -> None:

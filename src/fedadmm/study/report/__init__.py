@@ -13,17 +13,15 @@ def write_report(directory: Path, figures: Path | None = None) -> Path:
             (`comparison.json`, `runs/`).  It may belong to a run that is still going.
         figures: where to put every figure as PNG and SVG; nowhere by default.
     """
-    from fedadmm.data.files import replace_atomically
+    from fedadmm.study.report.content import read
     from fedadmm.study.report.drawing import draw_figures
     from fedadmm.study.report.page import render
     from fedadmm.study.report.panels import sections
-    from fedadmm.study.report.reading import read
+    from fedadmm.study.rundir import RunDir
 
     content = read(Path(directory))
     parts = sections(content)
-    path = Path(directory) / "report.html"
-    with replace_atomically(path) as stream:
-        stream.write(render(content, parts).encode())
+    path = RunDir(Path(directory)).write_report(render(content, parts))
     if figures is not None:
         draw_figures(content, parts, Path(figures))
     return path

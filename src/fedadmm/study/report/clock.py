@@ -6,18 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fedadmm.round import Record
+from fedadmm.study import records
+from fedadmm.study.report.content import Content
 from fedadmm.study.report.curves import Axis, Line, Value, lines, short
-from fedadmm.study.report.reading import Content, Record, Run
+from fedadmm.study.rundir import RecordedRun
 
 STRIP_BARS = 240
 """So many pieces of work fit into a strip that can still be read."""
 STRIP_CLIENTS = 30
 MOST_STRIPS = 4
-KEYS = {
-    *("virtual_time", "steps_per_second", "idle", "in_flight", "dropped", "intervals", "delays"),
-    *("staleness_mean", "staleness_max", "staleness_quantiles", "longest_absence"),
-}
-"""Keys of a record that belong to the clock."""
 
 
 class Strip(NamedTuple):
@@ -37,8 +35,8 @@ def staleness_lines(content: Content, rounds: list[Axis]) -> list[Line]:
 
     def quantile(index: int) -> Value:
         def value(record: Record) -> float | None:
-            values = record.get("staleness_quantiles") or []
-            return float(values[index]) if len(values) == 3 else None
+            values = records.triple(record, "staleness_quantiles")
+            return values[index] if values is not None else None
 
         return value
 
@@ -53,11 +51,7 @@ def staleness_lines(content: Content, rounds: list[Axis]) -> list[Line]:
 def delay_counts(content: Content) -> tuple[list[float], list[str]]:
     """How many replies came with each delay, over all runs, and the delays."""
     counts = Counter(
-        delay
-        for run in content.runs
-        for record in run.records
-        for delay in record.get("delays") or []
-        if isinstance(delay, int)
+        delay for run in content.runs for record in run.records for delay in records.delays(record)
     )
     if not counts:
         return [], []
@@ -74,15 +68,16 @@ def strips(content: Content) -> Iterator[Strip]:
         clients = sorted({int(bar[0]) for bar in bars})
         note = "Who worked when, at the beginning; pale work was lost, late or too stale."
         name = "strip" if len(content.labels) == 1 else f"strip-{label}"
-        title = "Who worked when" if len(content.labels) == 1 else f"Who worked when: {label}"
+        own = f": {content.names[label]}" if len(content.labels) > 1 else ""
+        title = f"Who worked when{own}"
         yield Strip(name, title, note, label, clients, bars)
 
 
-def _bars(run: Run) -> list[list[float]]:
-    chosen: set[int] = set()
+def _bars(run: RecordedRun) -> list[list[float]]:
+    chosen: set[float] = set()
     bars: list[list[float]] = []
     for record in run.records:
-        for client, begin, end, folded in record.get("intervals") or []:
+        for client, begin, end, folded in records.intervals(record):
             if client not in chosen and len(chosen) == STRIP_CLIENTS:
                 continue
             chosen.add(client)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedadmm.study.report.reading import Content, Record, Run
+from fedadmm.round import Record
+from fedadmm.study import records
+from fedadmm.study.report.content import Content
+from fedadmm.study.rundir import RecordedRun
 
 PANEL_POINTS = 2600
 """The points that the curves of a panel share: longer ones are thinned, so that a page stays small
@@ -14,7 +17,7 @@ however much is compared."""
 MOST_POINTS = 400
 """The longest curve, which a panel with few curves allows; more than a screen resolves."""
 
-Value = Callable[[Record], Any]
+Value = Callable[[Record], float | None]
 
 
 class Axis(NamedTuple):
@@ -39,18 +42,18 @@ class Line(NamedTuple):
     """What the curve is, when a panel shows several quantities."""
 
 
-def axes(runs: Sequence[Run]) -> list[Axis]:
+def axes(runs: Sequence[RecordedRun]) -> list[Axis]:
     """Rounds, bytes, time, and the simulated time of asynchronous runs."""
-    most_bytes = max((run.total("bytes_up", "bytes_down") for run in runs), default=0.0)
+    most_bytes = max((sum(map(records.sent, run.records)) for run in runs), default=0)
     found = [Axis("rounds", "rounds")]
     if most_bytes:
         unit, divisor = _unit(most_bytes, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
         found.append(Axis("bytes", f"communication, up and down ({unit})", divisor))
-    seconds = max((run.total("seconds") for run in runs), default=0.0)
+    seconds = max((records.total(run.records, "seconds") for run in runs), default=0.0)
     if seconds:
         unit, divisor = _unit(seconds, (("h", 3600.0), ("min", 60.0), ("s", 1.0)))
         found.append(Axis("time", f"training time without evaluation ({unit})", divisor))
-    if any("virtual_time" in record for run in runs for record in run.records):
+    if any("virtual_time" in run.tally for run in runs):
         found.append(Axis("virtual", "simulated time"))
     return found
 
@@ -79,9 +82,9 @@ def quartile_lines(content: Content, known: list[Axis]) -> list[Line]:
     """The median penalty with the quartiles as its band, for methods that have a penalty."""
 
     def quartile(index: int) -> Value:
-        def value(record: Record) -> Any:
-            values = record.get("penalty_quartiles") or []
-            return values[index] if len(values) == 3 and min(values) > 0 else None
+        def value(record: Record) -> float | None:
+            values = records.triple(record, "penalty_quartiles")
+            return values[index] if values is not None and min(values) > 0 else None
 
         return value
 
@@ -96,22 +99,22 @@ Track = dict[int, tuple[float, list[float]]]
 """Round -> (value, position on every axis)."""
 
 
-def _track(run: Run, known: list[Axis], value: Value) -> Track:
+def _track(run: RecordedRun, known: list[Axis], value: Value) -> Track:
     track: Track = {}
     moved = seconds = 0.0
-    for index, record in enumerate(run.records):
-        moved += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
-        seconds += record.get("seconds") or 0
-        number = int(record.get("round", index + 1))
+    for record in run.records:
+        moved += records.sent(record)
+        seconds += records.total([record], "seconds")
+        number = records.number(record)
         y = value(record)
-        if isinstance(y, int | float) and math.isfinite(y):
+        if y is not None and math.isfinite(y):
             where = {
                 "rounds": number,
                 "bytes": moved,
                 "time": seconds,
-                "virtual": record.get("virtual_time") or 0,
+                "virtual": records.virtual_time(record) or 0.0,
             }
-            track[number] = (float(y), [where[axis.name] / axis.divisor for axis in known])
+            track[number] = (y, [where[axis.name] / axis.divisor for axis in known])
     return track
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedadmm.data.files import replace_atomically
 from fedadmm.study.report.clock import Strip
+from fedadmm.study.report.content import Content
 from fedadmm.study.report.curves import Axis
-from fedadmm.study.report.palette import Style, styles
+from fedadmm.study.report.palette import Style, styles_of
 from fedadmm.study.report.panels import Bars, Heat, Lines, Panel, Section
-from fedadmm.study.report.reading import Content
+from fedadmm.study.rundir import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +45,7 @@ def draw_figures(content: Content, sections: list[Section], directory: Path) -> 
     """Every panel, on every axis it has, as `<panel>[-<axis>].png` and `.svg`."""
     import matplotlib
 
-    chosen = styles({label: runs[0].algorithm for label, runs in content.labels.items()})
+    chosen = styles_of(content)
     directory.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
@@ -66,9 +67,9 @@ def _file_name(name: str) -> str:
 def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
     paths = [directory / f"{name}.{kind}" for kind in ("png", "svg")]
     for path in paths:
-        with replace_atomically(path) as stream:
-            form = path.suffix[1:]
-            figure.savefig(stream, format=form, dpi=160, metadata=_undated(form))
+        form, content = path.suffix[1:], io.BytesIO()
+        figure.savefig(content, format=form, dpi=160, metadata=_undated(form))
+        write_bytes(path, content.getvalue())
     return paths
 
 
@@ -134,7 +135,7 @@ def _lines(plot: Axes, panel: Lines, axis: Axis, chosen: dict[str, Style]) -> No
         if line.ended and calm:
             plot.autoscale(enable=False)
         dash = "dot" if line.part.endswith("bound") else style.dash
-        name = f"{line.label}: {line.part}" if line.part else line.label
+        name = f"{style.name}: {line.part}" if line.part else style.name
         plot.plot(
             x,
             line.y,

@@ -7,11 +7,13 @@ import re
 from importlib.resources import files
 from typing import Any
 
+from fedadmm.study import records, words
+from fedadmm.study import results as rows
 from fedadmm.study.report import tables
 from fedadmm.study.report.clock import Strip
-from fedadmm.study.report.palette import styles
-from fedadmm.study.report.panels import Heat, Lines, Panel, Section, pretty
-from fedadmm.study.report.reading import Content
+from fedadmm.study.report.content import Content
+from fedadmm.study.report.palette import styles_of
+from fedadmm.study.report.panels import Heat, Lines, Panel, Section
 
 
 def render(content: Content, sections: list[Section]) -> str:
@@ -21,29 +23,34 @@ def render(content: Content, sections: list[Section]) -> str:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {
-        "size": tables.size,
-        "duration": tables.duration,
-        "number": tables.number,
-        "pretty": pretty,
+        "size": words.size,
+        "duration": words.duration,
+        "number": words.number,
+        "title": lambda name: records.metric(name).title,
     }
     own = files("fedadmm.study.report")
-    rows = tables.results(content)
+    found = content.results
     template = environment.from_string((own / "template.html").read_text(encoding="utf-8"))
     return template.render(
         content=content,
         title=_title(content),
         sections=sections,
         legend=_legend(content),
-        figures=tables.key_figures(content, rows),
-        results=rows,
-        best_baseline=tables.best_baseline(rows),
-        baselines=tables.BASELINES,
+        figures=tables.key_figures(content),
+        results=found.fastest_first(),
+        best_baseline=found.baseline,
+        baselines=[row.method for row in found.rows if row.baseline],
+        reached=lambda row: rows.reached(found, row),
+        failures=rows.failures,
+        final=lambda row, name: words.spread(rows.spread_of(row, name), records.metric(name).share),
+        difference=lambda row: rows.compared(found, row),
+        spread_note=words.SPREAD,
         final_metrics=tables.final_metrics(content),
-        metric=tables.metric,
-        target=tables.describe(content.target) if content.target else None,
+        target=words.describe(content.target) if content.target else None,
+        same_end=_same_end(content),
         configuration=tables.configuration(content),
-        search=tables.search_table(content.search),
-        alternative=_alternative,
+        search=tables.search_table(content.search, content.names),
+        alternative=lambda panel: _alternative(panel, content.names),
         made_by=_versions(content),
         style=Markup((own / "style.css").read_text(encoding="utf-8")),
         script=Markup((own / "script.js").read_text(encoding="utf-8")),
@@ -55,14 +62,19 @@ def render(content: Content, sections: list[Section]) -> str:
 def _title(content: Content) -> str:
     if content.comparison:
         return f"{len(content.labels)} methods on {content.problem}"
-    run = content.runs[0]
-    return f"{run.label} on {content.problem}"
+    return f"{content.runs[0].method} on {content.problem}"
+
+
+def _same_end(content: Content) -> str | None:
+    """The sentence that every run of several ended with, so that no row need repeat it."""
+    sentences = {run.status for run in content.runs}
+    return sentences.pop() if len(sentences) == 1 and len(content.runs) > 1 else None
 
 
 def _legend(content: Content) -> list[dict[str, Any]]:
     """Label, style and SVG dash array of every method, in the order of the comparison."""
     arrays = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4"}
-    chosen = styles({label: runs[0].algorithm for label, runs in content.labels.items()})
+    chosen = styles_of(content)
     return [
         {"label": label, **style._asdict(), "array": arrays[style.dash]}
         for label, style in chosen.items()
@@ -96,12 +108,12 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return values
 
 
-def _alternative(panel: Panel) -> str:
+def _alternative(panel: Panel, names: dict[str, str]) -> str:
     """What a reader who cannot see the figure is told."""
     if isinstance(panel, Lines):
         ends = [
-            f"{line.label}{' (a diverged seed)' if line.ended else ''} "
-            f"{tables.number(line.y[-1], panel.share)}"
+            f"{names[line.label]}{' (a diverged seed)' if line.ended else ''} "
+            f"{words.number(line.y[-1], panel.share)}"
             for line in panel.lines
         ]
         return f"{panel.title}, last values: {', '.join(ends)}."

@@ -1,4 +1,4 @@
-"""One colour and one dash pattern per algorithm, the same in every figure.
+"""One colour and one dash pattern per method, the same in every figure.
 
 The hues are those of Okabe and Ito and of Tol, which stay apart for colour-blind readers; thirteen
 methods are more than any such palette holds, so methods that come near each other under a colour
@@ -8,7 +8,10 @@ for a dark page, both with a contrast of at least 3:1.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from fedadmm.study.report.content import Content
 
 
 class Style(NamedTuple):
@@ -17,6 +20,8 @@ class Style(NamedTuple):
     light: str
     dark: str
     dash: str
+    name: str = ""
+    """What the label is called in legends."""
 
 
 SOLID, DASH, DOT, DASHDOT, LONG = "solid", "dash", "dot", "dashdot", "longdash"
@@ -38,13 +43,16 @@ STYLES = {
 }
 """The methods that come with the package."""
 
-STRANGERS = (
+SPARE = (
     Style("#4f7a28", "#a3d06f", LONG),
-    Style("#5b6abf", "#9fb0ff", LONG),
-    Style("#a0522d", "#e3a27f", DASHDOT),
-    Style("#2f7f86", "#74c7cf", DASHDOT),
+    Style("#8e1f8b", "#da5ad6", LONG),
+    Style("#866a45", "#c7b093", DASHDOT),
+    Style("#2f7f86", "#74c7cf", LONG),
+    Style("#521ebd", "#9870e8", DASHDOT),
+    Style("#56080c", "#ee5c63", LONG),
 )
-"""Methods that this file does not know take these in turn."""
+"""Methods that this file does not know take these in turn, and so does the second label of a
+method that it knows."""
 
 DASHES = (SOLID, DASH, DOT, DASHDOT, LONG)
 
@@ -52,17 +60,24 @@ DASHES = (SOLID, DASH, DOT, DASHDOT, LONG)
 def styles(algorithms: dict[str, str]) -> dict[str, Style]:
     """The style of each label, from {label: algorithm}.
 
-    Labels of one algorithm (two values of rho, say) share its colour and take different dashes.
+    The first label of a method that comes with the package has the method's own colour.  Every
+    other one has a spare colour of its own, and once these are used up other dashes.
     """
-    strangers = sorted({name for name in algorithms.values() if name not in STYLES})
     result: dict[str, Style] = {}
-    seen: dict[str, int] = {}
+    seen: set[str] = set()
+    turn = 0
     for label, algorithm in algorithms.items():
-        base = STYLES.get(algorithm)
-        if base is None:
-            base = STRANGERS[strangers.index(algorithm) % len(STRANGERS)]
-        turn = seen.get(algorithm, 0)
-        seen[algorithm] = turn + 1
-        dash = DASHES[(DASHES.index(base.dash) + turn) % len(DASHES)]
-        result[label] = base._replace(dash=dash)
+        own = STYLES.get(algorithm) if algorithm not in seen else None
+        seen.add(algorithm)
+        if own is None:
+            own, again = SPARE[turn % len(SPARE)], turn // len(SPARE)
+            own = own._replace(dash=DASHES[(DASHES.index(own.dash) + again) % len(DASHES)])
+            turn += 1
+        result[label] = own
     return result
+
+
+def styles_of(content: Content) -> dict[str, Style]:
+    """The style of each label of a report, with what the label is called."""
+    chosen = styles({label: runs[0].algorithm for label, runs in content.labels.items()})
+    return {label: style._replace(name=content.names[label]) for label, style in chosen.items()}

@@ -5,30 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fedadmm.study import records, words
 from fedadmm.study.report import clock
 from fedadmm.study.report.clock import Strip
+from fedadmm.study.report.content import Content
 from fedadmm.study.report.curves import Axis, Line, Value, axes, lines, quartile_lines, short
-from fedadmm.study.report.reading import LOWER_IS_BETTER, Content, Record, Run
+from fedadmm.study.rundir import RecordedRun
 
 MOST_CLIENTS = 500
 """Figures with one mark a client show at most this many of them."""
-
-BOOKKEEPING = {
-    *("round", "participants", "clients", "epochs", "steps", "bytes_up", "bytes_down"),
-    *("primal_residual", "dual_residual", "seconds", "evaluation_seconds", "virtual_time"),
-    *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
-    *clock.KEYS,
-}
-"""Keys of a record that have a figure or an axis of their own."""
-
-NOTES = {
-    "loss": "f, the weighted mean of the clients' training losses at the global model.",
-    "objective": "F = f + g, the training loss with the regulariser.",
-    "gradient_mapping": "Its norm is zero exactly at a stationary point of F.",
-    "sparsity": "The share of the global model's parameters that are exactly zero.",
-    "test_loss": "The mean loss of the global model on held-out rows.",
-    "test_accuracy": "The share of held-out rows that the global model classifies rightly.",
-}
 
 
 class Lines(NamedTuple):
@@ -86,6 +71,8 @@ class Section(NamedTuple):
     note: str
     axes: list[Axis]
     panels: list[Panel]
+    constants: list[str]
+    """What never changed, in sentences instead of flat lines."""
 
 
 def sections(content: Content) -> list[Section]:
@@ -99,91 +86,116 @@ def sections(content: Content) -> list[Section]:
             "What the rounds, the bytes and the time buy.",
             known,
             list(_learning(content, known)),
+            [],
         ),
-        Section(
+        _section(
+            content,
             "residuals",
             "Consensus",
             "Both residuals fall to zero when the clients agree and the global model rests.",
             rounds,
-            list(_residuals(content, rounds)),
+            _residuals(content, rounds),
         ),
-        Section(
+        _section(
+            content,
             "work",
             "Local work",
             "What the participants of a round did.",
             rounds,
-            list(_work(content, rounds)),
+            _work(content, rounds),
         ),
-        Section(
+        _section(
+            content,
             "clock",
             "Virtual time",
             "Who waited for whom.",
             rounds,
-            list(_clock(content, rounds)),
+            _clock(content, rounds),
         ),
-        Section(
+        _section(
+            content,
             "more",
             "Further measurements",
             "Whatever else the runs recorded.",
             rounds,
-            list(_more(content, rounds)),
+            _more(content, rounds),
         ),
-        Section("clients", "Clients", "Who holds what, and who took part.", [], _clients(content)),
+        Section(
+            "clients", "Clients", "Who holds what, and who took part.", [], _clients(content), []
+        ),
     ]
-    return [section for section in every if section.panels]
+    return [section for section in every if section.panels or section.constants]
+
+
+def _section(
+    content: Content, name: str, title: str, note: str, rounds: list[Axis], panels: Iterator[Panel]
+) -> Section:
+    """Panels whose curves are all flat become sentences."""
+    drawn: list[Panel] = []
+    constants: list[str] = []
+    for panel in panels:
+        if isinstance(panel, Lines) and all(map(_is_flat, panel.lines)):
+            constants.append(_constant(content, panel))
+        else:
+            drawn.append(panel)
+    return Section(name, title, note, rounds, drawn, constants)
+
+
+def _is_flat(line: Line) -> bool:
+    """Whether a curve has the same value in every round and for every seed; one point is none."""
+    return len(line.y) > 1 and len({*line.y, *line.low, *line.high}) == 1
+
+
+def _constant(content: Content, panel: Lines) -> str:
+    groups: dict[str, list[str]] = {}
+    for line in panel.lines:
+        name = content.names[line.label] + (f" ({line.part})" if line.part else "")
+        groups.setdefault(words.number(line.y[0], panel.share), []).append(name)
+    if len(groups) == 1:
+        return f"{panel.title}: {next(iter(groups))} in every round."
+    parts = [f"{value} ({', '.join(names)})" for value, names in groups.items()]
+    return f"{panel.title}, the same in every round: {'; '.join(parts)}."
 
 
 def metric_names(content: Content) -> list[str]:
     """The evaluated metrics: accuracies first, then losses, in the order they were recorded."""
     names = dict.fromkeys(
-        key
+        name
         for run in content.runs
         for record in run.records
-        for key, value in record.items()
-        if key not in BOOKKEEPING and isinstance(value, int | float) and not isinstance(value, bool)
+        for name in records.metrics(record)
+        if records.value(record, name) is not None
     )
     if not _differ(content, "loss", "objective"):
         names.pop("objective", None)
     return sorted(names, key=lambda name: ("accuracy" not in name, "loss" not in name))
 
 
-def primary_metric(content: Content) -> str | None:
-    """The one metric to tell a run by: the target's, else an accuracy, else a loss."""
-    if content.target is not None:
-        return content.target.metric
-    return next(iter(metric_names(content)), None)
-
-
-def pretty(name: str) -> str:
-    """A metric's name as a title."""
-    text = name.replace("_", " ").strip()
-    return text[:1].upper() + text[1:]
-
-
 def _differ(content: Content, one: str, other: str) -> bool:
     return any(
-        record.get(one) != record.get(other) for run in content.runs for record in run.records
+        records.value(record, one) != records.value(record, other)
+        for run in content.runs
+        for record in run.records
     )
-
-
-def _is_learning(name: str) -> bool:
-    return name in NOTES or "accuracy" in name or "loss" in name
 
 
 def _learning(content: Content, known: list[Axis]) -> Iterator[Panel]:
     for name in metric_names(content):
-        if _is_learning(name):
+        if records.metric(name).known:
             yield from _panel(content, known, name)
 
 
 def _more(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
     """One panel a key; `X_bound` and `X_measured` share the panel `X`."""
+    unknown = [name for name in metric_names(content) if not records.metric(name).known]
+    further = (
+        name for r in content.runs for record in r.records for name in records.further(record)
+    )
     families: dict[str, list[str]] = {}
-    for name in metric_names(content):
-        if not _is_learning(name):
-            families.setdefault(_stem(name), []).append(name)
+    for name in dict.fromkeys([*unknown, *further]):
+        families.setdefault(_stem(name), []).append(name)
     for stem, names in families.items():
-        yield from _panel(content, rounds, *names, title=pretty(stem))
+        yield from _panel(content, rounds, *names, title=records.metric(stem).title)
 
 
 def _stem(name: str) -> str:
@@ -195,9 +207,7 @@ def _stem(name: str) -> str:
     return name
 
 
-def _panel(
-    content: Content, known: list[Axis], *names: str, title: str = "", log: bool = False
-) -> Iterator[Lines]:
+def _panel(content: Content, known: list[Axis], *names: str, title: str = "") -> Iterator[Lines]:
     curves: list[Line] = []
     for name in names:
         part = name if len(names) > 1 else ""
@@ -207,24 +217,24 @@ def _panel(
         return
     positive = min(values) > 0
     wide = positive and max(values) > 50 * min(values)
-    falling = bool(LOWER_IS_BETTER.search(names[0]))
+    about = records.metric(names[0])
     yield Lines(
         name=names[0],
-        title=title or pretty(names[0]),
-        note=NOTES.get(names[0], ""),
+        title=title or about.title,
+        note=about.sentence,
         lines=curves,
-        log=positive and (log or wide or (falling and max(values) > 5 * min(values))),
-        share="accuracy" in names[0] or "sparsity" in names[0],
+        log=positive and (wide or (not about.up and max(values) > 5 * min(values))),
+        share=about.share,
     )
 
 
 def _get(name: str) -> Value:
-    return lambda record: record.get(name)
+    return lambda record: records.value(record, name)
 
 
 def _positive(name: str) -> Value:
     """What a log axis can show: a residual that is exactly zero has no place on it."""
-    return lambda record: record.get(name) or None
+    return lambda record: records.value(record, name) or None
 
 
 def _residuals(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
@@ -237,7 +247,7 @@ def _residuals(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
     for name, note in notes.items():
         curves = lines(content, rounds, _positive(name))
         if curves:
-            yield Lines(name, pretty(name), note, curves, log=True)
+            yield Lines(name, records.metric(name).title, note, curves, log=True)
 
 
 def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
@@ -309,7 +319,11 @@ def _participation(content: Content) -> Iterator[Panel]:
     """Bars when all methods met the same clients, else one row a method."""
     known = content.partition.clients if content.partition else 0
     highest = max(
-        (max(_ids(record), default=-1) for run in content.runs for record in run.records),
+        (
+            max(records.clients(record), default=-1)
+            for run in content.runs
+            for record in run.records
+        ),
         default=-1,
     )
     clients = max(known, highest + 1)
@@ -326,20 +340,16 @@ def _participation(content: Content) -> Iterator[Panel]:
     if all(row == rows[0] for row in rows):
         yield Bars(name, title, note, unit, rows[0], names)
     else:
-        yield Heat(name, title, note, "method", unit, list(counts), rows, names)
+        methods = [content.names[label] for label in counts]
+        yield Heat(name, title, note, "method", unit, methods, rows, names)
 
 
-def _counts(runs: list[Run], clients: int) -> list[float]:
+def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
     """How often each client took part, a mean over the seeds that did not diverge."""
     healthy = [run for run in runs if not run.diverged] or runs
     counts = [0] * clients
     for run in healthy:
         for record in run.records:
-            for client in _ids(record):
+            for client in records.clients(record):
                 counts[client] += 1
     return [short(count / len(healthy)) for count in counts]
-
-
-def _ids(record: Record) -> list[int]:
-    ids = record.get("clients")
-    return [i for i in ids if isinstance(i, int) and i >= 0] if isinstance(ids, list) else []

@@ -23,7 +23,8 @@
     const format = panel.share ? ".2%" : ".4~g";
     for (const line of panel.lines) {
       const x = line.x[where.name];
-      const name = plain(line.part ? `${line.label}: ${line.part}` : line.label);
+      const own = styles.get(line.label).name;
+      const name = plain(line.part ? `${own}: ${line.part}` : own);
       const shade = colour(line.label);
       const common = { x, meta: line.label, visible: !hidden.has(line.label), showlegend: false };
       if (line.low.length) {
