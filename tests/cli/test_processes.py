@@ -30,6 +30,31 @@ def test_the_help_page_needs_neither_torch_nor_pydantic() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
+    (tmp_path / "talkative.py").write_text(
+        "import os\n\n\n"
+        "class Tracker:\n"
+        "    def start(self, *ignored):\n"
+        "        print('hello from Python')\n"
+        "        os.write(1, b'hello from below\\n')\n"
+        "        os.system('echo hello from a child')\n\n"
+        "    def record(self, record):\n"
+        "        pass\n\n"
+        "    finish = record\n"
+    )
+    config = write_small(tmp_path / "small.toml", trackers=["talkative:Tracker"])
+    done = subprocess.run(
+        [*FEDADMM, "run", str(config), "--out", "out", "--no-report", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert json.loads(done.stdout)["code"] == "completed"
+    for origin in ("Python", "below", "a child"):
+        assert f"hello from {origin}\n" in done.stderr
+
+
 def test_ctrl_c_exits_130_and_the_printed_command_goes_on(tmp_path: Path) -> None:
     config = write_small(tmp_path / "small.toml", rounds=200_000, checkpoint={"every": 5000})
     out = tmp_path / "out"

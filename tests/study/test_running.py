@@ -197,3 +197,63 @@ def test_a_directory_in_which_a_run_goes_on_is_left_alone(
         run(small(checkpoint={"every": 1}), tmp_path, resume=True)
     assert records(tmp_path) == before
     assert run(small(checkpoint={"every": 1}), tmp_path, resume=True)["code"] == "completed"
+
+
+def test_a_summary_is_there_from_the_first_second_on(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    final = run(small(), tmp_path, label="mine", watchers=[lambda _: seen.append(read(tmp_path))])
+    assert {one["code"] for one in seen} == {"running"}
+    assert [one["rounds"] for one in seen] == [0, 0, 0, 0]
+    known = ("label", "algorithm", "method", "baseline", "seed", "target", "fedadmm_version")
+    for key in known:
+        assert {json.dumps(one[key]) for one in seen} == {json.dumps(final[key])}
+    assert set(seen[0]) == set(final)
+    assert RunDir(tmp_path).finished() == final
+
+
+def read(directory: Path) -> dict[str, Any]:
+    assert RunDir(directory).finished() is None
+    return RunDir(directory).summary()
+
+
+def test_a_killed_run_of_this_version_and_the_one_before_go_on(tmp_path: Path) -> None:
+    whole = run(small(rounds=6), tmp_path / "whole")
+    for name in ("new", "old"):
+        with pytest.raises(KeyboardInterrupt):
+            run(small(rounds=6), tmp_path / name, watchers=[interrupt_in_round(4)])
+    running = RunDir(tmp_path / "new").summary() | {"code": "running"}
+    (tmp_path / "new/summary.json").write_text(json.dumps(running))
+    (tmp_path / "old/summary.json").unlink()
+    for name in ("new", "old"):
+        resumed = run(small(rounds=6), tmp_path / name, resume=True)
+        assert resumed["params_sha256"] == whole["params_sha256"]
+
+
+def test_a_run_that_fails_on_the_way_says_so_and_goes_on(tmp_path: Path) -> None:
+    def fail(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        run(small(rounds=6), tmp_path / "a", watchers=[fail])
+    summary = RunDir(tmp_path / "a").summary()
+    assert (summary["code"], summary["status"]) == ("failed", "failed: no space left")
+    resumed = run(small(rounds=6), tmp_path / "a", resume=True)
+    assert resumed["params_sha256"] == run(small(rounds=6), tmp_path / "b")["params_sha256"]
+
+
+def test_news_are_the_records_since_the_last_look(tmp_path: Path) -> None:
+    folder, reader = RunDir(tmp_path), RunDir(tmp_path)
+    assert reader.news() == []
+    folder.append({"round": 1})
+    folder.append({"round": 2, "loss": float("nan")})
+    assert reader.news() == [{"round": 1}, {"round": 2, "loss": None}]
+    with (tmp_path / "metrics.jsonl").open("a") as stream:
+        stream.write('{"round": 3, "lo')
+        stream.flush()
+        assert reader.news() == []
+        stream.write('ss": 1.0}\n')
+    assert reader.news() == [{"round": 3, "loss": 1.0}]
+    folder.close()
+    folder.keep(1)
+    assert reader.news() == [{"round": 1}]

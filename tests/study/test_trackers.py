@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,26 @@ def test_csv_holds_every_round_of_every_run(tmp_path: Path) -> None:
         tmp_path / "seed1"
     )
     assert {row["seed"] for row in table} == {"0", "1"}
+
+
+def test_csv_holds_no_formula(tmp_path: Path) -> None:
+    cells = ["=cmd|' /C calc'!A0", "+1", "-1+2", "@SUM(A1)", "\tx", "plain", "a=b"]
+    for index, label in enumerate(cells):
+        run(resolve(SMALL | {"rounds": 1}), tmp_path / str(index), label=label)
+    metrics = tmp_path / "0/metrics.jsonl"
+    record = json.loads(metrics.read_text())
+    metrics.write_text(json.dumps(record | {"loss": -1.5, "=evil": 1.0}) + "\n")
+    path, _ = export(tmp_path, "csv")
+    with path.open(encoding="utf-8", newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert [row["label"] for row in table] == [f"'{cell}" for cell in cells[:5]] + cells[5:]
+    assert table[0]["loss"] == "-1.5"  # a number is no formula
+    assert "'=evil" in table[0]
+
+
+def test_a_run_without_a_configuration_is_exported(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "loss": 2.0}\n')
+    assert export(tmp_path, "csv")[1] == 1
 
 
 def test_parquet_keeps_lists_and_numbers(tmp_path: Path) -> None:

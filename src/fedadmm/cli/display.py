@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import click
 import typer
+
+from fedadmm.cli.group import STDOUT
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -16,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """One document on standard output."""
+    """One document on standard output, where nothing else has been printed."""
     from fedadmm.study.rundir import plain
 
-    typer.echo(json.dumps(plain(document), indent=2, allow_nan=False))
+    stream = click.get_current_context().meta.get(STDOUT)
+    typer.echo(json.dumps(plain(document), indent=2, allow_nan=False), file=stream)
 
 
 class Live:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
 
 import click
 import typer
@@ -15,6 +16,8 @@ from typer.core import TyperGroup
 from fedadmm.errors import FedADMMError
 
 BAD_INPUT, INTERNAL, INTERRUPTED = 2, 1, 130
+STDOUT = "fedadmm.stdout"
+"""Where a context keeps standard output while a command may print one document only."""
 
 
 class Group(TyperGroup):
@@ -51,6 +54,33 @@ class Group(TyperGroup):
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)
         return code
+
+
+def only_one_document(context: typer.Context, wanted: bool) -> bool:
+    """With --json, whatever anybody prints before the document goes to standard error."""
+    if wanted and not context.resilient_parsing:
+        context.meta[STDOUT] = context.with_resource(_set_aside())
+    return wanted
+
+
+@contextmanager
+def _set_aside() -> Iterator[TextIO]:
+    """Standard output as it was; meanwhile its name and its number stand for standard error."""
+    real = sys.stdout
+    real.flush()
+    try:
+        number = real.fileno()
+    except (OSError, ValueError):  # not a file, so that nobody can reach it by its number
+        with redirect_stdout(sys.stderr):
+            yield real
+        return
+    with os.fdopen(os.dup(number), "w", encoding="utf-8") as kept, redirect_stdout(sys.stderr):
+        os.dup2(sys.stderr.fileno(), number)
+        try:
+            yield kept
+        finally:
+            kept.flush()
+            os.dup2(kept.fileno(), number)
 
 
 def complain(message: str, code: int = BAD_INPUT) -> int:

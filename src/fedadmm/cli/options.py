@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedadmm.cli.group import only_one_document
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -46,7 +48,14 @@ Trackers = Annotated[
 Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Runs at the same time; by default one a core.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=only_one_document,
+        help="Print one JSON document on standard output, and nothing else there.",
+    ),
+]
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the complete configuration and stop.")
 ]

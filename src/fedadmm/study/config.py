@@ -7,15 +7,18 @@ Run        what everything else takes: the complete tables and the parts built f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from fedadmm import problems
 from fedadmm.engines import EngineChoice, default_engine
+from fedadmm.errors import ConfigError
 from fedadmm.evaluation import Evaluation, Target
 from fedadmm.problem import Problem
 from fedadmm.protocols import AnyAlgorithm, LocalSolver, Regularizer, Sampler, StoppingRule
@@ -227,6 +230,26 @@ class Run:
         )
 
 
+_MOST = {("problem", "clients"): 1_000_000, ("engine", "workers"): 1024}
+"""Beyond these a run would not fail but hang: nobody waits for that many."""
+
+
+def _check_sizes(tree: Tree, where: str) -> None:
+    """Refuse numbers that the precision or this machine cannot work with."""
+    precision = tree["precision"]
+    largest = math.sqrt(torch.finfo(getattr(torch, precision)).max)
+    for family in TABLES:
+        for key, value in tree.get(family, {}).items():
+            most: float | None = _MOST.get((family, key))
+            reason = ""
+            if most is None and isinstance(value, float):
+                most, reason = largest, f" in {precision}, so that products of two such numbers fit"
+            if most is not None and isinstance(value, int | float) and abs(value) > most:
+                raise ConfigError(
+                    f"{where}{family}.{key} is {value}, but must be at most {most:.7g}{reason}"
+                )
+
+
 def resolve(tree: Mapping[str, Any], where: str = "") -> Run:
     """The run that a configuration describes: checked once, built once, every default filled in."""
     config = check(tree, where)
@@ -246,6 +269,7 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Run:
     if store.name is None:
         store = store.model_copy(update={"name": "disk" if engine.needs_disk else "memory"})
         complete["store"] = store.model_dump()
+    _check_sizes(complete, where)
     return Run(
         tree=complete,
         rounds=config.rounds,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from fedadmm.round import Ending, Record, RoundReport
 from fedadmm.simulation import simulate
 from fedadmm.state import Checkpoints, DiskStore, MemoryStore, params_sha256
 from fedadmm.state.locks import locked
-from fedadmm.study import loading, records
+from fedadmm.study import loading, records, words
 from fedadmm.study.config import Run, resolve
 from fedadmm.study.messages import suggestion
 from fedadmm.study.rundir import RunDir, create
@@ -65,7 +67,28 @@ def run(
         finished = _finished(chosen, folder, resume)  # by the process that was waited for
         if finished is not None:
             return finished
-        return _Session(chosen, folder, label, watchers).go(problem or chosen.load_problem())
+        with _fitting_in_memory(chosen):
+            session = _Session(chosen, folder, label, watchers)
+            return session.go(problem or chosen.load_problem())
+
+
+@contextmanager
+def _fitting_in_memory(chosen: Run) -> Iterator[None]:
+    """Name the problem when the machine has no room for it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        asked = re.search(r"tried to allocate (\d+) bytes", str(error))  # torch has no class for it
+        if asked is None and not isinstance(error, MemoryError):
+            raise
+        size = words.size(int(asked[1])) if asked is not None else str(error)
+        table = chosen.tree["problem"]
+        whole = {key: value for key, value in table.items() if type(value) is int}
+        named = ", ".join(f"{key} {value}" for key, value in whole.items())
+        raise ConfigError(
+            f"problem.name is {table['name']!r} with {named or 'its usual size'}, but must fit "
+            f"into the memory of this machine ({size} at once)"
+        ) from None
 
 
 def _finished(chosen: Run, folder: RunDir, resume: bool) -> Summary | None:
