@@ -15,11 +15,11 @@ from scipy import stats
 from fedadmm.evaluation import Target
 from fedadmm.study import results, words
 from fedadmm.study.recipe import load
+from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report import write_report
 from fedadmm.study.report.content import read
 from fedadmm.study.reproducing import plan, reproduce
 from fedadmm.study.results import difference, spread
-from fedadmm.study.rundir import RecordedRun
 from fedadmm.study.summary import tally
 from support.commands import call, write_small
 
@@ -94,7 +94,9 @@ def test_the_reduction_is_over_the_best_baseline_that_always_met_the_target() ->
     assert rows()["dual"].reduction == pytest.approx(1 - 2.5 / 4.5)
     assert rows()["slow"].reduction == pytest.approx(1 - 20 / 4.5)
     assert rows()["lost"].reduction is None
-    assert [row.label for row in found.fastest_first()][:3] == ["dual", "mean", "slow"]
+    never = results.results([*RUNS, recorded("never", 0, [0.1])], TARGET)
+    order = [row.label for row in never.fastest_first()]
+    assert order == ["dual", "mean", "slow", "lost", "wild", "never"]
 
 
 def test_the_difference_is_paired_with_a_t_interval() -> None:

@@ -27,8 +27,9 @@ from fedadmm.study.grid import Cell, Trial, choose, complete, ranking, search, s
 from fedadmm.study.messages import refusal, suggestion
 from fedadmm.study.methods import own_engine
 from fedadmm.study.pool import Watch, nobody
+from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.results import document, results
-from fedadmm.study.rundir import RecordedRun, create, write_json, write_toml
+from fedadmm.study.rundir import create, write_json, write_toml
 
 PLAN, OVERVIEW = "comparison.toml", "comparison.json"
 

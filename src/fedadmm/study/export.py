@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.errors import ConfigError, DataError
-from fedadmm.study.rundir import RunDir, read_run, runs_below, write_bytes
+from fedadmm.study.recorded import read_run
+from fedadmm.study.rundir import RunDir, runs_below, write_bytes
 
 FORMATS = ("csv", "parquet")
 

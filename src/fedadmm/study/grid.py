@@ -20,7 +20,8 @@ from fedadmm.evaluation import Target
 from fedadmm.study import records
 from fedadmm.study.config import Run
 from fedadmm.study.pool import Job, Watch, nobody, run_jobs
-from fedadmm.study.rundir import RecordedRun, RunDir, create, read_run
+from fedadmm.study.recorded import RecordedRun, read_run
+from fedadmm.study.rundir import RunDir, create
 from fedadmm.study.summary import Summary
 
 _NO_MATTER = ("engine", "device", "checkpoint", "trackers")

@@ -19,8 +19,9 @@ from fedadmm.study.config import Run
 from fedadmm.study.grid import Cell, Trial, choose, complete, search
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.recipe import Measure, Recipe, Search, TableCell, cells, load
+from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.results import Results, Spread, results, spread
-from fedadmm.study.rundir import RecordedRun, create, write_json, write_text
+from fedadmm.study.rundir import create, write_json, write_text
 
 
 class Reproduction(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fedadmm.evaluation import Target
 from fedadmm.study import records
-from fedadmm.study.rundir import RecordedRun
+from fedadmm.study.recorded import RecordedRun
 
 CONFIDENCE = 0.95
 """Of the interval around a difference."""
@@ -85,10 +85,10 @@ class Results(NamedTuple):
     rows: list[Row]
 
     def fastest_first(self) -> list[Row]:
-        """With a target the rows by rounds, those that missed it with a seed at the end."""
+        """With a target the rows by rounds, after those that more of their seeds brought to it."""
 
-        def rank(row: Row) -> tuple[bool, float, int]:
-            return not row.rounds.complete, row.rounds.mean or 0.0, -row.reached
+        def rank(row: Row) -> tuple[float, float]:
+            return 1 - row.reached / row.seeds, row.rounds.mean or math.inf
 
         return sorted(self.rows, key=rank) if self.target is not None else self.rows
 

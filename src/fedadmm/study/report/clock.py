@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from fedadmm.round import Record
 from fedadmm.study import records
+from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report.content import Content
 from fedadmm.study.report.curves import Axis, Line, Value, lines, short
-from fedadmm.study.rundir import RecordedRun
+from fedadmm.study.report.figures import Strip
 
 STRIP_BARS = 240
 """So many pieces of work fit into a strip that can still be read."""
 STRIP_CLIENTS = 30
 MOST_STRIPS = 4
-
-
-class Strip(NamedTuple):
-    """One row a client, one bar a piece of work: [client, begin, end, folded]."""
-
-    name: str
-    title: str
-    note: str
-    label: str
-    clients: list[int]
-    bars: list[list[float]]
-    kind: str = "strip"
 
 
 def staleness_lines(content: Content, rounds: list[Axis]) -> list[Line]:

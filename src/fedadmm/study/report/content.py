@@ -11,8 +11,9 @@ from fedadmm.errors import DataError
 from fedadmm.evaluation import Target
 from fedadmm.study.comparing import OVERVIEW
 from fedadmm.study.grid import target_of
+from fedadmm.study.recorded import RecordedRun, read_run
 from fedadmm.study.results import Results, by_label, results
-from fedadmm.study.rundir import RecordedRun, RunDir, read_json, read_run
+from fedadmm.study.rundir import RunDir, read_json
 
 
 @dataclass(frozen=True)

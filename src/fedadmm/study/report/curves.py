@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from fedadmm.round import Record
 from fedadmm.study import records
+from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report.content import Content
-from fedadmm.study.rundir import RecordedRun
 
 PANEL_POINTS = 2600
 """The points that the curves of a panel share: longer ones are thinned, so that a page stays small

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedadmm.study.report.clock import Strip
 from fedadmm.study.report.content import Content
 from fedadmm.study.report.curves import Axis
+from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Section, Strip
 from fedadmm.study.report.palette import Style, styles_of
-from fedadmm.study.report.panels import Bars, Heat, Lines, Panel, Section
 from fedadmm.study.rundir import write_bytes
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from typing import Any
 from fedadmm.study import records, words
 from fedadmm.study import results as rows
 from fedadmm.study.report import tables
-from fedadmm.study.report.clock import Strip
 from fedadmm.study.report.content import Content
+from fedadmm.study.report.figures import Heat, Lines, Panel, Section, Strip
 from fedadmm.study.report.palette import styles_of
-from fedadmm.study.report.panels import Heat, Lines, Panel, Section
 
 
 def render(content: Content, sections: list[Section]) -> str:

@@ -3,76 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from fedadmm.study import records, words
+from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report import clock
-from fedadmm.study.report.clock import Strip
 from fedadmm.study.report.content import Content
 from fedadmm.study.report.curves import Axis, Line, Value, axes, lines, quartile_lines, short
-from fedadmm.study.rundir import RecordedRun
+from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Section
 
 MOST_CLIENTS = 500
 """Figures with one mark a client show at most this many of them."""
-
-
-class Lines(NamedTuple):
-    """Curves over rounds, or over another axis."""
-
-    name: str
-    title: str
-    note: str
-    lines: list[Line]
-    log: bool = False
-    share: bool = False
-    """Values between 0 and 1 that read better as percentages."""
-    zero: bool = False
-    """Whether the axis begins at zero."""
-    kind: str = "lines"
-
-
-class Bars(NamedTuple):
-    """One bar a client."""
-
-    name: str
-    title: str
-    note: str
-    unit: str
-    values: list[float]
-    names: list[str]
-    """What the clients are called; numbers when it is empty."""
-    column: str = "client"
-    """What a bar stands for."""
-    kind: str = "bars"
-
-
-class Heat(NamedTuple):
-    """One cell for each row (a label, a method) and client."""
-
-    name: str
-    title: str
-    note: str
-    row_title: str
-    unit: str
-    rows: list[str]
-    values: list[list[float]]
-    names: list[str]
-    kind: str = "heat"
-
-
-Panel = Lines | Bars | Heat | Strip
-
-
-class Section(NamedTuple):
-    """Some panels under one heading; `axes` are those the reader may choose from."""
-
-    name: str
-    title: str
-    note: str
-    axes: list[Axis]
-    panels: list[Panel]
-    constants: list[str]
-    """What never changed, in sentences instead of flat lines."""
 
 
 def sections(content: Content) -> list[Section]:
