@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedadmm.experiments import config, loading, runner
-from fedadmm.experiments import directory as files
+from fedadmm.study import config, loading, running
+from fedadmm.study.rundir import RunDir
 
 EVERY, CLIENTS = 10, 5
 PROBLEMS: dict[str, dict[str, Any]] = {
@@ -37,8 +37,8 @@ def share(changes: dict[str, Any]) -> tuple[float, float]:
         "evaluate": {"every": 10**6, "diagnose": EVERY, "diagnosed_clients": CLIENTS},
     }
     with tempfile.TemporaryDirectory() as folder:
-        runner.run(config.resolve(tree), Path(folder) / "run")
-        records = files.read_metrics(Path(folder) / "run")
+        running.run(config.resolve(tree), Path(folder) / "run")
+        records = RunDir(Path(folder) / "run").records()
     looks = sum(record.get("diagnostics_seconds", 0.0) for record in records)
     rounds = sum(record["seconds"] for record in records)
     return looks / rounds, rounds / len(records)

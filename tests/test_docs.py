@@ -17,7 +17,7 @@ import typer.main
 import fedadmm
 from fedadmm.algorithms import REGISTRY
 from fedadmm.cli import app
-from fedadmm.experiments.registry import families
+from fedadmm.study.registry import families
 
 pytest.importorskip("mkdocs", reason="the documentation's packages are not installed")
 ROOT = Path(__file__).parent.parent

@@ -13,11 +13,11 @@ from torch import nn
 
 import fedadmm as fa
 from fedadmm.engines import VirtualTime
-from fedadmm.experiments.config import resolve
-from fedadmm.experiments.runner import run as run_configured
 from fedadmm.outputs import Iterate
 from fedadmm.round import RoundReport
 from fedadmm.state import Checkpoints
+from fedadmm.study.config import resolve
+from fedadmm.study.running import run as run_configured
 from support.commands import SMALL
 from support.federations import federation, run
 from support.models import small_federation
@@ -207,8 +207,8 @@ def test_a_configuration_names_it(tmp_path: Path) -> None:
     config = resolve(SMALL | {"rounds": 8, "output": {"name": "random-iterate"}})
     summary = run_configured(config, tmp_path / "a")
     plain = run_configured(resolve(SMALL | {"rounds": 8}), tmp_path / "b")
-    assert resolve(SMALL).output.name == "last-iterate"
+    assert resolve(SMALL).name("output") == "last-iterate"
     assert summary["params_sha256"] != plain["params_sha256"]
-    assert config.output.build() == RANDOM
+    assert config.output == RANDOM
     with pytest.raises(fa.StateError, match=r"differs in output.name"):
         run_configured(resolve(SMALL | {"rounds": 8}), tmp_path / "a", resume=True)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fedadmm import problems
 from fedadmm.errors import DataError, ParameterError
-from fedadmm.experiments.config import load_problem, resolve
 from fedadmm.objective import QuadraticObjective
 from fedadmm.problem import Problem
 from fedadmm.problems.nonconvex import CosineQuadratic, RobustRegression, Saturating
@@ -22,6 +21,7 @@ from fedadmm.regularizers import (
     NonNegative,
     SquaredL2,
 )
+from fedadmm.study.config import resolve
 
 CASES = {
     "quadratics": {},
@@ -266,7 +266,7 @@ def test_a_start_lies_in_the_domain_of_g() -> None:
 
 def test_a_configuration_without_a_regularizer_keeps_the_facts() -> None:
     """Configurations name the regularizer `zero` where Python passes none."""
-    facts = load_problem(resolve({"problem": {"name": "saturating"}})).facts
+    facts = resolve({"problem": {"name": "saturating"}}).load_problem().facts
     assert facts.infimum == 0.0
     assert torch.equal(facts.optimum, problems.load("saturating").facts.optimum)
 

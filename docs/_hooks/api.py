@@ -10,7 +10,7 @@ import fedadmm
 ROLES = (
     ("fedadmm.protocols", ("Algorithm", "LocalProblem", "LocalResult", "Received", "Needs")),
     ("fedadmm.outputs", ("Output", "Iterate")),
-    ("fedadmm.report", ("write_report",)),
+    ("fedadmm.study.report", ("write_report",)),
 )
 """What somebody who adds a method, or writes a report from Python, needs besides."""
 

@@ -9,8 +9,8 @@ from typing import Any
 from sources import default_of, docstring, field_docs, one_line, type_of
 
 from fedadmm.algorithms import REGISTRY
-from fedadmm.experiments.registry import defaults
 from fedadmm.protocols import AnyAlgorithm
+from fedadmm.study.registry import defaults
 
 
 def pages() -> dict[str, str]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from sources import field_docs, one_line
 
-from fedadmm.experiments.config import TABLES, RunConfig, run_model
-from fedadmm.experiments.parts import model_of
-from fedadmm.experiments.registry import families
 from fedadmm.parts import FAMILIES
+from fedadmm.study.config import TABLES, RunConfig, run_model
+from fedadmm.study.parts import model_of
+from fedadmm.study.registry import families
 
 INTRODUCTION = """
 A configuration is a TOML file; `fedadmm run FILE --print-config` prints it with every default

@@ -156,6 +156,8 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     """Whether clients may sit a round out."""
     asynchronous: ClassVar[bool] = False
     """Whether it is defined without rounds: every arriving reply is one server step."""
+    baseline: ClassVar[bool] = False
+    """Whether comparisons measure the others against it: a method without duals."""
 
     def __init_subclass__(cls, **options: object) -> None:
         """Give a method that is not registered the name by which a configuration reaches it."""

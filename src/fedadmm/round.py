@@ -64,7 +64,7 @@ class RunState(NamedTuple):
     """What the output remembers, as tensors."""
 
 
-Code = Literal["completed", "target", "tolerance", "diverged", "interrupted"]
+Code = Literal["completed", "target", "tolerance", "diverged", "interrupted", "running", "failed"]
 
 
 class Ending(NamedTuple):

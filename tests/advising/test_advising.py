@@ -18,7 +18,7 @@ from fedadmm import losses, models, problems
 from fedadmm.advising import advise, estimate
 from fedadmm.advising.curvature import hessian_product, largest_curvature
 from fedadmm.engines import VirtualTime
-from fedadmm.experiments.config import resolve
+from fedadmm.study.config import resolve
 from support.commands import call
 from support.federations import federation
 
@@ -196,7 +196,7 @@ def test_without_rounds_the_advice_is_about_asyncfeddr():
     assert counsel.situation.tau == 3
     assert any(row.method.startswith("asyncFedDR") for row in counsel.advice)
     assert counsel.config["algorithm"]["name"] == "async-feddr"
-    assert resolve(counsel.config).engine.build() == VirtualTime(concurrency=3)
+    assert resolve(counsel.config).engine == VirtualTime(concurrency=3)
 
 
 def test_a_given_delay_is_taken_as_it_is():

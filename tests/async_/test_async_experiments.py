@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from fedadmm.errors import StateError
-from fedadmm.experiments import directory as files
-from fedadmm.experiments import loading
-from fedadmm.experiments.comparing import PLAN, compare, plan
-from fedadmm.experiments.config import resolve
-from fedadmm.experiments.runner import run
-from fedadmm.report import write_report
-from fedadmm.report.clock import STRIP_BARS
-from fedadmm.report.panels import sections
-from fedadmm.report.reading import read
+from fedadmm.study import loading
+from fedadmm.study.comparing import PLAN, compare, plan
+from fedadmm.study.config import resolve
+from fedadmm.study.report import write_report
+from fedadmm.study.report.clock import STRIP_BARS
+from fedadmm.study.report.content import read
+from fedadmm.study.report.panels import sections
+from fedadmm.study.rundir import RunDir
+from fedadmm.study.running import run
 
 PROBLEM = {"name": "quadratics", "clients": 6, "dimension": 3}
 TREE: dict[str, Any] = {
@@ -41,14 +41,14 @@ LATE = {
 def test_a_method_without_rounds_brings_its_engine_along():
     tree = {"problem": PROBLEM, "algorithm": {"name": "async-feddr"}}
     assert resolve(tree).engine.name == "virtual-time"
-    assert resolve(tree | {"engine": {"buffer": 2}}).engine.build().buffer == 2
+    assert resolve(tree | {"engine": {"buffer": 2}}).engine.buffer == 2
     assert resolve({"problem": PROBLEM, "algorithm": {"name": "feddr"}}).engine.name == "sequential"
 
 
 def test_a_summary_tells_the_virtual_time_and_no_bookkeeping(tmp_path: Path):
     target = {"metric": "loss", "value": 0.5, "at_least": False, "end_run": False}
     summary = run(resolve(TREE | {"target": target}), tmp_path)
-    records = files.read_metrics(tmp_path)
+    records = RunDir(tmp_path).records()
     assert summary["virtual_time"] == records[-1]["virtual_time"]
     first = next(record for record in records if record["loss"] <= 0.5)
     assert summary["virtual_time_to_target"] == first["virtual_time"]
@@ -75,13 +75,13 @@ def test_a_comparison_of_rounds_and_no_rounds_under_one_clock(tmp_path: Path):
     assert by_label["rounds"]["rounds"] == 12
     assert by_label["late"]["rounds"] == 40
     again = plan(loading.parse((tmp_path / PLAN).read_text(), PLAN))
-    assert [method.tree for method in again.methods] == [m.tree for m in comparison.methods]
+    assert [method.run for method in again.methods] == [m.run for m in comparison.methods]
 
     content = read(tmp_path)
     found = {panel.name: panel for section in sections(content) for panel in section.panels}
     learning = next(section for section in sections(content) if section.name == "learning")
     assert "virtual" in [axis.name for axis in learning.axes]
-    late = files.read_metrics(tmp_path / "runs/late-seed0")
+    late = RunDir(tmp_path / "runs/late-seed0").records()
     assert sum(found["delays"].values) == 40
     assert found["delays"].column == "delay"
     assert found["delays"].values[0] == sum(record["delays"] == [0] for record in late)

@@ -63,6 +63,25 @@ def refused(*arguments: object) -> str:
             "FedAvg has no proximal server step, but the problem's regularizer is L1",
         ),
         (("--set", "target={metric='acc', value=1}"), "target.metric is 'acc', which is not measu"),
+        (("--set", "algorithm.rho=1e308"), "algorithm.rho is 1e+308, but must be at most 1.844674"),
+        (("--set", "solver.lr=1e300"), "solver.lr is 1e+300, but must be at most 1.844674e+19 in "),
+        (
+            ("--set", "solver.lr=1e300", "--precision", "float64"),
+            "solver.lr is 1e+300, but must be at most 1.340781e+154 in float64",
+        ),
+        (
+            ("--set", "problem.dimension=10000000"),
+            "problem.name is 'quadratics' with clients 4, dimension 10000000, data_seed 0, but "
+            "must fit into the memory of this machine (800 TB at once)",
+        ),
+        (
+            ("--set", "problem.clients=1000000000000"),
+            "problem.clients is 1000000000000, but must be at most 1000000",
+        ),
+        (
+            ("--engine", "workers", "--workers", "100000"),
+            "engine.workers is 100000, but must be at most 1024",
+        ),
     ],
 )
 def test_run_says_what_is_wrong(
@@ -74,7 +93,16 @@ def test_run_says_what_is_wrong(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run",), "Invalid value: CONFIG is missing, but must be a preset, a file or --out RUN"),
+        (("run",), "Invalid value: CONFIG is missing, but must be a preset, a file or --out FOLD"),
+        (("run", "--resume"), "Invalid value: --resume needs the folder to go on with: --out FOLD"),
+        (
+            ("run", "--resume", "--out", "nowhere"),
+            "Invalid value: --out is 'nowhere', where there is nothing to go on with (no config.to",
+        ),
+        (
+            ("compare", "--resume", "--out", "nowhere"),
+            "Invalid value: --out is 'nowhere', where there is nothing to go on with (no compariso",
+        ),
         (("run", "quikstart"), "there is no file or preset 'quikstart'; did you mean quickstart?"),
         (("run", "no/such.toml"), "there is no file 'no/such.toml'; name an existing one"),
         (("runn",), "No such command 'runn'. Did you mean 'run'?"),
@@ -109,6 +137,26 @@ def test_every_command_says_what_is_wrong(arguments: tuple[str, ...], message: s
     assert refused(*arguments).startswith(message)
 
 
+def test_a_folder_and_an_empty_file_are_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("# nothing but a remark\n")
+    message = refused("run", tmp_path / "empty.toml")
+    assert message.startswith(f"{tmp_path / 'empty.toml'}: is empty, but must say at least what is")
+    message = refused("run", tmp_path)
+    assert message.startswith(f"'{tmp_path}' is a folder without config.toml, but must be a run di")
+
+
+def test_a_byte_order_mark_is_no_mistake(config: Path) -> None:
+    plain = call("run", config, "--print-config").stdout
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    assert call("run", config, "--print-config").stdout == plain
+
+
+def test_a_refused_run_leaves_its_folder_free(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    refused("run", config, "--out", out, "--set", "sampler.size=9")
+    assert call("run", config, "--out", out, "--no-report").exit_code == 0
+
+
 def test_a_taken_folder_is_refused(config: Path, tmp_path: Path) -> None:
     assert call("run", config, "--out", tmp_path / "out", "--no-report").exit_code == 0
     assert "already holds a run; add --resume" in refused("run", config, "--out", tmp_path / "out")
@@ -133,7 +181,7 @@ def test_an_internal_error_is_short_unless_debug(
     def broken(*ignored: object, **also: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("fedadmm.experiments.runner.build", broken)
+    monkeypatch.setattr("fedadmm.study.running.initial_vector", broken)
     result = call("run", config, "--out", tmp_path / "a")
     assert result.exit_code == 1
     assert result.stderr == "fedadmm: internal error (RuntimeError: a bug); --debug shows where\n"

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from fedadmm.cli.display import Live, live, size
-from fedadmm.experiments.pool import Event
+from fedadmm.cli.display import Live, live
+from fedadmm.study.pool import Event
+from fedadmm.study.words import size
 
 RECORD = {
     "round": 2,

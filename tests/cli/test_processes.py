@@ -30,6 +30,31 @@ def test_the_help_page_needs_neither_torch_nor_pydantic() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
+    (tmp_path / "talkative.py").write_text(
+        "import os\n\n\n"
+        "class Tracker:\n"
+        "    def start(self, *ignored):\n"
+        "        print('hello from Python')\n"
+        "        os.write(1, b'hello from below\\n')\n"
+        "        os.system('echo hello from a child')\n\n"
+        "    def record(self, record):\n"
+        "        pass\n\n"
+        "    finish = record\n"
+    )
+    config = write_small(tmp_path / "small.toml", trackers=["talkative:Tracker"])
+    done = subprocess.run(
+        [*FEDADMM, "run", str(config), "--out", "out", "--no-report", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert json.loads(done.stdout)["code"] == "completed"
+    for origin in ("Python", "below", "a child"):
+        assert f"hello from {origin}\n" in done.stderr
+
+
 def test_ctrl_c_exits_130_and_the_printed_command_goes_on(tmp_path: Path) -> None:
     config = write_small(tmp_path / "small.toml", rounds=200_000, checkpoint={"every": 5000})
     out = tmp_path / "out"
@@ -47,7 +72,9 @@ def test_ctrl_c_exits_130_and_the_printed_command_goes_on(tmp_path: Path) -> Non
         process.kill()
     assert process.returncode == 130, stderr
     assert stdout == ""
-    assert stderr == f"interrupted; go on with: fedadmm run --out {out} --resume\n"
+    assert stderr == (
+        f"interrupted; go on with: fedadmm run {config} --out {out} --resume --no-report\n"
+    )
     done = len((out / "metrics.jsonl").read_text().splitlines())
     resumed = subprocess.run(
         [*FEDADMM, "run", "--out", str(out), "--resume", "--rounds", str(done + 3), "--json"],
@@ -83,7 +110,10 @@ def test_ctrl_c_in_a_comparison_leaves_no_process(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130, stderr
-    assert stderr == f"interrupted; go on with: fedadmm compare --out {out} --resume\n"
+    assert stderr == (
+        f"interrupted; go on with: fedadmm compare {config} --out {out} --resume --jobs 2 "
+        "--no-report\n"
+    )
     assert len(workers) >= 2
     _wait_for_the_end(workers)
 

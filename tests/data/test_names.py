@@ -10,8 +10,8 @@ import pytest
 from fedadmm import problems
 from fedadmm.data.sources import SOURCES, source
 from fedadmm.errors import ParameterError
-from fedadmm.experiments.config import resolve
-from fedadmm.experiments.registry import defaults
+from fedadmm.study.config import resolve
+from fedadmm.study.registry import defaults
 from support.commands import call
 
 ROOT = Path(__file__).parents[2]

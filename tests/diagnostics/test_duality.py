@@ -11,7 +11,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.duality import duality
-from fedadmm.experiments.config import build, resolve
+from fedadmm.study.config import resolve
 from support.federations import WEIGHTS, Array, Federation, federation, run
 
 LOOK = fa.Evaluation(objective=False, test=False, diagnose=1, diagnosed_clients=0, duality=True)
@@ -144,7 +144,7 @@ def test_it_is_recorded_from_a_configuration():
         "algorithm": {"name": "fedadmm"},
         "evaluate": {"diagnose": 2, "diagnosed_clients": 0, "duality": True},
     }
-    assert build(resolve(tree)).evaluation.duality
+    assert resolve(tree).evaluation.duality
 
 
 def test_refused():

@@ -14,9 +14,9 @@ import fedadmm as fa
 from fedadmm import problems
 from fedadmm.certificates import certify
 from fedadmm.engines import GivenDelays
-from fedadmm.experiments.config import build, resolve
 from fedadmm.simulation import make_job
 from fedadmm.state import Checkpoints
+from fedadmm.study.config import resolve
 from fedadmm.theory import async_feddr_bound
 from support.certified import assert_holds, certified, curves
 from support.federations import (
@@ -190,4 +190,4 @@ def test_from_a_configuration():
         "sampler": {"name": "uniform", "size": 1},
         "engine": {"name": "given-delays", "max_delay": 4},
     }
-    assert build(resolve(tree)).engine == GivenDelays(4)
+    assert resolve(tree).engine == GivenDelays(4)

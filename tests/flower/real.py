@@ -15,10 +15,10 @@ from typing import Any
 
 import fedadmm as fa
 from fedadmm.errors import EngineError
-from fedadmm.experiments import directory as files
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, recorded
 from fedadmm.state.files import read_tensors
+from fedadmm.study import rundir as files
 
 APP = Path(__file__).with_name("bundle_app.py")
 DEFAULTS: dict[str, Any] = {
@@ -76,7 +76,7 @@ class Stage:
         return self.ground.run(self.app, chosen | given)
 
     def records(self) -> list[dict[str, Any]]:
-        return files.read_metrics(self.folder / "server" / self.name)
+        return files.RunDir(self.folder / "server" / self.name).records()
 
     def finished(self, name: str | None = None) -> bool:
         return (self.folder / "server" / (name or self.name) / files.SUMMARY).is_file()

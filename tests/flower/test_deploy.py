@@ -21,8 +21,6 @@ from typer.testing import CliRunner
 import fedadmm as fa
 from fedadmm.cli import app
 from fedadmm.errors import ConfigError
-from fedadmm.experiments import directory, loading
-from fedadmm.experiments.config import resolve
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.local import processes
 from fedadmm.flower.local.bundle import OWN_APP
@@ -30,6 +28,10 @@ from fedadmm.flower.local.keys import make_certificates, make_node_key
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.run import Follower
 from fedadmm.flower.server.rundir import RunDirectory
+from fedadmm.study import loading
+from fedadmm.study import rundir as directory
+from fedadmm.study.config import resolve
+from fedadmm.study.rundir import RunDir
 
 
 def test_private_files_are_private(tmp_path):
@@ -216,7 +218,7 @@ def test_the_printed_command_resumes_the_same_deployment(given, tmp_path, monkey
 
     def interrupted(config, out, deployment, **options):
         directory.create(out)
-        (out / directory.CONFIG).write_text(loading.write(config.tree()))
+        (out / directory.CONFIG).write_text(loading.write(config.tree))
         asked.append({"config": config, "out": out, "deployment": deployment, **options})
         raise KeyboardInterrupt
 
@@ -246,7 +248,7 @@ def test_each_line_of_the_metrics_is_read_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fedadmm.flower.local.run.json", SimpleNamespace(loads=loads))
     path = tmp_path / directory.METRICS
-    follower = Follower(tmp_path, lambda record: shown.append(record["round"]))
+    follower = Follower(RunDir(tmp_path), lambda record: shown.append(record["round"]))
     follower.look()
     for number in range(1, 6):
         with path.open("a") as stream:

@@ -18,12 +18,12 @@ import httpx
 import numpy as np
 import pytest
 
-from fedadmm.experiments import directory as files
 from fedadmm.flower.local import commands
 from fedadmm.flower.local.keys import make_node_key
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, environment, free_ports
 from fedadmm.flower.local.project import write_project
+from fedadmm.study import rundir as files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -129,7 +129,7 @@ def test_the_written_commands_work_and_strangers_stay_outside(project, tmp_path)
     summary = made.server / "run" / files.SUMMARY
     assert summary.is_file(), done.stdout[-3000:] + done.stderr[-2000:]
     assert files.read_json(summary)["code"] == "completed"
-    assert [len(r["clients"]) for r in files.read_metrics(made.server / "run")] == [2, 2, 2]
+    assert [len(r["clients"]) for r in files.RunDir(made.server / "run").records()] == [2, 2, 2]
     check_private(made)
     assert listeners(port + 1) == {"0100007F"}  # loopback and nothing else
     check_strangers(made, shells, port, tmp_path)

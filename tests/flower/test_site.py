@@ -11,8 +11,6 @@ from flwr.app import Context, Message, RecordDict
 
 import fedadmm as fa
 from fedadmm.errors import StateError
-from fedadmm.experiments import loading
-from fedadmm.experiments.config import resolve
 from fedadmm.flower import configured
 from fedadmm.flower.protocol import admission, codec, wire
 from fedadmm.flower.protocol.codec import encode, pack
@@ -21,6 +19,8 @@ from fedadmm.flower.protocol.messages import parcel
 from fedadmm.flower.server.tasks import Broadcast
 from fedadmm.flower.site import app as site_app
 from fedadmm.protocols import Download, Round
+from fedadmm.study import loading
+from fedadmm.study.config import Run, resolve
 
 from .harness import FakeGrid, check_invariant, federation, run_through, simulated
 
@@ -56,7 +56,7 @@ def counted(monkeypatch):
     count(site_app, "encode", "encoded")
     count(site_app, "digest", "task hashed")
     count(admission, "digest", "reply hashed")
-    count(configured, "load_problem", "loaded")
+    count(Run, "load_problem", "loaded")
     return counts
 
 

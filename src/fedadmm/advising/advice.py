@@ -6,13 +6,11 @@ import math
 from typing import Any, NamedTuple
 
 from fedadmm.advising.estimating import Estimate, estimate
-from fedadmm.engines import EngineChoice
 from fedadmm.errors import PairingError
-from fedadmm.experiments.config import RunConfig, Tree, load_problem, resolve
-from fedadmm.experiments.loading import merged
-from fedadmm.experiments.runner import initial_vector
 from fedadmm.problem import Problem
-from fedadmm.protocols import Sampler
+from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.study.loading import merged
+from fedadmm.study.running import initial_vector
 from fedadmm.theory import Advice, Situation, recommend, rounds_needed
 
 PRACTICE = "FedADMM, FedDR (practice)"
@@ -39,7 +37,7 @@ class Counsel(NamedTuple):
     """A complete run with the recommended setting."""
 
 
-def advise(config: RunConfig, *, clients: int = 6, rows: int = 64) -> Counsel:
+def advise(config: Run, *, clients: int = 6, rows: int = 64) -> Counsel:
     """Look at a configuration's problem, and set its method, penalty and learning rate.
 
     Everything else stays as the configuration has it: the clients that take part, the batches and
@@ -50,9 +48,9 @@ def advise(config: RunConfig, *, clients: int = 6, rows: int = 64) -> Counsel:
         clients: how many clients are looked at.
         rows: how many rows of each the curvature is taken over.
     """
-    problem = load_problem(config)
+    problem = config.load_problem()
     initial = initial_vector(config, problem)
-    batch = getattr(config.solver.build(), "batch_size", None)
+    batch = getattr(config.solver, "batch_size", None)
     found = estimate(
         problem, initial, clients=clients, rows=rows, batch_size=batch, seed=config.seed
     )
@@ -64,7 +62,7 @@ def advise(config: RunConfig, *, clients: int = 6, rows: int = 64) -> Counsel:
     situation = _situation(config, problem, found, batch)
     advice = recommend(situation)
     return Counsel(
-        config.problem.name,
+        config.name("problem"),
         problem.num_clients,
         problem.num_parameters,
         found,
@@ -76,10 +74,8 @@ def advise(config: RunConfig, *, clients: int = 6, rows: int = 64) -> Counsel:
     )
 
 
-def _situation(
-    config: RunConfig, problem: Problem, found: Estimate, batch: int | None
-) -> Situation:
-    sampler: Sampler = config.sampler.build()
+def _situation(config: Run, problem: Problem, found: Estimate, batch: int | None) -> Situation:
+    sampler = config.sampler
     probabilities = sampler.probabilities(problem.num_clients)
     if probabilities is None:
         raise PairingError(
@@ -99,20 +95,17 @@ def _situation(
     )
 
 
-def _local_steps(config: RunConfig, problem: Problem, found: Estimate, batch: int | None) -> int:
+def _local_steps(config: Run, problem: Problem, found: Estimate, batch: int | None) -> int:
     """Steps of a client with a typical number of rows."""
-    assert config.stop is not None
     sizes = sorted((problem.clients[client].num_samples, client) for client in found.clients)
     size, typical = sizes[len(sizes) // 2]
     per_epoch = 1 if batch is None else math.ceil(size / batch)
-    steps: int = config.stop.build().budget(per_epoch, config.seed, typical)
-    return steps
+    return config.stop.budget(per_epoch, config.seed, typical)
 
 
-def _delay(config: RunConfig, problem: Problem) -> int | None:
+def _delay(config: Run, problem: Problem) -> int | None:
     """Without rounds: what is given, or else a reply waits for about everybody else at work."""
-    engine: EngineChoice = config.engine.build()
-    return engine.expected_delay(problem.num_clients)
+    return config.engine.expected_delay(problem.num_clients)
 
 
 def _rounds(situation: Situation, found: Estimate, advice: tuple[Advice, ...]) -> dict[str, int]:
@@ -156,7 +149,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _written(config: RunConfig, situation: Situation, advice: tuple[Advice, ...]) -> Tree:
+def _written(config: Run, situation: Situation, advice: tuple[Advice, ...]) -> Tree:
     """The configuration with the recommended FedADMM, or asyncFedDR without rounds."""
     method = PRACTICE if situation.strong_convexity is None else CONVEX
     best = {row.parameter: row.recommended for row in advice if row.method == method}
@@ -168,6 +161,6 @@ def _written(config: RunConfig, situation: Situation, advice: tuple[Advice, ...]
         if situation.p_hat < 1.0:
             algorithm |= {"members": "seen", "start": "global"}
     changes: Tree = {"algorithm": algorithm}
-    if "lr" in type(config.solver).model_fields:
+    if "lr" in config.tree["solver"]:
         changes["solver"] = {"lr": rate}
-    return resolve(merged(config.tree(), changes)).tree()
+    return resolve(merged(config.tree, changes)).tree

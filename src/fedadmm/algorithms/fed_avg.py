@@ -29,6 +29,7 @@ class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
     """FedAvg; all hyper-parameters are those of the solver and its stopping rule."""
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
+    baseline: ClassVar[bool] = True
 
     @property
     def bias(self) -> str:

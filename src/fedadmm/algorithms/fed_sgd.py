@@ -46,6 +46,7 @@ class FedSGD(Algorithm[Server, Stateless, Server, Gradient]):
     """FedSGD with server learning rate `lr`."""
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
+    baseline: ClassVar[bool] = True
 
     lr: Positive
 

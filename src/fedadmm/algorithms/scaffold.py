@@ -58,6 +58,7 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
     """SCAFFOLD with option 1 or 2 for the control variates and a server step."""
 
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
+    baseline: ClassVar[bool] = True
 
     option: Literal[1, 2] = 2
     step: Positive = 1.0

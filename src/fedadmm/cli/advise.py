@@ -40,14 +40,13 @@ def advise(
     """Estimate a problem's constants; print the theorems' ranges and a recommended setting."""
     from fedadmm.advising import advise as counsel_for
     from fedadmm.cli.display import print_json
-    from fedadmm.experiments import config, loading
-    from fedadmm.experiments import directory as files
+    from fedadmm.study import config, rundir
 
     tree = _tree(source)
     options.apply(tree, {"seed": seed}, sets)
     counsel = counsel_for(config.resolve(tree), clients=clients, rows=rows)
     if write is not None:
-        files.write_text(write, loading.write(counsel.config))
+        rundir.write_toml(write, counsel.config)
     if as_json:
         print_json(_document(counsel))
         return
@@ -59,7 +58,7 @@ def advise(
 def _tree(source: str) -> dict[str, Any]:
     """A problem's name alone: a tenth of many clients, 5 epochs, batches of 20."""
     from fedadmm import problems
-    from fedadmm.experiments import loading
+    from fedadmm.study import loading
 
     if problems.canonical(source) not in problems.names() or Path(source).is_file():
         return loading.run_only(loading.read(source))

@@ -22,7 +22,7 @@ def algorithms(
 ) -> None:
     """List the methods: paper, client state, vectors sent a round, what each accepts."""
     from fedadmm.cli.display import print_json
-    from fedadmm.experiments import methods
+    from fedadmm.study import methods
 
     cards = methods.cards() if name is None else [methods.card(name)]
     if as_json:

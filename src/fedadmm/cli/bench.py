@@ -43,13 +43,13 @@ def measure(
 
     from fedadmm import bench
     from fedadmm.cli.display import print_json
-    from fedadmm.experiments import directory as files
+    from fedadmm.study import rundir
 
     documents = []
     for name in bench.WORKLOADS if workload is None else [workload]:
         documents.append(bench.run(name, peers, repeats, lambda news: typer.echo(news, err=True)))
         if out is not None:  # after every workload: the whole takes long
-            files.write_text(out, json.dumps(documents, indent=2) + "\n")
+            rundir.write_text(out, json.dumps(documents, indent=2) + "\n")
     if as_json:
         print_json(documents[0] if workload is not None else {"workloads": documents})
     else:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedadmm.cli import options
-from fedadmm.cli.group import resumable
+from fedadmm.cli.group import again, resumable
+
+if TYPE_CHECKING:
+    from fedadmm.study.comparing import Comparison
+    from fedadmm.study.results import Results
 
 EXAMPLE = "Example: fedadmm compare quickstart --algorithms fedavg,fedadmm --seeds 0,1,2 --out DIR"
 
@@ -49,12 +53,9 @@ def compare(
 
     CONFIG is a preset or a TOML file; without it, --out names a comparison to go on with.
     """
-    from fedadmm.experiments import comparing, loading
+    from fedadmm.study import comparing, loading
 
-    planned = out / comparing.PLAN if out is not None else None
-    if source is None and (planned is None or not planned.is_file()):
-        raise typer.BadParameter("CONFIG is missing, but must be a preset, a file or --out FOLDER")
-    tree = loading.read(source if source is not None else str(planned))
+    tree = loading.read(options.source_or_run(source, out, comparing.PLAN, resume))
     shortcuts = {
         "rounds": rounds,
         "seeds": options.whole_numbers(seeds, "--seeds"),
@@ -71,78 +72,86 @@ def compare(
         typer.echo(loading.write(plan.complete()), nl=False)
         return
     folder = options.output_folder(out, Path(source or "comparison").stem, resume)
-    with resumable(["fedadmm", "compare", "--out", str(folder), "--resume"]):
+    with resumable(again(out=folder, resume=True)):
         _compare(plan, folder, resume, jobs, report, as_json)
 
 
 def _compare(
-    plan: Any, folder: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
+    plan: Comparison, folder: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
 ) -> None:
     from fedadmm.cli.display import live, print_json
-    from fedadmm.experiments import comparing
+    from fedadmm.study import comparing
 
-    count = options.processes(jobs, plan.methods[0].tree["engine"]["name"])
+    count = options.processes(jobs, (method.run for method in plan.methods))
     with live(plan.runs()) as watch:
         result = comparing.compare(plan, folder, resume=resume, processes=count, watch=watch)
     page = None
     if report:
-        from fedadmm.report import write_report
+        from fedadmm.study.report import write_report
 
         page = str(write_report(folder))
     if as_json:
         print_json(result | {"directory": str(folder), "report": page})
         return
-    _print(result)
+    _print(result, folder)
     typer.echo(f"runs    {folder}")
     if page is not None:
         typer.echo(f"report  {page}")
 
 
-def _print(result: Mapping[str, Any]) -> None:
+def _print(result: Mapping[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedadmm.cli.display import size
+    from fedadmm.study import records, results, words
+    from fedadmm.study.report.content import read
 
-    target, search = result["target"], result["learning_rate_search"]
-    goal = f"; target: {target['metric']} {target['value']:g}" if target else ""
+    found, search = read(folder).results, result["learning_rate_search"]
+    goal = f"; target: {words.describe(found.target)}" if found.target is not None else ""
     title = f"{result['problem']}, {result['rounds']} rounds, seeds {result['seeds']}{goal}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("method")
-    table.add_column("chosen")
-    metric = result["table"][0]["metric"]
-    for heading in ("rounds to target", "sent", metric):
+    metric = records.metric(found.metric) if found.metric is not None else None
+    headings = ["rounds to target", "sent"] if found.target is not None else []
+    headings += [metric.title.lower()] if metric is not None else []
+    headings += ["difference"] if metric is not None and found.baseline is not None else []
+    table = Table("method", title=title, title_justify="left")
+    if search is not None:
+        table.add_column("chosen")
+    for heading in headings:
         table.add_column(heading, justify="right")
-    for row in result["table"]:
-        table.add_row(
-            row["label"] + (f" ({row['diverged']} diverged)" if row["diverged"] else ""),
-            _choice(row["chosen"]),
-            _with_spread(row["rounds_to_target"], "{:.1f}"),
-            size(row["bytes_to_target"]["mean"]),
-            _with_spread(row["final"], "{:.3f}"),
-        )
+    for row in found.rows:
+        failed = results.failures(row)
+        cells = [row.method + (f" ({failed})" if failed else "")]
+        cells += [_choice(search["chosen"][row.label])] if search is not None else []
+        if found.target is not None:
+            cells += [results.reached(found, row), words.size(row.bytes.mean)]
+        if metric is not None:
+            cells.append(words.spread(results.spread_of(row, metric.name), metric.share))
+            cells += [results.compared(found, row)] if found.baseline is not None else []
+        table.add_row(*cells)
     console = Console()
     console.print(table)
-    console.print(
-        f"mean ± standard deviation over the seeds; sent: up and down until the target; "
-        f"{metric}: after the last round",
-        highlight=False,
-    )
+    for note in _notes(found, search):
+        console.print(note, highlight=False)
+
+
+def _notes(found: Results, search: Mapping[str, Any] | None) -> Iterator[str]:
+    """What a reader of the table must know."""
+    from fedadmm.study import records, words
+
+    target = "sent: up and down until the target; " if found.target is not None else ""
+    yield f"{target}means over the seeds after the last round; {words.SPREAD}"
+    if found.baseline is not None and found.metric is not None:
+        title = records.metric(found.metric).title.lower()
+        yield (
+            f"difference: {title} minus that of {found.baseline.method}, the best baseline, on the "
+            "same seeds, with its 95 % interval"
+        )
     if search is not None:
-        console.print(
+        yield (
             f"every method chose from {search['values']} on seed {search['seed']}, "
-            f"{search['rounds']} rounds at most: {search['rule']}",
-            highlight=False,
+            f"{search['rounds']} rounds at most: {search['rule']}"
         )
 
 
-def _choice(chosen: Mapping[str, Any] | None) -> str:
-    return "–" if chosen is None else f"{chosen['key'].split('.')[-1]} {chosen['value']}"
-
-
-def _with_spread(spread: Mapping[str, Any], number: str) -> str:
-    if spread["mean"] is None:
-        return f"never (0/{spread['of']})"
-    text = f"{number.format(spread['mean'])} ± {number.format(spread['std'])}"
-    every = spread["count"] == spread["of"]
-    return text if every else f"{text} ({spread['count']}/{spread['of']})"
+def _choice(chosen: Mapping[str, Any]) -> str:
+    return f"{chosen['key'].split('.')[-1]} {chosen['value']}"

@@ -20,7 +20,7 @@ def register(parent: typer.Typer) -> None:
 def presets(as_json: options.AsJson = False) -> None:
     """List the presets and what each is."""
     from fedadmm.cli.display import print_json
-    from fedadmm.experiments import loading
+    from fedadmm.study import loading
 
     about = {name: loading.about(text) for name, text in loading.presets().items()}
     if as_json:
@@ -36,8 +36,8 @@ def show(
 ) -> None:
     """Print a preset as it was written, to start your own file from."""
     from fedadmm.errors import ConfigError
-    from fedadmm.experiments import loading
-    from fedadmm.experiments.messages import suggestion
+    from fedadmm.study import loading
+    from fedadmm.study.messages import suggestion
 
     known = loading.presets()
     if name not in known:
@@ -49,6 +49,6 @@ def show(
 def schema() -> None:
     """Print the JSON schema of configuration files."""
     from fedadmm.cli.display import print_json
-    from fedadmm.experiments.comparing import comparison_model
+    from fedadmm.study.comparing import comparison_model
 
     print_json(comparison_model().model_json_schema())

@@ -119,14 +119,14 @@ def show(
     """Draw labels × clients and print how different the clients of a problem are."""
     from fedadmm.cli.display import print_json
     from fedadmm.data.summary import describe
-    from fedadmm.experiments import config, loading
+    from fedadmm.study import config, loading
 
     tree: config.Tree = {"problem": {"name": problem}}
     for text in sets or ():
         key, value = loading.assignment(text)
         loading.assign(tree, f"problem.{key}", value)
     resolved = config.resolve(tree)
-    loaded, name = config.load_problem(resolved), resolved.problem.name
+    loaded, name = resolved.load_problem(), resolved.name("problem")
     if out is None and loaded.data is not None:
         out = Path(f"{name}-partition.png")
     found = describe(loaded, out)

@@ -39,8 +39,8 @@ def local(
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down."""
     from fedadmm import problems
-    from fedadmm.experiments import config, loading
     from fedadmm.flower.configured import Deployment
+    from fedadmm.study import config, loading
 
     tree = loading.run_only(loading.read(source or "hospitals"))
     options.apply(tree, {"rounds": rounds}, None)
@@ -51,7 +51,7 @@ def local(
             loading.assign(tree, "problem.clients", clients)
     options.apply(tree, {}, sets)
     resolved = config.resolve(tree)
-    base = f"{Path(source or 'run').stem}-{resolved.algorithm.name}-deployed"
+    base = f"{Path(source or 'run').stem}-{resolved.label}-deployed"
     folder = options.output_folder(out, base, resume)
     deployment = Deployment(
         clients,
@@ -74,7 +74,7 @@ def local(
 
 def _asynchronous(resolved: Any) -> bool:
     """Whether the method itself has no rounds."""
-    without_rounds: bool = resolved.algorithm.build().asynchronous
+    without_rounds: bool = resolved.algorithm.asynchronous
     return without_rounds
 
 
@@ -88,11 +88,11 @@ def _local(
     as_json: bool,
 ) -> None:
     from fedadmm.cli.display import live, print_json
-    from fedadmm.experiments.pool import Event
     from fedadmm.flower.local.run import run_locally
+    from fedadmm.study.pool import Event
 
     with live() as watch:
-        watch(Event("began", 0, {"label": resolved.algorithm.name, "rounds": resolved.rounds}))
+        watch(Event("began", 0, {"label": resolved.label, "rounds": resolved.rounds}))
         summary = run_locally(
             resolved,
             folder,
@@ -104,7 +104,7 @@ def _local(
     compared = _compared(resolved, folder)
     page = None
     if report:
-        from fedadmm.report import write_report
+        from fedadmm.study.report import write_report
 
         page = str(write_report(folder))
     if as_json:

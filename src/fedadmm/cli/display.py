@@ -7,30 +7,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import click
 import typer
+
+from fedadmm.cli.group import STDOUT
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from fedadmm.experiments.pool import Event, Watch
+    from fedadmm.study.pool import Event, Watch
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """One document on standard output."""
-    from fedadmm.experiments.directory import plain
+    """One document on standard output, where nothing else has been printed."""
+    from fedadmm.study.rundir import plain
 
-    typer.echo(json.dumps(plain(document), indent=2, allow_nan=False))
-
-
-def size(count: float | None) -> str:
-    """Bytes for people."""
-    if count is None:
-        return "–"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+    stream = click.get_current_context().meta.get(STDOUT)
+    typer.echo(json.dumps(plain(document), indent=2, allow_nan=False), file=stream)
 
 
 class Live:
@@ -52,11 +45,13 @@ class Live:
             )
             self._tasks[event.job], self._bytes[event.job] = task, 0
         elif event.kind == "record":
+            from fedadmm.study import records
+
             record = event.content
-            self._bytes[event.job] += record["bytes_up"] + record["bytes_down"]
+            self._bytes[event.job] += records.sent(record)
             self._progress.update(
                 self._tasks[event.job],
-                completed=record["round"],
+                completed=records.number(record),
                 text=_news(record, self._bytes[event.job]),
             )
         else:
@@ -66,14 +61,16 @@ class Live:
 
 
 def _news(record: Mapping[str, Any], sent: int) -> str:
-    shown = []
-    for name, key in (("acc", "test_accuracy"), ("loss", "loss"), ("test loss", "test_loss")):
-        value = record.get(key)
-        if isinstance(value, float) and not (key == "test_loss" and "loss" in record):
-            shown.append(f"{name} {value:.4f}")
-    shown.append(f"res {record['primal_residual']:.1g}/{record['dual_residual']:.1g}")
-    shown.append(size(sent))
-    return " ".join(shown)
+    from fedadmm.study import records, words
+
+    values = {key: records.value(record, key) for key in ("test_accuracy", "loss", "test_loss")}
+    if values["loss"] is not None:
+        del values["test_loss"]
+    names = {"test_accuracy": "acc", "loss": "loss", "test_loss": "test loss"}
+    shown = [f"{names[key]} {value:.4f}" for key, value in values.items() if value is not None]
+    residuals = [records.value(record, f"{kind}_residual") for kind in ("primal", "dual")]
+    shown.append("res " + "/".join(f"{value or 0:.1g}" for value in residuals))
+    return " ".join([*shown, words.size(sent)])
 
 
 @contextmanager

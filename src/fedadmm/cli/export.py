@@ -26,7 +26,7 @@ def export(
     as_json: options.AsJson = False,
 ) -> None:
     """Write every round of a run, or of all runs below a folder, into one table."""
-    from fedadmm.experiments.export import export as write
+    from fedadmm.study.export import export as write
 
     path, rows = write(directory, kind, out)
     if as_json:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
 
 import click
 import typer
@@ -15,6 +16,8 @@ from typer.core import TyperGroup
 from fedadmm.errors import FedADMMError
 
 BAD_INPUT, INTERNAL, INTERRUPTED = 2, 1, 130
+STDOUT = "fedadmm.stdout"
+"""Where a context keeps standard output while a command may print one document only."""
 
 
 class Group(TyperGroup):
@@ -53,6 +56,33 @@ class Group(TyperGroup):
         return code
 
 
+def only_one_document(context: typer.Context, wanted: bool) -> bool:
+    """With --json, whatever anybody prints before the document goes to standard error."""
+    if wanted and not context.resilient_parsing:
+        context.meta[STDOUT] = context.with_resource(_set_aside())
+    return wanted
+
+
+@contextmanager
+def _set_aside() -> Iterator[TextIO]:
+    """Standard output as it was; meanwhile its name and its number stand for standard error."""
+    real = sys.stdout
+    real.flush()
+    try:
+        number = real.fileno()
+    except (OSError, ValueError):  # not a file, so that nobody can reach it by its number
+        with redirect_stdout(sys.stderr):
+            yield real
+        return
+    with os.fdopen(os.dup(number), "w", encoding="utf-8") as kept, redirect_stdout(sys.stderr):
+        os.dup2(sys.stderr.fileno(), number)
+        try:
+            yield kept
+        finally:
+            kept.flush()
+            os.dup2(kept.fileno(), number)
+
+
 def complain(message: str, code: int = BAD_INPUT) -> int:
     """Say what is wrong on standard error."""
     sys.stderr.write(f"fedadmm: {message}\n")
@@ -80,3 +110,31 @@ def resumable(command: Sequence[str]) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; go on with: {shlex.join(command)}\n")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def again(**changes: Any) -> list[str]:
+    """The command line that is being carried out, every option of it, with some changed."""
+    context = click.get_current_context()
+    values = context.params | changes
+    words: list[str] = []
+    for parameter in context.command.params:
+        value = values.get(parameter.name or "")
+        if value != parameter.get_default(context):
+            words += _words(parameter, value)
+    path = []
+    while context.parent is not None:
+        path.append(str(context.info_name))
+        context = context.parent
+    return ["fedadmm", *reversed(path), *words]
+
+
+def _words(parameter: click.Parameter, value: Any) -> list[str]:
+    """How a parameter gets a value on a command line."""
+    if value is None:
+        return []
+    if isinstance(parameter, click.Argument):
+        return [str(value)]
+    if isinstance(value, bool):
+        return [parameter.opts[0] if value else parameter.secondary_opts[0]]
+    several = value if isinstance(value, list | tuple) else [value]
+    return [word for one in several for word in (parameter.opts[0], str(one))]

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedadmm.cli.group import only_one_document
+
 if TYPE_CHECKING:
-    from fedadmm.experiments.config import Tree
+    from collections.abc import Iterable
+
+    from fedadmm.study.config import Run, Tree
 
 Source = Annotated[
     str | None,
@@ -44,7 +48,14 @@ Trackers = Annotated[
 Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Runs at the same time; by default one a core.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=only_one_document,
+        help="Print one JSON document on standard output, and nothing else there.",
+    ),
+]
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the complete configuration and stop.")
 ]
@@ -53,8 +64,8 @@ Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report
 
 def apply(tree: Tree, shortcuts: dict[str, Any], sets: list[str] | None) -> None:
     """Write shortcuts that were given into a configuration, then every --set."""
-    from fedadmm.experiments.loading import assign, assign_all
-    from fedadmm.experiments.methods import own_engine
+    from fedadmm.study.loading import assign, assign_all
+    from fedadmm.study.methods import own_engine
 
     if shortcuts.get("engine.name") is None:
         for key, value in own_engine(shortcuts.get("algorithm.name")).items():
@@ -103,13 +114,27 @@ def _numbered(base: str, number: int) -> Path:
     return Path("runs") / (base if number == 1 else f"{base}-{number}")
 
 
-def processes(jobs: int | None, engine: str) -> int:
-    """How many runs at once: one a core, unless the engine uses all cores by itself."""
+def processes(jobs: int | None, runs: Iterable[Run]) -> int:
+    """How many runs at once: one a core, unless an engine uses more than one by itself."""
     import os
 
     if jobs is not None:
         return jobs
-    return len(os.sched_getaffinity(0)) if engine in _ONE_CORE else 1
+    alone = all(run.engine.keeps_to_one_core for run in runs)
+    return len(os.sched_getaffinity(0)) if alone else 1
 
 
-_ONE_CORE = ("sequential", "vectorised", "virtual-time")
+def source_or_run(source: str | None, out: Path | None, file: str, resume: bool) -> str:
+    """Where the configuration comes from: CONFIG, or what `file` in the folder --out says."""
+    if source is not None:
+        return source
+    if out is not None and (out / file).is_file():
+        return str(out / file)
+    if out is not None:
+        raise typer.BadParameter(
+            f"--out is '{out}', where there is nothing to go on with (no {file}); name a CONFIG to "
+            "begin, or an --out that holds one"
+        )
+    if resume:
+        raise typer.BadParameter("--resume needs the folder to go on with: --out FOLDER, or CONFIG")
+    raise typer.BadParameter("CONFIG is missing, but must be a preset, a file or --out FOLDER")

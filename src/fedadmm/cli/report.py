@@ -27,7 +27,7 @@ def report(
     as_json: options.AsJson = False,
 ) -> None:
     """Write report.html from what is in a folder; the run may still be going on."""
-    from fedadmm.report import write_report
+    from fedadmm.study.report import write_report
 
     page = write_report(directory, figures)
     if as_json:

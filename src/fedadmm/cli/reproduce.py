@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedadmm.cli import options
-from fedadmm.cli.group import resumable
+from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
-    from fedadmm.reproduction.running import Plan
+    from fedadmm.study.reproducing import Reproduction
 
 EXAMPLE = "Example: fedadmm reproduce wang-fig2 --scale quick"
 
@@ -54,20 +54,15 @@ def reproduce(
     """
     from fedadmm.cli.display import print_json
     from fedadmm.errors import check_choice
-    from fedadmm.reproduction.recipe import SCALES
-    from fedadmm.reproduction.running import plan
+    from fedadmm.study.recipe import SCALES
+    from fedadmm.study.reproducing import plan
 
     check_choice("reproduce", "--scale", scale, SCALES)
     if identifier is None:
         _list(as_json)
         return
     folder = out or Path("runs/reproduce") / f"{identifier}-{scale}"
-    command = ["fedadmm", "reproduce", identifier, "--scale", scale, "--out", str(folder)]
-    command += ["--seeds", str(seeds)] if seeds is not None else []
-    for pattern in cells or ():
-        command += ["--cells", pattern]
-    command += [] if search else ["--no-search"]
-    with resumable(command):
+    with resumable(again(out=folder)):
         todo = plan(identifier, scale, seeds, cells or [], search)
         result = _run(todo, folder, draw_only, jobs)
     if as_json:
@@ -81,7 +76,7 @@ def _list(as_json: bool) -> None:
     from rich.table import Table
 
     from fedadmm.cli.display import print_json
-    from fedadmm.reproduction.recipe import identifiers, load
+    from fedadmm.study.recipe import identifiers, load
 
     recipes = {identifier: load(identifier) for identifier in identifiers()}
     if as_json:
@@ -94,26 +89,20 @@ def _list(as_json: bool) -> None:
     Console().print(table)
 
 
-def _run(todo: Plan, folder: Path, draw_only: bool, jobs: int | None) -> dict[str, Any]:
+def _run(todo: Reproduction, folder: Path, draw_only: bool, jobs: int | None) -> dict[str, Any]:
     from fedadmm.cli.display import live
-    from fedadmm.reproduction.running import reproduce as run
+    from fedadmm.study.reproducing import reproduce as run
 
-    engine = todo.cells[0].config(0).engine.name
+    count = options.processes(jobs, (cell.run for cell in todo.cells))
     with live(todo.runs()) as watch:
-        return run(
-            todo,
-            folder,
-            processes=options.processes(jobs, engine),
-            watch=watch,
-            only_cached=draw_only,
-        )
+        return run(todo, folder, processes=count, watch=watch, only_cached=draw_only)
 
 
 def _print(result: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedadmm.reproduction.output import sentence, side_by_side
+    from fedadmm.study.output import NOTE, sentence, side_by_side
 
     rows = result["cells"]
     for measure in result["measures"]:
@@ -122,6 +111,7 @@ def _print(result: dict[str, Any], folder: Path) -> None:
         for line in lines:
             table.add_row(*line)
         Console().print(table)
+    typer.echo(NOTE)
     for found in result["reductions"]:
         typer.echo(sentence(found))
     missing = sum(len(row["missing"]) for row in rows)

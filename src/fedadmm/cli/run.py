@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedadmm.cli import options
-from fedadmm.cli.group import resumable
+from fedadmm.cli.group import again, resumable
+
+if TYPE_CHECKING:
+    from fedadmm.study.config import Run
 
 EXAMPLE = "Example: fedadmm run quickstart --algorithm fedadmm --set algorithm.rho=0.1 --rounds 50"
 
@@ -41,12 +44,11 @@ def run(
 
     CONFIG is a preset, a TOML file or a run directory; without it, --out names a run to go on with.
     """
-    from fedadmm.experiments import config, loading
-    from fedadmm.experiments import directory as files
+    from fedadmm.study import loading, rundir
+    from fedadmm.study.config import resolve
 
-    if source is None and (out is None or not files.holds_run(out)):
-        raise typer.BadParameter("CONFIG is missing, but must be a preset, a file or --out RUN")
-    tree = loading.run_only(loading.read(source if source is not None else str(out)))
+    origin = options.source_or_run(source, out, rundir.CONFIG, resume)
+    tree = loading.run_only(loading.read(origin))
     shortcuts = {
         "algorithm.name": algorithm,
         "rounds": rounds,
@@ -60,40 +62,40 @@ def run(
         "trackers": trackers or None,
     }
     options.apply(tree, shortcuts, sets)
-    resolved = config.resolve(tree)
+    chosen = resolve(tree)
     if print_config:
-        typer.echo(loading.write(resolved.tree()), nl=False)
+        typer.echo(loading.write(chosen.tree), nl=False)
         return
-    name = Path(source or "run").stem
-    base = f"{name}-{resolved.algorithm.name}-seed{resolved.seed}"
+    base = f"{Path(source or 'run').stem}-{chosen.label}-seed{chosen.seed}"
     folder = options.output_folder(out, base, resume)
-    with resumable(["fedadmm", "run", "--out", str(folder), "--resume"]):
-        _run(resolved, folder, resume, report, as_json)
+    with resumable(again(out=folder, resume=True)):
+        _run(chosen, folder, resume, report, as_json)
 
 
-def _run(resolved: Any, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
-    from fedadmm.cli.display import live, print_json, size
-    from fedadmm.experiments.pool import Event
-    from fedadmm.experiments.runner import run as run_experiment
+def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
+    from fedadmm.cli.display import live, print_json
+    from fedadmm.study import words
+    from fedadmm.study.pool import Event
+    from fedadmm.study.running import run as run_experiment
 
     with live() as watch:
-        watch(Event("began", 0, {"label": resolved.algorithm.name, "rounds": resolved.rounds}))
+        watch(Event("began", 0, {"label": chosen.label, "rounds": chosen.rounds}))
         summary = run_experiment(
-            resolved,
+            chosen,
             folder,
             resume=resume,
             watchers=[lambda record: watch(Event("record", 0, record))],
         )
     page = None
     if report:
-        from fedadmm.report import write_report
+        from fedadmm.study.report import write_report
 
         page = str(write_report(folder))
     if as_json:
         print_json(summary | {"directory": str(folder), "report": page})
         return
     measured = ", ".join(f"{key} {value:.4g}" for key, value in summary["final"].items() if value)
-    sent = size(summary["bytes_up"] + summary["bytes_down"])
+    sent = words.size(summary["bytes_up"] + summary["bytes_down"])
     typer.echo(f"{summary['label']}: {summary['status']}")
     typer.echo(f"{measured or 'nothing measured'}; {sent} sent in {summary['rounds']} rounds")
     for warning in summary.get("warnings", ()):

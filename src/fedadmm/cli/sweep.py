@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedadmm.cli import options
-from fedadmm.cli.group import resumable
+from fedadmm.cli.group import again, resumable
+
+if TYPE_CHECKING:
+    from fedadmm.study.sweeping import Point
 
 EXAMPLE = (
     "Example: fedadmm sweep quickstart --grid algorithm.rho=0.01,0.1 --grid solver.lr=0.1,0.3 "
@@ -58,7 +61,7 @@ def sweep(
 
     CONFIG is a preset, a TOML file or a run directory.  Finished cells are not run again.
     """
-    from fedadmm.experiments import loading, sweeping
+    from fedadmm.study import loading, sweeping
 
     tree = loading.run_only(loading.read(source))
     shortcuts = {
@@ -75,41 +78,38 @@ def sweep(
     numbers = options.whole_numbers(seeds, "--seeds")
     if numbers is not None:
         axes.append(sweeping.Axis("seed", numbers))
-    cells = sweeping.cells_of(tree, axes, steps)
-    command = ["fedadmm", "sweep", source, "--out", str(out)]
-    for option, texts in (("--grid", grid), ("--list", lists), ("--set", sets)):
-        for text in texts or ():
-            command += [option, text]
-    for option, value in (("--algorithm", algorithm), ("--rounds", rounds), ("--seeds", seeds)):
-        command += [option, str(value)] if value is not None else []
-    with resumable(command):
-        _sweep(cells, out, resume, jobs, as_json)
+    points = sweeping.points_of(tree, axes, steps)
+    with resumable(again(out=out, resume=True)):
+        _sweep(points, out, resume, jobs, as_json)
 
 
-def _sweep(cells: Any, out: Path, resume: bool, jobs: int | None, as_json: bool) -> None:
+def _sweep(points: list[Point], out: Path, resume: bool, jobs: int | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from fedadmm.cli.display import live, print_json
-    from fedadmm.experiments import sweeping
+    from fedadmm.study import sweeping
 
-    engine = next(iter(cells.values())).engine.name
-    with live(len(cells)) as watch:
-        result = sweeping.sweep(
-            cells, out, fresh=not resume, processes=options.processes(jobs, engine), watch=watch
-        )
+    count = options.processes(jobs, (point.run for point in points))
+    with live(len(points)) as watch:
+        result = sweeping.sweep(points, out, fresh=not resume, processes=count, watch=watch)
     if as_json:
         print_json(result | {"directory": str(out)})
         return
     table = Table()
     rows = result["cells"]
-    headings = ["rounds done", "rounds to target", *rows[0]["final"]]
-    for heading in [*_short(list(rows[0]["set"])), *headings]:
+    targeted = any(point.run.target is not None for point in points)
+    metrics = list(dict.fromkeys(name for row in rows for name in row["final"]))
+    columns = ["rounds done", *(["rounds to target"] if targeted else []), *metrics]
+    for heading in [*_short(list(rows[0]["set"])), *columns]:
         table.add_column(heading, justify="right")
     for row in rows:
-        values = [*row["set"].values(), row["rounds"], row["rounds_to_target"]]
-        values += [row["final"].get(key) for key in rows[0]["final"]]
-        table.add_row(*(_cell(value) for value in values))
+        done = f"{row['rounds']} (diverged)" if row["code"] == "diverged" else row["rounds"]
+        reached = [row["rounds_to_target"]] if targeted else []
+        values = [*row["set"].values(), done, *reached]
+        table.add_row(
+            *(_cell(value) for value in values), *(_cell(row["final"].get(m)) for m in metrics)
+        )
     Console().print(table)
     typer.echo(f"sweep   {out}")
 

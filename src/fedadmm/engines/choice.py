@@ -24,6 +24,11 @@ class EngineChoice(ABC):
         """Whether replies are folded as they arrive, without rounds."""
         return False
 
+    @property
+    def keeps_to_one_core(self) -> bool:
+        """Whether a run leaves the other cores free, so that several fit side by side."""
+        return False
+
     def expected_delay(self, clients: int) -> int | None:
         """About how many server steps a reply is late; None with rounds."""
         return None

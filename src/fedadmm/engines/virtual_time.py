@@ -105,6 +105,11 @@ class VirtualTime(EngineChoice):
         """Whether replies are folded as they arrive."""
         return self.mode == "async"
 
+    @property
+    def keeps_to_one_core(self) -> bool:
+        """Unless replies are computed by several processes."""
+        return self.workers == 1
+
     def expected_delay(self, clients: int) -> int | None:
         """The largest that is accepted, or else a reply waits for everybody else at work."""
         if not self.is_asynchronous:

@@ -18,14 +18,14 @@ import torch
 
 from fedadmm import models, problems
 from fedadmm.errors import ConfigError
-from fedadmm.experiments import loading
-from fedadmm.experiments.config import RunConfig, load_problem, resolve
-from fedadmm.experiments.runner import initial_vector
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
 from fedadmm.problem import Problem
 from fedadmm.problems import Sites
+from fedadmm.study import loading
+from fedadmm.study.config import Run, resolve
+from fedadmm.study.running import initial_vector
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -61,21 +61,19 @@ def apps(folder: Path) -> Apps:
     torch.set_num_threads(1)
     check(config)
     # Loaded once, for both apps and for every message of this process.
-    problem = load_problem(config) if sites(config) is None else None
+    problem = config.load_problem() if sites(config) is None else None
     settings = federation(config, deployment, problem)
     load = partial(_site, config, problem)
     return Apps(server_app(settings), client_app(settings, load))
 
 
-def federation(
-    config: RunConfig, deployment: Deployment, problem: Problem | None = None
-) -> Federation:
+def federation(config: Run, deployment: Deployment, problem: Problem | None = None) -> Federation:
     """The federation that a configuration describes; its problem may be loaded already."""
     check(config)
     apart = sites(config)
     if apart is not None:
         return _without_rows(config, deployment, apart)
-    problem = problem or load_problem(config)
+    problem = problem or config.load_problem()
     check_clients(deployment.clients, problem.num_clients)
     client: Any = problem.clients[0]
     return _federation(
@@ -86,19 +84,19 @@ def federation(
         weights=problem.weights,
         buffers=problem.buffers,
         test=problem.test,
-        evaluate_every=config.evaluate.every if config.evaluate.objective else 0,
+        evaluate_every=config.evaluation.every if config.evaluation.objective else 0,
     )
 
 
-def sites(config: RunConfig) -> Sites | None:
+def sites(config: Run) -> Sites | None:
     """How the problem's clients are deployed with one file each, if they are."""
-    return problems.entry(config.problem.name).sites
+    return problems.entry(config.name("problem")).sites
 
 
-def _without_rows(config: RunConfig, deployment: Deployment, apart: Sites) -> Federation:
+def _without_rows(config: Run, deployment: Deployment, apart: Sites) -> Federation:
     """The server knows how wide the sites' rows are, and nothing else about them."""
     check_clients(deployment.clients, len(apart.names))
-    options = config.problem.arguments()
+    options = config.tree["problem"]
     if options["weights"] != "uniform":
         raise ConfigError(
             "problem.weights is 'samples', but must be 'uniform', because the server does not know "
@@ -114,23 +112,21 @@ def _without_rows(config: RunConfig, deployment: Deployment, apart: Sites) -> Fe
         config,
         deployment,
         initial=start.to(getattr(torch, config.precision)),
-        evaluate_every=config.evaluate.every,
+        evaluate_every=config.evaluation.every,
     )
 
 
-def _federation(config: RunConfig, deployment: Deployment, **parts: Any) -> Federation:
-    assert config.stop is not None
-    target = config.target
+def _federation(config: Run, deployment: Deployment, **parts: Any) -> Federation:
     return Federation(
-        algorithm=config.algorithm.build(),
+        algorithm=config.algorithm,
         clients=deployment.clients,
         rounds=config.rounds,
-        solver=config.solver.build(),
-        stop=config.stop.build(),
-        sampler=config.sampler.build(),
+        solver=config.solver,
+        stop=config.stop,
+        sampler=config.sampler,
         seed=config.seed,
-        regularizer=config.regularizer.build(),
-        target=target.build() if target is not None and target.end_run else None,
+        regularizer=config.regularizer,
+        target=config.target if config.ends_at_target else None,
         mode=deployment.mode,
         ledger=deployment.ledger,
         names=node_names(deployment.clients) if deployment.named else None,
@@ -144,7 +140,7 @@ def node_names(clients: int) -> Sequence[str]:
     return [f"client-{client}" for client in range(clients)]
 
 
-def _site(config: RunConfig, problem: Problem | None, context: Context) -> Site:
+def _site(config: Run, problem: Problem | None, context: Context) -> Site:
     """A node's own part of the problem; a hospital has one of its own."""
     number = client_number(context)
     if problem is None:
@@ -156,31 +152,31 @@ def _site(config: RunConfig, problem: Problem | None, context: Context) -> Site:
     return Site(problem.clients[number], None if tests is None else tests[number])
 
 
-def alone(config: RunConfig, apart: Sites, path: Any, number: int) -> Problem:
+def alone(config: Run, apart: Sites, path: Any, number: int) -> Problem:
     """One site's problem from its own file."""
     if not isinstance(path, str):
         raise ConfigError(
             f"node-config: data is {path!r}, but must be the path of this site's file"
         )
-    return apart.load(config.problem.build(), Path(path), number)
+    return apart.load(config.problem, Path(path), number)
 
 
-def check(config: RunConfig) -> None:
+def check(config: Run) -> None:
     """Refuse what a deployment cannot do."""
-    if not isinstance(config.tolerance, str):
+    if config.tolerance is not None:
         raise ConfigError(
             f"tolerance is {config.tolerance}, but must be 'none' in a deployment, because the "
             "gradient mapping needs all clients' gradients"
         )
     if config.trackers:
         raise ConfigError("trackers must be empty in a deployment; read metrics.jsonl instead")
-    if config.evaluate.target != "global":
+    if config.evaluation.target != "global":
         raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
-    if config.evaluate.train:
+    if config.evaluation.train:
         raise ConfigError("evaluate.train is true, but must be false in a deployment")
-    if config.output.name != "last-iterate":
+    if config.name("output") != "last-iterate":
         raise ConfigError(
-            f"output.name is {config.output.name!r}, but must be 'last-iterate' in a deployment"
+            f"output.name is {config.name('output')!r}, but must be 'last-iterate' in a deployment"
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedadmm.experiments import loading
-from fedadmm.experiments.config import RunConfig
 from fedadmm.flower.configured import CONFIG, DEPLOYMENT, Deployment
+from fedadmm.study import loading
+from fedadmm.study.config import Run
 
 PACKAGE = "federation"
 
@@ -76,11 +76,11 @@ client = client_app(federation, load)
 '''
 
 
-def write_configured(folder: Path, config: RunConfig, deployment: Deployment, run: Path) -> Path:
+def write_configured(folder: Path, config: Run, deployment: Deployment, run: Path) -> Path:
     """The app of a configuration; returns its folder."""
     package = _package(folder, run)
     (package / "app.py").write_text(_CONFIGURED)
-    (package / CONFIG).write_text(loading.write(config.tree()))
+    (package / CONFIG).write_text(loading.write(config.tree))
     (package / DEPLOYMENT).write_text(loading.write(deployment._asdict()))
     return folder
 

@@ -6,34 +6,34 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fedadmm.experiments import directory as files
 from fedadmm.flower.local.processes import end_group, recorded
 from fedadmm.flower.local.run import FOLDER
 from fedadmm.flower.server.rundir import read_events
 from fedadmm.flower.server.state import read_ledger
 from fedadmm.round import Record
+from fedadmm.study.rundir import CHECKPOINT, RunDir
 
 
 def look(folder: Path) -> dict[str, Any]:
     """The state of a run and its sites; for one on this machine also its processes."""
-    elsewhere = (folder / files.CHECKPOINT).is_dir() and not (folder / FOLDER).is_dir()
+    elsewhere = (folder / CHECKPOINT).is_dir() and not (folder / FOLDER).is_dir()
     groups = [] if elsewhere else recorded(folder / FOLDER)
-    records = files.read_metrics(folder)
-    summary = folder / files.SUMMARY
+    read = RunDir(folder)
+    records, finished = read.records(), read.finished()
     under_way = elsewhere or any(alive for _, alive in groups)
     unfinished = "under way" if under_way else "interrupted; resume it"
     return {
         "processes": [{"name": one.name, "running": alive} for one, alive in groups],
         "rounds": len(records),
         "last": records[-1] if records else None,
-        "status": files.read_json(summary)["status"] if summary.is_file() else unfinished,
+        "status": finished["status"] if finished is not None else unfinished,
         "sites": _sites(folder, records),
     }
 
 
 def _sites(folder: Path, records: list[Record]) -> list[dict[str, Any]]:
     """For each client: the version that was folded, when it last took part, what was refused."""
-    ledger, events = read_ledger(folder / files.CHECKPOINT), read_events(folder)
+    ledger, events = read_ledger(folder / CHECKPOINT), read_events(folder)
     heard = {client: record["round"] for record in records for client in record["clients"]}
     known = heard.keys() | ledger.keys() | {event["client"] for event in events}
     sites = []

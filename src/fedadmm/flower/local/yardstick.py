@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms import FedAvg
-from fedadmm.experiments.config import RunConfig, load_problem
-from fedadmm.experiments.runner import initial_vector
 from fedadmm.problem import Problem
 from fedadmm.simulation import simulate
 from fedadmm.state.files import read_tensors
+from fedadmm.study.config import Run
+from fedadmm.study.running import initial_vector
 
 
 class Row(NamedTuple):
@@ -28,13 +28,13 @@ class Row(NamedTuple):
         return sum(self.accuracies) / len(self.accuracies)
 
 
-def compare(config: RunConfig, model: Path) -> tuple[list[str], list[Row]]:
+def compare(config: Run, model: Path) -> tuple[list[str], list[Row]]:
     """The sites' names, and rows for the federation, pooled training and each site alone.
 
     Pooled and lonely models take the same number of epochs with the same solver.  This needs all
     sites' rows in one place, which only a demonstration has.
     """
-    problem = load_problem(config)
+    problem = config.load_problem()
     names: list[str] = problem.data.client_names()
     params = read_tensors(model).tensors["params"]
     rows = [Row("federation", _accuracies(problem, params))]
@@ -59,15 +59,14 @@ def _pooled(problem: Problem) -> Any:
     return replace(first, inputs=inputs, targets=targets)
 
 
-def _train(config: RunConfig, problem: Problem, objective: Any) -> Tensor:
-    assert config.stop is not None
+def _train(config: Run, problem: Problem, objective: Any) -> Tensor:
     alone = Problem([objective], initial=problem.initial)
     return simulate(
         FedAvg(),
         alone,
         config.rounds,
-        solver=config.solver.build(),
-        stop=config.stop.build(),
+        solver=config.solver,
+        stop=config.stop,
         seed=config.seed,
         initial=initial_vector(config, problem),
         evaluate=False,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import fedadmm
 from fedadmm.errors import DataError
-from fedadmm.experiments import directory as files
 from fedadmm.round import RoundReport
 from fedadmm.state.digest import params_sha256
 from fedadmm.state.files import Contents, write_tensors
+from fedadmm.study.rundir import RunDir, create
 
 if TYPE_CHECKING:
     from fedadmm.flower.server.service import Outcome
@@ -42,35 +42,30 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        files.create(path)
+        create(path)
         self.path = path
-        self._writer: files.MetricsWriter | None = None
+        self._folder = RunDir(path)
+        self._begun = False
 
     def __enter__(self) -> RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._folder.close()
 
     def __call__(self, report: RoundReport) -> None:
         """Append one round."""
-        if self._writer is None:
-            self._keep_before(report.record["round"])
-            self._writer = files.MetricsWriter(self.path)
+        if not self._begun:
+            self._folder.keep(report.record["round"] - 1)
+            self._begun = True
         record = dict(report.record)
         self._note(record.pop("events", []))
-        self._writer(report._replace(record=record))
+        self._folder.append(record, durable=True)  # its checkpoint follows at once
 
     def _note(self, events: Sequence[dict[str, Any]]) -> None:
         if events:
             with (self.path / EVENTS).open("a", encoding="utf-8") as stream:
                 stream.writelines(json.dumps(event) + "\n" for event in events)
-
-    def _keep_before(self, number: int) -> None:
-        done = [record for record in files.read_metrics(self.path) if record["round"] < number]
-        lines = [json.dumps(record, allow_nan=False) + "\n" for record in done]
-        files.write_text(self.path / files.METRICS, "".join(lines))
 
     def finish(self, outcome: Outcome, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """Leave the model and the summary."""
@@ -86,5 +81,5 @@ class RunDirectory:
             "fedadmm_version": fedadmm.__version__,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         } | (extra or {})
-        files.write_json(self.path / files.SUMMARY, summary)
+        self._folder.close(summary)
         return summary

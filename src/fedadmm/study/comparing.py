@@ -1,0 +1,299 @@
+"""Methods × seeds on the same problem, with the same start and the same participation.
+
+A comparison is a run's configuration plus
+
+    seeds     the seeds that are reported
+    methods   a label and the tables in which a method differs (algorithm, solver, stop, and for
+              methods without rounds engine, evaluate and the number of rounds)
+    search    one key, the same values for every method, on a seed that is not reported
+
+The seed of a run fixes the initial model and who takes part, so methods meet the same ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from pydantic import Field, ValidationError, create_model
+
+from fedadmm.errors import ConfigError
+from fedadmm.study import loading, registry
+from fedadmm.study.config import Count, Natural, Run, RunConfig, Table, Tree, resolve, run_model
+from fedadmm.study.grid import Cell, Trial, choose, complete, ranking, search, slug, target_of
+from fedadmm.study.messages import refusal, suggestion
+from fedadmm.study.methods import own_engine
+from fedadmm.study.pool import Watch, nobody
+from fedadmm.study.recorded import RecordedRun
+from fedadmm.study.results import document, results
+from fedadmm.study.rundir import create, write_json, write_toml
+
+PLAN, OVERVIEW = "comparison.toml", "comparison.json"
+
+
+class MethodTable(Table):
+    """One method of a comparison: its label and the tables that differ from the run's."""
+
+    label: str | None = Field(default=None, description="the algorithm's name when absent")
+    algorithm: dict[str, Any] = Field(default={}, description="keys of the table algorithm")
+    solver: dict[str, Any] = Field(default={}, description="keys of the table solver")
+    stop: dict[str, Any] = Field(default={}, description="keys of the table stop")
+    engine: dict[str, Any] = Field(default={}, description="keys of the table engine")
+    evaluate: dict[str, Any] = Field(default={}, description="keys of the table evaluate")
+    rounds: Count | None = Field(default=None, description="as many as the run when absent")
+    search_key: str | None = Field(default=None, description="searched instead of search.key")
+
+
+class SearchTable(Table):
+    """A search that every method gets: the same values, seed and rounds."""
+
+    key: str = Field(default="solver.lr", description="the key that is chosen for each method")
+    values: list[Any] = Field(min_length=1, description="what is tried")
+    seed: Natural = Field(default=1000, description="not one of the seeds that are reported")
+    rounds: Count | None = Field(default=None, description="as many as the runs when absent")
+
+
+class ComparisonKeys(Table):
+    """The keys that make a run's configuration a comparison."""
+
+    seeds: list[Natural] = Field(default=[0], min_length=1)
+    methods: list[MethodTable] = Field(default=[])
+    search: SearchTable | None = None
+
+
+def comparison_model() -> type[RunConfig]:
+    """The schema of configuration files: a run's keys with those of a comparison."""
+    keys = {name: (field.annotation, field) for name, field in ComparisonKeys.model_fields.items()}
+    return create_model(
+        "Comparison",
+        __base__=run_model(),
+        __doc__="One run, and the keys that make it a comparison.",
+        **cast(Any, keys),
+    )
+
+
+class Method(NamedTuple):
+    """A method with its complete run, from the first seed."""
+
+    label: str
+    run: Run
+    search_key: str | None
+
+
+class Comparison(NamedTuple):
+    """A comparison that has been checked."""
+
+    methods: list[Method]
+    seeds: list[int]
+    search: SearchTable | None
+
+    def runs(self) -> int:
+        """How many runs it takes, those of the search among them."""
+        tried = len(self.search.values) if self.search is not None else 0
+        return len(self.methods) * (len(self.seeds) + tried)
+
+    def complete(self) -> Tree:
+        """The comparison with every default of every method."""
+        trees = [method.run.tree for method in self.methods]
+        differing = [
+            key
+            for key in ("engine", "evaluate", "rounds")
+            if any(tree[key] != trees[0][key] for tree in trees)
+        ]
+        own = ["algorithm", "solver", "stop", *differing]
+        methods = [
+            {"label": method.label} | {key: tree[key] for key in own}
+            for method, tree in zip(self.methods, trees, strict=True)
+        ]
+        shared = {key: value for key, value in trees[0].items() if key not in own}
+        search = self.search.model_dump(exclude_none=True) if self.search is not None else None
+        return (
+            shared
+            | {"seeds": self.seeds, "methods": methods}
+            | ({"search": search} if search is not None else {})
+        )
+
+
+def plan(tree: Mapping[str, Any], algorithms: Sequence[str] = ()) -> Comparison:
+    """Check a comparison; `algorithms` picks methods by name, or adds them with their defaults."""
+    base = loading.run_only(tree)
+    keys = _keys(tree)
+    chosen = _picked(keys.methods, algorithms) if algorithms else keys.methods
+    methods = [_method(base, entry) for entry in chosen or [MethodTable()]]
+    labels = [method.label for method in methods]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"methods: label {label!r} stands twice, but must be unique")
+    if keys.search is not None and keys.search.seed in keys.seeds:
+        raise ConfigError(
+            f"search.seed is {keys.search.seed}, but must not be one of the reported seeds "
+            f"{keys.seeds}"
+        )
+    return Comparison(methods, keys.seeds, keys.search)
+
+
+def _keys(tree: Mapping[str, Any]) -> ComparisonKeys:
+    try:
+        return ComparisonKeys.model_validate(
+            {key: tree[key] for key in loading.COMPARISON_KEYS if key in tree}
+        )
+    except ValidationError as error:
+        raise refusal(ComparisonKeys, error) from None
+
+
+def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[MethodTable]:
+    known = registry.families()["algorithm"]
+    picked: list[MethodTable] = []
+    for name in names:
+        found = [entry for entry in methods if name in (entry.label, entry.algorithm.get("name"))]
+        if not found and name not in known and not registry.is_stranger(name):
+            raise ConfigError(f"--algorithms names {name!r}; {suggestion(name, known)}")
+        picked += found or [MethodTable(algorithm={"name": name})]
+    return picked
+
+
+_OWN = ("algorithm", "solver", "stop", "engine", "evaluate", "rounds")
+
+
+def _method(base: Tree, entry: MethodTable) -> Method:
+    tables = {key: getattr(entry, key) for key in _OWN}
+    tables["engine"] = own_engine(entry.algorithm.get("name")) | entry.engine
+    tree = loading.merged(base, {key: value for key, value in tables.items() if value})
+    own = entry.label or entry.algorithm.get("name")
+    run = resolve(tree, f"methods ({own}): " if own is not None else "")
+    return Method(entry.label or run.label, run, entry.search_key)
+
+
+def compare(
+    comparison: Comparison,
+    out: Path,
+    *,
+    resume: bool = False,
+    processes: int = 1,
+    watch: Watch = nobody,
+) -> dict[str, Any]:
+    """Search, run everything, and return what is written to comparison.json."""
+    if (out / PLAN).is_file() and not resume:
+        raise ConfigError(
+            f"--out is '{out}', which already holds a comparison; add --resume to go on with it, "
+            "or choose another folder"
+        )
+    create(out)
+    write_toml(out / PLAN, comparison.complete())
+    found = _search(comparison, out, processes, watch)
+    cells = [
+        Cell(label, run.with_seed(seed), out / "runs" / f"{slug(label)}-seed{seed}")
+        for label, run in _chosen(comparison, found)
+        for seed in comparison.seeds
+    ]
+    complete(cells, processes, watch)
+    first = comparison.methods[0].run
+    return write_overview(
+        out,
+        [cell.read() for cell in cells],
+        problem=first.name("problem"),
+        target=first.tree.get("target"),
+        seeds=comparison.seeds,
+        rounds=first.rounds,
+        search=found,
+    )
+
+
+def _search(
+    comparison: Comparison, out: Path, processes: int, watch: Watch
+) -> dict[str, Any] | None:
+    """Every method with every value, on the search's own seed."""
+    wanted = comparison.search
+    if wanted is None:
+        return None
+    trials = []
+    for method in comparison.methods:
+        key = method.search_key or wanted.key
+        for value in wanted.values:
+            folder = out / "search" / f"{slug(method.label)}-{slug(str(value))}"
+            label = f"search {method.label} {key}={value}"
+            run = _searched(method, key, value, wanted)
+            trials.append(Trial(method.label, key, value, Cell(label, run, folder)))
+    complete([trial.cell for trial in trials], processes, watch)
+    tried = search(trials)
+    first = comparison.methods[0].run
+    return {
+        "values": wanted.values,
+        "seed": wanted.seed,
+        "rounds": wanted.rounds or first.rounds,
+        "rule": ranking(first.tree.get("target")),
+        "tried": tried,
+        "chosen": choose(tried),
+    }
+
+
+def _searched(method: Method, key: str, value: Any, wanted: SearchTable) -> Run:
+    tree = deepcopy(method.run.tree) | {"seed": wanted.seed}
+    if wanted.rounds is not None:
+        tree["rounds"] = wanted.rounds
+    if "target" in tree:
+        tree["target"] |= {"end_run": True}
+    loading.assign(tree, key, value)
+    return resolve(tree, f"search ({method.label}): ")
+
+
+def _chosen(comparison: Comparison, found: Mapping[str, Any] | None) -> list[tuple[str, Run]]:
+    """Every method's run, with what its search chose."""
+    if found is None:
+        return [(method.label, method.run) for method in comparison.methods]
+    runs = []
+    for method in comparison.methods:
+        choice, tree = found["chosen"][method.label], deepcopy(method.run.tree)
+        loading.assign(tree, choice["key"], choice["value"])
+        runs.append((method.label, resolve(tree, f"methods ({method.label}): ")))
+    return runs
+
+
+def write_overview(
+    folder: Path,
+    runs: Sequence[RecordedRun],
+    *,
+    problem: str,
+    target: Mapping[str, Any] | None,
+    seeds: Sequence[int],
+    rounds: int,
+    search: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write comparison.json about these runs, which may lie anywhere, and return it."""
+    found = results(runs, target_of(target))
+    overview = {
+        "problem": problem,
+        "target": target,
+        "seeds": list(seeds),
+        "rounds": rounds,
+        "learning_rate_search": search,
+        "table": document(found, search["chosen"] if search is not None else None),
+        "runs": [
+            {key: run.summary.get(key) for key in _REPEATED}
+            | {"label": run.label, "method": run.method, "baseline": run.baseline}
+            | {"directory": os.path.relpath(run.directory, folder)}
+            for run in runs
+        ],
+    }
+    write_json(folder / OVERVIEW, overview)
+    return overview
+
+
+_REPEATED = (
+    "label",
+    "algorithm",
+    "seed",
+    "status",
+    "code",
+    "rounds",
+    "rounds_to_target",
+    "bytes_to_target",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+    "final",
+    "params_sha256",
+)

@@ -1,0 +1,155 @@
+"""Many runs at once: run what is missing, read what is there.
+
+Comparisons, sweeps, searches and reproductions are grids of cells.  A cell is one run and the
+folder that it lies in, which is named after its label, or by the hash of its configuration.  A
+finished cell is never run again, an interrupted one goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedadmm.evaluation import Target
+from fedadmm.study import records
+from fedadmm.study.config import Run
+from fedadmm.study.pool import Job, Watch, nobody, run_jobs
+from fedadmm.study.recorded import RecordedRun, read_run
+from fedadmm.study.rundir import RunDir, create
+from fedadmm.study.summary import Summary
+
+_NO_MATTER = ("engine", "device", "checkpoint", "trackers")
+"""How a result is computed, not what it is; an engine that shapes the run does matter."""
+
+
+def cell_hash(run: Run) -> str:
+    """Sixteen hexadecimal digits for everything that the result depends on."""
+    ignored = set(_NO_MATTER)
+    if run.engine.shapes_the_run:
+        ignored.remove("engine")
+    tree = {key: value for key, value in run.tree.items() if key not in ignored}
+    tree["store"] = run.store.primal
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def slug(text: str) -> str:
+    """A label as a folder's name."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "x"
+
+
+class Cell(NamedTuple):
+    """One run of a grid."""
+
+    label: str
+    run: Run
+    directory: Path
+
+    @classmethod
+    def by_hash(cls, root: Path, label: str, run: Run) -> Cell:
+        """A cell that is found again by everything that its result depends on."""
+        return cls(label, run, root / cell_hash(run))
+
+    def finished(self) -> Summary | None:
+        """The summary of a cell that needs nothing more."""
+        return RunDir(self.directory).finished()
+
+    def forget(self) -> None:
+        """Remove what is there, so that the cell is run again."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def read(self) -> RecordedRun:
+        """What the cell's run came to, under the cell's label."""
+        return read_run(self.directory, {"label": self.label}, self.run.target)
+
+
+def complete(cells: Sequence[Cell], processes: int = 1, watch: Watch = nobody) -> None:
+    """Run the cells that are not finished; cells that share a folder are run once.
+
+    A cell is finished when its folder says so and holds the same configuration.
+    """
+    for root in {cell.directory.parent for cell in cells}:
+        create(root)
+    missing: dict[Path, Cell] = {}
+    for cell in cells:
+        if not _hashed_and_finished(cell):
+            missing.setdefault(cell.directory, cell)
+    run_jobs([Job(*cell, resume=True) for cell in missing.values()], processes, watch)
+
+
+def _hashed_and_finished(cell: Cell) -> bool:
+    """A folder that is named by the hash need not be compared with its configuration."""
+    return cell.directory.name == cell_hash(cell.run) and cell.finished() is not None
+
+
+class Trial(NamedTuple):
+    """One value of a searched key, tried by one label."""
+
+    label: str
+    key: str
+    value: Any
+    cell: Cell
+
+
+def search(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """How every trial that is finished did, in the order of the trials."""
+    return [_standing(trial) for trial in trials if trial.cell.finished() is not None]
+
+
+def ranking(target: Mapping[str, Any] | None) -> str:
+    """How a search chooses, in words."""
+    if target is None:
+        return "best last measurement of the compared metric; a diverged run comes last"
+    return (
+        f"fewest rounds to {target['metric']} {target['value']}, then best {target['metric']} of "
+        "any round; a diverged run comes last"
+    )
+
+
+def _standing(trial: Trial) -> dict[str, Any]:
+    """What a search needs to know about one of its runs."""
+    found, target = trial.cell.read(), trial.cell.run.target
+    metric = records.primary(list(found.final), target) or "loss"
+    up = records.metric(metric).up if target is None else target.at_least
+    values = [one for r in found.records if (one := records.value(r, metric)) is not None]
+    if target is None:
+        values = values[-1:]
+    return {
+        "rounds_to_target": found.tally["rounds_to_target"],
+        "metric": metric,
+        "best": (max(values) if up else min(values)) if values else None,
+        "more_is_better": up,
+        "code": found.code,
+        "label": trial.label,
+        "key": trial.key,
+        "value": trial.value,
+    }
+
+
+def choose(tried: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The best value for each label; of equals, the one that was tried first."""
+    chosen: dict[str, dict[str, Any]] = {}
+    for label in dict.fromkeys(row["label"] for row in tried):
+        best = min((row for row in tried if row["label"] == label), key=_rank)
+        chosen[label] = {key: best[key] for key in ("key", "value", "rounds_to_target", "best")}
+    return chosen
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[bool, float, float]:
+    rounds, best = row["rounds_to_target"], row["best"]
+    worth = -math.inf if best is None else best if row["more_is_better"] else -best
+    return row["code"] == "diverged", math.inf if rounds is None else rounds, -worth
+
+
+def target_of(found: Mapping[str, Any] | None) -> Target | None:
+    """The target that a document tells of."""
+    if not isinstance(found, Mapping) or not {"metric", "value"} <= found.keys():
+        return None
+    metric = str(found["metric"])
+    at_least = found.get("at_least", records.metric(metric).up)
+    return Target(metric, float(found["value"]), bool(at_least))

@@ -1,0 +1,121 @@
+"""What there is to say about a method, found out by trying it on a small vector."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from fedadmm import trees
+from fedadmm.engines import default_engine
+from fedadmm.errors import ParameterError
+from fedadmm.protocols import AnyAlgorithm, LocalResult, Round
+from fedadmm.study.messages import allowed, suggestion
+from fedadmm.study.parts import model_of
+from fedadmm.study.registry import families, is_stranger, part_of
+
+_LENGTH = 1000
+"""Long enough for scalars in a message to be seen as what they are: next to nothing."""
+
+
+class Card(NamedTuple):
+    """One method for `fedadmm algorithms`."""
+
+    name: str
+    paper: str
+    summary: str
+    state: list[str]
+    """What a client keeps between rounds, with its size in model vectors."""
+    up: float
+    """What one client sends in a round, in model vectors."""
+    down: float
+    """What one client receives in a round, in model vectors."""
+    accepts: list[str]
+    keys: list[str]
+    """Every key of its table, with what it may hold and its default."""
+
+
+def own_engine(name: str | None) -> dict[str, str]:
+    """Keys of the table engine that a method without rounds brings along; none for all others."""
+    if not is_stranger(name) and name not in families()["algorithm"]:
+        return {}
+    method = part_of("algorithm", str(name))
+    if not method.asynchronous:
+        return {}
+    return {"name": default_engine(method), "mode": "async"}
+
+
+def cards() -> list[Card]:
+    """All methods."""
+    return [card(name) for name in families()["algorithm"]]
+
+
+@cache
+def card(name: str) -> Card:
+    """One method."""
+    known = families()["algorithm"]
+    if name not in known:
+        raise ParameterError(
+            f"algorithm is {name!r}, which is not known; {suggestion(name, known)}"
+        )
+    method: AnyAlgorithm = _tried(name)
+    vector = torch.zeros(_LENGTH)
+    client = method.init_client(vector)
+    cast = method.broadcast(method.init_server(vector), Round(0, 0))
+    result = LocalResult(vector, vector, vector)
+    _, message = method.client_update(cast, client, result)
+    return Card(
+        name=name,
+        paper=method.paper,
+        summary=(type(method).__doc__ or "").split("\n")[0],
+        state=_state(client),
+        up=_vectors(message),
+        down=_vectors(cast),
+        accepts=_accepts(method),
+        keys=_keys(name),
+    )
+
+
+def _tried(name: str) -> AnyAlgorithm:
+    """The method with its defaults; what has none gets a one, which is in every range."""
+    model = model_of("algorithm", name)
+    missing = [key for key, field in model.model_fields.items() if field.is_required()]
+    table: dict[str, Any] = dict.fromkeys(missing, 1.0) | {"name": name}
+    made: AnyAlgorithm = model.model_validate(table).build()
+    return made
+
+
+def _vectors(tree: Any) -> float:
+    return round(trees.num_bytes(tree) / (4 * _LENGTH), 2)
+
+
+def _state(client: Any) -> list[str]:
+    fields = getattr(client, "_fields", ())
+    sizes = {field: getattr(client, field) for field in fields}
+    return [
+        field if value.numel() == _LENGTH else f"{field} (a number)"
+        for field, value in sizes.items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def _accepts(method: AnyAlgorithm) -> list[str]:
+    needs = method.needs
+    return [
+        "partial participation" if method.accepts_partial else "full participation only",
+        "any convex regulariser g" if method.accepts_regularizer else "g = 0 only",
+        *(["any local solver"] if needs.local_solve and not needs.mean_gradient else []),
+        *(["solvers with gradient steps"] if needs.mean_gradient else []),
+        *(["no local solver: one gradient"] if not needs.local_solve else []),
+    ]
+
+
+def _keys(name: str) -> list[str]:
+    keys = []
+    for key, field in model_of("algorithm", name).model_fields.items():
+        if key == "name":
+            continue
+        default = "required" if field.is_required() else f"default {field.default!r}"
+        keys.append(f"{key}: {allowed(field.annotation)}; {default}")
+    return keys

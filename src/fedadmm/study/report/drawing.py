@@ -1,0 +1,156 @@
+"""The report's figures as PNG and SVG, drawn by matplotlib without a browser."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedadmm.study.report.content import Content
+from fedadmm.study.report.curves import Axis
+from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Section, Strip
+from fedadmm.study.report.palette import Style, styles_of
+from fedadmm.study.rundir import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ACCENT = "#0072b2"
+DASHES: dict[str, Any] = {
+    "solid": "-",
+    "dash": (0, (5, 2.5)),
+    "dot": (0, (1.2, 1.8)),
+    "dashdot": (0, (5, 2, 1.2, 2)),
+    "longdash": (0, (9, 2.5)),
+}
+SETTINGS = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e8ebf0",
+    "axes.edgecolor": "#9aa0a8",
+    "legend.frameon": False,
+    "legend.handlelength": 3,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedadmm",
+}
+
+
+def draw_figures(content: Content, sections: list[Section], directory: Path) -> list[Path]:
+    """Every panel, on every axis it has, as `<panel>[-<axis>].png` and `.svg`."""
+    import matplotlib
+
+    chosen = styles_of(content)
+    directory.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
+        for section in sections:
+            for panel in section.panels:
+                choices: Sequence[Axis | None] = section.axes or [None]
+                for axis in choices:
+                    ending = f"-{axis.name}" if axis and len(section.axes) > 1 else ""
+                    figure = _figure(panel, axis, chosen)
+                    written += _save(figure, directory, _file_name(panel.name) + ending)
+    return written
+
+
+def _file_name(name: str) -> str:
+    """A metric may be called anything; a file may not."""
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+
+
+def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
+    paths = [directory / f"{name}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        form, content = path.suffix[1:], io.BytesIO()
+        figure.savefig(content, format=form, dpi=160, metadata=_undated(form))
+        write_bytes(path, content.getvalue())
+    return paths
+
+
+def _undated(form: str) -> dict[str, Any]:
+    """The same data give the same file."""
+    return {"Date": None} if form == "svg" else {}
+
+
+def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    plot = figure.subplots()
+    plot.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
+    if isinstance(panel, Lines):
+        assert axis is not None
+        _lines(plot, panel, axis, chosen)
+    elif isinstance(panel, Heat):
+        image = plot.imshow(panel.values, aspect="auto", cmap="Blues", interpolation="nearest")
+        plot.grid(visible=False)
+        if len(panel.rows) <= 40:
+            plot.set_yticks(range(len(panel.rows)), panel.rows)
+        plot.set(xlabel="client", ylabel=panel.row_title)
+        figure.colorbar(image, ax=plot, label=panel.unit)
+    elif isinstance(panel, Strip):
+        _strip(plot, panel, chosen[panel.label])
+    else:
+        plot.bar(range(len(panel.values)), panel.values, 0.85, color=ACCENT)
+        plot.set(xlabel=panel.column, ylabel=panel.unit)
+    if isinstance(panel, Bars | Heat) and 0 < len(panel.names) <= 12:
+        plot.set_xticks(range(len(panel.names)), panel.names)
+    return figure
+
+
+def _strip(plot: Axes, panel: Strip, style: Style) -> None:
+    rows = {client: row for row, client in enumerate(panel.clients)}
+    for client, begin, end, folded in panel.bars:
+        plot.barh(
+            rows[int(client)],
+            end - begin,
+            0.8,
+            begin,
+            color=style.light,
+            alpha=1.0 if folded else 0.3,
+            edgecolor="white",
+            linewidth=0.6,
+        )
+    plot.set_yticks(range(len(panel.clients)), [str(client) for client in panel.clients])
+    plot.tick_params(axis="y", labelsize=6 if len(panel.clients) > 15 else 8)
+    plot.invert_yaxis()
+    plot.grid(visible=False)
+    plot.set(xlabel="simulated time", ylabel="client")
+
+
+def _lines(plot: Axes, panel: Lines, axis: Axis, chosen: dict[str, Style]) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    calm = [line for line in panel.lines if not line.ended]
+    for line in [*calm, *(line for line in panel.lines if line.ended)]:
+        x, style = line.x[axis.name], chosen[line.label]
+        if line.low:
+            plot.fill_between(x, line.low, line.high, color=style.light, alpha=0.14, linewidth=0)
+        if line.ended and calm:
+            plot.autoscale(enable=False)
+        dash = "dot" if line.part.endswith("bound") else style.dash
+        name = f"{style.name}: {line.part}" if line.part else style.name
+        plot.plot(
+            x,
+            line.y,
+            color=style.light,
+            linestyle=DASHES[dash],
+            linewidth=0.8 if line.ended else 1.6,
+            marker="x" if line.ended else None,
+            markevery=[len(x) - 1] if line.ended else None,
+            label=f"{name} (diverged)" if line.ended else name,
+        )
+    if panel.log:
+        plot.set_yscale("log")
+    if panel.share:
+        plot.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if panel.zero:
+        plot.set_ylim(bottom=0)
+    plot.set_xlabel(axis.title)
+    if len(panel.lines) > 1:
+        plot.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

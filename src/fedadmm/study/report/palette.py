@@ -1,0 +1,83 @@
+"""One colour and one dash pattern per method, the same in every figure.
+
+The hues are those of Okabe and Ito and of Tol, which stay apart for colour-blind readers; thirteen
+methods are more than any such palette holds, so methods that come near each other under a colour
+vision deficiency differ in their dashes too.  Each colour has a shade for a light page and one
+for a dark page, both with a contrast of at least 3:1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from fedadmm.study.report.content import Content
+
+
+class Style(NamedTuple):
+    """How a method is drawn."""
+
+    light: str
+    dark: str
+    dash: str
+    name: str = ""
+    """What the label is called in legends."""
+
+
+SOLID, DASH, DOT, DASHDOT, LONG = "solid", "dash", "dot", "dashdot", "longdash"
+
+STYLES = {
+    "fedsgd": Style("#7a7f87", "#9aa0a8", DOT),
+    "fedavg": Style("#2b2f36", "#e9ecf1", SOLID),
+    "fedprox": Style("#857a1f", "#d8cc6a", DASH),
+    "scaffold": Style("#b04a85", "#e39ac4", SOLID),
+    "feddyn": Style("#882255", "#d4719f", DASHDOT),
+    "fedpd": Style("#6a4fb3", "#b3a0ee", DASH),
+    "fedadmm": Style("#0072b2", "#4db1ec", SOLID),
+    "fedadmm-in": Style("#2a8fc4", "#8ccbf2", DOT),
+    "fedadmm-insa": Style("#00856a", "#35c9a3", SOLID),
+    "feddr": Style("#d55e00", "#ff8a3d", SOLID),
+    "feddr-ii": Style("#b37a00", "#f2b632", DASHDOT),
+    "fedsplit": Style("#b5485a", "#f08c9c", LONG),
+    "async-feddr": Style("#8c510a", "#d9a066", DOT),
+}
+"""The methods that come with the package."""
+
+SPARE = (
+    Style("#4f7a28", "#a3d06f", LONG),
+    Style("#8e1f8b", "#da5ad6", LONG),
+    Style("#866a45", "#c7b093", DASHDOT),
+    Style("#2f7f86", "#74c7cf", LONG),
+    Style("#521ebd", "#9870e8", DASHDOT),
+    Style("#56080c", "#ee5c63", LONG),
+)
+"""Methods that this file does not know take these in turn, and so does the second label of a
+method that it knows."""
+
+DASHES = (SOLID, DASH, DOT, DASHDOT, LONG)
+
+
+def styles(algorithms: dict[str, str]) -> dict[str, Style]:
+    """The style of each label, from {label: algorithm}.
+
+    The first label of a method that comes with the package has the method's own colour.  Every
+    other one has a spare colour of its own, and once these are used up other dashes.
+    """
+    result: dict[str, Style] = {}
+    seen: set[str] = set()
+    turn = 0
+    for label, algorithm in algorithms.items():
+        own = STYLES.get(algorithm) if algorithm not in seen else None
+        seen.add(algorithm)
+        if own is None:
+            own, again = SPARE[turn % len(SPARE)], turn // len(SPARE)
+            own = own._replace(dash=DASHES[(DASHES.index(own.dash) + again) % len(DASHES)])
+            turn += 1
+        result[label] = own
+    return result
+
+
+def styles_of(content: Content) -> dict[str, Style]:
+    """The style of each label of a report, with what the label is called."""
+    chosen = styles({label: runs[0].algorithm for label, runs in content.labels.items()})
+    return {label: style._replace(name=content.names[label]) for label, style in chosen.items()}

@@ -1,0 +1,138 @@
+"""The report's other numbers: the head's key figures, the search, the configuration."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from fedadmm.study import records, words
+from fedadmm.study.report.content import Content
+from fedadmm.study.results import Row
+from fedadmm.study.trackers import flattened
+
+
+class Configuration(NamedTuple):
+    """The resolved configuration: what all runs share, and what differs between labels."""
+
+    shared: list[tuple[str, str]]
+    columns: list[str]
+    different: list[tuple[str, list[str]]]
+
+
+class Search(NamedTuple):
+    """A search for learning rates: how it chose, the values, and each label's scores."""
+
+    rule: str
+    values: list[str]
+    rows: list[tuple[str, list[str]]]
+
+
+def final_metrics(content: Content) -> list[str]:
+    """The metrics worth a column: the compared one, one accuracy and the losses."""
+    names = list(dict.fromkeys(name for row in content.results.rows for name in row.final))
+    accuracy = [name for name in names if "accuracy" in name][:1]
+    wanted = [content.results.metric, *accuracy, "test_loss", "loss", "objective", "sparsity"]
+    if content.results.metric != "objective" and not _differ(content, "loss", "objective"):
+        wanted.remove("objective")
+    return [name for name in dict.fromkeys(wanted) if name in names]
+
+
+def _differ(content: Content, one: str, other: str) -> bool:
+    return any(run.final.get(one) != run.final.get(other) for run in content.runs)
+
+
+def key_figures(content: Content) -> list[tuple[str, str, str]]:
+    """(What, value, small print) for the head of the page."""
+    tallies = [run.tally for run in content.runs]
+    traffic = sum(tally["bytes_up"] + tally["bytes_down"] for tally in tallies)
+    seconds = sum(tally["seconds"] for tally in tallies)
+    rounds = sum(tally["rounds"] for tally in tallies)
+    figures = [*_target_figure(content), *_best_figure(content)]
+    if content.comparison:
+        states = [run.code for run in content.runs]
+        parts = [f"{states.count(code)} {code}" for code in dict.fromkeys(states)]
+        figures.append(("Runs", str(len(states)), ", ".join(parts)))
+    figures.append(("Rounds", f"{rounds:,}", "in all runs" if content.comparison else ""))
+    figures.append(("Communication", words.size(traffic), "up and down"))
+    figures.append(("Training time", words.duration(seconds), "without evaluation"))
+    return figures
+
+
+def _target_figure(content: Content) -> list[tuple[str, str, str]]:
+    if content.target is None:
+        return []
+    what = "Fewest rounds to the target" if content.comparison else "Rounds to the target"
+    first = content.results.fastest_first()[0]
+    if not first.rounds.complete:
+        part = f"{first.reached} of {first.seeds} runs of {first.method}"
+        small = part if content.comparison else words.describe(content.target)
+        return [(what, "not reached", small)]
+    saved = ""
+    if first.reduction is not None and not first.baseline:
+        saved = f", {words.number(first.reduction, share=True)} fewer than the best baseline"
+    small = f"{first.method}{saved}" if content.comparison else ""
+    return [(what, f"{first.rounds.mean:.4g}", small)]
+
+
+def _best_figure(content: Content) -> list[tuple[str, str, str]]:
+    name = content.results.metric
+    scored = [row for row in content.results.rows if name in row.final]
+    if name is None or not scored:
+        return []
+    metric = records.metric(name)
+    sign = 1 if metric.up else -1
+
+    def mean(row: Row) -> float:
+        return row.final[metric.name].mean or 0.0
+
+    best = max(scored, key=lambda row: sign * mean(row))
+    what = f"{'Best final' if content.comparison else 'Final'} {metric.title.lower()}"
+    return [(what, words.metric(name, mean(best)), best.method if content.comparison else "")]
+
+
+def search_table(search: Any, names: dict[str, str]) -> Search | None:
+    """What every label scored with every value that it tried, and which value it chose."""
+    tried = search.get("tried") if isinstance(search, dict) else None
+    if not tried:
+        return None
+    values = list(dict.fromkeys(json.dumps(row.get("value")) for row in tried))
+    chosen = search.get("chosen") or {}
+    rows: dict[str, dict[str, str]] = {}
+    for row in tried:
+        score, label = row.get("best"), str(row.get("label"))
+        shown = words.NOTHING if score is None else words.metric(str(row.get("metric", "")), score)
+        mark = " ✓" if (chosen.get(label) or {}).get("value") == row.get("value") else ""
+        rows.setdefault(names.get(label, label), {})[json.dumps(row.get("value"))] = shown + mark
+    return Search(
+        str(search.get("rule", "")),
+        values,
+        [
+            (label, [cells.get(value, words.NOTHING) for value in values])
+            for label, cells in rows.items()
+        ],
+    )
+
+
+def configuration(content: Content) -> Configuration:
+    """Dotted keys; the seed of a comparison's runs goes without saying."""
+    firsts = {
+        label: {key: _shown(value) for key, value in flattened(runs[0].config).items()}
+        for label, runs in content.labels.items()
+    }
+    if content.comparison:
+        for flat in firsts.values():
+            flat.pop("seed", None)
+    keys = list(dict.fromkeys(key for flat in firsts.values() for key in flat))
+    shared: list[tuple[str, str]] = []
+    different: list[tuple[str, list[str]]] = []
+    for key in keys:
+        values = [flat.get(key, words.NOTHING) for flat in firsts.values()]
+        if len(set(values)) == 1:
+            shared.append((key, values[0]))
+        else:
+            different.append((key, values))
+    return Configuration(shared, [content.names[label] for label in firsts], different)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,254 @@
+"""Rows of a comparison, computed once for the terminal, JSON, Markdown and the page.
+
+One rule for every table: a seed that diverged did not reach the target, its final values are left
+out of every mean, and its row says how many did.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from fedadmm.evaluation import Target
+from fedadmm.study import records
+from fedadmm.study.recorded import RecordedRun
+
+CONFIDENCE = 0.95
+"""Of the interval around a difference."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Some seeds' values: mean, standard deviation (n - 1), range, and how many of how many."""
+
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    count: int
+    of: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed has a value, so that no mean hides a failure."""
+        return 0 < self.count == self.of
+
+
+class Difference(NamedTuple):
+    """The compared metric minus the best baseline's on the same seed, with its interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    """A paired t interval of 95 %; none for a single seed."""
+    seeds: int
+
+
+class Row(NamedTuple):
+    """One label."""
+
+    label: str
+    method: str
+    """What to call it: the label, or the method's own name where the label is only its key."""
+    algorithm: str
+    baseline: bool
+    seeds: int
+    diverged: int
+    rounds: Spread
+    """Rounds to the target, over the seeds that reached it."""
+    bytes: Spread
+    seconds: Spread
+    final: dict[str, Spread]
+    """The last measurement of every metric, over the seeds that did not diverge."""
+    reduction: float | None = None
+    """How many rounds fewer than the best baseline's, as a share of those."""
+    difference: Difference | None = None
+
+    @property
+    def reached(self) -> int:
+        """How many seeds reached the target."""
+        return self.rounds.count
+
+
+class Results(NamedTuple):
+    """All rows of a comparison, and what they are compared by."""
+
+    target: Target | None
+    metric: str | None
+    """The metric to tell the labels apart by."""
+    baseline: Row | None
+    """The baseline that needs the fewest rounds, of those that every seed brings to the target;
+    without a target the one whose metric is best."""
+    rows: list[Row]
+
+    def fastest_first(self) -> list[Row]:
+        """With a target the rows by rounds, after those that more of their seeds brought to it."""
+
+        def rank(row: Row) -> tuple[float, float]:
+            return 1 - row.reached / row.seeds, row.rounds.mean or math.inf
+
+        return sorted(self.rows, key=rank) if self.target is not None else self.rows
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+    """The spread of the values that are there; None stands for a seed without one."""
+    known = [float(value) for value in values if value is not None]
+    if not known:
+        return Spread(None, None, None, None, 0, len(values))
+    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
+    mean = statistics.fmean(known)
+    return Spread(mean, deviation, min(known), max(known), len(known), len(values))
+
+
+def results(runs: Sequence[RecordedRun], target: Target | None) -> Results:
+    """One row a label, in the order of the labels."""
+    names = list(dict.fromkeys(name for run in runs for name in run.final))
+    rows = [_row(label, own, names) for label, own in by_label(runs).items()]
+    metric = records.primary(names, target)
+    best = _best_baseline(rows, target, metric)
+    if best is not None:
+        finals = {run.seed: run.final.get(metric or "") for run in runs if run.label == best.label}
+        rows = [_against(row, best, by_label(runs)[row.label], finals, metric) for row in rows]
+        best = next(row for row in rows if row.label == best.label)
+    return Results(target, metric, best, rows)
+
+
+def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
+    """The runs of each label, in the order of their first appearance."""
+    groups: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.label, []).append(run)
+    return groups
+
+
+def _row(label: str, runs: Sequence[RecordedRun], names: Sequence[str]) -> Row:
+    finals = {name: spread([_final(run, name) for run in runs]) for name in names}
+    return Row(
+        label=label,
+        method=runs[0].method,
+        algorithm=runs[0].algorithm,
+        baseline=runs[0].baseline,
+        seeds=len(runs),
+        diverged=sum(run.diverged for run in runs),
+        rounds=spread([run.to_target("rounds") for run in runs]),
+        bytes=spread([run.to_target("bytes") for run in runs]),
+        seconds=spread([run.to_target("seconds") for run in runs]),
+        final={name: found for name, found in finals.items() if found.count},
+    )
+
+
+def _final(run: RecordedRun, name: str) -> float | None:
+    return None if run.diverged else records.value(run.final, name)
+
+
+def _best_baseline(rows: Sequence[Row], target: Target | None, metric: str | None) -> Row | None:
+    if target is not None:
+        there = [row for row in rows if row.baseline and row.rounds.complete]
+        return min(there, key=lambda row: row.rounds.mean or math.inf, default=None)
+    sign = 1 if metric is not None and records.metric(metric).up else -1
+    measured = [row for row in rows if row.baseline and metric in row.final and not row.diverged]
+    return max(measured, key=lambda row: sign * (row.final[metric or ""].mean or 0), default=None)
+
+
+def _against(
+    row: Row,
+    best: Row,
+    runs: Sequence[RecordedRun],
+    finals: Mapping[int | None, Any],
+    metric: str | None,
+) -> Row:
+    both = row.rounds.complete and best.rounds.complete
+    if both and row.rounds.mean is not None and best.rounds.mean is not None:
+        row = row._replace(reduction=1 - row.rounds.mean / best.rounds.mean)
+    if metric is None or row.label == best.label:
+        return row
+    pairs = [
+        (own, other)
+        for run in runs
+        if (own := _final(run, metric)) is not None and (other := finals.get(run.seed)) is not None
+    ]
+    return row._replace(difference=difference([own - other for own, other in pairs]))
+
+
+def difference(values: Sequence[float]) -> Difference | None:
+    """The mean of paired differences, with its t interval."""
+    if not values:
+        return None
+    mean, count = statistics.fmean(values), len(values)
+    if count == 1:
+        return Difference(mean, None, None, 1)
+    from scipy.stats import t
+
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, count - 1))
+    half = quantile * statistics.stdev(values) / math.sqrt(count)
+    return Difference(mean, mean - half, mean + half, count)
+
+
+def document(found: Results, chosen: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The rows as JSON; `chosen` is what a search chose for each label."""
+    return [
+        {
+            "label": row.label,
+            "method": row.method,
+            "algorithm": row.algorithm,
+            "chosen": (chosen or {}).get(row.label),
+            "seeds": row.seeds,
+            "diverged": row.diverged,
+            "reached": row.reached if found.target is not None else None,
+            "rounds_to_target": asdict(row.rounds),
+            "bytes_to_target": asdict(row.bytes),
+            "seconds_to_target": asdict(row.seconds),
+            "metric": found.metric,
+            "final": asdict(spread_of(row, found.metric)),
+            "finals": {name: asdict(one) for name, one in row.final.items()},
+            "baseline": row.baseline,
+            "reduction": row.reduction,
+            "difference": row.difference._asdict() if row.difference is not None else None,
+        }
+        for row in found.rows
+    ]
+
+
+def spread_of(row: Row, metric: str | None) -> Spread:
+    """A row's final values of a metric; none when nobody measured it."""
+    return row.final.get(metric or "", spread([None] * row.seeds))
+
+
+def failures(row: Row) -> str:
+    """What a row must say about its seeds that ended in nonsense."""
+    return f"{row.diverged} of {row.seeds} diverged" if row.diverged else ""
+
+
+def reached(found: Results, row: Row) -> str:
+    """Rounds to the target in words: how many, or that some or all seeds missed it."""
+    from fedadmm.study import words
+
+    if found.target is None:
+        return words.NOTHING
+    if not row.reached:
+        return f"not reached (0 of {row.seeds})"
+    text = words.spread(row.rounds)
+    return text if row.rounds.complete else f"{text} ({row.reached} of {row.seeds})"
+
+
+def compared(found: Results, row: Row) -> str:
+    """The difference of the compared metric to the best baseline's, with its interval."""
+    from fedadmm.study import words
+
+    if row.difference is None or found.metric is None:
+        return words.NOTHING
+    share = records.metric(found.metric).share
+    low, high = row.difference.low, row.difference.high
+
+    def signed(value: float) -> str:
+        unit = 100 * value if share else value
+        return f"{unit:+.1f}" if share else f"{unit:+.3g}"
+
+    ending = " points" if share else ""
+    text = f"{signed(row.difference.mean)}{ending}"
+    if low is not None and high is not None:
+        text += f" ({signed(low)} to {signed(high)})"
+    return text.replace("-", "−")

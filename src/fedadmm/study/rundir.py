@@ -1,0 +1,263 @@
+"""The run directory: config.toml, metrics.jsonl, summary.json, partition.json, checkpoint/.
+
+`RunDir` is its only reader and writer.  Whole files appear under their name only when they are
+complete; metrics.jsonl grows by one flushed line a round; summary.json is there from the first
+second on, with the code "running".  So a run can be read, drawn and copied while it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from fedadmm.errors import ConfigError, DataError
+from fedadmm.round import Record
+from fedadmm.study import records as reading
+from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary
+
+CONFIG, METRICS, SUMMARY, PARTITION, REPORT = (
+    "config.toml",
+    "metrics.jsonl",
+    "summary.json",
+    "partition.json",
+    "report.html",
+)
+CHECKPOINT, CLIENTS = "checkpoint", "clients"
+_logger = logging.getLogger("fedadmm")
+_ROOM = 1 << 20
+"""Bytes that must be free before round 0: configuration, metrics and summary fit in them."""
+
+
+def create(directory: Path, room: int = 0) -> None:
+    """Make a folder and be sure that it can be written, with `room` bytes beyond the usual."""
+    probe = directory / f".probe-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with probe.open("wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, _ROOM + room)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--out is '{directory}', but cannot be written ({reason})") from None
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a whole file, or leave the old one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text, or leave the old one."""
+    write_bytes(path, text.encode())
+
+
+def write_toml(path: Path, tree: Mapping[str, Any]) -> None:
+    """Write one TOML document."""
+    import tomli_w
+
+    write_text(path, tomli_w.dumps(tree))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one JSON document."""
+    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold; a number that is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one JSON document."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: is not a JSON object")
+    return value
+
+
+class RunDir:
+    """One run's folder; `begin`, `append` and `close` write it, everything else reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics: TextIO | None = None
+        self._seen = 0
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was begun here, which can be gone on with."""
+        return (self.path / CONFIG).is_file()
+
+    @property
+    def can_be_drawn(self) -> bool:
+        """Whether there is anything to show: a configuration, or metrics alone."""
+        return self.holds_run or (self.path / METRICS).is_file()
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / CHECKPOINT
+
+    @property
+    def clients(self) -> Path:
+        """The folder of the clients' states, for runs that keep them on disk."""
+        return self.path / CLIENTS
+
+    def begin(
+        self,
+        config: Mapping[str, Any],
+        summary: Summary,
+        partition: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say what is run before the first round; `summary` has the code "running"."""
+        write_toml(self.path / CONFIG, config)
+        if partition is not None:
+            write_json(self.path / PARTITION, partition)
+        write_json(self.path / SUMMARY, summary)
+
+    def keep(self, rounds: int) -> list[Record]:
+        """Keep the first `rounds` records, so that a resumed run repeats none.
+
+        Lines that a power cut took stay away: the model has them, and goes on without.
+        """
+        records = [one for one in self.records() if reading.number(one) <= rounds]
+        if len(records) < rounds:
+            _logger.warning(
+                "%s has %d of the %d rounds that the checkpoint has done, as after a power cut; "
+                "the run goes on, and its curves have a gap",
+                *(self.path / METRICS, len(records), rounds),
+            )
+        write_text(self.path / METRICS, "".join(map(_line, records)))
+        return records
+
+    def append(self, record: Mapping[str, Any], durable: bool = False) -> None:
+        """Append one round; `durable` waits until a power cut cannot take it back."""
+        if self._metrics is None:
+            self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+        self._metrics.write(_line(record))
+        self._metrics.flush()
+        if durable:
+            os.fsync(self._metrics.fileno())
+
+    def close(self, summary: Summary | None = None) -> None:
+        """End the writing, with what the run came to unless it broke off."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        if summary is not None:
+            write_json(self.path / SUMMARY, summary)
+
+    def abandon(self) -> None:
+        """Take back what was begun, when it was refused before its first round."""
+        self.close()
+        for name in (CONFIG, METRICS, SUMMARY, PARTITION):
+            (self.path / name).unlink(missing_ok=True)
+
+    def write_report(self, page: str) -> Path:
+        """Write the page and return its path."""
+        write_text(self.path / REPORT, page)
+        return self.path / REPORT
+
+    def config(self) -> tuple[str, dict[str, Any]]:
+        """The text of config.toml and its tables; nothing when there is none."""
+        path = self.path / CONFIG
+        if not path.is_file():
+            return "", {}
+        try:
+            text = path.read_text(encoding="utf-8")
+            return text, tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: is not TOML ({error})") from None
+
+    def summary(self) -> Summary:
+        """What summary.json says; nothing when there is none yet."""
+        return self._document(SUMMARY)
+
+    def finished(self) -> Summary | None:
+        """The summary of a run that needs nothing more; None for any other."""
+        found = self.summary()
+        return found if found.get("code", RUNNING) not in (RUNNING, INTERRUPTED, FAILED) else None
+
+    def partition(self) -> dict[str, Any]:
+        """What partition.json says; nothing for problems that were not split from rows."""
+        return self._document(PARTITION)
+
+    def _document(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        return read_json(path) if path.is_file() else {}
+
+    def records(self) -> list[Record]:
+        """The records so far; a last line that is not complete yet is left out."""
+        path = self.path / METRICS
+        return list(_lines(path, path.read_bytes())) if path.is_file() else []
+
+    def news(self) -> list[Record]:
+        """The records that were not there at the last call, without reading the others again."""
+        path = self.path / METRICS
+        if not path.is_file():
+            return []
+        with path.open("rb") as stream:
+            if stream.seek(0, os.SEEK_END) < self._seen:  # a resumed run made them again
+                self._seen = 0
+            stream.seek(self._seen)
+            data = stream.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._seen += len(whole)
+        return list(_lines(path, whole))
+
+
+def runs_below(directory: Path) -> list[RunDir]:
+    """The folder itself if it holds a run, and every run below it."""
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such folder")
+    return [RunDir(path.parent) for path in sorted(directory.rglob(METRICS))]
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(plain(record), allow_nan=False) + "\n"
+
+
+def _lines(path: Path, data: bytes) -> Iterator[Record]:
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                return
+            record = None
+        if not isinstance(record, dict):
+            raise DataError(f"{path}: line {number} is not a JSON object")
+        if not reading.is_round(record):
+            raise DataError(f"{path}: line {number} does not say which round it is about")
+        yield record

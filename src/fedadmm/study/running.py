@@ -1,0 +1,235 @@
+"""One run into one run directory: fresh, cached or resumed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedadmm.errors import ConfigError, StateError
+from fedadmm.problem import Problem
+from fedadmm.resuming import interrupts_deferred
+from fedadmm.round import Ending, Record, RoundReport
+from fedadmm.simulation import Result, simulate
+from fedadmm.state import Checkpoints, DiskStore, MemoryStore, params_sha256
+from fedadmm.state.locks import locked
+from fedadmm.study import loading, records, words
+from fedadmm.study.config import Run, resolve
+from fedadmm.study.messages import suggestion
+from fedadmm.study.rundir import RunDir, create
+from fedadmm.study.summary import FAILED, INTERRUPTED, Summary, partition_of, summarise
+from fedadmm.study.trackers import Tracker, flattened, tracker
+
+Watcher = Callable[[Record], None]
+"""Called with every new record: progress, pipes, anything that only looks."""
+
+_MAY_CHANGE = (
+    "rounds",
+    "engine",
+    "checkpoint",
+    "trackers",
+    "device",
+    "threads",
+    "target",
+    "tolerance",
+)
+"""Keys that a resumed run may change, because the rounds so far do not depend on them."""
+
+_PATIENCE = 10.0
+"""Seconds until a run that still goes on is believed: a killed comparison's take a while to end."""
+
+
+def fingerprint(run: Run) -> dict[str, Any]:
+    """Everything that the trajectory depends on, flat."""
+    may_change = set(_MAY_CHANGE)
+    if run.engine.shapes_the_run:
+        may_change.remove("engine")
+    return flattened({key: value for key, value in run.tree.items() if key not in may_change})
+
+
+def run(
+    chosen: Run,
+    directory: Path,
+    *,
+    label: str | None = None,
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    problem: Problem | None = None,
+) -> Summary:
+    """Run an experiment and return its summary; everything else is in the directory.
+
+    With `resume`, a finished run is returned as it is and an interrupted one goes on from its
+    last checkpoint (or from the start, when it has none).  On KeyboardInterrupt the directory is
+    left ready to be resumed.
+    """
+    folder = RunDir(directory)
+    finished = _finished(chosen, folder, resume)
+    if finished is not None:
+        return finished
+    create(directory)
+    with locked(directory, _PATIENCE):
+        finished = _finished(chosen, folder, resume)  # by the process that was waited for
+        if finished is not None:
+            return finished
+        with _fitting_in_memory(chosen):
+            session = _Session(chosen, folder, label, watchers)
+            return session.go(problem or chosen.load_problem())
+
+
+@contextmanager
+def _fitting_in_memory(chosen: Run) -> Iterator[None]:
+    """Name the problem when the machine has no room for it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        asked = re.search(r"tried to allocate (\d+) bytes", str(error))  # torch has no class for it
+        if asked is None and not isinstance(error, MemoryError):
+            raise
+        size = words.size(int(asked[1])) if asked is not None else str(error)
+        table = chosen.tree["problem"]
+        whole = {key: value for key, value in table.items() if type(value) is int}
+        named = ", ".join(f"{key} {value}" for key, value in whole.items())
+        raise ConfigError(
+            f"problem.name is {table['name']!r} with {named or 'its usual size'}, but must fit "
+            f"into the memory of this machine ({size} at once)"
+        ) from None
+
+
+def _finished(chosen: Run, folder: RunDir, resume: bool) -> Summary | None:
+    """The summary of a run that needs no more rounds; refuses one that may not be resumed."""
+    if not folder.holds_run:
+        return None
+    if not resume:
+        raise ConfigError(
+            f"--out is '{folder.path}', which already holds a run; add --resume to go on with "
+            "it, or choose another folder"
+        )
+    before = resolve(loading.read(str(folder.path)), f"{folder.path}: ")
+    old, new = fingerprint(before), fingerprint(chosen)
+    differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    if differing:
+        changes = ", ".join(f"{key} ({old.get(key)!r} -> {new.get(key)!r})" for key in differing)
+        raise StateError(
+            f"{folder.path}: holds a run of another configuration, which differs in {changes}"
+        )
+    ends = ("rounds", "target", "tolerance")
+    same_end = all(before.tree.get(key) == chosen.tree.get(key) for key in ends)
+    return folder.finished() if same_end else None
+
+
+class _Session:
+    """A run that is under way."""
+
+    def __init__(
+        self, chosen: Run, folder: RunDir, label: str | None, watchers: Sequence[Watcher]
+    ) -> None:
+        self._run = chosen
+        self._folder = folder
+        self._label = label
+        self._watchers = watchers
+        self._followers: list[Tracker] = [tracker(name) for name in chosen.trackers]
+        every = chosen.checkpoint_every
+        self._checkpoints = Checkpoints(folder.checkpoint, every) if every else None
+
+    def go(self, problem: Problem) -> Summary:
+        """Simulate; a run that ends or is interrupted leaves its summary."""
+        chosen, folder = self._run, self._folder
+        latest = self._checkpoints.latest_round() if self._checkpoints is not None else None
+        done = folder.keep(latest or 0)
+        store = _store(chosen, folder, fresh=not latest)
+        start = initial_vector(chosen, problem)
+        begun = summarise(chosen, done, label=self._label)
+        folder.begin(chosen.tree, begun, partition_of(problem))
+        for follower in self._followers:
+            follower.start(folder.path, chosen.tree, (latest or 0) + 1)
+        try:
+            result = simulate(
+                chosen.algorithm,
+                problem,
+                chosen.rounds,
+                sampler=chosen.sampler,
+                solver=chosen.solver,
+                stop=chosen.stop,
+                seed=chosen.seed,
+                initial=start,
+                engine=chosen.engine,
+                evaluate=chosen.evaluation,
+                target=chosen.target if chosen.ends_at_target else None,
+                tolerance=chosen.tolerance,
+                observers=[self._observe],
+                store=store,
+                checkpoints=self._checkpoints,
+                resume=bool(latest),
+                fingerprint=fingerprint(chosen),
+                threads=chosen.threads,
+                output=chosen.output,
+            )
+        except KeyboardInterrupt:
+            with interrupts_deferred():  # a second Ctrl-C waits for the summary
+                rounds = len(folder.records())
+                self._close(Ending(INTERRUPTED, f"interrupted after round {rounds}"), None)
+            raise
+        except Exception as error:
+            self._fail(error)
+            raise
+        return self._close(Ending(result.code, result.status), result)
+
+    def _observe(self, report: RoundReport) -> None:
+        every = self._run.checkpoint_every
+        due = report.ending is not None or (every > 0 and report.state.round % every == 0)
+        self._folder.append(report.record, durable=due and every > 0)  # before the checkpoint is
+        self._check_target(report.record)
+        for follower in self._followers:
+            follower.record(report.record)
+        for watcher in self._watchers:
+            watcher(report.record)
+
+    def _check_target(self, record: Record) -> None:
+        """A target that no round measures would never be met: refuse it in the first one."""
+        target, measured = self._run.target, records.metrics(record)
+        if target is None or not measured or records.value(record, target.metric) is not None:
+            return
+        if target.metric not in record:
+            near = suggestion(target.metric, measured)
+            raise ConfigError(f"target.metric is {target.metric!r}, which is not measured; {near}")
+
+    def _fail(self, error: Exception) -> None:
+        """A run that was refused before its first round leaves the folder free for another."""
+        if self._folder.records():
+            self._close(Ending(FAILED, f"failed: {str(error).splitlines()[0]}"), None)
+        else:
+            self._folder.abandon()
+
+    def _close(self, ending: Ending, result: Result | None) -> Summary:
+        digest = None if result is None else params_sha256(result.params)
+        summary = summarise(self._run, self._folder.records(), ending, digest, self._label)
+        summary["threads"] = None if result is None else result.threads
+        self._folder.close(summary)
+        for follower in self._followers:
+            follower.finish(summary)
+        return summary
+
+
+def _store(chosen: Run, folder: RunDir, fresh: bool) -> MemoryStore | DiskStore:
+    """Where client state is kept; what an abandoned start left on disk is removed."""
+    if chosen.store.name == "memory":
+        return MemoryStore()
+    if fresh:
+        shutil.rmtree(folder.clients, ignore_errors=True)
+    primal = None if chosen.store.primal == "same" else getattr(torch, chosen.store.primal)
+    return DiskStore(folder.clients, primal_dtype=primal, cache_bytes=chosen.store.cache_bytes)
+
+
+def initial_vector(chosen: Run, problem: Problem) -> torch.Tensor:
+    """The problem's start vector in the configured precision, on the configured device."""
+    try:
+        device = torch.device(chosen.device)
+        return problem.start(chosen.seed).to(device, getattr(torch, chosen.precision))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device is {chosen.device!r}, but cannot be used ({reason})") from None

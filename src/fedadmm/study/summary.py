@@ -1,0 +1,100 @@
+"""What a run comes to: summary.json from its records, and the partition that it ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import fedadmm
+from fedadmm.evaluation import Target
+from fedadmm.problem import Problem
+from fedadmm.round import Ending, Record
+from fedadmm.study import records as reading
+
+if TYPE_CHECKING:
+    from fedadmm.study.config import Run
+
+Summary = dict[str, Any]
+
+RUNNING: Final = "running"
+INTERRUPTED: Final = "interrupted"
+FAILED: Final = "failed"
+"""The codes of runs that are not at their end; the others are those of an `Ending`."""
+
+MOST_CLIENTS = 200
+"""So many clients are listed one by one in partition.json."""
+
+
+def tally(records: Sequence[Record], target: Target | None) -> Summary:
+    """What some records come to; the same for a run that ended and for one that goes on."""
+    hit = reading.first_reached(records, target)
+    until = None if hit is None else records[: hit + 1]
+    return {
+        "rounds": len(records),
+        "final": reading.last_metrics(records),
+        "rounds_to_target": None if until is None else reading.number(until[-1]),
+        "bytes_to_target": None if until is None else sum(map(reading.sent, until)),
+        "seconds_to_target": None if until is None else reading.total(until, "seconds"),
+        "bytes_up": reading.total(records, "bytes_up"),
+        "bytes_down": reading.total(records, "bytes_down"),
+        "seconds": reading.total(records, "seconds"),
+        **_clock(records, until),
+        "warnings": [text for record in records for text in reading.warnings(record)],
+    }
+
+
+def _clock(records: Sequence[Record], until: Sequence[Record] | None) -> Summary:
+    """Virtual time, for runs that have any."""
+    end = reading.virtual_time(records[-1]) if records else None
+    if end is None:
+        return {}
+    reached = reading.virtual_time(until[-1]) if until is not None else None
+    return {"virtual_time": end, "virtual_time_to_target": reached}
+
+
+def summarise(
+    run: Run,
+    records: Sequence[Record],
+    ending: Ending | None = None,
+    params_sha256: str | None = None,
+    label: str | None = None,
+) -> Summary:
+    """The content of summary.json; without an ending that of a run that goes on."""
+    ending = ending or Ending(RUNNING, RUNNING)
+    return {
+        "status": ending.sentence,
+        "code": ending.code,
+        "algorithm": run.name("algorithm"),
+        "method": type(run.algorithm).__name__,
+        "baseline": run.algorithm.baseline,
+        "label": label or run.label,
+        "seed": run.seed,
+        "target": run.tree.get("target"),
+        **tally(records, run.target),
+        "params_sha256": params_sha256,
+        "fedadmm_version": fedadmm.__version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def partition_of(problem: Problem) -> Mapping[str, Any] | None:
+    """The content of partition.json; None for problems that were not split from rows."""
+    if problem.data is None:
+        return None
+    data = problem.data
+    sizes = [int(size) for size in data.partition.sizes]
+    shown: dict[str, Any] = {
+        "clients": len(sizes),
+        "names": data.client_names()[:MOST_CLIENTS],
+        "sizes": sizes[:MOST_CLIENTS],
+        "total_size": sum(sizes),
+    }
+    if data.rows.num_classes is None:
+        return shown
+    counts = data.label_counts()
+    return shown | {
+        "labels": list(range(len(counts))),
+        "counts": counts.T[:MOST_CLIENTS].tolist(),
+        "total_counts": counts.sum(axis=1).tolist(),
+    }

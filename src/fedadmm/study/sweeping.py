@@ -1,0 +1,116 @@
+"""One configuration over many values: every combination of a grid, or lists in step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedadmm.errors import ConfigError
+from fedadmm.study import loading
+from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.study.grid import Cell, complete
+from fedadmm.study.pool import Watch, nobody
+from fedadmm.study.rundir import write_json
+
+MOST_CELLS = 10_000
+
+
+class Axis(NamedTuple):
+    """A key and the values it takes."""
+
+    key: str
+    values: Sequence[Any]
+
+
+class Point(NamedTuple):
+    """One cell of a sweep before it has a folder: what is set, and the run that it makes."""
+
+    values: dict[str, Any]
+    """Dotted key -> value, as the configuration holds it."""
+    run: Run
+
+    @property
+    def label(self) -> str:
+        """What is set, in one line."""
+        shown = (f"{key}={_shown(value)}" for key, value in self.values.items())
+        return " ".join(shown) or "the only cell"
+
+
+def axis(text: str, option: str) -> Axis:
+    """The axis of `key=a,b,c`; the values are TOML, or else strings."""
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip() or not values.strip():
+        raise ConfigError(f"{option} is {text!r}, but must be KEY=A,B, as in algorithm.rho=0.1,1")
+    try:
+        parsed = tomllib.loads(f"values = [{values}]")["values"]
+    except tomllib.TOMLDecodeError:
+        parsed = [loading.plain_value(value.strip()) for value in values.split(",")]
+    if len(parsed) == 1 and isinstance(parsed[0], list):
+        parsed = parsed[0]
+    return Axis(key.strip(), parsed)
+
+
+def points_of(tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis]) -> list[Point]:
+    """Every cell's complete configuration; all are checked before any is run."""
+    lengths = {len(one.values) for one in lists}
+    if len(lengths) > 1:
+        shown = ", ".join(f"{one.key} ({len(one.values)})" for one in lists)
+        raise ConfigError(f"--list: the lists must be of one length, but are {shown}")
+    steps = list(zip(*([(one.key, v) for v in one.values] for one in lists), strict=True))
+    products = itertools.product(*([(one.key, v) for v in one.values] for one in grid))
+    combinations = [(*step, *cell) for cell in products for step in steps or [()]]
+    if len(combinations) > MOST_CELLS:
+        raise ConfigError(f"the sweep has {len(combinations)} cells, but at most {MOST_CELLS}")
+    return [_point(tree, dict(combination)) for combination in combinations]
+
+
+def _point(tree: Tree, values: dict[str, Any]) -> Point:
+    changed = deepcopy(tree)
+    for key, value in values.items():
+        loading.assign(changed, key, deepcopy(value))
+    where = " ".join(f"{key}={_shown(value)}" for key, value in values.items())
+    return Point(values, resolve(changed, f"{where}: " if where else ""))
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def sweep(
+    points: Sequence[Point],
+    out: Path,
+    *,
+    fresh: bool = False,
+    processes: int = 1,
+    watch: Watch = nobody,
+) -> dict[str, Any]:
+    """Run every cell that is not finished and return what is written to sweep.json."""
+    cells = [Cell.by_hash(out / "cells", one.label, one.run) for one in points]
+    if fresh:
+        for cell in cells:
+            cell.forget()
+    complete(cells, processes, watch)
+    rows = []
+    for point, cell in zip(points, cells, strict=True):
+        found = cell.read()
+        rows.append(
+            {
+                "set": point.values,
+                "directory": str(cell.directory.relative_to(out)),
+                "code": found.code,
+                "status": found.status,
+                "seed": found.seed,
+                "rounds": len(found.records),
+                "rounds_to_target": found.to_target("rounds"),
+                "bytes_to_target": found.to_target("bytes"),
+                "final": found.final,
+            }
+        )
+    result = {"cells": rows}
+    write_json(out / "sweep.json", result)
+    return result

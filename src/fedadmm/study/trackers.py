@@ -1,0 +1,119 @@
+"""Runs in other people's tools: TensorBoard, MLflow, or your own.
+
+A tracker sees the configuration once, every record, and the summary.  Its files lie in the run
+directory unless the tool's own environment variables say otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedadmm.errors import ConfigError
+from fedadmm.round import Record
+from fedadmm.study import records, registry
+from fedadmm.study.messages import suggestion
+
+
+class Tracker(Protocol):
+    """What `trackers` in a configuration names."""
+
+    def start(self, directory: Path, config: Mapping[str, Any], first_round: int) -> None:
+        """Before the first round; `first_round` is above 1 when the run is resumed."""
+
+    def record(self, record: Record) -> None:
+        """After every round."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """After the last round, or when the run was interrupted."""
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+class TensorBoard:
+    """Event files for `tensorboard --logdir RUN` (the extra `tensorboard`)."""
+
+    def start(self, directory: Path, config: Mapping[str, Any], first_round: int) -> None:
+        """Open the event file; rounds that will be run again are purged."""
+        module = _needed("torch.utils.tensorboard", "tensorboard")
+        folder = str(directory / "tensorboard")
+        self._writer = module.SummaryWriter(folder, purge_step=first_round)
+
+    def record(self, record: Record) -> None:
+        """One scalar a metric."""
+        for key, value in records.scalars(record).items():
+            self._writer.add_scalar(key, value, records.number(record))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class MLflow:
+    """An MLflow run in the file store RUN/mlflow, or wherever MLFLOW_TRACKING_URI points."""
+
+    def start(self, directory: Path, config: Mapping[str, Any], first_round: int) -> None:
+        """Begin a run with the configuration as its parameters."""
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        tracking = _needed("mlflow.tracking", "mlflow")
+        own = (directory / "mlflow").resolve().as_uri()
+        self._client = tracking.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", own))
+        found = self._client.get_experiment_by_name("fedadmm")
+        experiment = found.experiment_id if found else self._client.create_experiment("fedadmm")
+        self._run = self._client.create_run(experiment, run_name=directory.name).info.run_id
+        for key, value in flattened(config).items():
+            self._client.log_param(self._run, key, str(value)[:500])
+
+    def record(self, record: Record) -> None:
+        """One metric each, at the round as its step."""
+        for key, value in records.scalars(record).items():
+            self._client.log_metric(self._run, key, value, step=records.number(record))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """End the run with the status that MLflow knows."""
+        known = {"diverged": "FAILED", "interrupted": "KILLED"}
+        status = known.get(str(summary["code"]), "FINISHED")
+        self._client.set_terminated(self._run, status)
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+
+
+def tracker(name: str) -> Tracker:
+    """A tracker by its name, or any other as package.module:name."""
+    if name in TRACKERS:
+        return TRACKERS[name]()
+    if not registry.is_stranger(name):
+        near = suggestion(name, [*TRACKERS, "package.module:name"])
+        raise ConfigError(f"trackers names {name!r}, which is not known; {near}")
+    kind = registry.imported(f"trackers names {name!r}", name)
+    missing = [member for member in ("start", "record", "finish") if not hasattr(kind, member)]
+    if not isinstance(kind, type) or missing:
+        raise ConfigError(
+            f"trackers names {name!r}, which has no {', '.join(missing)}, but must be a class with "
+            "start, record and finish"
+        )
+    made: Tracker = kind()
+    return made
+
+
+def _needed(module: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"trackers names {extra!r}, which is not installed ({error}); "
+            f"pip install 'fedadmm[{extra}]'"
+        ) from None

@@ -1,0 +1,185 @@
+"""A comparison is fair by construction, and its table follows from its runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedadmm.errors import ConfigError, EngineError
+from fedadmm.study import loading
+from fedadmm.study.comparing import compare, plan
+from fedadmm.study.config import resolve
+from fedadmm.study.grid import choose, slug
+from fedadmm.study.pool import Event, Job, run_jobs
+from fedadmm.study.results import spread
+from fedadmm.study.rundir import RunDir
+from support.commands import SMALL
+
+TREE: dict[str, Any] = SMALL | {
+    "seeds": [0, 1],
+    "target": {"metric": "loss", "value": -1e9, "at_least": False, "end_run": False},
+    "methods": [
+        {"label": "plain", "algorithm": {"name": "fedavg"}},
+        {"algorithm": {"name": "fedadmm"}},
+        {"label": "FedADMM 2", "algorithm": {"rho": 2.0}, "solver": {"lr": 0.01}},
+    ],
+}
+SEARCH = {"values": [0.01, 0.05], "seed": 77, "rounds": 2}
+
+
+def participation(directory: Path) -> list[list[int]]:
+    return [record["clients"] for record in RunDir(directory).records()]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_methods_meet_the_same_participation_and_keep_their_own_tables(
+    tmp_path: Path, processes: int
+) -> None:
+    result = compare(plan(TREE), tmp_path, processes=processes)
+    assert [run["directory"] for run in result["runs"]] == [
+        f"runs/{label}-seed{seed}" for label in ("plain", "fedadmm", "fedadmm-2") for seed in (0, 1)
+    ]
+    for seed in (0, 1):
+        first, *others = (
+            participation(tmp_path / run["directory"])
+            for run in result["runs"]
+            if run["seed"] == seed
+        )
+        assert all(other == first for other in others)
+    assert json.loads((tmp_path / "comparison.json").read_text())["table"][0]["label"] == "plain"
+    config = (tmp_path / "runs/fedadmm-2-seed0/config.toml").read_text()
+    assert "rho = 2.0" in config
+    assert "lr = 0.01" in config
+
+
+def test_every_method_gets_the_same_search_on_its_own_seed(tmp_path: Path) -> None:
+    result = compare(plan(TREE | {"search": SEARCH}), tmp_path)
+    search = result["learning_rate_search"]
+    assert [(row["label"], row["value"]) for row in search["tried"]] == [
+        (label, value) for label in ("plain", "fedadmm", "FedADMM 2") for value in (0.01, 0.05)
+    ]
+    for folder in (tmp_path / "search").iterdir():
+        summary = RunDir(folder).summary()
+        assert (summary["seed"], summary["rounds"]) == (77, 2)
+    for label, chosen in search["chosen"].items():
+        best = min(
+            (row for row in search["tried"] if row["label"] == label), key=lambda row: row["best"]
+        )
+        assert chosen["value"] == best["value"]
+        config = (tmp_path / f"runs/{slug(label)}-seed1/config.toml").read_text()
+        assert f"lr = {chosen['value']}" in config
+
+
+def test_the_reported_seeds_are_not_searched_on() -> None:
+    with pytest.raises(ConfigError, match=r"search.seed is 1, but must not be one of the reported"):
+        plan(TREE | {"search": SEARCH | {"seed": 1}})
+
+
+def test_algorithms_are_picked_by_name_or_label_or_added() -> None:
+    labels = [method.label for method in plan(TREE, ["plain", "feddr", "FedADMM 2"]).methods]
+    assert labels == ["plain", "feddr", "FedADMM 2"]
+    with pytest.raises(ConfigError, match="--algorithms names 'fedadm'; did you mean fedadmm"):
+        plan(TREE, ["fedadm"])
+
+
+def test_a_mistake_in_a_method_names_the_method() -> None:
+    wrong = {"label": "mine", "algorithm": {"name": "fedadmm", "rh0": 1}}
+    with pytest.raises(ConfigError, match=r"methods \(mine\): algorithm.rh0 is not a key"):
+        plan(TREE | {"methods": [wrong]})
+    with pytest.raises(ConfigError, match=r"methods\[0\].labl is not a key of methods\[0\]; did y"):
+        plan(TREE | {"methods": [{"labl": "x"}]})
+    with pytest.raises(ConfigError, match="label 'fedadmm' stands twice"):
+        plan(TREE | {"methods": [{}, {}]})
+
+
+def test_a_complete_plan_is_the_same_plan() -> None:
+    first = plan(TREE | {"search": SEARCH})
+    second = plan(first.complete())
+    assert second.methods == first.methods
+    assert second.complete() == first.complete()
+
+
+def test_finished_runs_are_kept_when_a_comparison_goes_on(tmp_path: Path) -> None:
+    compare(plan(TREE, ["plain"]), tmp_path)
+    stamp = (tmp_path / "runs/plain-seed0/metrics.jsonl").stat().st_mtime_ns
+    with pytest.raises(ConfigError, match="already holds a comparison; add --resume"):
+        compare(plan(TREE), tmp_path)
+    result = compare(plan(TREE), tmp_path, resume=True)
+    assert (tmp_path / "runs/plain-seed0/metrics.jsonl").stat().st_mtime_ns == stamp
+    assert len(result["runs"]) == 6
+
+
+def test_the_spread_is_the_sample_deviation_of_those_that_reached() -> None:
+    row = spread([10, 14, None, 18])
+    assert (row.mean, row.count, row.of) == (14, 3, 4)
+    assert row.std == statistics.stdev([10, 14, 18]) == 4.0
+    assert spread([None]).mean is None
+
+
+def test_a_search_prefers_rounds_then_worth_and_never_divergence() -> None:
+    def row(value: float, rounds: int | None, best: float | None, code: str = "x") -> Any:
+        known = {"label": "m", "key": "solver.lr", "more_is_better": True}
+        return known | {"value": value, "rounds_to_target": rounds, "best": best, "code": code}
+
+    assert choose([row(1, None, 0.9), row(2, 30, 0.8), row(3, 20, 0.7)])["m"]["value"] == 3
+    assert choose([row(1, None, 0.8), row(2, None, 0.9), row(3, None, None)])["m"]["value"] == 2
+    assert choose([row(1, 5, 0.99, "diverged"), row(2, None, 0.1)])["m"]["value"] == 2
+    assert choose([row(1, 20, 0.9), row(2, 20, 0.9)])["m"]["value"] == 1
+
+
+def test_a_worker_that_dies_is_reported_and_none_is_left(tmp_path: Path) -> None:
+    chosen = resolve(SMALL | {"trackers": ["support.victims_of_a_pool:Suicidal"]})
+    jobs = [Job(f"run {i}", chosen, tmp_path / str(i)) for i in range(2)]
+    before = _children()
+    with pytest.raises(EngineError, match="its process ended with code -9"):
+        run_jobs(jobs, 2)
+    assert _children() == before
+
+
+def test_a_refusal_in_a_worker_reaches_the_caller(tmp_path: Path) -> None:
+    chosen = resolve(SMALL | {"device": "abacus"})
+    jobs = [Job(f"run {i}", chosen, tmp_path / str(i)) for i in range(2)]
+    with pytest.raises(ConfigError, match="device is 'abacus'"):
+        run_jobs(jobs, 2)
+
+
+def test_an_interrupt_stops_every_worker_with_its_run_ready_to_go_on(tmp_path: Path) -> None:
+    chosen = resolve(SMALL | {"rounds": 100_000, "checkpoint": {"every": 1000}})
+    jobs = [Job(f"run {i}", chosen.with_seed(i), tmp_path / str(i)) for i in range(2)]
+    seen: set[int] = set()
+
+    def watch(event: Event) -> None:
+        if event.kind == "record":
+            seen.add(event.job)
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = _children()
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(jobs, 2, watch)
+    assert _children() == before
+    codes = {RunDir(tmp_path / str(i)).summary()["code"] for i in range(2)}
+    assert codes == {"interrupted"}
+
+
+def _children() -> set[int]:
+    import multiprocessing
+
+    return {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+
+
+@pytest.mark.parametrize("preset", loading.presets())
+def test_every_preset_is_a_fair_plan(preset: str) -> None:
+    ready = plan(loading.read(preset))
+    assert plan(ready.complete()).methods == ready.methods
+    shared = ("problem", "sampler", "regularizer", "evaluate", "rounds")
+    for method in ready.methods:
+        assert {key: method.run.tree[key] for key in shared} == {
+            key: ready.methods[0].run.tree[key] for key in shared
+        }

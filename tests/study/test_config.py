@@ -1,0 +1,180 @@
+"""A configuration is complete, goes to TOML and back, and is refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+
+import pytest
+
+import fedadmm as fa
+from fedadmm.errors import ConfigError
+from fedadmm.parts import FAMILIES
+from fedadmm.schedules import Geometric, Piecewise
+from fedadmm.study import loading
+from fedadmm.study.comparing import comparison_model
+from fedadmm.study.config import resolve
+from fedadmm.study.parts import model_of
+from fedadmm.study.registry import families
+from support.commands import SMALL
+
+PARTS = [(family, name) for family, parts in families().items() for name in parts]
+
+
+@pytest.mark.parametrize(("family", "name"), PARTS, ids=lambda value: str(value))
+def test_a_table_has_exactly_the_fields_of_its_dataclass(family: str, name: str) -> None:
+    fields = {field.name for field in dataclasses.fields(families()[family][name]) if field.init}
+    assert set(model_of(family, name).model_fields) == fields | {"name"}
+
+
+@pytest.mark.parametrize(("family", "name"), PARTS, ids=lambda value: str(value))
+def test_defaults_are_those_of_the_constructor(family: str, name: str) -> None:
+    part = families()[family][name]
+    for field in dataclasses.fields(part):
+        if field.default is not dataclasses.MISSING:
+            shown = model_of(family, name).model_fields[field.name].default
+            assert shown == ("none" if field.default is None else field.default)
+
+
+@pytest.mark.parametrize("preset", loading.presets())
+def test_a_resolved_configuration_survives_toml(preset: str) -> None:
+    run = resolve(loading.run_only(loading.read(preset)))
+    again = resolve(tomllib.loads(loading.write(run.tree)))
+    assert again == run
+    assert "stop" in run.tree
+    assert isinstance(run.tree["evaluate"]["objective"], bool)
+
+
+def test_a_table_is_a_constructor_call() -> None:
+    tree = SMALL | {
+        "algorithm": {
+            "name": "fedadmm",
+            "rho": {"name": "piecewise", "values": {"0": 0.5, "10": 1.0}},
+            "step": {"name": "geometric", "factor": 0.8, "floor": "tracking"},
+            "start": "global",
+            "increment": "printed",
+        },
+        "regularizer": {"name": "elastic-net", "l1": 0.1, "l2": 0.2},
+        "sampler": {"name": "trace", "rounds": [[0, 1], [2, 3]], "repeat": True},
+        "solver": {"name": "sgd", "lr": 1, "batch_size": "none"},
+    }
+    built = resolve(tree)
+    assert built.algorithm == fa.FedADMM(
+        Piecewise({0: 0.5, 10: 1.0}),
+        Geometric(factor=0.8, floor="tracking"),
+        start="global",
+        increment="printed",
+    )
+    assert built.regularizer == fa.ElasticNet(0.1, 0.2)
+    assert built.sampler == fa.TraceSampling(((0, 1), (2, 3)), repeat=True)
+    assert built.solver == fa.SGD(1, batch_size=None)
+
+
+def test_a_list_is_one_value_per_client() -> None:
+    tree = SMALL | {
+        "solver": {"name": "sgd", "lr": [0.1, 1, 0.3]},
+        "stop": {"name": "epochs", "epochs": [1, 5, 0.5]},
+    }
+    config = resolve(tree)
+    built = build(config)
+    assert built.solver == fa.SGD((0.1, 1, 0.3))
+    assert built.stop == fa.Epochs((1, 5, 0.5))
+    coins = {"name": "bernoulli", "probability": [0.5, {"name": "geometric", "floor": 0.1}, 1]}
+    sampler = build(resolve(SMALL | {"sampler": coins})).sampler
+    assert sampler == fa.BernoulliSampling((0.5, Geometric(floor=0.1), 1))
+    assert resolve(tomllib.loads(loading.write(config.tree()))) == config
+
+
+def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
+    tree = {key: value for key, value in SMALL.items() if key != "stop"}
+    insa = resolve(tree | {"algorithm": {"name": "fedadmm-insa"}})
+    assert insa.stop == fa.InSaCriterion()
+    assert resolve(tree).stop == fa.Epochs(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"algorithm": {"name": "fedadmm", "rh0": 1}},
+            "algorithm.rh0 is not a key of fedadmm; did you mean rho? "
+            "(allowed: rho, step, start, members, increment)",
+        ),
+        (
+            {"sampler": {"name": "unifrom"}},
+            "sampler.name is 'unifrom', which is not known; did you mean uniform? (allowed: full, "
+            "uniform, bernoulli, weighted, non-overlapping, doubly-uniform, cyclic, trace, "
+            "least-recently-seen, loss, energy)",
+        ),
+        ({"stop": {}}, "stop.name is missing; allowed: epochs, uniform-epochs, steps, gradient-"),
+        (
+            {"algorithm": {"name": "fedadmm", "rho": "x"}},
+            "algorithm.rho is 'x', but must be a number or a table whose name is one of piecewise, "
+            "geometric",
+        ),
+        (
+            {"algorithm": {"name": "fedadmm", "rho": -1}},
+            "algorithm.rho is -1.0, but must be > 0 and finite",
+        ),
+        (
+            {"algorithm": {"name": "fedadmm", "rho": {"name": "geometrik"}}},
+            "algorithm.rho.name is 'geometrik', which is not known; did you mean geometric?",
+        ),
+        (
+            {"algorithm": {"name": "fedadmm", "rho": {"name": "geometric", "factr": 1.0}}},
+            "algorithm.rho.factr is not a key of geometric; did you mean factor?",
+        ),
+        (
+            {"algorithm": {"name": "fedadmm", "rho": {"name": "piecewise", "values": {"1": 2.0}}}},
+            "algorithm.rho.values has change points [1], but needs one at 0",
+        ),
+        ({"sampler": {"name": "uniform"}}, "sampler.size is missing, but must be a number"),
+        (
+            {"sampler": {"name": "uniform", "size": 1.5}},
+            "sampler.size is 1.5, but must be > 0 and <= 1",
+        ),
+        ({"sampler": {"name": "uniform", "size": True}}, "sampler.size is true, but must be a num"),
+        ({"rounds": 0}, "rounds is 0, but must be at least 1"),
+        ({"rounds": "ten"}, "rounds is 'ten', but must be a whole number"),
+        ({"roundz": 3}, "roundz is not a key of the configuration; did you mean rounds?"),
+        ({"target": {"metric": "loss"}}, "target.value is missing, but must be a number"),
+        ({"target": 3}, "target is 3, but must be a table"),
+        ({"evaluate": {"objective": 3}}, "evaluate.objective is 3, but must be true or false"),
+        ({"precision": "float16"}, "precision is 'float16', but must be one of 'float32', 'float"),
+        ({"trackers": [1]}, "trackers[0] is 1, but must be a string"),
+        (
+            {"sampler": {"name": "trace", "rounds": [[1, "a"]]}},
+            "sampler.rounds[0][1] is 'a', but must be a whole number",
+        ),
+        (
+            {"problem": {"name": "digits", "partition": "shard"}},
+            "problem.partition is 'shard', but must be one of 'iid', 'shards'",
+        ),
+        (
+            {"solver": {"name": "sgd", "batch_size": "all"}},
+            "solver.batch_size is 'all', but must be a whole number or 'none'",
+        ),
+        (
+            {"stop": {"name": "epochs", "epochs": [1, "a"]}},
+            "stop.epochs is [1, 'a'], but must be a number or a list, each a number",
+        ),
+        (
+            {"solver": {"name": "sgd", "lr": [0.1, -1.0]}},
+            "solver.lr[1] is -1.0, but must be > 0 and finite",
+        ),
+        ({"rounds": 0, "seed": -1}, "rounds is 0, but must be at least 1 (and 1 more)"),
+    ],
+)
+def test_a_refusal_names_key_value_and_what_is_allowed(
+    change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        resolve(SMALL | change)
+    assert str(refusal.value).startswith(message)
+
+
+def test_the_schema_knows_every_part() -> None:
+    text = json.dumps(comparison_model().model_json_schema())
+    for name in (name for parts in (*families().values(), FAMILIES["schedule"]) for name in parts):
+        assert f'"const": "{name}"' in text

@@ -1,0 +1,72 @@
+"""Presets, files, keys set by hand, and tables over tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedadmm.errors import ConfigError
+from fedadmm.study import loading
+from fedadmm.study.config import Tree
+
+
+def test_a_file_comes_before_a_preset_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert loading.read("quickstart")["problem"]["name"] == "digits"
+    Path("quickstart").write_text("rounds = 3")
+    assert loading.read("quickstart") == {"rounds": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.1", 0.1),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ("fedavg", "fedavg"),
+        ('"a b"', "a b"),
+        ("{ name = 'geometric' }", {"name": "geometric"}),
+        ("1e-3", 1e-3),
+        ("a=b", "a=b"),
+        ("1\nrounds = 2", "1\nrounds = 2"),
+        ("", ""),
+    ],
+)
+def test_values_are_toml_or_else_strings(text: str, value: object) -> None:
+    assert loading.assignment(f"a.b={text}") == ("a.b", value)
+
+
+def test_naming_another_part_starts_its_table_afresh() -> None:
+    tree: Tree = {"algorithm": {"name": "fedadmm", "rho": 1.0}}
+    loading.assign(tree, "algorithm.name", "fedadmm")
+    assert tree["algorithm"] == {"name": "fedadmm", "rho": 1.0}
+    loading.assign(tree, "algorithm.name", "fedavg")
+    assert tree["algorithm"] == {"name": "fedavg"}
+    loading.assign(tree, "algorithm.rho.name", "geometric")
+    assert tree["algorithm"] == {"name": "fedavg", "rho": {"name": "geometric"}}
+
+
+def test_tables_merge_unless_they_name_another_part() -> None:
+    base = {"solver": {"name": "sgd", "lr": 0.1}, "rounds": 3}
+    assert loading.merged(base, {"solver": {"lr": 0.3}})["solver"] == {"name": "sgd", "lr": 0.3}
+    assert loading.merged(base, {"solver": {"name": "exact"}})["solver"] == {"name": "exact"}
+    assert base == {"solver": {"name": "sgd", "lr": 0.1}, "rounds": 3}
+
+
+@pytest.mark.parametrize("text", ["rho", "=3", "a..b=3", ".=1"])
+def test_an_assignment_without_key_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--set is .*, but must be KEY=VALUE"):
+        loading.assignment(text)
+
+
+def test_what_is_not_toml_or_not_text_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("rounds = = 3")
+    with pytest.raises(ConfigError, match=r"a\.toml: is not TOML \(.*line 1"):
+        loading.read(str(path))
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"a\.toml: is not a text in UTF-8"):
+        loading.read(str(path))

@@ -1,0 +1,123 @@
+"""Nothing is done twice: one check per configuration, one construction per part, one writer."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedadmm
+from fedadmm.study import config, rundir
+from fedadmm.study.comparing import compare, plan
+from fedadmm.study.config import resolve
+from fedadmm.study.grid import Cell, complete
+from fedadmm.study.reproducing import plan as plan_reproduction
+from fedadmm.study.reproducing import reproduce
+from fedadmm.study.sweeping import Axis, points_of, sweep
+from support.commands import SMALL, call, write_small
+
+METHODS = [{"algorithm": {"name": name}} for name in ("fedavg", "fedadmm", "scaffold")]
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The configurations that were checked, as they come."""
+    found: list[str] = []
+    real = config.check
+
+    def counted(tree: Any, where: str = "") -> Any:
+        found.append(where)
+        return real(tree, where)
+
+    monkeypatch.setattr(config, "check", counted)
+    return found
+
+
+def test_a_run_is_checked_once(tmp_path: Path, checks: list[str]) -> None:
+    path = write_small(tmp_path / "small.toml")
+    assert call("run", path, "--out", tmp_path / "out", "--no-report").exit_code == 0
+    assert len(checks) == 1
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_comparison_is_checked_once_per_method(
+    tmp_path: Path, checks: list[str], processes: int
+) -> None:
+    tree = SMALL | {"methods": METHODS, "seeds": [0, 1, 2]}
+    compare(plan(tree), tmp_path, processes=processes)
+    assert len(checks) == len(METHODS)
+
+
+def test_a_search_adds_one_check_per_trial_and_choice(tmp_path: Path, checks: list[str]) -> None:
+    tree = SMALL | {"methods": METHODS[:2], "search": {"values": [0.01, 0.05], "rounds": 2}}
+    compare(plan(tree), tmp_path)
+    assert len(checks) == 2 + 4 + 2
+
+
+def test_a_sweep_of_48_cells_is_checked_48_times(tmp_path: Path, checks: list[str]) -> None:
+    grid = [Axis("seed", list(range(12))), Axis("algorithm.rho", [0.5, 1.0, 2.0, 4.0])]
+    points = points_of(SMALL | {"rounds": 1}, grid, [])
+    assert len(sweep(points, tmp_path)["cells"]) == 48
+    assert len(checks) == 48
+
+
+def test_a_reproduction_is_checked_once_per_cell(tmp_path: Path, checks: list[str]) -> None:
+    todo = plan_reproduction("note-identity", "smoke", seeds=2)
+    reproduce(todo, tmp_path)
+    assert len(checks) == len(todo.cells)
+
+
+def test_a_part_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: Counter[str] = Counter()
+    for kind in (fedadmm.FedADMM, fedadmm.GradientDescent, fedadmm.UniformSampling):
+        real = kind.__post_init__
+
+        def counted(self: Any, real: Any = real) -> None:
+            made[type(self).__name__] += 1
+            real(self)
+
+        monkeypatch.setattr(kind, "__post_init__", counted)
+    complete([Cell.by_hash(tmp_path, "a", resolve(SMALL))])
+    assert made == {"FedADMM": 1, "GradientDescent": 1, "UniformSampling": 1}
+
+
+def test_a_run_reaches_another_process_as_it_is() -> None:
+    schedule = {"name": "piecewise", "values": {"0": 0.5, "10": 1.0}}
+    chosen = resolve(SMALL | {"algorithm": {"name": "fedadmm", "rho": schedule}})
+    assert pickle.loads(pickle.dumps(chosen)) == chosen
+
+
+NAMES = {rundir.CONFIG, rundir.METRICS, rundir.SUMMARY, rundir.PARTITION, rundir.REPORT}
+
+
+def _constants(path: Path) -> set[str]:
+    """The strings of a module that are more than documentation."""
+    tree = ast.parse(path.read_text())
+    return {
+        node.value
+        for statement in ast.walk(tree)
+        if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for node in ast.iter_child_nodes(statement)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_each_file_of_a_run_directory_has_one_writer() -> None:
+    source = Path(fedadmm.__file__).parent
+    modules = [path for room in ("study", "cli") for path in (source / room).rglob("*.py")]
+    for name in sorted(NAMES):
+        owners = [path.name for path in modules if name in _constants(path)]
+        assert owners == ["rundir.py"], name
+    for path in modules:  # and whoever knows a name from there only reads
+        imported = {
+            alias.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module == "fedadmm.study.rundir"
+            for alias in node.names
+        }
+        if imported & {"CONFIG", "METRICS", "SUMMARY", "PARTITION", "REPORT"}:
+            assert not {name for name in imported if name.startswith("write")}, path

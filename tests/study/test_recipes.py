@@ -1,0 +1,213 @@
+"""What the recipes say is what they run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fedadmm.study.pool import Event
+from fedadmm.study.recipe import Recipe, TableCell, cells, identifiers, load
+from fedadmm.study.recorded import RecordedRun
+from fedadmm.study.reproducing import Reproduction, measure, plan, reproduce
+
+NAMED = {
+    r"\blr ([\d.]+)": "solver.lr",
+    r"\b(\d+) epochs\b": "stop.epochs",
+    r"\bE = (\d+)": "stop.epochs",
+    r"\beta ([\d.]+)": "algorithm.eta",
+    r"\brho ([\d.]+)(?:, then ([\d.]+))?": "algorithm.rho",
+    r"^FedProx \(([\d.]+)\)": "algorithm.rho",
+    r"\bbeta = ([\d.]+)": "algorithm.beta",
+    r"\bstep ([\d.]+)(?:, then ([\d.]+))?": "algorithm.step",
+    r"\bstep (tracking)": "algorithm.step",
+    r"\bstart (own|global)": "algorithm.start",
+    r"\bsynthetic\(([\d.]+),": "problem.alpha",
+    r"\bsynthetic\([\d.]+, ([\d.]+)\)": "problem.beta",
+}
+"""What a title can name, and the key that must hold it."""
+POPULATION = {
+    r"^(?!.*by writer).*?\b([\d,]+) clients\b": "problem.clients",
+    r"\b(\d+) of \d+ (?:users|writers)\b": "sampler.size",
+}
+"""The same, for what a smaller scale makes smaller; of writers there are as many as there are."""
+
+
+def _values(found: re.Match[str]) -> list[float | str]:
+    texts = [text.replace(",", "") for text in found.groups() if text is not None]
+    return [float(text) if text[0].isdigit() else text for text in texts]
+
+
+def _held(tree: dict[str, Any], key: str) -> list[Any]:
+    """The value at a key; of a schedule all its values, in the order of the rounds."""
+    value: Any = reduce(lambda table, step: table[step], key.split("."), tree)
+    if not isinstance(value, dict):
+        return [value]
+    values: dict[str, Any] = value["values"]
+    return [values[start] for start in sorted(values, key=int)]
+
+
+def _named(
+    cell: TableCell, patterns: dict[str, str]
+) -> Iterator[tuple[str, str, list[float | str]]]:
+    for title in (cell.setting.title, cell.method.title):
+        for pattern, key in patterns.items():
+            found = re.search(pattern, title)
+            if found is not None:
+                yield pattern, key, _values(found)
+
+
+@pytest.mark.parametrize("identifier", identifiers())
+def test_a_row_runs_with_what_its_title_names(identifier: str) -> None:
+    recipe = load(identifier)
+    for scale, patterns in (("full", NAMED | POPULATION), ("quick", NAMED)):
+        for cell in cells(recipe, scale):
+            tree = cell.run.tree
+            for _, key, values in _named(cell, patterns):
+                assert _held(tree, key) == values, f"{scale}: {cell.name}: {key}"
+                assert recipe.search is None or key not in cell.method.search, cell.name
+
+
+def test_titles_are_understood() -> None:
+    # a pattern that matches nothing would let the test above pass for ever
+    matched = {
+        pattern
+        for identifier in identifiers()
+        for cell in cells(load(identifier), "full")
+        for pattern, _, _ in _named(cell, NAMED | POPULATION)
+    }
+    assert matched == {*NAMED, *POPULATION}
+
+
+# Gong et al., Table III: the speed-ups over FedSGD that the paper prints in brackets
+SPEEDUPS = {
+    "FedADMM": [29.7, 7.6, 25.1, 20.7, 130.0, 75.7, 26.6, 22.4],
+    "FedAvg": [15.6, 3.2, 3.3, 3.7, 39.0, 16.1, 7.8, 4.0],
+    "FedProx": [10.2, None, 2.6, None, 27.9, 8.7, 5.8, 3.0],
+    "SCAFFOLD": [11.0, 3.3, 3.3, 3.2, 32.5, 13.3, 5.0, None],
+}
+
+
+def test_table_three_prints_the_papers_speedups(tmp_path: Path) -> None:
+    result = reproduce(plan("gong-table3", "full"), tmp_path, only_cached=True)
+    settings = list(dict.fromkeys(row["setting"] for row in result["cells"]))
+    for method, printed in SPEEDUPS.items():
+        rows = {r["setting"]: r["paper_speedup"] for r in result["cells"] if r["method"] == method}
+        assert [rows[place] for place in settings] == pytest.approx(printed, abs=0.0501), method
+    text = (tmp_path / "results.md").read_text().partition("## speedup")[2].partition("## ")[0]
+    assert "| MNIST, 100 clients, IID | FedProx | 10.2× |" in text
+    assert "| MNIST, 100 clients, two shards | FedProx |  |" in text
+
+
+def _outcome(rounds: int | None) -> RecordedRun:
+    tally = {"rounds_to_target": rounds}
+    return RecordedRun(Path(), "a", "a", "a", False, 0, [], {"code": "completed"}, {}, "", tally)
+
+
+def test_the_speedup_needs_both_to_have_met_the_target() -> None:
+    def speedup(own: int | None, reference: RecordedRun | None) -> float | None:
+        return measure("speedup", "test_accuracy", _outcome(own), reference)
+
+    assert speedup(10, _outcome(297)) == pytest.approx(29.7)
+    assert speedup(None, _outcome(297)) is None
+    assert speedup(10, _outcome(None)) is None
+    assert speedup(10, None) is None
+
+
+def _points(todo: Reproduction, name: str) -> list[dict[str, Any]]:
+    assert todo.search is not None
+    cell = next(cell for cell in todo.cells if cell.name == name)
+    return todo.search.grid(cell.method.search)
+
+
+def test_table_three_tunes_what_the_paper_tunes() -> None:
+    # "selected from the candidate set {0.01, 0.1, 0.2, 0.5}", for FedProx also rho from
+    # {0.001, 0.01, 0.1, 1}; FedADMM keeps rho = 0.01; "averaged over five runs"
+    todo = plan("gong-table3", "full")
+    rates = [0.01, 0.1, 0.2, 0.5]
+    assert todo.seeds == [0, 1, 2, 3, 4]
+    assert _points(todo, "mnist-100-iid/fedsgd") == [{"algorithm.lr": lr} for lr in rates]
+    assert _points(todo, "mnist-100-iid/fedprox") == [
+        {"solver.lr": lr, "algorithm.rho": rho} for lr in rates for rho in (0.001, 0.01, 0.1, 1)
+    ]
+    for cell in todo.cells:
+        if "fedadmm" in cell.name:
+            assert _points(todo, cell.name) == [{"solver.lr": lr} for lr in rates]
+            assert cell.run.algorithm.rho == 0.01
+        if cell.method.name == "fedsgd":  # the others' yardstick must have time to arrive
+            assert cell.run.rounds == 600
+    assert todo.runs() == 8 * (8 * 5 + 7 * 4 + 16)
+
+
+def test_figure_five_keeps_fedadmms_rate_and_tunes_the_others(tmp_path: Path) -> None:
+    # "In FedADMM, we fix the local learning rates to 0.1 and rho = 0.01"
+    todo = plan("gong-fig5", "smoke", patterns=["fmnist-iid/*"])
+    result = reproduce(todo, tmp_path)
+    assert not [row["name"] for row in result["cells"] if row["missing"]]
+    chosen = {row["name"]: row["chosen"] for row in result["cells"]}
+    for cell in todo.cells:
+        config = cell.searched(chosen[cell.name])
+        if "fedadmm" in cell.name:
+            assert (config.solver.lr, config.algorithm.rho) == (0.1, 0.01)
+        else:
+            assert chosen[cell.name] == {"solver.lr": 0.01}  # what the smoke scale tries
+
+
+@pytest.mark.parametrize("identifier", ["gong-fig3", "gong-fig4"])
+def test_larger_populations_keep_what_a_hundred_clients_chose(
+    identifier: str, tmp_path: Path
+) -> None:
+    # "We first tuned all algorithms for their best performance in the 100-client setting, and then
+    # scale up system sizes with the hyperparameters fixed"
+    events: list[Event] = []
+    todo = plan(identifier, "smoke", patterns=["fmnist-*-1000/fedavg"])
+    assert todo.search is not None
+    search = todo.search.model_copy(update={"values": {"solver.lr": [1e-9, 0.3]}})
+    result = reproduce(todo._replace(search=search), tmp_path, watch=events.append)
+    (row,) = result["cells"]
+    assert row["chosen"] == {"solver.lr": 0.3}
+    (directory,) = row["directories"].values()
+    assert "lr = 0.3\n" in (tmp_path / directory / "config.toml").read_text()
+    labels = [event.content["label"] for event in events if event.kind == "began"]
+    place = todo.cells[0].name.replace("-1000/", "-100/")
+    assert labels == [
+        *(f"search {place} solver.lr={lr}" for lr in (1e-9, 0.3)),
+        f"{todo.cells[0].name} seed 0",
+    ]
+
+
+def test_names_that_a_recipe_does_not_hold_are_refused() -> None:
+    tree = load("gong-fig3").model_dump()
+    tree["settings"][1]["tuned_at"] = "fmnist-iid-50"
+    with pytest.raises(ValidationError, match="fmnist-iid-200: tuned_at is 'fmnist-iid-50'"):
+        Recipe.model_validate(tree)
+    tree = load("gong-fig3").model_dump()
+    tree["methods"][0]["search"] = ["algorithm.rho"]
+    with pytest.raises(ValidationError, match=r"'algorithm\.rho', which has no values"):
+        Recipe.model_validate(tree)
+
+
+@pytest.mark.parametrize("scale", ["quick", "full"])
+def test_wangs_figures_plot_training_accuracy_on_femnist(scale: str) -> None:
+    # "in terms of training accuracy and cross-entropy training loss of FEMNIST dataset" (figure 1),
+    # "on FEMNIST dataset with different number of partial users" (figure 3)
+    metrics = {c.setting.name: c.metric for c in cells(load("wang-fig1"), scale)}
+    assert metrics == {"accuracy": "train_accuracy", "loss": "loss"}
+    assert {c.metric for c in cells(load("wang-fig3"), scale)} == {"train_accuracy"}
+    for identifier in ("wang-fig1", "wang-fig3"):
+        for cell in cells(load(identifier), scale):
+            assert (cell.run.name("problem"), cell.run.problem.clients) == ("femnist", 20)
+            assert (cell.run.evaluation.train, cell.run.evaluation.objective) == (True, True)
+
+
+def test_the_panels_of_a_figure_share_their_runs(tmp_path: Path) -> None:
+    result = reproduce(plan("wang-fig1", "smoke"), tmp_path)
+    assert len(result["cells"]) == 4
+    assert len(list((tmp_path / "cells").iterdir())) == 2
+    measured = {row["name"]: row["measures"]["final"]["mean"] for row in result["cells"]}
+    assert 0 <= measured["accuracy/feddr"] <= 1 < measured["loss/feddr"]

@@ -1,0 +1,112 @@
+"""What trackers and exports hold is what metrics.jsonl holds."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedadmm.errors import ConfigError, DataError
+from fedadmm.study.config import resolve
+from fedadmm.study.export import export
+from fedadmm.study.rundir import RunDir
+from fedadmm.study.running import run
+from fedadmm.study.trackers import flattened, tracker
+from support.commands import SMALL
+
+
+def losses(directory: Path) -> list[float]:
+    return [record["loss"] for record in RunDir(directory).records()]
+
+
+def test_tensorboard_holds_every_round(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(resolve(SMALL | {"trackers": ["tensorboard"]}), tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert [step for step, _ in found] == [1, 2, 3, 4]
+    assert [value for _, value in found] == pytest.approx(losses(tmp_path))
+
+
+def test_mlflow_holds_parameters_metrics_and_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracking = pytest.importorskip("mlflow.tracking", reason="the extra 'mlflow' is missing")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run(resolve(SMALL | {"trackers": ["mlflow"]}), tmp_path)
+    client = tracking.MlflowClient((tmp_path / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("fedadmm")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["algorithm.rho"] == "1.0"
+    history = client.get_metric_history(found.info.run_id, "loss")
+    assert [point.value for point in sorted(history, key=lambda p: p.step)] == losses(tmp_path)
+
+
+def test_unknown_trackers_are_refused_before_round_0(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trackers names 'tensorbord', .*did you mean tensorboa"):
+        run(resolve(SMALL | {"trackers": ["tensorbord"]}), tmp_path)
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        tracker("no.such.module:Thing")
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_tables_become_dotted_keys() -> None:
+    assert flattened({"a": {"b": {"c": 1}}, "d": [2]}) == {"a.b.c": 1, "d": [2]}
+
+
+def test_csv_holds_every_round_of_every_run(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run(resolve(SMALL | {"seed": seed}), tmp_path / f"seed{seed}")
+    path, rows = export(tmp_path, "csv")
+    assert rows == 8
+    with path.open(encoding="utf-8", newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert [float(row["loss"]) for row in table if row["run"] == "seed1"] == losses(
+        tmp_path / "seed1"
+    )
+    assert {row["seed"] for row in table} == {"0", "1"}
+
+
+def test_csv_holds_no_formula(tmp_path: Path) -> None:
+    cells = ["=cmd|' /C calc'!A0", "+1", "-1+2", "@SUM(A1)", "\tx", "plain", "a=b"]
+    for index, label in enumerate(cells):
+        run(resolve(SMALL | {"rounds": 1}), tmp_path / str(index), label=label)
+    metrics = tmp_path / "0/metrics.jsonl"
+    record = json.loads(metrics.read_text())
+    metrics.write_text(json.dumps(record | {"loss": -1.5, "=evil": 1.0}) + "\n")
+    path, _ = export(tmp_path, "csv")
+    with path.open(encoding="utf-8", newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert [row["label"] for row in table] == [f"'{cell}" for cell in cells[:5]] + cells[5:]
+    assert table[0]["loss"] == "-1.5"  # a number is no formula
+    assert "'=evil" in table[0]
+
+
+def test_a_run_without_a_configuration_is_exported(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "loss": 2.0}\n')
+    assert export(tmp_path, "csv")[1] == 1
+
+
+def test_parquet_keeps_lists_and_numbers(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra 'parquet' is missing")
+    run(resolve(SMALL), tmp_path)
+    path, _ = export(tmp_path, "parquet", tmp_path / "out.parquet")
+    table: Any = parquet.read_table(path).to_pydict()
+    assert table["loss"] == losses(tmp_path)
+    assert table["clients"] == [record["clients"] for record in RunDir(tmp_path).records()]
+
+
+def test_exports_refuse_other_formats_and_empty_folders(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--format is 'xlsx', but must be one of csv, parquet"):
+        export(tmp_path, "xlsx")
+    with pytest.raises(DataError, match="holds no run with any round yet"):
+        export(tmp_path, "csv")
+    with pytest.raises(DataError, match="no such folder"):
+        export(tmp_path / "nowhere", "csv")

@@ -1,0 +1,118 @@
+"""Parts that are not ours, one a family, named as `support.strangers:Name` in configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import fedadmm as fa
+from fedadmm.engines import EngineChoice, Job, Sequential
+from fedadmm.problem import Problem
+from fedadmm.protocols import ClientStateStore, Engine
+
+
+@dataclass(frozen=True)
+class Method(fa.FedProx):
+    """FedProx by another name."""
+
+    name: ClassVar[str] = "mine"
+    rho: Any = 0.5
+
+
+@dataclass(frozen=True)
+class Solver(fa.GradientDescent):
+    """Gradient descent with a rate of its own."""
+
+    lr: float = 0.02
+
+
+@dataclass(frozen=True)
+class Stop(fa.Steps):
+    """Two steps."""
+
+    steps: int = 2
+
+
+@dataclass(frozen=True)
+class EveryOther:
+    """Clients with even numbers, then those with odd ones; a subclass of nothing."""
+
+    def sample(self, seed: Any, round_index: int, clients: int) -> Sequence[int]:
+        return range(round_index % 2, clients, 2)
+
+    def probabilities(self, clients: int) -> NDArray[np.float64]:
+        return np.full(clients, 0.5)
+
+    def check(self, clients: int, rounds: int) -> None:
+        """Anything goes."""
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """0.05 ||x||^2."""
+
+    def value(self, params: Tensor) -> Tensor:
+        return 0.05 * params.square().sum()
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        return params / (1 + 0.1 * step)
+
+
+@dataclass(frozen=True)
+class Engineer(EngineChoice):
+    """The sequential engine by another name."""
+
+    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
+        return Sequential()(job, store)
+
+
+@dataclass(frozen=True)
+class Bowls:
+    """One bowl a client, around its own number."""
+
+    clients: int = 4
+
+    def load(self) -> Problem:
+        eye = torch.eye(2, dtype=torch.float64)
+        bowls = [fa.Quadratic(eye, float(i) * eye[0]) for i in range(self.clients)]
+        return Problem(bowls, initial=torch.zeros(2, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Halving:
+    """1, 1/2, 1/4 …"""
+
+    first: float = 1.0
+
+    def __call__(self, round_index: int) -> float:
+        return self.first * 0.5**round_index
+
+
+class Tracker:
+    """Writes how many records it has seen."""
+
+    def start(self, directory: Path, config: Any, first_round: int) -> None:
+        self.directory, self.seen = directory, 0
+
+    def record(self, record: Any) -> None:
+        self.seen += 1
+
+    def finish(self, summary: Any) -> None:
+        (self.directory / "seen.txt").write_text(str(self.seen))
+
+
+@dataclass
+class Loose:
+    """Not frozen."""
+
+
+@dataclass(frozen=True)
+class Empty:
+    """Frozen, and nothing else."""
