@@ -18,7 +18,7 @@ _GROUPS = {
     "cohort": ("participants", "clients", "evaluated"),
     "network": ("refused", "missing"),
     "work": (
-        *("epochs", "steps", "primal_residual", "dual_residual"),
+        *("epochs", "passes", "steps", "primal_residual", "dual_residual"),
         *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
     ),
     "traffic": ("bytes_up", "bytes_down"),
