@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fedadmm as fa
+from fedadmm.engines import ENGINES
 from fedadmm.errors import ConfigError
 from fedadmm.study import loading
 from fedadmm.study.comparing import compare, plan
@@ -97,7 +98,7 @@ def test_trackers_are_refused_in_a_sentence(tmp_path: Path) -> None:
         run(resolve(SMALL | {"trackers": ["support.strangers:Empty"]}), tmp_path)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers", "auto", "virtual-time"])
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "ray"])
 def test_a_method_that_is_not_ours_is_compared_on_every_engine(tmp_path: Path, engine: str) -> None:
     own = {"name": engine, "mode": "sync"} if engine == "virtual-time" else {"name": engine}
     solver = {"name": "sgd", "lr": 0.05, "batch_size": "none"}
@@ -116,7 +117,11 @@ def test_a_method_that_is_not_ours_is_compared_on_every_engine(tmp_path: Path, e
     assert SPARE[0].light in results
 
 
-def test_a_file_in_the_current_folder_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [("--jobs", "2"), ("--engine", "ray")])
+def test_a_file_in_the_current_folder_counts(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Also in processes that are started for it: of a comparison, of a Ray cluster."""
+    if "ray" in options:
+        pytest.importorskip("ray", reason="the extra 'ray' is not installed")
     (tmp_path / "my_method.py").write_text(
         "from dataclasses import dataclass\n"
         "import fedadmm\n\n\n"
@@ -124,8 +129,8 @@ def test_a_file_in_the_current_folder_counts(tmp_path: Path) -> None:
         "class Mine(fedadmm.FedAvg):\n"
         "    '''FedAvg, but mine.'''\n"
     )
-    write_small(tmp_path / "small.toml", seeds=[0, 1])
-    command = [sys.executable, "-P", "-m", "fedadmm", "compare", "small.toml", "--jobs", "2"]
+    write_small(tmp_path / "small.toml", rounds=2, seeds=[0, 1] if "--jobs" in options else [0])
+    command = [sys.executable, "-P", "-m", "fedadmm", "compare", "small.toml", *options]
     command += ["--algorithms", "my_method:Mine,fedavg", "--out", "out", "--json", "--no-report"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=os.environ

@@ -74,7 +74,7 @@ def run(
 
 def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
     from fedadmm.cli.display import live, print_json
-    from fedadmm.study import words
+    from fedadmm.study import records, words
     from fedadmm.study.pool import Event
     from fedadmm.study.running import run as run_experiment
 
@@ -94,7 +94,8 @@ def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -
     if as_json:
         print_json(summary | {"directory": str(folder), "report": page})
         return
-    measured = ", ".join(f"{key} {value:.4g}" for key, value in summary["final"].items() if value)
+    numbers = records.scalars(summary["final"])
+    measured = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items())
     sent = words.size(summary["bytes_up"] + summary["bytes_down"])
     typer.echo(f"{summary['label']}: {summary['status']}")
     typer.echo(f"{measured or 'nothing measured'}; {sent} sent in {summary['rounds']} rounds")

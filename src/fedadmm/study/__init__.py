@@ -1,8 +1,9 @@
-"""Experiments: one short file in, a run directory out.
+"""Studies: one short file in, run directories, tables and a report out.
 
-config      TOML checked against the parts' own dataclasses, every default visible
-runner      one experiment into one run directory
-comparing   methods × seeds on the same problem
-sweeping    a grid over any key
-cells       finished results found again by the hash of their configuration
+config, parts, registry, loading   TOML checked against the parts' own dataclasses, built once
+rundir, summary, recorded          the run directory: written, and read again
+running, pool, grid                one run; several at once; those that are missing
+comparing, sweeping, reproducing   methods × seeds; any keys; the papers' tables and figures
+records, results, words            what a round says, what runs come to, numbers for people
+report                             the HTML page and its figures
 """
