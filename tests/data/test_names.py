@@ -32,7 +32,7 @@ def test_these_are_all_names_and_short_forms() -> None:
 def test_a_data_set_is_a_problem_of_the_same_name(name: str) -> None:
     assert problems.entry(name).name == problems.entry(name).dataset == NAMES[name]
     config = resolve({"problem": {"name": name}})
-    assert config.problem.name == NAMES[name]
+    assert config.name("problem") == NAMES[name]
     assert resolve(config.tree()) == config
 
 
@@ -80,9 +80,9 @@ def test_the_objective_is_left_out_for_large_problems_only() -> None:
     """By any name, and no name in the table means nothing."""
     assert set(defaults()["objective"]) <= set(problems.names())
     for name in ("fmnist", "fashion-mnist", "mnist"):
-        assert resolve({"problem": {"name": name}}).evaluate.objective is False
+        assert resolve({"problem": {"name": name}}).evaluation.objective is False
     for name in ("heart", "heart-disease", "digits"):
-        assert resolve({"problem": {"name": name}}).evaluate.objective is True
+        assert resolve({"problem": {"name": name}}).evaluation.objective is True
 
 
 def test_the_commands_that_people_are_told_name_known_data_sets() -> None:

@@ -234,7 +234,7 @@ def test_the_printed_command_resumes_the_same_deployment(given, tmp_path, monkey
     assert not before.pop("resume")
     for one in (before, after):
         one.pop("watch")
-    assert before["config"].tree() == after["config"].tree()
+    assert before["config"].tree == after["config"].tree
     assert before["deployment"] == after["deployment"]
     assert {name for name, holds in OPTIONS.items() if holds(after)} == set(given)
 
@@ -246,7 +246,7 @@ def test_each_line_of_the_metrics_is_read_once(tmp_path, monkeypatch):
         parsed.append(line)
         return json.loads(line)
 
-    monkeypatch.setattr("fedadmm.flower.local.run.json", SimpleNamespace(loads=loads))
+    monkeypatch.setattr("fedadmm.study.rundir.json", SimpleNamespace(loads=loads))
     path = tmp_path / directory.METRICS
     follower = Follower(RunDir(tmp_path), lambda record: shown.append(record["round"]))
     follower.look()

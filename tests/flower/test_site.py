@@ -85,7 +85,7 @@ def test_the_data_are_not_loaded_to_repeat_a_reply(tmp_path):
 def test_a_configured_site_loads_its_problem_once_per_process(tmp_path, counted):
     config = resolve({"rounds": 2, "problem": {"name": "digits", "clients": 5}})
     deployment = configured.Deployment(5)
-    (tmp_path / configured.CONFIG).write_text(loading.write(config.tree()))
+    (tmp_path / configured.CONFIG).write_text(loading.write(config.tree))
     (tmp_path / configured.DEPLOYMENT).write_text(loading.write(deployment._asdict()))
     content = a_task(configured.federation(config, deployment), client=1)
     counted.clear()

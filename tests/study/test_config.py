@@ -77,13 +77,12 @@ def test_a_list_is_one_value_per_client() -> None:
         "stop": {"name": "epochs", "epochs": [1, 5, 0.5]},
     }
     config = resolve(tree)
-    built = build(config)
-    assert built.solver == fa.SGD((0.1, 1, 0.3))
-    assert built.stop == fa.Epochs((1, 5, 0.5))
+    assert config.solver == fa.SGD((0.1, 1, 0.3))
+    assert config.stop == fa.Epochs((1, 5, 0.5))
     coins = {"name": "bernoulli", "probability": [0.5, {"name": "geometric", "floor": 0.1}, 1]}
-    sampler = build(resolve(SMALL | {"sampler": coins})).sampler
+    sampler = resolve(SMALL | {"sampler": coins}).sampler
     assert sampler == fa.BernoulliSampling((0.5, Geometric(floor=0.1), 1))
-    assert resolve(tomllib.loads(loading.write(config.tree()))) == config
+    assert resolve(tomllib.loads(loading.write(config.tree))) == config
 
 
 def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:

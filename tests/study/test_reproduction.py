@@ -66,7 +66,7 @@ def test_data_and_model_of_every_setting_fit_at_quick_scale(identifier: str) -> 
 
 def test_what_a_paper_prints_is_its_first_measure() -> None:
     row: dict[str, Any] = {"setting": "digits", "method": "FedADMM", "reading": "as printed"}
-    row |= {"paper": 33.0, "seeds": [0], "diverged": 0, "rounds": 50}
+    row |= {"paper": 33.0, "paper_speedup": None, "seeds": [0], "diverged": 0, "rounds": 50}
     measured = {"rounds_to_target": 30.0, "best": 0.9}
     row["measures"] = {name: asdict(spread([value])) for name, value in measured.items()}
     assert side_by_side([row], "rounds_to_target") == (

@@ -95,14 +95,25 @@ def test_half_a_line_and_lines_after_the_checkpoint_are_cut(tmp_path: Path) -> N
     assert [record["round"] for record in records(broken)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_metrics_with_a_gap_are_not_resumed(tmp_path: Path) -> None:
+def test_a_run_whose_last_lines_a_power_cut_took_goes_on_with_a_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = small(rounds=6)
+    whole = run(config, tmp_path / "whole")
+    tmp_path /= "cut"
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path, watchers=[interrupt_in_round(4)])
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[1:]))
-    with pytest.raises(StateError, match="cannot be resumed without a gap"):
-        run(config, tmp_path, resume=True)
+    left = metrics.read_text().splitlines(keepends=True)[:1]
+    metrics.write_text("".join(left) + '{"round": 2, "lo')
+    with caplog.at_level("WARNING"):
+        summary = run(config, tmp_path, resume=True)
+    assert summary["params_sha256"] == whole["params_sha256"]
+    kept = [record["round"] for record in records(tmp_path)]
+    assert kept[0] == 1
+    assert kept[-1] == 6
+    assert len(kept) < 6
+    assert "as after a power cut; the run goes on" in caplog.text
 
 
 def test_a_finished_run_is_returned_and_a_longer_one_goes_on(tmp_path: Path) -> None:

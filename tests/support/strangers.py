@@ -14,8 +14,9 @@ from torch import Tensor
 
 import fedadmm as fa
 from fedadmm.engines import EngineChoice, Job, Sequential
+from fedadmm.parts import Positive
 from fedadmm.problem import Problem
-from fedadmm.protocols import ClientStateStore, Engine
+from fedadmm.protocols import ClientStateStore, Engine, Regularizer, Sampler
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Method(fa.FedProx):
 class Solver(fa.GradientDescent):
     """Gradient descent with a rate of its own."""
 
-    lr: float = 0.02
+    lr: Positive = 0.02
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Stop(fa.Steps):
 
 
 @dataclass(frozen=True)
-class EveryOther:
-    """Clients with even numbers, then those with odd ones; a subclass of nothing."""
+class EveryOther(Sampler):
+    """Clients with even numbers, then those with odd ones."""
 
-    def sample(self, seed: Any, round_index: int, clients: int) -> Sequence[int]:
+    def sample(self, seed: Any, round_index: int, clients: int, known: Any = None) -> Sequence[int]:
         return range(round_index % 2, clients, 2)
 
     def probabilities(self, clients: int) -> NDArray[np.float64]:
@@ -55,7 +56,7 @@ class EveryOther:
 
 
 @dataclass(frozen=True)
-class Ridge:
+class Ridge(Regularizer):
     """0.05 ||x||^2."""
 
     def value(self, params: Tensor) -> Tensor:
@@ -69,8 +70,8 @@ class Ridge:
 class Engineer(EngineChoice):
     """The sequential engine by another name."""
 
-    def __call__(self, job: Job, store: ClientStateStore) -> Engine:
-        return Sequential()(job, store)
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
+        return Sequential().start(job, store)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedadmm.study.recorded import RecordedRun, read_run
 from fedadmm.study.rundir import RunDir, create
 from fedadmm.study.summary import Summary
 
-_NO_MATTER = ("engine", "device", "checkpoint", "trackers")
+_NO_MATTER = ("engine", "device", "threads", "checkpoint", "trackers")
 """How a result is computed, not what it is; an engine that shapes the run does matter."""
 
 

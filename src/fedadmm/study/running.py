@@ -207,8 +207,9 @@ class _Session:
 
     def _close(self, ending: Ending, result: Result | None) -> Summary:
         digest = None if result is None else params_sha256(result.params)
-        summary = summarise(self._run, self._folder.records(), ending, digest, self._label)
-        summary["threads"] = None if result is None else result.threads
+        threads = None if result is None else result.threads
+        done = self._folder.records()
+        summary = summarise(self._run, done, ending, digest, self._label, threads)
         self._folder.close(summary)
         for follower in self._followers:
             follower.finish(summary)

@@ -59,6 +59,7 @@ def summarise(
     ending: Ending | None = None,
     params_sha256: str | None = None,
     label: str | None = None,
+    threads: int | None = None,
 ) -> Summary:
     """The content of summary.json; without an ending that of a run that goes on."""
     ending = ending or Ending(RUNNING, RUNNING)
@@ -72,6 +73,7 @@ def summarise(
         "seed": run.seed,
         "target": run.tree.get("target"),
         **tally(records, run.target),
+        "threads": threads,
         "params_sha256": params_sha256,
         "fedadmm_version": fedadmm.__version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
