@@ -25,7 +25,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedadmm as fa
-from fedadmm import models
+from fedadmm.data import models
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.server.app import serve

@@ -2,7 +2,7 @@
 
 python benchmarks/threads.py                    # about a minute; OMP_NUM_THREADS sets "all"
 
-`fedadmm.engines.threads.WORTH_SPLITTING` is read off this table.  Times are the best of many turns
+`fedadmm.run.engines.threads.WORTH_SPLITTING` is read off this table.  Times are the best of many turns
 that the two settings take alternately, so that what else the machine does meets them alike.
 """
 
@@ -15,8 +15,9 @@ from collections.abc import Iterator
 import torch
 
 import fedadmm as fa
-from fedadmm import losses, models
-from fedadmm.engines.threads import WORTH_SPLITTING, torch_threads
+from fedadmm.core.objectives import losses
+from fedadmm.data import models
+from fedadmm.run.engines.threads import WORTH_SPLITTING, torch_threads
 
 TURNS, SECONDS_A_TURN = 12, 0.05
 

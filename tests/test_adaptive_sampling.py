@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import fedadmm as fa
-from fedadmm.engines import VirtualTime
-from fedadmm.protocols import Sampler, Seen
-from fedadmm.state import Checkpoints
+from fedadmm.core.protocols import Sampler, Seen
+from fedadmm.run.engines import VirtualTime
+from fedadmm.run.state import Checkpoints
 from support.engines import PROBLEMS
 from support.federations import federation, run
 

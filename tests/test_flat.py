@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm.engines import VirtualTime
-from fedadmm.engines.sequential import SequentialEngine
-from fedadmm.flat import FlatModule
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.run.engines import VirtualTime
+from fedadmm.run.engines.sequential import SequentialEngine
 from support.federations import Chosen
 from support.models import perceptron, rows, small_federation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedadmm as fa
-from fedadmm.engines import GivenDelays, VirtualTime, Workers
+from fedadmm.run.engines import GivenDelays, VirtualTime, Workers
 from support.minimal import CENTRES, expected, run
 
 

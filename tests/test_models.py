@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedadmm import models
-from fedadmm.errors import ParameterError
+from fedadmm.core.errors import ParameterError
+from fedadmm.data import models
 
 # Counted by hand from the papers' layer lists: convolution k*k*in*out + out, dense in*out + out.
 SIZES = {

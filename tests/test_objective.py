@@ -9,8 +9,8 @@ from scipy.optimize import approx_fprime
 from torch import nn
 
 import fedadmm as fa
-from fedadmm import model_objective
-from fedadmm.objective import evaluation_gradient
+from fedadmm.core.objectives import model as model_objective
+from fedadmm.core.objectives.closed_form import evaluation_gradient
 from support.models import perceptron, rows
 
 DRAWS = torch.Generator().manual_seed(3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedadmm as fa
-from fedadmm.engines import VirtualTime
+from fedadmm.run.engines import VirtualTime
 from support.federations import federation, run, snapshots
 
 ROUNDS, CHANGE, SEED = 30, 10, 4

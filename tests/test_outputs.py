@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm.engines import VirtualTime
-from fedadmm.outputs import Iterate
-from fedadmm.round import RoundReport
-from fedadmm.state import Checkpoints
+from fedadmm.core.outputs import Iterate
+from fedadmm.run.engines import VirtualTime
+from fedadmm.run.loop import RoundReport
+from fedadmm.run.state import Checkpoints
 from fedadmm.study.config import resolve
 from fedadmm.study.running import run as run_configured
 from support.commands import SMALL

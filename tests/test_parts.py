@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Lt
 
-from fedadmm.errors import ParameterError
-from fedadmm.parts import FAMILIES, Count, Positive, part
-from fedadmm.schedules import Geometric, Schedule
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import FAMILIES, Count, Positive, part
+from fedadmm.core.schedules import Geometric, Schedule
 
 
 @pytest.fixture

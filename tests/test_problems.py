@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedadmm import problems
-from fedadmm.data import Dataset, FederatedData, Normalise, Partition, partitions
-from fedadmm.errors import DataError, ParameterError
-from fedadmm.flat import FlatModule
-from fedadmm.problem import LazyClients, Problem
-from fedadmm.regularizers import L1
+from fedadmm.core.errors import DataError, ParameterError
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.problem import LazyClients, Problem
+from fedadmm.core.regularizers import L1
+from fedadmm.data import Dataset, FederatedData, Normalise, Partition, partitions, problems
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,7 +89,7 @@ def test_the_held_out_loss_and_accuracy_are_what_they_say(digits: Problem) -> No
 def test_a_long_held_out_set_is_evaluated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problems.load("digits")
     whole = problem.test(problem.start(0))
-    monkeypatch.setattr("fedadmm.model_objective.EVALUATION_ROWS", 7)
+    monkeypatch.setattr("fedadmm.core.objectives.model.EVALUATION_ROWS", 7)
     parts = problem.test(problem.start(0))
     assert parts["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-5)
     assert parts["test_accuracy"] == whole["test_accuracy"]

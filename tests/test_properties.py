@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm import trees
 from fedadmm.algorithms import REGISTRY
-from fedadmm.engines.sequential import SequentialEngine
-from fedadmm.protocols import LocalProblem, LocalResult, Received, Round
+from fedadmm.core import trees
+from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Round
+from fedadmm.run.engines.sequential import SequentialEngine
 from support.federations import WEIGHTS, Chosen, Federation, federation, run, snapshots, stacked
 
 D = 4

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm.flat import FlatModule
+from fedadmm.core.objectives.flat import FlatModule
 from support.models import perceptron, rows, small_federation
 
 

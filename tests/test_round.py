@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm.engines import VirtualTime
-from fedadmm.engines.sequential import SequentialEngine
+from fedadmm.run.engines import VirtualTime
+from fedadmm.run.engines.sequential import SequentialEngine
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
 from support.models import small_federation
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.schedules import at, of_clients
+from fedadmm.core.schedules import at, of_clients
 
 
 def test_piecewise_changes_at_its_points():

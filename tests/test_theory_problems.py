@@ -6,13 +6,11 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from fedadmm import problems
-from fedadmm.errors import DataError, ParameterError
-from fedadmm.objective import QuadraticObjective
-from fedadmm.problem import Problem
-from fedadmm.problems.nonconvex import CosineQuadratic, RobustRegression, Saturating
-from fedadmm.protocols import Objective, Regularizer
-from fedadmm.regularizers import (
+from fedadmm.core.errors import DataError, ParameterError
+from fedadmm.core.objectives.closed_form import QuadraticObjective
+from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import Objective, Regularizer
+from fedadmm.core.regularizers import (
     L1,
     Box,
     ElasticNet,
@@ -21,6 +19,8 @@ from fedadmm.regularizers import (
     NonNegative,
     SquaredL2,
 )
+from fedadmm.data import problems
+from fedadmm.data.problems.nonconvex import CosineQuadratic, RobustRegression, Saturating
 from fedadmm.study.config import resolve
 
 CASES = {

@@ -8,8 +8,8 @@ from itertools import groupby
 import fedadmm
 
 ROLES = (
-    ("fedadmm.protocols", ("Algorithm", "LocalProblem", "LocalResult", "Received", "Needs")),
-    ("fedadmm.outputs", ("Output", "Iterate")),
+    ("fedadmm.core.protocols", ("Algorithm", "LocalProblem", "LocalResult", "Received", "Needs")),
+    ("fedadmm.core.outputs", ("Output", "Iterate")),
     ("fedadmm.study.report", ("write_report",)),
 )
 """What somebody who adds a method, or writes a report from Python, needs besides."""

@@ -9,7 +9,7 @@ from typing import Any
 from sources import default_of, docstring, field_docs, one_line, type_of
 
 from fedadmm.algorithms import REGISTRY
-from fedadmm.protocols import AnyAlgorithm
+from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.study.registry import defaults
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sources import field_docs, one_line
 
-from fedadmm.parts import FAMILIES
+from fedadmm.core.parts import FAMILIES
 from fedadmm.study.config import TABLES, RunConfig, run_model
 from fedadmm.study.parts import model_of
 from fedadmm.study.registry import families

@@ -11,32 +11,32 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "fedadmm.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
+    "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.algorithms": (
         "AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAvg FedDR FedDRII FedDyn FedPD FedProx FedSGD "
         "FedSplit Scaffold"
     ),
-    "fedadmm.errors": (
+    "fedadmm.core.errors": (
         "ConfigError DataError EngineError FedADMMError PairingError ParameterError StateError"
     ),
-    "fedadmm.evaluation": "Evaluation Target",
-    "fedadmm.flat": "FlatModule",
-    "fedadmm.objective": "LeastSquares LogisticRegression ModelObjective Quadratic",
-    "fedadmm.outputs": "LastIterate RandomIterate",
-    "fedadmm.penalties": "FixedPenalty ResidualBalancing",
-    "fedadmm.problem": "Facts LazyClients Problem",
-    "fedadmm.protocols": "Objective Sampler Seen",
-    "fedadmm.regularizers": (
+    "fedadmm.run.evaluation": "Evaluation Target",
+    "fedadmm.core.objectives.flat": "FlatModule",
+    "fedadmm.core.objectives.closed_form": "LeastSquares LogisticRegression ModelObjective Quadratic",
+    "fedadmm.core.outputs": "LastIterate RandomIterate",
+    "fedadmm.core.penalties": "FixedPenalty ResidualBalancing",
+    "fedadmm.core.problem": "Facts LazyClients Problem",
+    "fedadmm.core.protocols": "Objective Sampler Seen",
+    "fedadmm.core.regularizers": (
         "Box ElasticNet GroupLasso L1 L2Ball NonNegative PyProximal SquaredL2 Zero"
     ),
-    "fedadmm.sampling": (
+    "fedadmm.core.sampling": (
         "BernoulliSampling CyclicSampling DoublyUniformSampling FullParticipation "
         "NonOverlappingSampling TraceSampling UniformSampling WeightedSampling"
     ),
-    "fedadmm.schedules": "Geometric Piecewise",
-    "fedadmm.simulation": "Result simulate",
-    "fedadmm.solvers": "LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
-    "fedadmm.stopping": (
+    "fedadmm.core.schedules": "Geometric Piecewise",
+    "fedadmm.run.simulation": "Result simulate",
+    "fedadmm.core.solvers": "LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
+    "fedadmm.core.stopping": (
         "Epochs GradientTolerance InSaCriterion ProxAccuracy RelativeAccuracy Steps UniformEpochs"
     ),
 }

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm import losses, models, problems
-from fedadmm.advising import advise, estimate
-from fedadmm.advising.curvature import hessian_product, largest_curvature
-from fedadmm.engines import VirtualTime
+from fedadmm.core.objectives import losses
+from fedadmm.data import models, problems
+from fedadmm.run.engines import VirtualTime
+from fedadmm.study.advising import advise, estimate
+from fedadmm.study.advising.curvature import hessian_product, largest_curvature
 from fedadmm.study.config import resolve
 from support.commands import call
 from support.federations import federation

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedadmm.errors import StateError
+from fedadmm.core.errors import StateError
 from fedadmm.study import loading
 from fedadmm.study.comparing import PLAN, compare, plan
 from fedadmm.study.config import resolve

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import fedadmm as fa
-from fedadmm import bench
-from fedadmm.bench import contenders, workloads
-from fedadmm.bench.contenders import Outcome
+from fedadmm.study import bench
+from fedadmm.study.bench import contenders, workloads
+from fedadmm.study.bench.contenders import Outcome
 from support.commands import call
 
 SECONDS = {"fedadmm": 2.0, "pfl": 3.0, "flower": 5.0, "plain": 4.0, "floor": 1.8}

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm import problems
-from fedadmm.engines import VirtualTime
-from fedadmm.local_errors import local_errors
-from fedadmm.simulation import make_job
-from fedadmm.state import Checkpoints
+from fedadmm.data import problems
+from fedadmm.run.engines import VirtualTime
+from fedadmm.run.simulation import make_job
+from fedadmm.run.state import Checkpoints
+from fedadmm.theory.local_errors import local_errors
 from support.certified import CLASSES, METHODS, SAMPLERS, accurate, assert_holds, certified, curves
 from support.federations import run, snapshots
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm import problems
-from fedadmm.engines import VirtualTime
+from fedadmm.data import problems
+from fedadmm.run.engines import VirtualTime
 from fedadmm.theory import feddr_bound
 from support.certified import CLASSES, METHODS, SAMPLERS, accurate, assert_holds, certified, curves
 from support.federations import federation, snapshots, stacked

@@ -15,6 +15,7 @@ from data_files import heart_bytes, idx_bytes, leaf_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedadmm.core.errors import DataError
 from fedadmm.data import tabular
 from fedadmm.data.files import EXPANSION, read_npz, read_text
 from fedadmm.data.loaders.cifar import read_batch
@@ -22,7 +23,6 @@ from fedadmm.data.loaders.femnist import read_leaf
 from fedadmm.data.loaders.heart import read_hospital
 from fedadmm.data.loaders.idx import read_idx
 from fedadmm.data.partitions import Partition
-from fedadmm.errors import DataError
 
 QUICK = settings(max_examples=60, deadline=None)
 SLACK = 2_000_000

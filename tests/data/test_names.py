@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedadmm import problems
+from fedadmm.core.errors import ParameterError
+from fedadmm.data import problems
 from fedadmm.data.sources import SOURCES, source
-from fedadmm.errors import ParameterError
 from fedadmm.study.config import resolve
 from fedadmm.study.registry import defaults
 from support.commands import call

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.data import partitions
 from fedadmm.data.partitions import Partition
-from fedadmm.errors import DataError, ParameterError
 
 QUICK = settings(max_examples=60, deadline=None)
 

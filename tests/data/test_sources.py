@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.data import catalogue, sources
 from fedadmm.data.sources import SOURCES, File, Source
-from fedadmm.errors import DataError, ParameterError
 
 CONTENT = bytes(range(256)) * 1500
 

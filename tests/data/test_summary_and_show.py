@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedadmm.core.errors import DataError
 from fedadmm.data import Dataset, FederatedData, partitions, summarise
+from fedadmm.data.problems import from_data, load
 from fedadmm.data.summary import describe, draw, gini
-from fedadmm.errors import DataError
-from fedadmm.problems import from_data, load
 
 
 def test_gini_is_half_the_mean_absolute_difference_over_the_mean() -> None:

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
+from fedadmm.core.errors import ParameterError
 from fedadmm.data import MixedRows, SyntheticUsers
-from fedadmm.errors import ParameterError
 
 LEVEL = 1e-4
 """A test of the law fails by chance this often; seeds are fixed, so it does not flicker."""

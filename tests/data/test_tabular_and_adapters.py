@@ -9,8 +9,8 @@ from data_files import write
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
+from fedadmm.core.errors import DataError
 from fedadmm.data import from_hugging_face, from_torch, hold_out, tabular
-from fedadmm.errors import DataError
 
 CSV = "hospital,age,dose,sick\nnorth,1,2.5,yes\nsouth,3,4,no\nnorth,5,6,no\n"
 

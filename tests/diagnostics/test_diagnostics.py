@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm import problems
-from fedadmm.state import Checkpoints
+from fedadmm.data import problems
+from fedadmm.run.state import Checkpoints
 from support.federations import WEIGHTS, Federation, federation, run, snapshots, stacked
 
 EVERYBODY = fa.Evaluation(objective=False, test=False, diagnose=1, diagnosed_clients=0)

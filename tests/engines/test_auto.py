@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm import models
-from fedadmm.engines import Auto, EngineChoice
-from fedadmm.engines.auto import AutoEngine
+from fedadmm.data import models
+from fedadmm.run.engines import Auto, EngineChoice
+from fedadmm.run.engines.auto import AutoEngine
 from support.engines import PROBLEMS, assert_same_run, model_federation, run
 
 
@@ -48,14 +48,14 @@ def test_the_fastest_way_is_taken_and_reported(
 
     monkeypatch.setattr(AutoEngine, "_measure", measured)
     kept = _Kept(Auto(workers=2))
-    with caplog.at_level(logging.INFO, logger="fedadmm.engines.auto"):
+    with caplog.at_level(logging.INFO, logger="fedadmm.run.engines.auto"):
         run(kept, fa.FedAvg(), PROBLEMS["perceptron"]())
     assert kept.engine.choice == fastest
     assert f"chose {fastest}" in caplog.text
 
 
 def test_stacks_of_large_models_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedadmm.engines.auto.STACKED_PARAMETERS", 20)
+    monkeypatch.setattr("fedadmm.run.engines.auto.STACKED_PARAMETERS", 20)
     kept = _Kept(Auto(workers=2))
     run(kept, fa.FedAvg(), PROBLEMS["perceptron"](), rounds=1)
     assert set(kept.engine.seconds) == {"sequential", "workers"}

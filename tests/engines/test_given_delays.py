@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm import problems
-from fedadmm.certificates import certify
-from fedadmm.engines import GivenDelays
-from fedadmm.simulation import make_job
-from fedadmm.state import Checkpoints
+from fedadmm.data import problems
+from fedadmm.run.engines import GivenDelays
+from fedadmm.run.simulation import make_job
+from fedadmm.run.state import Checkpoints
 from fedadmm.study.config import resolve
 from fedadmm.theory import async_feddr_bound
+from fedadmm.theory.certificates import certify
 from support.certified import assert_holds, certified, curves
 from support.federations import (
     WEIGHTS,

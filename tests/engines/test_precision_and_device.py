@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.engines import Workers
+from fedadmm.run.engines import Workers
 from support.engines import PROBLEMS, assert_same_run, run
 
 ENGINES = ["sequential", "vectorised", Workers(workers=2, timeout=60.0), "auto"]

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.engines import ENGINES, ray_engine
-from fedadmm.engines.ray_actor import pack_job
-from fedadmm.engines.ray_engine import Ray
-from fedadmm.round import RoundReport
-from fedadmm.simulation import make_job
-from fedadmm.state import Checkpoints, DiskStore, MemoryStore
+from fedadmm.run.engines import ENGINES, ray_engine
+from fedadmm.run.engines.ray_actor import pack_job
+from fedadmm.run.engines.ray_engine import Ray
+from fedadmm.run.loop import RoundReport
+from fedadmm.run.simulation import make_job
+from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from support import minimal
 from support.faulty import Broken, Deadly, federation_with
 from support.models import small_federation

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm import losses
-from fedadmm.engines import VirtualTime
-from fedadmm.engines.threads import WORTH_SPLITTING, torch_threads
+from fedadmm.core.objectives import losses
+from fedadmm.run.engines import VirtualTime
+from fedadmm.run.engines.threads import WORTH_SPLITTING, torch_threads
 from support.federations import federation, run
 from support.models import small_federation
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm import losses, models
-from fedadmm.engines import Vectorised
+from fedadmm.core.objectives import losses
+from fedadmm.data import models
+from fedadmm.run.engines import Vectorised
 from support.engines import (
     ALGORITHMS,
     PROBLEMS,

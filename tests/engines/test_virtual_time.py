@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.engines import VirtualTime
-from fedadmm.state import Checkpoints
+from fedadmm.run.engines import VirtualTime
+from fedadmm.run.state import Checkpoints
 from support.federations import WEIGHTS, assert_same, federation, run, snapshots, weighted_mean
 
 ASYNC = fa.AsyncFedDR(0.6, 1.2)

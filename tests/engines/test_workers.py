@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import fedadmm as fa
-from fedadmm.engines import Workers
-from fedadmm.rng import derive, uniform
+from fedadmm.core.rng import derive, uniform
+from fedadmm.run.engines import Workers
 from support.engines import ALGORITHMS, PROBLEMS, assert_same_run, model_federation, run
 
 TWO = Workers(workers=2, timeout=60.0)
@@ -195,7 +195,7 @@ def test_options_are_checked() -> None:
 ENDLESS = """
 import time, torch
 import fedadmm as fa
-from fedadmm.engines import Workers
+from fedadmm.run.engines import Workers
 
 class Slow(fa.LeastSquares):
     def gradient(self, params, rows=None):

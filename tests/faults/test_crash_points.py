@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedadmm.state import Checkpoints, files
+from fedadmm.run.state import Checkpoints, files
 from support.resumable import fingerprints, make_store, run, untimed
 
 ROUNDS = 4

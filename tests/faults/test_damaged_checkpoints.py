@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fedadmm as fa
-from fedadmm.state import Checkpoints, files
+from fedadmm.run.state import Checkpoints, files
 from support.resumable import assert_continued, contents, interrupted, make_store, run
 
 

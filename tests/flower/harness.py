@@ -15,6 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 import fedadmm as fa
+from fedadmm.core.protocols import Objective
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol.messages import record_template
 from fedadmm.flower.server.app import serve
@@ -22,8 +23,7 @@ from fedadmm.flower.server.service import Outcome
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
-from fedadmm.protocols import Objective
-from fedadmm.round import RoundReport, initial_state
+from fedadmm.run.loop import RoundReport, initial_state
 
 CLIENTS = 4
 FILES = (ACKED, PENDING)

@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import fedadmm as fa
-from fedadmm.errors import EngineError
+from fedadmm.core.errors import EngineError
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, recorded
-from fedadmm.state.files import read_tensors
+from fedadmm.run.state.files import read_tensors
 from fedadmm.study import rundir as files
 
 APP = Path(__file__).with_name("bundle_app.py")

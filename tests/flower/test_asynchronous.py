@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.engines.job import Job, run_client
-from fedadmm.errors import EngineError, ParameterError
-from fedadmm.protocols import Download, Received, Round
-from fedadmm.regularizers import Zero
-from fedadmm.state import MemoryStore
+from fedadmm.core.errors import EngineError, ParameterError
+from fedadmm.core.protocols import Download, Received, Round
+from fedadmm.core.regularizers import Zero
+from fedadmm.run.client import Job, run_client
+from fedadmm.run.state import MemoryStore
 
 from .harness import (
     CLIENTS,

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import fedadmm as fa
 from fedadmm.cli import app
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.local import processes
 from fedadmm.flower.local.bundle import OWN_APP

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedadmm as fa
-from fedadmm.errors import PairingError
+from fedadmm.core.errors import PairingError
 from fedadmm.flower import DropIn, Patience
 
 from .harness import CLIENTS, DIMENSION, FakeGrid, objectives

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.errors import StateError
+from fedadmm.core.errors import StateError
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.site.state import SiteState
-from fedadmm.state.locks import locked
+from fedadmm.run.state.locks import locked
 
 from .harness import (
     CLIENTS,

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm import trees
 from fedadmm.algorithms import REGISTRY
-from fedadmm.engines.job import Job, run_client
-from fedadmm.protocols import Algorithm, Download, Received, Round
-from fedadmm.regularizers import L1, Zero
-from fedadmm.rng import derive
-from fedadmm.state import MemoryStore
+from fedadmm.core import trees
+from fedadmm.core.protocols import Algorithm, Download, Received, Round
+from fedadmm.core.regularizers import L1, Zero
+from fedadmm.core.rng import derive
+from fedadmm.run.client import Job, run_client
+from fedadmm.run.state import MemoryStore
 
 from .harness import CLIENTS, contribution, objectives, tracked
 

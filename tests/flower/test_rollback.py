@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import fedadmm as fa
-from fedadmm.errors import EngineError
+from fedadmm.core.errors import EngineError
 
 from .harness import (
     FakeGrid,

@@ -10,7 +10,8 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 import fedadmm as fa
-from fedadmm.errors import StateError
+from fedadmm.core.errors import StateError
+from fedadmm.core.protocols import Download, Round
 from fedadmm.flower import configured
 from fedadmm.flower.protocol import admission, codec, wire
 from fedadmm.flower.protocol.codec import encode, pack
@@ -18,7 +19,6 @@ from fedadmm.flower.protocol.ledger import ServerLedger, issue
 from fedadmm.flower.protocol.messages import parcel
 from fedadmm.flower.server.tasks import Broadcast
 from fedadmm.flower.site import app as site_app
-from fedadmm.protocols import Download, Round
 from fedadmm.study import loading
 from fedadmm.study.config import Run, resolve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedadmm as fa
-from fedadmm.errors import ParameterError
+from fedadmm.core.errors import ParameterError
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.server.asking import Measured, far_off
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import fedadmm as fa
-from fedadmm.errors import StateError
+from fedadmm.core.errors import StateError
 from fedadmm.flower import sealed
 from fedadmm.flower.protocol import codec
 from fedadmm.flower.protocol.admission import seal
@@ -21,7 +21,7 @@ from fedadmm.flower.sealed import DamageError
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.state import SERVER, Saved, ServerState, new_run
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
-from fedadmm.round import initial_state
+from fedadmm.run.loop import initial_state
 
 from .harness import FakeGrid, check_invariant, federation, run_through, server_on_disk
 

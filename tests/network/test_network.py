@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedadmm import losses, models
-from fedadmm.flat import FlatModule
-from fedadmm.network import Sink, compile_network
-from fedadmm.objective import ModelObjective
+from fedadmm.core.objectives import losses
+from fedadmm.core.objectives.closed_form import ModelObjective
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.objectives.kernels import Sink, compile_network
+from fedadmm.data import models
 
 Case = tuple[nn.Module, tuple[int, ...], object]
 

@@ -11,9 +11,9 @@ from scipy.optimize import minimize
 from torch import nn
 
 import fedadmm as fa
-from fedadmm.flat import FlatModule
-from fedadmm.protocols import LocalProblem, Needs, SolveContext
-from fedadmm.rng import permutation
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.protocols import LocalProblem, Needs, SolveContext
+from fedadmm.core.rng import permutation
 from support.federations import federation
 from support.models import perceptron, rows
 

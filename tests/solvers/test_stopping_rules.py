@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.protocols import LocalProblem, SolveContext
-from fedadmm.rng import derive
+from fedadmm.core.protocols import LocalProblem, SolveContext
+from fedadmm.core.rng import derive
 from support.federations import federation
 
 LR, WEIGHT = 0.1, 0.5
@@ -282,7 +282,7 @@ def test_every_client_of_a_round_draws_its_own_epochs():
 
 def test_rules_answer_for_a_whole_stack():
     """One answer a client, shape (K, 1)."""
-    from fedadmm.protocols import Progress
+    from fedadmm.core.protocols import Progress
 
     norms = torch.tensor([[1e-3], [1.0]], dtype=torch.float64)
     ones = torch.ones(2, 1, dtype=torch.float64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm import trees
+from fedadmm.core import trees
 from support.engines import ALGORITHMS, PROBLEMS, SIZES, assert_same_run, run
 
 BATCH = 5

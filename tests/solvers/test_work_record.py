@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.protocols import LocalProblem, Needs, SolveContext
+from fedadmm.core.protocols import LocalProblem, Needs, SolveContext
 from support.engines import PROBLEMS, run
 
 ROWS = 18

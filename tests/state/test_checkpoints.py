@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm.engines.auto import AutoEngine
-from fedadmm.engines.workers import Workers
-from fedadmm.round import RoundReport
-from fedadmm.state import Checkpoints, DiskStore, files, params_sha256
+from fedadmm.run.engines.auto import AutoEngine
+from fedadmm.run.engines.workers import Workers
+from fedadmm.run.loop import RoundReport
+from fedadmm.run.state import Checkpoints, DiskStore, files, params_sha256
 from support.models import small_federation
 from support.resumable import (
     CLIENTS,

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 import fedadmm as fa
-from fedadmm.protocols import ClientRecord
-from fedadmm.state import DiskStore, MemoryStore, files, records
+from fedadmm.core.protocols import ClientRecord
+from fedadmm.run.state import DiskStore, MemoryStore, files, records
 from support.resumable import fingerprints, run
 
 SIZE = 10

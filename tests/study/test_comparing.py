@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedadmm.errors import ConfigError, EngineError
+from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.study import loading
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import resolve

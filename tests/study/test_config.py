@@ -9,9 +9,9 @@ import tomllib
 import pytest
 
 import fedadmm as fa
-from fedadmm.errors import ConfigError
-from fedadmm.parts import FAMILIES
-from fedadmm.schedules import Geometric, Piecewise
+from fedadmm.core.errors import ConfigError
+from fedadmm.core.parts import FAMILIES
+from fedadmm.core.schedules import Geometric, Piecewise
 from fedadmm.study import loading
 from fedadmm.study.comparing import comparison_model
 from fedadmm.study.config import resolve

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.study.config import resolve
 from fedadmm.study.grid import Cell, cell_hash, complete
 from fedadmm.study.pool import Event

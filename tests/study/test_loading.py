@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.study import loading
 from fedadmm.study.config import Tree
 

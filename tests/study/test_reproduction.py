@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedadmm.cli import app
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.study import grid, pool
 from fedadmm.study.output import sentence, side_by_side
 from fedadmm.study.recipe import SCALES, cells, identifiers, load

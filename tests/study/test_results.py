@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedadmm.evaluation import Target
+from fedadmm.run.evaluation import Target
 from fedadmm.study import results, words
 from fedadmm.study.recipe import load
 from fedadmm.study.recorded import RecordedRun

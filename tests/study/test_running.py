@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import fedadmm as fa
-from fedadmm.errors import ConfigError, StateError
-from fedadmm.state import params_sha256
-from fedadmm.state.locks import locked
+from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.run.state import params_sha256
+from fedadmm.run.state.locks import locked
 from fedadmm.study import loading
 from fedadmm.study.config import Run, resolve
 from fedadmm.study.rundir import RunDir

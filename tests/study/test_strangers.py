@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import fedadmm as fa
-from fedadmm.engines import ENGINES
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
+from fedadmm.run.engines import ENGINES
 from fedadmm.study import loading
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import resolve
@@ -81,11 +81,19 @@ def test_a_mistake_in_a_strangers_table_is_named() -> None:
         ("sampler", ":X", "cannot be imported"),
         ("sampler", "support.strangers:Loose", "is a dataclass that can be changed, but must be"),
         ("sampler", "support.strangers:Tracker", "is not a frozen dataclass"),
-        ("sampler", "support.strangers:Empty", "not a subclass of fedadmm.protocols.Sampler"),
+        ("sampler", "support.strangers:Empty", "not a subclass of fedadmm.core.protocols.Sampler"),
         ("problem", "support.strangers:Empty", "has no load, but must have load"),
-        ("algorithm", "support.strangers:Empty", "not a subclass of fedadmm.protocols.Algorithm"),
-        ("engine", "support.strangers:Empty", "not a subclass of fedadmm.engines.choice.EngineCh"),
-        ("solver", "fedadmm.protocols:LocalSolver", "is not a frozen dataclass"),
+        (
+            "algorithm",
+            "support.strangers:Empty",
+            "not a subclass of fedadmm.core.protocols.Algorithm",
+        ),
+        (
+            "engine",
+            "support.strangers:Empty",
+            "not a subclass of fedadmm.run.engines.choice.EngineCh",
+        ),
+        ("solver", "fedadmm.core.protocols:LocalSolver", "is not a frozen dataclass"),
     ],
 )
 def test_what_is_no_part_of_the_family_is_refused(family: str, name: str, message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedadmm.errors import ConfigError, DataError
+from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study.config import resolve
 from fedadmm.study.export import export
 from fedadmm.study.rundir import RunDir

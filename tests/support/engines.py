@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import fedadmm as fa
-from fedadmm import losses, models, trees
-from fedadmm.flat import FlatModule
+from fedadmm.core import trees
+from fedadmm.core.objectives import losses
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.data import models
 
 SIZES = (7, 23, 1, 12, 10, 31)
 """With batches of five: full ones, rests, and clients smaller than a batch."""

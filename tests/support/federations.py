@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import fedadmm as fa
-from fedadmm import trees
-from fedadmm.engines import ENGINES, EngineChoice, default_engine
-from fedadmm.round import RoundReport
+from fedadmm.core import trees
+from fedadmm.run.engines import ENGINES, EngineChoice, default_engine
+from fedadmm.run.loop import RoundReport
 
 Array = NDArray[np.float64]
 ROUNDS = 50

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fedadmm as fa
-from fedadmm.protocols import (
+from fedadmm.core.protocols import (
     IN_NO_ROUND,
     Algorithm,
     LocalProblem,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm.flat import FlatModule
+from fedadmm.core.objectives.flat import FlatModule
 
 
 def perceptron(seed: int = 0, *extra: nn.Module) -> nn.Sequential:

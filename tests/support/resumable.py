@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.round import RoundReport
-from fedadmm.state import Checkpoints, DiskStore, params_sha256
-from fedadmm.trees import named_tensors
+from fedadmm.core.trees import named_tensors
+from fedadmm.run.loop import RoundReport
+from fedadmm.run.state import Checkpoints, DiskStore, params_sha256
 
 CLIENTS = 8
 Record = dict[str, Any]

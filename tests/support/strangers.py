@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import fedadmm as fa
-from fedadmm.engines import EngineChoice, Job, Sequential
-from fedadmm.parts import Positive
-from fedadmm.problem import Problem
-from fedadmm.protocols import ClientStateStore, Engine, Regularizer, Sampler
+from fedadmm.core.parts import Positive
+from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import ClientStateStore, Engine, Regularizer, Sampler
+from fedadmm.run.engines import EngineChoice, Job, Sequential
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedadmm as fa
-from fedadmm.engines import VirtualTime
+from fedadmm.run.engines import VirtualTime
 from support.federations import (
     ROUNDS,
     WEIGHTS,

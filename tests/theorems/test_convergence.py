@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import fedadmm as fa
-from fedadmm.rng import derive, uniform
+from fedadmm.core.rng import derive, uniform
 from support import reference
 from support.federations import WEIGHTS, federation, run, snapshots, weighted_mean
 

@@ -12,7 +12,7 @@ from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
 import fedadmm as fa
-from fedadmm.rng import derive, uniform
+from fedadmm.core.rng import derive, uniform
 from support import reference
 from support.federations import (
     PARTIAL_SAMPLERS,

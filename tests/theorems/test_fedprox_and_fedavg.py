@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fedadmm as fa
 from fedadmm.algorithms.fed_admm import Message
-from fedadmm.protocols import Round
+from fedadmm.core.protocols import Round
 from support.federations import SAMPLERS, WEIGHTS, assert_same, federation, run
 from support.models import small_federation
 

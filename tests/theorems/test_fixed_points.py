@@ -28,12 +28,12 @@ from fedadmm.algorithms import (
     fed_pd,
     scaffold,
 )
-from fedadmm.errors import ParameterError
-from fedadmm.protocols import ClientRecord
-from fedadmm.round import RunState, run_round
-from fedadmm.schedules import Schedule
-from fedadmm.simulation import make_job
-from fedadmm.state import MemoryStore
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.protocols import ClientRecord
+from fedadmm.core.schedules import Schedule
+from fedadmm.run.loop import RunState, run_round
+from fedadmm.run.simulation import make_job
+from fedadmm.run.state import MemoryStore
 from support import reference
 from support.federations import WEIGHTS, Federation, federation, run
 

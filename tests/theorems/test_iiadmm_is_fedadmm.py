@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.rng import derive, permutation
+from fedadmm.core.rng import derive, permutation
 from support.federations import ROUNDS, assert_same
 
 RHO, ZETA, SEED = 0.8, 5.0, 3

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.engines import VirtualTime
+from fedadmm.run.engines import VirtualTime
 from support import programs, reference
 from support.federations import WEIGHTS, assert_same, federation, run, stacked
 from support.programs import Work, logistic

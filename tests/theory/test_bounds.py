@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedadmm import theory
-from fedadmm.errors import ParameterError
+from fedadmm.core.errors import ParameterError
 from fedadmm.theory import THEOREMS, bound, feddr_corollary_bound, gong_bound, rounds_needed
 
 QUANTITIES: dict[str, dict[str, float]] = {

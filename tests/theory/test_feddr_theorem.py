@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedadmm.errors import ParameterError
+from fedadmm.core.errors import ParameterError
 from fedadmm.theory import (
     feddr_accuracy,
     feddr_alpha_max,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedadmm.errors import ParameterError
+from fedadmm.core.errors import ParameterError
 from fedadmm.theory import gong_best_rho, gong_bound, gong_constants, gong_rho_min
 
 smoothness = st.floats(1e-3, 1e3)

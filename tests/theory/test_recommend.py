@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedadmm.errors import ParameterError
+from fedadmm.core.errors import ParameterError
 from fedadmm.theory import (
     Advice,
     Situation,

@@ -14,8 +14,8 @@ from fedadmm.algorithms.fed_prox import FedProx
 from fedadmm.algorithms.fed_sgd import FedSGD
 from fedadmm.algorithms.fed_split import FedSplit
 from fedadmm.algorithms.scaffold import Scaffold
-from fedadmm.parts import FAMILIES
-from fedadmm.protocols import AnyAlgorithm
+from fedadmm.core.parts import FAMILIES
+from fedadmm.core.protocols import AnyAlgorithm
 
 REGISTRY: dict[str, type[AnyAlgorithm]] = FAMILIES["algorithm"]
 """Name on the command line and in configurations -> class."""

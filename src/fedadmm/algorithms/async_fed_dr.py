@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedadmm.algorithms.fed_dr import FedDR
-from fedadmm.parts import part
+from fedadmm.core.parts import part
 
 
 @part("algorithm", "async-feddr")

@@ -23,10 +23,10 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm import trees
-from fedadmm.errors import ParameterError
-from fedadmm.parts import Positive, part
-from fedadmm.protocols import (
+from fedadmm.core import trees
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
     LocalResult,
@@ -35,7 +35,7 @@ from fedadmm.protocols import (
     Regularizer,
     Round,
 )
-from fedadmm.schedules import Schedule, at, check_floor, meets_participation
+from fedadmm.core.schedules import Schedule, at, check_floor, meets_participation
 
 _NOBODY = 1e-6
 """A weight of the members this small is rounding: the last one has left."""

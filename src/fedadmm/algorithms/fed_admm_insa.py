@@ -26,10 +26,10 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from fedadmm.errors import check_range
-from fedadmm.parts import NotNegative, Positive, part
-from fedadmm.penalties import FixedPenalty, PenaltyRule, ResidualBalancing
-from fedadmm.protocols import (
+from fedadmm.core.errors import check_range
+from fedadmm.core.parts import NotNegative, Positive, part
+from fedadmm.core.penalties import FixedPenalty, PenaltyRule, ResidualBalancing
+from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
     LocalResult,
@@ -39,7 +39,7 @@ from fedadmm.protocols import (
     Round,
     norm,
 )
-from fedadmm.stopping import InSaCriterion
+from fedadmm.core.stopping import InSaCriterion
 
 _NOBODY = 1e-6
 """A share of the penalties this small is rounding: the last member has left."""

@@ -14,8 +14,15 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedadmm.algorithms.fed_sgd import Server, Stateless
-from fedadmm.parts import part
-from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer, Round
+from fedadmm.core.parts import part
+from fedadmm.core.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    Received,
+    Regularizer,
+    Round,
+)
 
 
 class Delta(NamedTuple):

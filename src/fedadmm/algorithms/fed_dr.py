@@ -21,8 +21,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, TypeVar
 from annotated_types import Gt, Lt
 from torch import Tensor
 
-from fedadmm.parts import Positive, part
-from fedadmm.protocols import (
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
     LocalResult,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms.fed_dr import Broadcast, DouglasRachford, Message
-from fedadmm.parts import Positive, part
-from fedadmm.protocols import LocalProblem, LocalResult, PrimalDual
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import LocalProblem, LocalResult, PrimalDual
 
 
 class Client(NamedTuple):

@@ -24,8 +24,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.parts import Positive, part
-from fedadmm.protocols import Algorithm, LocalProblem, LocalResult, Received, Regularizer, Round
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    Received,
+    Regularizer,
+    Round,
+)
 
 
 class Server(NamedTuple):

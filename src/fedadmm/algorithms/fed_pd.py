@@ -18,8 +18,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.parts import Positive, Probability, part
-from fedadmm.protocols import (
+from fedadmm.core.parts import Positive, Probability, part
+from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
     LocalResult,
@@ -28,7 +28,7 @@ from fedadmm.protocols import (
     Regularizer,
     Round,
 )
-from fedadmm.rng import uniform
+from fedadmm.core.rng import uniform
 
 
 class Server(NamedTuple):

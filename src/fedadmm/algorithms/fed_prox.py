@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from fedadmm.algorithms.fed_avg import FedAvg
 from fedadmm.algorithms.fed_sgd import Server, Stateless
-from fedadmm.parts import NotNegative, part
-from fedadmm.protocols import LocalProblem
+from fedadmm.core.parts import NotNegative, part
+from fedadmm.core.protocols import LocalProblem
 
 
 @part("algorithm", "fedprox")

@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedadmm.parts import Positive, part
-from fedadmm.protocols import (
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
     LocalResult,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedadmm.algorithms.fed_dr import FedDR
-from fedadmm.errors import ParameterError
-from fedadmm.parts import part
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import part
 
 
 @part("algorithm", "fedsplit")

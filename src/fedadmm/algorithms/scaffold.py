@@ -21,8 +21,8 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.parts import Positive, part
-from fedadmm.protocols import (
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
     LocalResult,

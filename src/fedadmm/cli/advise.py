@@ -11,7 +11,7 @@ import typer
 from fedadmm.cli import options
 
 if TYPE_CHECKING:
-    from fedadmm.advising import Counsel
+    from fedadmm.study.advising import Counsel
 
 EXAMPLE = "Example: fedadmm advise digits --write config.toml"
 
@@ -38,9 +38,9 @@ def advise(
     as_json: options.AsJson = False,
 ) -> None:
     """Estimate a problem's constants; print the theorems' ranges and a recommended setting."""
-    from fedadmm.advising import advise as counsel_for
     from fedadmm.cli.display import print_json
     from fedadmm.study import config, rundir
+    from fedadmm.study.advising import advise as counsel_for
 
     tree = _tree(source)
     options.apply(tree, {"seed": seed}, sets)
@@ -57,7 +57,7 @@ def advise(
 
 def _tree(source: str) -> dict[str, Any]:
     """A problem's name alone: a tenth of many clients, 5 epochs, batches of 20."""
-    from fedadmm import problems
+    from fedadmm.data import problems
     from fedadmm.study import loading
 
     if problems.canonical(source) not in problems.names() or Path(source).is_file():

@@ -41,9 +41,8 @@ def measure(
     """Time rounds side by side and print how many times faster; an idle machine is assumed."""
     import json
 
-    from fedadmm import bench
     from fedadmm.cli.display import print_json
-    from fedadmm.study import rundir
+    from fedadmm.study import bench, rundir
 
     documents = []
     for name in bench.WORKLOADS if workload is None else [workload]:

@@ -35,7 +35,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
 ) -> None:
     """Print a preset as it was written, to start your own file from."""
-    from fedadmm.errors import ConfigError
+    from fedadmm.core.errors import ConfigError
     from fedadmm.study import loading
     from fedadmm.study.messages import suggestion
 

@@ -24,9 +24,8 @@ def register(parent: typer.Typer) -> None:
 @app.command("list", epilog="Example: fedadmm data list")
 def list_(as_json: options.AsJson = False) -> None:
     """List the data sets, whether they are on this machine, and the named problems."""
-    from fedadmm import problems
     from fedadmm.cli.display import print_json
-    from fedadmm.data import catalogue
+    from fedadmm.data import catalogue, problems
 
     found = catalogue.list_datasets()
     entries = [problems.entry(name) for name in problems.names()]

@@ -38,7 +38,7 @@ def local(
     as_json: options.AsJson = False,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down."""
-    from fedadmm import problems
+    from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
     from fedadmm.study import config, loading
 

@@ -13,7 +13,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedadmm.errors import FedADMMError
+from fedadmm.core.errors import FedADMMError
 
 BAD_INPUT, INTERNAL, INTERRUPTED = 2, 1, 130
 STDOUT = "fedadmm.stdout"

@@ -53,7 +53,7 @@ def reproduce(
     Finished cells are found again, interrupted ones go on.
     """
     from fedadmm.cli.display import print_json
-    from fedadmm.errors import check_choice
+    from fedadmm.core.errors import check_choice
     from fedadmm.study.recipe import SCALES
     from fedadmm.study.reproducing import plan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from fedadmm.core.errors import DataError
 from fedadmm.data.sources import SOURCES, Source, source
-from fedadmm.errors import DataError
 
 
 class DatasetInfo(NamedTuple):

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedadmm.errors import DataError, ParameterError, check_range
-from fedadmm.rng import derive, numpy_generator
+from fedadmm.core.errors import DataError, ParameterError, check_range
+from fedadmm.core.rng import derive, numpy_generator
 
 Prepare = Callable[[Tensor], Tensor]
 

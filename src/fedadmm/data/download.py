@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedadmm.errors import DataError
+from fedadmm.core.errors import DataError
 
 _CHUNK = 1 << 16
 _TIMEOUT = (10, 30)

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedadmm.core.errors import DataError, check_range
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.partitions import Indices, Partition
-from fedadmm.errors import DataError, check_range
 
 Rows = tuple[Tensor, Tensor]
 """Inputs and targets."""

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedadmm.errors import DataError
+from fedadmm.core.errors import DataError
 
 EXPANSION = 1100
 """Deflate packs at most 1032 bytes into one; a promise beyond this is a lie or an attack."""

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedadmm.core.errors import DataError, ParameterError, check_count, check_positive, check_range
+from fedadmm.core.rng import Key, derive, numpy_generator
 from fedadmm.data.files import read_npz, replace_atomically
-from fedadmm.errors import DataError, ParameterError, check_count, check_positive, check_range
-from fedadmm.rng import Key, derive, numpy_generator
 
 Indices = NDArray[np.int64]
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedadmm.errors import ParameterError, check_count, check_range
-from fedadmm.objective import LeastSquares
-from fedadmm.rng import derive, numpy_generator
+from fedadmm.core.errors import ParameterError, check_count, check_range
+from fedadmm.core.objectives.closed_form import LeastSquares
+from fedadmm.core.rng import derive, numpy_generator
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.data.download import download
 from fedadmm.data.files import read_chunks, replace_atomically
-from fedadmm.errors import DataError, ParameterError
 
 VARIABLE = "FEDADMM_DATA"
 """Names the folder whose subfolders (mnist, fashion-mnist, femnist, …) hold the data sets."""

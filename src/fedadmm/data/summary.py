@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedadmm.core.errors import DataError
+from fedadmm.core.problem import Problem
 from fedadmm.data.federated import FederatedData
 from fedadmm.data.files import replace_atomically
-from fedadmm.errors import DataError
-from fedadmm.problem import Problem
 
 
 class Summary(NamedTuple):

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedadmm.core.errors import check_count, check_range
+from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.federated import Rows
-from fedadmm.errors import check_count, check_range
-from fedadmm.rng import derive, numpy_generator
 
 _FEATURES, _CLASSES = 60, 10
 

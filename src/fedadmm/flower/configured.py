@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from fedadmm import models, problems
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
+from fedadmm.core.problem import Problem
+from fedadmm.data import models, problems
+from fedadmm.data.problems import Sites
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
-from fedadmm.problem import Problem
-from fedadmm.problems import Sites
 from fedadmm.study import loading
 from fedadmm.study.config import Run, resolve
 from fedadmm.study.running import initial_vector

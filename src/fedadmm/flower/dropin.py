@@ -28,15 +28,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedadmm import models
-from fedadmm.errors import PairingError
-from fedadmm.flat import FlatModule
-from fedadmm.flower.federation import Elsewhere, Federation, Patience
-from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Admission
-from fedadmm.flower.site.app import answer
-from fedadmm.problem import Buffers
-from fedadmm.protocols import (
+from fedadmm.core.errors import PairingError
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.problem import Buffers
+from fedadmm.core.protocols import (
     IN_NO_ROUND,
     AnyAlgorithm,
     LocalProblem,
@@ -48,8 +43,13 @@ from fedadmm.protocols import (
     SolveInfo,
     StoppingRule,
 )
-from fedadmm.rng import Key
-from fedadmm.sampling import FullParticipation
+from fedadmm.core.rng import Key
+from fedadmm.core.sampling import FullParticipation
+from fedadmm.data import models
+from fedadmm.flower.federation import Elsewhere, Federation, Patience
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.admission import Admission
+from fedadmm.flower.site.app import answer
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message, MetricRecord

@@ -9,9 +9,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
-from fedadmm import models, pairing
-from fedadmm.engines.job import Job
-from fedadmm.errors import (
+from fedadmm.core.errors import (
     ParameterError,
     StateError,
     check_choice,
@@ -19,11 +17,9 @@ from fedadmm.errors import (
     check_positive,
     check_range,
 )
-from fedadmm.evaluation import Target
-from fedadmm.flat import FlatModule
-from fedadmm.flower.protocol.admission import Admission
-from fedadmm.problem import Buffers, LazyClients, Problem
-from fedadmm.protocols import (
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.problem import Buffers, LazyClients, Problem
+from fedadmm.core.protocols import (
     AnyAlgorithm,
     Evaluator,
     LocalSolver,
@@ -32,9 +28,14 @@ from fedadmm.protocols import (
     Sampler,
     StoppingRule,
 )
-from fedadmm.regularizers import Zero
-from fedadmm.sampling import FullParticipation
-from fedadmm.simulation import make_job
+from fedadmm.core.regularizers import Zero
+from fedadmm.core.sampling import FullParticipation
+from fedadmm.data import models
+from fedadmm.flower.protocol.admission import Admission
+from fedadmm.run import pairing
+from fedadmm.run.client import Job
+from fedadmm.run.evaluation import Target
+from fedadmm.run.simulation import make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 

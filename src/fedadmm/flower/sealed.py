@@ -10,11 +10,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedadmm.errors import StateError
+from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol.codec import Packed, decode, encode
 from fedadmm.flower.protocol.refusal import RefusedError
-from fedadmm.state.digest import content_sha256
-from fedadmm.state.files import explained, make_directory, write_bytes
+from fedadmm.run.state.digest import content_sha256
+from fedadmm.run.state.files import explained, make_directory, write_bytes
 
 _SEAL = "sha256"
 _MOST_HEADER = 100_000_000

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import Field, ValidationError, create_model
 
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.study import loading, registry
 from fedadmm.study.config import Count, Natural, Run, RunConfig, Table, Tree, resolve, run_model
 from fedadmm.study.grid import Cell, Trial, choose, complete, ranking, search, slug, target_of

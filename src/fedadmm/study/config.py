@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from fedadmm import problems
-from fedadmm.engines import EngineChoice, default_engine
-from fedadmm.errors import ConfigError
-from fedadmm.evaluation import Evaluation, Target
-from fedadmm.outputs import AnyOutput
-from fedadmm.problem import Problem
-from fedadmm.protocols import AnyAlgorithm, LocalSolver, Regularizer, Sampler, StoppingRule
-from fedadmm.stopping import Epochs
+from fedadmm.core.errors import ConfigError
+from fedadmm.core.outputs import AnyOutput
+from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import AnyAlgorithm, LocalSolver, Regularizer, Sampler, StoppingRule
+from fedadmm.core.stopping import Epochs
+from fedadmm.data import problems
+from fedadmm.run.engines import EngineChoice, default_engine
+from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.study.messages import refusal
 from fedadmm.study.parts import NOBODY, Part, table_of, union_of
 from fedadmm.study.registry import Stranger, defaults, families, is_stranger, part_of, strangers

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedadmm.errors import ConfigError, DataError
+from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study.recorded import read_run
 from fedadmm.study.rundir import RunDir, runs_below, write_bytes
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedadmm.evaluation import Target
+from fedadmm.run.evaluation import Target
 from fedadmm.study import records
 from fedadmm.study.config import Run
 from fedadmm.study.pool import Job, Watch, nobody, run_jobs

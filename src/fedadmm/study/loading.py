@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.study.config import Tree
 from fedadmm.study.messages import shown, suggestion
 from fedadmm.study.rundir import CONFIG

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from pydantic import BaseModel, ValidationError
 
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 
 _MOST_TELLING = ("extra_forbidden", "union_tag_invalid", "union_tag_not_found", "missing")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedadmm import trees
-from fedadmm.engines import default_engine
-from fedadmm.errors import ParameterError
-from fedadmm.protocols import AnyAlgorithm, LocalResult, Round
+from fedadmm.core import trees
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.protocols import AnyAlgorithm, LocalResult, Round
+from fedadmm.run.engines import default_engine
 from fedadmm.study.messages import allowed, suggestion
 from fedadmm.study.parts import model_of
 from fedadmm.study.registry import families, is_stranger, part_of

@@ -35,8 +35,8 @@ from pydantic import (
 )
 from pydantic import Field as Key
 
-from fedadmm.parts import FAMILIES
-from fedadmm.schedules import Schedule
+from fedadmm.core.parts import FAMILIES
+from fedadmm.core.schedules import Schedule
 from fedadmm.study.registry import Stranger, defaults, families, part_of
 
 NONE = "none"

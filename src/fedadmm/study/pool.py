@@ -21,9 +21,9 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedadmm.errors import EngineError, FedADMMError
-from fedadmm.problem import Problem
-from fedadmm.round import Record
+from fedadmm.core.errors import EngineError, FedADMMError
+from fedadmm.core.problem import Problem
+from fedadmm.run.loop import Record
 from fedadmm.study.config import Run
 from fedadmm.study.running import Watcher, run
 from fedadmm.study.summary import Summary

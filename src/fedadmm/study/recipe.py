@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.study import loading
 from fedadmm.study.config import Run, Tree, resolve
 from fedadmm.study.messages import suggestion

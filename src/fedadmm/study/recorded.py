@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedadmm.evaluation import Target
-from fedadmm.round import Record
+from fedadmm.run.evaluation import Target
+from fedadmm.run.loop import Record
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.summary import RUNNING, Summary, tally
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedadmm.evaluation import Target
-from fedadmm.round import Record
+from fedadmm.run.evaluation import Target
+from fedadmm.run.loop import Record
 
 _GROUPS = {
     "round": ("round",),

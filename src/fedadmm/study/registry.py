@@ -15,24 +15,24 @@ from functools import cache
 from importlib import import_module, resources
 from typing import Any, Protocol, cast
 
-from fedadmm import (
+from fedadmm import algorithms
+from fedadmm.core import (
     adaptive_sampling,
-    algorithms,
-    engines,
     outputs,
-    problems,
     regularizers,
     sampling,
     schedules,
     solvers,
     stopping,
 )
-from fedadmm.engines import EngineChoice
-from fedadmm.errors import ConfigError
-from fedadmm.outputs import Output
-from fedadmm.parts import FAMILIES
-from fedadmm.problem import Problem
-from fedadmm.protocols import Algorithm, LocalSolver, Regularizer, Sampler, StoppingRule
+from fedadmm.core.errors import ConfigError
+from fedadmm.core.outputs import Output
+from fedadmm.core.parts import FAMILIES
+from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import Algorithm, LocalSolver, Regularizer, Sampler, StoppingRule
+from fedadmm.data import problems
+from fedadmm.run import engines
+from fedadmm.run.engines import EngineChoice
 
 _REGISTERED = (
     *(algorithms, regularizers, schedules, solvers, stopping),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from fedadmm.evaluation import Target
+from fedadmm.run.evaluation import Target
 from fedadmm.study import records
 from fedadmm.study.recorded import RecordedRun
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from fedadmm.errors import ConfigError, DataError
-from fedadmm.round import Record
+from fedadmm.core.errors import ConfigError, DataError
+from fedadmm.run.loop import Record
 from fedadmm.study import records as reading
 from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary
 

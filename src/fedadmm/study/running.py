@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from fedadmm.errors import ConfigError, StateError
-from fedadmm.problem import Problem
-from fedadmm.resuming import interrupts_deferred
-from fedadmm.round import Ending, Record, RoundReport
-from fedadmm.simulation import Result, simulate
-from fedadmm.state import Checkpoints, DiskStore, MemoryStore, params_sha256
-from fedadmm.state.locks import locked
+from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.problem import Problem
+from fedadmm.run.loop import Ending, Record, RoundReport
+from fedadmm.run.resuming import interrupts_deferred
+from fedadmm.run.simulation import Result, simulate
+from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore, params_sha256
+from fedadmm.run.state.locks import locked
 from fedadmm.study import loading, records, words
 from fedadmm.study.config import Run, resolve
 from fedadmm.study.messages import suggestion

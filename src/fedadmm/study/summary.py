@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import fedadmm
-from fedadmm.evaluation import Target
-from fedadmm.problem import Problem
-from fedadmm.round import Ending, Record
+from fedadmm.core.problem import Problem
+from fedadmm.run.evaluation import Target
+from fedadmm.run.loop import Ending, Record
 from fedadmm.study import records as reading
 
 if TYPE_CHECKING:

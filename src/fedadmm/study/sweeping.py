@@ -10,7 +10,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.study import loading
 from fedadmm.study.config import Run, Tree, resolve
 from fedadmm.study.grid import Cell, complete

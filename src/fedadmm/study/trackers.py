@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedadmm.errors import ConfigError
-from fedadmm.round import Record
+from fedadmm.core.errors import ConfigError
+from fedadmm.run.loop import Record
 from fedadmm.study import records, registry
 from fedadmm.study.messages import suggestion
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedadmm.study import records
 
 if TYPE_CHECKING:
-    from fedadmm.evaluation import Target
+    from fedadmm.run.evaluation import Target
     from fedadmm.study.results import Spread
 
 NOTHING = "–"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from fedadmm.errors import ParameterError, check_choice, check_positive
+from fedadmm.core.errors import ParameterError, check_choice, check_positive
 from fedadmm.theory.async_feddr import async_feddr_bound
 from fedadmm.theory.feddr import feddr_bound, feddr_corollary_bound
 from fedadmm.theory.gong import gong_bound

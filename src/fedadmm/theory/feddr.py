@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedadmm.errors import (
+from fedadmm.core.errors import (
     ParameterError,
     check_count,
     check_not_negative,

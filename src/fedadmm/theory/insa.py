@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedadmm.errors import check_positive, check_range
+from fedadmm.core.errors import check_positive, check_range
 
 
 def insa_sigma_bound(beta: float, c: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from fedadmm.errors import check_not_negative, check_positive, check_range
+from fedadmm.core.errors import check_not_negative, check_positive, check_range
 
 
 def learning_rate_range(L: float, rho: float) -> tuple[float, float]:

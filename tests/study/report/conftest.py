@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedadmm
-from fedadmm.problems import load
+from fedadmm.data.problems import load
 from support.browser import Browser, chromium, running
 from support.runs import write_comparison
 

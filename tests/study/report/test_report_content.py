@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedadmm.errors import DataError
-from fedadmm.evaluation import Target
+from fedadmm.core.errors import DataError
+from fedadmm.run.evaluation import Target
 from fedadmm.study.report import write_report
 from fedadmm.study.report.content import read
 from fedadmm.study.report.curves import MOST_POINTS, lines

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
+from fedadmm.core.errors import DataError
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.loaders.tabular import Kind, make_dataset
-from fedadmm.errors import DataError
 
 
 def from_torch(

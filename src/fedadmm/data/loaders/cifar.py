@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedadmm.core.errors import DataError
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
 from fedadmm.data.files import read_bytes, read_npz
 from fedadmm.data.sources import source
-from fedadmm.errors import DataError
 
 NORMALISE = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 HALVES = Normalise((0.5,), (0.5,))

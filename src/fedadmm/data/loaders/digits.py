@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
-from fedadmm.rng import derive, numpy_generator
 
 _TEST_ROWS = 360
 """A fifth of the rows, held out; which ones never changes, so that results can be compared."""

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedadmm.core.errors import DataError, check_choice
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
 from fedadmm.data.files import read_npz, read_text
 from fedadmm.data.sources import source
-from fedadmm.errors import DataError, check_choice
 
 Subset = Literal["all", "digits", "upper", "lower"]
 _LABELS = {"all": (0, 62), "digits": (0, 10), "upper": (10, 36), "lower": (36, 62)}

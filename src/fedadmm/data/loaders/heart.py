@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedadmm.core.errors import DataError, check_range
+from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.files import read_csv
 from fedadmm.data.sources import source
-from fedadmm.errors import DataError, check_range
-from fedadmm.rng import derive, numpy_generator
 
 NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak")
 COLUMNS = (

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedadmm.core.errors import DataError
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
 from fedadmm.data.files import check_promise, open_plain_or_gz, read_exactly, refuse_more
 from fedadmm.data.sources import source
-from fedadmm.errors import DataError
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _WRITER_COLUMN = 2

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedadmm.core.errors import DataError, check_choice
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.files import EXPANSION, read_csv, read_npz
-from fedadmm.errors import DataError, check_choice
 
 Kind = Literal["classes", "numbers"]
 _SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")

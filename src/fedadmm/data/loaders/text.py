@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedadmm.core.errors import DataError, check_count, check_range
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.files import read_text
 from fedadmm.data.sources import source
-from fedadmm.errors import DataError, check_count, check_range
 
 Codes = NDArray[np.uint8]
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.flower.local.keys import Certificates
 
 _FOR_NODES = re.compile(r"/v1/fleet/[a-z-]+")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedadmm.errors import EngineError
+from fedadmm.core.errors import EngineError
 from fedadmm.flower.local import commands, processes
 from fedadmm.flower.local.commands import LOOPBACK
 from fedadmm.flower.local.keys import Certificates, make_certificates, make_node_key

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fedadmm.errors import EngineError
+from fedadmm.core.errors import EngineError
 
 PROCESSES = "processes.json"
 GRACE = 8.0

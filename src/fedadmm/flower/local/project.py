@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fedadmm.errors import ConfigError, check_count, check_range
+from fedadmm.core.errors import ConfigError, check_count, check_range
 from fedadmm.flower.local import commands
 from fedadmm.flower.local.bundle import write_own
 from fedadmm.flower.local.commands import shell

@@ -11,12 +11,12 @@ from pathlib import Path
 from signal import SIGHUP, SIGTERM
 from typing import Any
 
-from fedadmm.errors import ConfigError, EngineError
+from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.flower.configured import Deployment, check, check_clients, sites
 from fedadmm.flower.local.bundle import write_configured
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group
-from fedadmm.round import Ending, Record
+from fedadmm.run.loop import Ending, Record
 from fedadmm.study.config import Run
 from fedadmm.study.rundir import RunDir, create
 from fedadmm.study.summary import RUNNING, Summary, partition_of, summarise

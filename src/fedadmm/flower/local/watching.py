@@ -10,7 +10,7 @@ from fedadmm.flower.local.processes import end_group, recorded
 from fedadmm.flower.local.run import FOLDER
 from fedadmm.flower.server.rundir import read_events
 from fedadmm.flower.server.state import read_ledger
-from fedadmm.round import Record
+from fedadmm.run.loop import Record
 from fedadmm.study.rundir import CHECKPOINT, RunDir
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms import FedAvg
-from fedadmm.problem import Problem
-from fedadmm.simulation import simulate
-from fedadmm.state.files import read_tensors
+from fedadmm.core.problem import Problem
+from fedadmm.run.simulation import simulate
+from fedadmm.run.state.files import read_tensors
 from fedadmm.study.config import Run
 from fedadmm.study.running import initial_vector
 

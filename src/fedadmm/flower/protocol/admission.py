@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedadmm.errors import check_positive, check_range
+from fedadmm.core.errors import check_positive, check_range
 from fedadmm.flower.protocol.codec import Packed, Plain, check_like, decode, digest, unpack
 from fedadmm.flower.protocol.ledger import Reply, ServerLedger, Task, objection
 from fedadmm.flower.protocol.messages import Answer

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedadmm.errors import StateError
+from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol.refusal import LONGEST_TEXT, RefusedError, Word
 
 Tree = TypeVar("Tree")

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.engines.job import Job, this_round
-from fedadmm.protocols import (
+from fedadmm.core.protocols import (
     ClientInfo,
     ClientRecord,
     Download,
@@ -17,6 +16,7 @@ from fedadmm.protocols import (
     SolveInfo,
     Upload,
 )
+from fedadmm.run.client import Job, this_round
 
 
 class Parcel(NamedTuple):

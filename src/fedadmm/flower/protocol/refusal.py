@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from fedadmm.errors import StateError
+from fedadmm.core.errors import StateError
 
 LONGEST_TEXT = 500
 """Characters of a text that a site may send."""

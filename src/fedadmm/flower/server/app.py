@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedadmm.errors import ConfigError
+from fedadmm.core.errors import ConfigError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.service import Observer, Outcome, Service
-from fedadmm.state.files import make_directory
-from fedadmm.state.locks import locked
+from fedadmm.run.state.files import make_directory
+from fedadmm.run.state.locks import locked
 
 if TYPE_CHECKING:
     from flwr.app import Context

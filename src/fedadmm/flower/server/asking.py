@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedadmm.engines.job import Job
-from fedadmm.evaluation import Target
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.codec import encode, pack
 from fedadmm.flower.protocol.messages import Question
@@ -22,6 +20,8 @@ from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
+from fedadmm.run.client import Job
+from fedadmm.run.evaluation import Target
 
 FURTHEST = 1000.0
 """A site's number is left out when it is so many times (1 +) what most sites say."""

@@ -1,4 +1,4 @@
-"""An engine whose clients are on a network: the loop of `fedadmm.round` runs it like any other.
+"""An engine whose clients are on a network: the loop of `fedadmm.run.loop` runs it like any other.
 
 With rounds, a call sends the round's tasks and yields all replies.  Without, a call gives everybody
 who has none a task with the model as it is now, and yields the next reply, whoever's it is: the
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedadmm import trees
-from fedadmm.engines.job import Job
-from fedadmm.errors import EngineError
+from fedadmm.core import trees
+from fedadmm.core.errors import EngineError
+from fedadmm.core.protocols import ClientInfo, Download, Engine, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import Sizes
 from fedadmm.flower.protocol.ledger import ServerLedger, fold, mark_lost
@@ -21,7 +21,7 @@ from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
 from fedadmm.flower.server.tasks import Accepted, Broadcast, Tasks
-from fedadmm.protocols import ClientInfo, Download, Engine, Upload
+from fedadmm.run.client import Job
 
 LOOK = 5.0
 """Seconds between two looks for nodes that restarted, came or went."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from fedadmm.errors import EngineError
+from fedadmm.core.errors import EngineError
 from fedadmm.flower.federation import Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.refusal import RefusedError

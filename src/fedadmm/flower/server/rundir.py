@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedadmm
-from fedadmm.errors import DataError
-from fedadmm.round import RoundReport
-from fedadmm.state.digest import params_sha256
-from fedadmm.state.files import Contents, write_tensors
+from fedadmm.core.errors import DataError
+from fedadmm.run.loop import RoundReport
+from fedadmm.run.state.digest import params_sha256
+from fedadmm.run.state.files import Contents, write_tensors
 from fedadmm.study.rundir import RunDir, create
 
 if TYPE_CHECKING:

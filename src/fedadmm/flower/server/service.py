@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedadmm import trees
-from fedadmm.engines.job import Job
-from fedadmm.errors import ParameterError
-from fedadmm.evaluation import Evaluation
+from fedadmm.core import trees
+from fedadmm.core.errors import ParameterError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.ledger import restart
 from fedadmm.flower.protocol.messages import answer_template, parcel_template
@@ -25,7 +23,9 @@ from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
-from fedadmm.round import (
+from fedadmm.run.client import Job
+from fedadmm.run.evaluation import Evaluation
+from fedadmm.run.loop import (
     EXPLOSION,
     Ending,
     Record,
@@ -38,7 +38,7 @@ from fedadmm.round import (
     run_round,
     with_memory,
 )
-from fedadmm.state import MemoryStore
+from fedadmm.run.state import MemoryStore
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

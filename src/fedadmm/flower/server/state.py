@@ -20,19 +20,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedadmm import trees
-from fedadmm.engines.job import Job
-from fedadmm.errors import StateError
+from fedadmm.core import trees
+from fedadmm.core.errors import StateError
 from fedadmm.flower import sealed
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import Sizes
 from fedadmm.flower.protocol.codec import pack, unpack
 from fedadmm.flower.protocol.ledger import Entry, ServerLedger
 from fedadmm.flower.sealed import DamageError
-from fedadmm.resuming import known_from, plain_known
-from fedadmm.round import RunState
-from fedadmm.state.digest import params_sha256
-from fedadmm.state.files import read_tensors, remove, remove_leftovers
+from fedadmm.run.client import Job
+from fedadmm.run.loop import RunState
+from fedadmm.run.resuming import known_from, plain_known
+from fedadmm.run.state.digest import params_sha256
+from fedadmm.run.state.files import read_tensors, remove, remove_leftovers
 
 SERVER = "server.safetensors"
 _VALUES = "values"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fedadmm.engines.job import Job, global_vector
+from fedadmm.core.protocols import ClientInfo, Download
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Admitted
 from fedadmm.flower.protocol.codec import digest, encode, pack
@@ -17,7 +17,7 @@ from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.server.exchange import Arrival, Exchange, Seat
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
-from fedadmm.protocols import ClientInfo, Download
+from fedadmm.run.client import Job, global_vector
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

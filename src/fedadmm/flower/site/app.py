@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fedadmm.engines.job import client_round
-from fedadmm.errors import ConfigError, StateError
+from fedadmm.run.client import client_round
+from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
@@ -19,7 +19,7 @@ from fedadmm.flower.protocol.ledger import Action, Kind, Reply, Task, receive, r
 from fedadmm.flower.protocol.messages import Answer, Question, parcel_template, record_template
 from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.flower.site.state import SiteState
-from fedadmm.protocols import Evaluator, Objective
+from fedadmm.core.protocols import Evaluator, Objective
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict

@@ -20,15 +20,15 @@ from typing import NamedTuple
 
 import torch
 
-from fedadmm.errors import StateError
+from fedadmm.core.errors import StateError
 from fedadmm.flower import sealed
 from fedadmm.flower.protocol.admission import is_sealed
 from fedadmm.flower.protocol.codec import Packed, pack, unpack
 from fedadmm.flower.protocol.ledger import ClientLedger, Kind, Reply, Slot, slot_of
 from fedadmm.flower.sealed import DamageError
-from fedadmm.protocols import ClientRecord
-from fedadmm.state.files import explained, remove, remove_leftovers, sync
-from fedadmm.state.locks import locked
+from fedadmm.core.protocols import ClientRecord
+from fedadmm.run.state.files import explained, remove, remove_leftovers, sync
+from fedadmm.run.state.locks import locked
 
 ACKED, PENDING, DAMAGED = "acked.safetensors", "pending.safetensors", ".damaged"
 _REPLY, _BODY = "reply", "body"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from fedadmm.round import Record
+from fedadmm.run.loop import Record
 from fedadmm.study import records
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report.content import Content

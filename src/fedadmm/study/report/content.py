@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedadmm.errors import DataError
-from fedadmm.evaluation import Target
+from fedadmm.core.errors import DataError
+from fedadmm.run.evaluation import Target
 from fedadmm.study.comparing import OVERVIEW
 from fedadmm.study.grid import target_of
 from fedadmm.study.recorded import RecordedRun, read_run

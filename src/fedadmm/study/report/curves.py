@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedadmm.round import Record
+from fedadmm.run.loop import Record
 from fedadmm.study import records
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report.content import Content

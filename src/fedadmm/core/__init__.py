@@ -1,0 +1,1 @@
+"""What everything stands on: roles, parts, objectives, solvers, samplers; imports nobody above."""

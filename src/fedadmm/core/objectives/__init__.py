@@ -1,0 +1,1 @@
+"""A client's loss as f_i on one flat vector."""

@@ -1,0 +1,216 @@
+"""Local objectives f_i on flat vectors: closed-form ones, and any module with a loss and data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm.core.errors import DataError, ParameterError
+from fedadmm.core.objectives.losses import count_correct
+from fedadmm.core.objectives.model import Loss, ModelObjective, Prepare, evaluation_parts
+from fedadmm.core.protocols import Objective
+
+__all__ = [
+    "LeastSquares",
+    "LogisticRegression",
+    "Loss",
+    "ModelObjective",
+    "Prepare",
+    "Quadratic",
+    "QuadraticObjective",
+    "evaluation_gradient",
+    "evaluation_parts",
+]
+
+
+@runtime_checkable
+class QuadraticObjective(Protocol):
+    """An objective of the form x'Ax/2 - b'x + const, which `ExactSolver` can solve."""
+
+    def hessian(self) -> Tensor:
+        """A, symmetric."""
+
+    def offset(self) -> Tensor:
+        """B."""
+
+
+def _is(tensor: Tensor, dtype: torch.dtype, device: torch.device | str) -> bool:
+    return tensor.dtype == dtype and tensor.device == torch.device(device)
+
+
+def evaluation_gradient(objective: Objective, params: Tensor) -> Tensor:
+    """The gradient of `objective.value`, which measures and never trains.
+
+    For a model it differs from `objective.gradient`, which runs in training mode: dropout is off
+    and BatchNorm statistics are used, not moved.  The result may be a buffer that the next call
+    overwrites.
+    """
+    return objective.evaluation_gradient(params)
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic(Objective):
+    """f(x) = x'Ax/2 - b'x + constant with A symmetric; `A` is a matrix, `b` a vector.
+
+    It has one "sample": a mini-batch of a quadratic is the quadratic.
+    """
+
+    A: Tensor
+    b: Tensor
+    constant: float = 0.0
+
+    def __post_init__(self) -> None:
+        n = self.b.numel()
+        if self.b.ndim != 1 or tuple(self.A.shape) != (n, n):
+            raise DataError(
+                f"Quadratic: A has shape {tuple(self.A.shape)} and b {tuple(self.b.shape)}, "
+                "but A must be (D, D) and b (D,)"
+            )
+        if not torch.allclose(self.A, self.A.T, rtol=1e-6, atol=1e-8):
+            raise DataError("Quadratic: A is not symmetric, but must be")
+
+    @property
+    def num_parameters(self) -> int:
+        """D."""
+        return self.b.numel()
+
+    @property
+    def num_samples(self) -> int:
+        """One."""
+        return 1
+
+    def value(self, params: Tensor) -> Tensor:
+        """x'Ax/2 - b'x + constant."""
+        return params @ (self.A @ params) / 2 - self.b @ params + self.constant
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Ax - b."""
+        return self.A @ params - self.b
+
+    def work(self, rows: int) -> float:
+        """D^2."""
+        return float(self.A.numel())
+
+    def hessian(self) -> Tensor:
+        """A."""
+        return self.A
+
+    def offset(self) -> Tensor:
+        """B."""
+        return self.b
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Quadratic:
+        """The same objective in another precision or on another device."""
+        if _is(self.b, dtype, device):
+            return self
+        return Quadratic(self.A.to(device, dtype), self.b.to(device, dtype), self.constant)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows(Objective):
+    """Shared by linear models: a feature matrix, a target per row, and a ridge term."""
+
+    features: Tensor
+    targets: Tensor
+    ridge: float = 0.0
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.features.ndim != 2 or self.targets.shape != self.features.shape[:1]:
+            raise DataError(
+                f"{name}: features have shape {tuple(self.features.shape)} and targets "
+                f"{tuple(self.targets.shape)}, but must be (m, D) and (m,)"
+            )
+        if self.targets.numel() == 0:
+            raise DataError(f"{name}: no rows, but at least one is needed")
+        if self.ridge < 0:
+            raise ParameterError(f"{name}: ridge is {self.ridge}, but must be >= 0")
+
+    @property
+    def num_parameters(self) -> int:
+        """D, the number of features."""
+        return self.features.shape[1]
+
+    @property
+    def num_samples(self) -> int:
+        """The number of rows."""
+        return self.features.shape[0]
+
+    def _batch(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        if rows is None:
+            return self.features, self.targets
+        return self.features[rows], self.targets[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class LeastSquares(_Rows):
+    """f(x) = ||Xx - y||^2 / (2m) + ridge ||x||^2 / 2."""
+
+    def value(self, params: Tensor) -> Tensor:
+        """Half the mean squared residual plus the ridge term."""
+        residual = self.features @ params - self.targets
+        return residual.square().mean() / 2 + self.ridge * params.square().sum() / 2
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """X'(Xx - y)/m + ridge x."""
+        x, y = self._batch(rows)
+        return x.T @ (x @ params - y) / y.numel() + self.ridge * params
+
+    def hessian(self) -> Tensor:
+        """X'X/m + ridge I."""
+        identity = torch.eye(self.num_parameters).to(self.features)
+        return self.features.T @ self.features / self.num_samples + self.ridge * identity
+
+    def offset(self) -> Tensor:
+        """X'y/m."""
+        return self.features.T @ self.targets / self.num_samples
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> LeastSquares:
+        """The same objective in another precision or on another device."""
+        if _is(self.features, dtype, device):
+            return self
+        return LeastSquares(
+            self.features.to(device, dtype), self.targets.to(device, dtype), self.ridge
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticRegression(_Rows):
+    """f(x) = mean log(1 + exp(-s <row, x>)) + ridge ||x||^2 / 2; s = 2y - 1 for y in {0, 1}."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not bool(((self.targets == 0) | (self.targets == 1)).all()):
+            raise DataError("LogisticRegression: targets must be 0 or 1")
+
+    def value(self, params: Tensor) -> Tensor:
+        """The mean logistic loss plus the ridge term."""
+        margin = (self.features @ params) * (2 * self.targets.to(params.dtype) - 1)
+        return nn.functional.softplus(-margin).mean() + self.ridge * params.square().sum() / 2
+
+    @property
+    def has_classes(self) -> bool:
+        """Two of them."""
+        return True
+
+    def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
+        """`value`, and how many rows lie on their side of the plane."""
+        correct = count_correct((self.features @ params).unsqueeze(-1), self.targets)
+        return self.value(params), int(correct)
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """X'(sigmoid(Xx) - y)/m + ridge x."""
+        x, y = self._batch(rows)
+        error = torch.sigmoid(x @ params) - y.to(params.dtype)
+        return x.T @ error / y.numel() + self.ridge * params
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> LogisticRegression:
+        """The same objective in another precision or on another device."""
+        if _is(self.features, dtype, device):
+            return self
+        return LogisticRegression(
+            self.features.to(device, dtype), self.targets.to(device), self.ridge
+        )

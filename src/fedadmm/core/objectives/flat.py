@@ -1,0 +1,137 @@
+"""One flat vector for all trainable parameters of a module.
+
+The module's parameters become views of one buffer, and gradients are written into another, so
+that a solver step is a handful of operations on vectors of length D.
+Frozen parameters stay in the module and never travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.objectives.kernels import Network, compile_network
+
+
+class Slot(NamedTuple):
+    """Where one parameter lives in the flat vector."""
+
+    name: str
+    shape: torch.Size
+    begin: int
+    end: int
+
+
+class FlatModule:
+    """A module whose trainable parameters live in one vector.
+
+    `vector` and `gradient` are the live buffers: writing to `vector` changes the module.  `blocks`
+    and `gradient_blocks` are the same memory cut into parameters, each a stack of one client.  The
+    module given is taken over; copy it first (`copy.deepcopy`) to keep an independent one.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise ParameterError(
+                f"module is {type(module).__name__} with no trainable parameter, but must have one"
+            )
+        kinds = {(p.dtype, p.device) for _, p in trainable}
+        if len(kinds) > 1:
+            raise ParameterError(f"module has parameters of several kinds {kinds}, but needs one")
+        self.module = module
+        self.slots = tuple(_slots(trainable))
+        self.convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        self._networks: dict[object, Network | None] = {}
+        (dtype, device) = kinds.pop()
+        self._bind(trainable, dtype, device)
+        self._first_buffers = self.buffers()
+
+    def _bind(
+        self, trainable: list[tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        length = self.slots[-1].end
+        self.vector = torch.empty(length, dtype=dtype, device=device)
+        self.gradient = torch.zeros(length, dtype=dtype, device=device)
+        self.parameters = [parameter for _, parameter in trainable]
+        for parameter, view in zip(self.parameters, self.views(self.vector).values(), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        self.blocks = [view.unsqueeze(0) for view in self.views(self.vector).values()]
+        self.gradient_blocks = [view.unsqueeze(0) for view in self.views(self.gradient).values()]
+
+    @property
+    def num_parameters(self) -> int:
+        """D, the number of trainable parameters."""
+        return self.vector.numel()
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> FlatModule:
+        """Move module and buffers to another precision or device, in place."""
+        target = torch.device(device)
+        if (dtype, target) != (self.vector.dtype, self.vector.device):
+            self.module.to(device=target, dtype=dtype)
+            trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+            self._bind(trainable, dtype, target)
+        return self
+
+    def load(self, params: Tensor) -> Tensor:
+        """Copy a vector into the module and return the live buffer."""
+        if params.data_ptr() != self.vector.data_ptr():
+            self.vector.copy_(params)
+        return self.vector
+
+    def network(self, loss: object) -> Network | None:
+        """The hand-written passes of this module with a loss, or None when it has none."""
+        if loss not in self._networks:
+            self._networks[loss] = compile_network(self.module, loss)
+        return self._networks[loss]
+
+    def views(self, params: Tensor) -> dict[str, Tensor]:
+        """The vector cut into named, shaped views, for `torch.func.functional_call`."""
+        return {s.name: params[s.begin : s.end].view(s.shape) for s in self.slots}
+
+    def buffers(self) -> Tensor | None:
+        """What training moves besides parameters (BatchNorm statistics) as one vector, or None.
+
+        A BatchNorm with `momentum=None` weighs a batch by the number of batches so far, so that
+        number is one of its statistics: it stays with its client or is averaged as they are.
+        Other whole-number buffers change no result, and stay in the module.
+        """
+        exact = torch.promote_types(self.vector.dtype, torch.float32)  # bfloat16 counts to 256
+        parts = [
+            buffer.detach().reshape(-1).to(buffer.dtype if buffer.is_floating_point() else exact)
+            for buffer in self._moving_buffers()
+        ]
+        return torch.cat(parts) if parts else None
+
+    def initial_buffers(self) -> Tensor | None:
+        """`buffers` as the module came, whatever has been trained with it since."""
+        now = self.buffers()
+        return None if now is None or self._first_buffers is None else self._first_buffers.to(now)
+
+    def load_buffers(self, values: Tensor) -> None:
+        """Set the buffers from one vector; the mean of several counts becomes a whole number."""
+        offset = 0
+        for buffer in self._moving_buffers():
+            part = values[offset : offset + buffer.numel()].view_as(buffer)
+            buffer.copy_(part if buffer.is_floating_point() else part.round())
+            offset += buffer.numel()
+
+    def _moving_buffers(self) -> Iterator[Tensor]:
+        counts = {
+            id(part.num_batches_tracked)
+            for part in self.module.modules()
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None
+        }
+        return (b for b in self.module.buffers() if b.is_floating_point() or id(b) in counts)
+
+
+def _slots(trainable: list[tuple[str, nn.Parameter]]) -> Iterator[Slot]:
+    begin = 0
+    for name, parameter in trainable:
+        yield Slot(name, parameter.shape, begin, begin + parameter.numel())
+        begin += parameter.numel()

@@ -1,0 +1,177 @@
+"""From a module and a loss to a network, where every part is known."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm.core.objectives import losses
+from fedadmm.core.objectives.kernels.layers import (
+    Blocks,
+    Conv2d,
+    Flatten,
+    Head,
+    Layer,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Sink,
+    Weights,
+    by_binary_cross_entropy,
+    by_cross_entropy,
+    by_half_squared_error,
+)
+
+Trained = Linear | Conv2d
+
+
+class Network(NamedTuple):
+    """A compiled module and loss."""
+
+    layers: tuple[Layer, ...]
+    head: Head
+    row_dims: int | None
+    """How many dimensions an input row has; None when rows are flattened first."""
+
+    @property
+    def stacks(self) -> bool:
+        """Whether more than one client can run at once."""
+        return not any(isinstance(layer, Conv2d | MaxPool2d) for layer in self.layers)
+
+    def accepts(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether rows of this shape, with these targets, are what the network was made for."""
+        labels = self.head is not by_cross_entropy or targets.dtype == torch.int64
+        shaped = self.row_dims is None or inputs.ndim == self.row_dims + 1
+        return shaped and labels and targets.ndim == 1
+
+    def differentiate(
+        self, blocks: Blocks, inputs: Tensor, targets: Tensor, weights: Weights, sink: Sink
+    ) -> None:
+        """Send the gradient of sum of weights * losses to the sink.
+
+        The sink's blocks may be the parameters' own: each is read for the last time before it
+        is written.
+        """
+        kept = []
+        for layer in self.layers:
+            inputs, keep = layer.forward(blocks, inputs)
+            kept.append(keep)
+        outer = self.head(inputs, targets, weights)
+        first = next(i for i, layer in enumerate(self.layers) if isinstance(layer, Trained))
+        for index in reversed(range(first, len(self.layers))):
+            outer = self.layers[index].backward(blocks, kept[index], outer, sink, index > first)
+
+
+def compile_network(module: nn.Module, loss: object) -> Network | None:
+    """The network of a module and a loss, or None when a part of them is not known here."""
+    parts = _flattened(module)
+    if parts is None or not parts or not _all_trainable(module):
+        return None
+    head = _head(loss, parts[-1])
+    layers = _layers(_pool_first(parts))
+    if head is None or layers is None:
+        return None
+    return Network(tuple(layers), head, _row_dims(layers))
+
+
+def _head(loss: object, last: nn.Module) -> Head | None:
+    if loss is nn.functional.cross_entropy or loss is losses.cross_entropy:
+        return by_cross_entropy
+    if getattr(last, "out_features", None) != 1:
+        return None
+    if loss is losses.binary_cross_entropy:
+        return by_binary_cross_entropy
+    return by_half_squared_error if loss is losses.half_squared_error else None
+
+
+def _flattened(module: nn.Module) -> list[nn.Module] | None:
+    """The layers of nested plain sequences, or None when hooks want to see them run."""
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return None
+    if type(module) is not nn.Sequential:
+        return [module]
+    parts: list[nn.Module] = []
+    for child in module:
+        inner = _flattened(child)
+        if inner is None:
+            return None
+        parts += inner
+    return parts
+
+
+def _all_trainable(module: nn.Module) -> bool:
+    """Every parameter is trained and used once, and there are no buffers."""
+    named = list(module.named_parameters(remove_duplicate=False))
+    distinct = {id(parameter) for _, parameter in named}
+    trained = all(parameter.requires_grad for _, parameter in named)
+    return trained and len(distinct) == len(named) and not list(module.buffers())
+
+
+def _pool_first(parts: list[nn.Module]) -> list[nn.Module]:
+    """Swap ReLU and the max-pooling after it: the same function and gradient on fewer numbers."""
+    swapped = list(parts)
+    for index in range(len(swapped) - 1):
+        if type(swapped[index]) is nn.ReLU and type(swapped[index + 1]) is nn.MaxPool2d:
+            swapped[index], swapped[index + 1] = swapped[index + 1], swapped[index]
+    return swapped
+
+
+def _layers(parts: list[nn.Module]) -> list[Layer] | None:
+    """The layers, or None; convolutions come first, then Flatten, then matrices."""
+    layers: list[Layer] = []
+    used = 0
+    for part in parts:
+        layer = _layer(part, used, bool(layers) and not isinstance(layers[-1], Flatten))
+        seen = {type(earlier) for earlier in layers}
+        spatial = isinstance(layer, Conv2d | MaxPool2d)
+        if layer is None or (spatial and seen & {Flatten, Linear}):
+            return None
+        if isinstance(layer, Linear) and seen & {Conv2d, MaxPool2d} and Flatten not in seen:
+            return None
+        layers.append(layer)
+        used += len(list(part.parameters()))
+    return layers if isinstance(layers[-1], Linear) else None
+
+
+def _layer(part: nn.Module, used: int, fresh: bool) -> Layer | None:
+    """One layer, or None; `fresh` says that its input may be overwritten."""
+    if type(part) is nn.Linear:
+        return Linear(used, None if part.bias is None else used + 1)
+    if type(part) is nn.ReLU:
+        return ReLU(in_place=fresh)
+    if type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
+        return Flatten()
+    if type(part) is nn.Conv2d:
+        return _convolution(part, used)
+    if type(part) is nn.MaxPool2d:
+        return _pooling(part)
+    return None
+
+
+def _convolution(part: nn.Conv2d, used: int) -> Conv2d | None:
+    if part.groups != 1 or part.dilation != (1, 1) or part.padding_mode != "zeros":
+        return None
+    if isinstance(part.padding, str):
+        return None
+    return Conv2d(used, None if part.bias is None else used + 1, part.stride, part.padding)
+
+
+def _pooling(part: nn.MaxPool2d) -> MaxPool2d | None:
+    if part.dilation not in (1, (1, 1)) or part.ceil_mode or part.return_indices:
+        return None
+    return MaxPool2d(_pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
+
+
+def _row_dims(layers: list[Layer]) -> int | None:
+    for layer in layers:
+        if isinstance(layer, Flatten):
+            return None
+        if isinstance(layer, Conv2d | MaxPool2d):
+            return 3
+    return 1
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else tuple(value)

@@ -1,0 +1,259 @@
+"""Any module with a loss and one client's data as a local objective f_i on flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm.core.errors import DataError
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.objectives.kernels import Network, Sink, channels_last
+from fedadmm.core.objectives.losses import count_correct
+from fedadmm.core.protocols import Objective
+
+EVALUATION_ROWS = 2048
+"""At most so many rows per forward pass when a loss over all data is wanted."""
+_FEWEST_ROWS, _VALUES = 128, 2**17
+
+
+def evaluation_parts(inputs: Tensor) -> Iterator[slice]:
+    """The rows in turns; the turns bound memory and time, not the result.
+
+    Of wide rows it takes fewer: what the layers of a CNN return for 2,048 images is so large that
+    the C library asks the system for fresh pages every time, which takes nearly as long as the CNN.
+    """
+    wide = max(_FEWEST_ROWS, _VALUES // max(1, inputs[:1].numel()))
+    step = min(EVALUATION_ROWS, wide)
+    for begin in range(0, len(inputs), step):
+        yield slice(begin, begin + step)
+
+
+def _draws_numbers(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    # recurrent and attention layers have a rate of their own
+    rate = getattr(module, "dropout", 0.0)
+    return isinstance(module, nn.RReLU) or (isinstance(rate, float | int) and rate > 0)
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Prepare = Callable[[Tensor], Tensor]
+Pull = Callable[[Tensor, int, int], None]
+"""Moves the part [begin, end) of a parameter vector in place, as the local problem's terms do."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelObjective(Objective):
+    """A module, a mean loss and one client's tensors as f_i on the module's flat vector.
+
+    The module is shared by all clients of a problem; hand the same `FlatModule` to each of them
+    (a bare module is wrapped).  `loss(outputs, targets)` is the mean over the rows it is given.
+    `prepare` turns stored rows into the module's input, batch by batch: uint8 images can stay
+    uint8 in memory.
+    """
+
+    module: FlatModule | nn.Module
+    loss: Loss
+    inputs: Tensor
+    targets: Tensor
+    prepare: Prepare | None = None
+    flat: FlatModule = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.inputs.shape[0] != self.targets.shape[0]:
+            raise DataError(
+                f"ModelObjective: {len(self.inputs)} inputs and {len(self.targets)} targets, "
+                "but there must be one target an input"
+            )
+        if self.targets.shape[0] == 0:
+            raise DataError("ModelObjective: no rows, but at least one is needed")
+        flat = self.module if isinstance(self.module, FlatModule) else FlatModule(self.module)
+        object.__setattr__(self, "flat", flat)
+
+    @property
+    def num_parameters(self) -> int:
+        """D, the number of trainable parameters."""
+        return self.flat.num_parameters
+
+    @property
+    def num_samples(self) -> int:
+        """The number of rows."""
+        return self.targets.shape[0]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a forward pass in training mode draws random numbers (dropout)."""
+        return any(_draws_numbers(module) for module in self.flat.module.modules())
+
+    def work(self, rows: int) -> float:
+        """Each layer's parameters times the places that it uses them at, from a pass over one row.
+
+        A weight of a linear layer is used once a row, one of a convolution once a pixel, one of a
+        recurrent layer once a step.  An embedding is looked up, not multiplied with.
+        """
+        places: list[float] = []
+
+        def count(layer: nn.Module, _: object, output: object) -> None:
+            result = output[0] if isinstance(output, tuple) else output
+            assert isinstance(result, Tensor)
+            convolves = isinstance(layer, nn.modules.conv._ConvNd)
+            width = result.shape[1 if convolves else -1] if result.ndim else 1
+            own = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+            places.append(own * result.numel() / max(1, width))
+
+        layers = [m for m in self.flat.module.modules() if not isinstance(m, nn.Embedding)]
+        hooks = [layer.register_forward_hook(count) for layer in layers]
+        try:
+            self._switch(training=False)
+            with torch.no_grad():
+                self.flat.module(self.prepared(self.inputs[:1]))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return sum(places) * rows
+
+    def workspace(self, params: Tensor) -> Tensor:
+        """The module's live vector, set to `params`: steps on it need no copy."""
+        return self.flat.load(params)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets are whole numbers, one a row."""
+        return self.targets.ndim == 1 and not self.targets.is_floating_point()
+
+    def value(self, params: Tensor) -> Tensor:
+        """The mean loss over all rows, in evaluation mode."""
+        total = torch.zeros((), dtype=params.dtype, device=params.device)
+        for outputs, targets in self._outputs(params):
+            total += self.loss(outputs, targets) * len(targets)
+        return total / self.num_samples
+
+    def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
+        """`value`, and how many rows get their class right."""
+        if not self.has_classes:
+            return super().value_and_correct(params)
+        total, correct = torch.zeros((), dtype=params.dtype, device=params.device), 0
+        for outputs, targets in self._outputs(params):
+            total += self.loss(outputs, targets) * len(targets)
+            correct += int(count_correct(outputs, targets))
+        return total / self.num_samples, correct
+
+    def _outputs(self, params: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the model returns for all rows, part by part, in evaluation mode."""
+        self.flat.load(params)
+        self._switch(training=False)
+        for part in evaluation_parts(self.inputs):
+            inputs, targets = self._batch(part)
+            with torch.no_grad():
+                outputs = self.flat.module(inputs)
+            yield outputs, targets
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The gradient of the mean loss over the rows, in training mode."""
+        self.flat.load(params)
+        self._write_gradient(*self._batch(rows), training=True)
+        return self.flat.gradient
+
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
+        """The gradient of `value`: no dropout, and no batch moves a BatchNorm statistic."""
+        self.flat.load(params)
+        for part in evaluation_parts(self.inputs):
+            inputs, targets = self._batch(part)
+            share = len(targets) / self.num_samples
+            self._write_gradient(inputs, targets, False, share, keep=part.start > 0)
+        return self.flat.gradient
+
+    def descend(
+        self, params: Tensor, rows: Tensor | None, lr: float, pull: Pull | None = None
+    ) -> None:
+        """`pull`, then params -= lr * gradient, in place on the workspace.
+
+        The gradient is the one before the pull.  It never exists as one vector, which saves two
+        passes over D numbers.
+        """
+        flat, network = self.flat, self._network()
+        inputs, targets = self._batch(rows)
+        if network is None:
+            gradients = self._autograd(inputs, targets, training=True)
+            if pull is not None:
+                pull(flat.vector, 0, flat.num_parameters)
+            for block, gradient in zip(flat.blocks, gradients, strict=True):
+                block.add_(gradient, alpha=-lr)
+            return
+
+        def before(index: int) -> None:
+            slot = flat.slots[index]
+            assert pull is not None
+            pull(flat.vector[slot.begin : slot.end], slot.begin, slot.end)
+
+        sink = Sink(flat.blocks, -lr, keep=True, before=None if pull is None else before)
+        self._differentiate(network, inputs, targets, sink)
+
+    def _write_gradient(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        training: bool,
+        share: float = 1.0,
+        keep: bool = False,
+    ) -> None:
+        """Write share * gradient into the buffer, or add it to what the buffer holds."""
+        network = self._network()
+        sink = Sink(self.flat.gradient_blocks, share, keep)
+        if network is not None:
+            self._differentiate(network, inputs, targets, sink)
+            return
+        for index, gradient in enumerate(self._autograd(inputs, targets, training)):
+            sink.tensor(index, gradient)
+
+    def _network(self) -> Network | None:
+        network = self.flat.network(self.loss)
+        accepted = network is not None and network.accepts(self.inputs, self.targets)
+        return network if accepted else None
+
+    def _differentiate(self, network: Network, inputs: Tensor, targets: Tensor, sink: Sink) -> None:
+        stack = inputs.unsqueeze(0), targets.unsqueeze(0)
+        network.differentiate(self.flat.blocks, *stack, 1.0 / len(targets), sink)
+
+    def _autograd(self, inputs: Tensor, targets: Tensor, training: bool) -> tuple[Tensor, ...]:
+        self._switch(training)
+        with torch.enable_grad():
+            loss = self.loss(self.flat.module(inputs), targets)
+            return torch.autograd.grad(loss, self.flat.parameters, materialize_grads=True)
+
+    def _switch(self, training: bool) -> None:
+        if self.flat.module.training != training:  # walking through all layers costs as much as one
+            self.flat.module.train(training)
+
+    def _batch(self, rows: Tensor | slice | None) -> tuple[Tensor, Tensor]:
+        if rows is None:
+            return self.prepared(self.inputs), self.targets
+        return self.prepared(self.inputs[rows]), self.targets[rows]
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelObjective:
+        """The same objective in another precision or on another device.
+
+        The shared module moves with it, so move all clients of a problem or none.
+        """
+        self.flat.to(dtype, device)
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        if inputs.is_floating_point():
+            inputs = inputs.to(dtype)
+        if targets.is_floating_point():
+            targets = targets.to(dtype)
+        if inputs is self.inputs and targets is self.targets:
+            return self
+        return replace(self, module=self.flat, inputs=inputs, targets=targets)
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """Stored rows as the module wants them."""
+        if self.prepare is not None:
+            inputs = self.prepare(inputs)
+            if inputs.is_floating_point():
+                inputs = inputs.to(self.flat.vector.dtype)
+        if self.flat.convolves and inputs.ndim == 4 and inputs.device.type == "cpu":
+            return channels_last(inputs)
+        return inputs

@@ -1,0 +1,85 @@
+"""Which model a run hands out: the one that is evaluated, recorded and returned.
+
+Some theorems are not about the last iterate.  Training goes on with theta whatever is handed out,
+so an output changes what is reported and never what is trained.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from fedadmm.core.parts import part
+from fedadmm.core.rng import Key, derive, uniform
+
+Note = TypeVar("Note")
+
+
+class Iterate(NamedTuple):
+    """What a method offers after a round: theta, and the averaged buffers that belong to it."""
+
+    params: Tensor
+    buffers: Tensor | None = None
+
+
+class Output(ABC, Generic[Note]):
+    """Makes the handed-out model from the iterates, one round at a time.
+
+    A note is a tensor, or a NamedTuple of them, or None; it is part of the run's state, so that a
+    resumed run goes on with it.  No function changes what it is given.
+    """
+
+    @abstractmethod
+    def begin(self, offered: Iterate) -> Note:
+        """The note before the first round."""
+
+    @abstractmethod
+    def look(self, note: Note, offered: Iterate, round_number: int, seed: Key) -> Note:
+        """The note after round `round_number`, counted from 1; `seed` is the run's."""
+
+    @abstractmethod
+    def model(self, note: Note, offered: Iterate) -> Iterate:
+        """What is handed out after the round of this note, which offered this iterate."""
+
+
+AnyOutput = Output[Any]
+
+
+@part("output", "last-iterate")
+class LastIterate(Output[None]):
+    """Hand out theta as it is broadcast next."""
+
+    def begin(self, offered: Iterate) -> None:
+        """Nothing to remember."""
+
+    def look(self, note: None, offered: Iterate, round_number: int, seed: Key) -> None:
+        """Nothing to remember."""
+
+    def model(self, note: None, offered: Iterate) -> Iterate:
+        """The iterate itself."""
+        return offered
+
+
+@part("output", "random-iterate")
+class RandomIterate(Output[Iterate]):
+    """Hand out one of the iterates x^0 … x^K, each with the same probability.
+
+    That is the model which Theorem 3.1 of Tran-Dinh et al. (FedDR) and Corollary 1 of Wang et al.
+    bound.  After round k the new iterate takes the place of the one that is kept with probability
+    1/(k+1), which keeps every iterate so far with probability 1/(k+1) and needs the memory of one.
+    """
+
+    def begin(self, offered: Iterate) -> Iterate:
+        """x^0."""
+        return offered
+
+    def look(self, note: Iterate, offered: Iterate, round_number: int, seed: Key) -> Iterate:
+        """The new iterate, or the one that was kept."""
+        draw = uniform(derive(seed, "output", round_number))
+        return offered if draw * (round_number + 1) < 1.0 else note
+
+    def model(self, note: Iterate, offered: Iterate) -> Iterate:
+        """The iterate that is kept."""
+        return note

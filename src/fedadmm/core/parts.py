@@ -1,0 +1,220 @@
+"""A part: a frozen dataclass that a configuration can name, under one decorator.
+
+    @part("sampler", "uniform")
+    class UniformSampling(Sampler):
+        size: Count | Share
+
+The decorator makes the class a frozen dataclass, puts it into its family, and checks every field
+against its annotation whenever one is made: ranges and choices stand in the annotation
+(`Annotated[float, Gt(0)]`, `Literal[...]`), where the constructor, the configuration, its JSON
+schema and the docs read the same.  `__post_init__` keeps only the rules between fields.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from numbers import Integral, Real
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from fedadmm.core.errors import ParameterError
+
+Made = TypeVar("Made")
+
+Positive = Annotated[float, Gt(0)]
+"""A finite number above zero."""
+NotNegative = Annotated[float, Ge(0)]
+"""A finite number of at least zero."""
+Count = Annotated[int, Ge(1)]
+"""A whole number of at least one."""
+Share = Annotated[float, Gt(0), Le(1)]
+"""A fraction of a whole: above zero, at most one."""
+Probability = Annotated[float, Ge(0), Lt(1)]
+"""A probability that leaves a chance for the other side."""
+
+FAMILIES: dict[str, dict[str, type[Any]]] = {}
+"""Family -> name in configurations -> class; filled by the decorator alone."""
+
+
+@dataclass_transform(frozen_default=True)
+def part(family: str, name: str) -> Callable[[type[Made]], type[Made]]:
+    """Register a class as the part `name` of a family, and check its fields."""
+
+    def made(kind: type[Made]) -> type[Made]:
+        between = kind.__dict__.get("__post_init__", getattr(kind, "_rules_between_fields", None))
+
+        def __post_init__(self: Any) -> None:  # noqa: N807
+            check_fields(self)
+            if between is not None:
+                between(self)
+
+        kind.__post_init__ = __post_init__  # type: ignore[attr-defined]
+        kind._rules_between_fields = between  # type: ignore[attr-defined]
+        kind.name = name  # type: ignore[attr-defined]
+        FAMILIES.setdefault(family, {})[name] = kind
+        return dataclass(frozen=True)(kind)
+
+    return made
+
+
+@cache
+def annotations_of(kind: Any) -> dict[str, Any]:
+    """The annotations of a class's fields, ranges included."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
+def check_fields(made: Any) -> None:
+    """Refuse a field whose value is not what its annotation says."""
+    kind: Any = type(made)
+    for name, annotation in annotations_of(kind).items():
+        value = getattr(made, name)
+        refused = _refused(value, annotation)
+        if refused is not None:
+            raise ParameterError(
+                f"{type(made).__name__}: {name}{refused.where} is {refused.value!r}, but must be "
+                f"{refused.allowed}"
+            )
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A value, where in its field it stands, and what is allowed there."""
+
+    value: object
+    allowed: str
+    where: str = ""
+
+
+def _refused(value: object, annotation: Any) -> Refused | None:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return _refused_by_all(value, args)
+    if origin is Annotated:
+        return _refused_number(value, args[0], args[1:])
+    if annotation in (float, int):
+        return _refused_number(value, annotation, ())
+    if origin is Literal:
+        ok = any(value is choice or value == choice for choice in args)
+        return None if ok else Refused(value, _choices(args))
+    if annotation is bool:
+        return None if isinstance(value, bool) else Refused(value, "True or False")
+    if annotation is type(None):
+        return None if value is None else Refused(value, "None")
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _refused_items(value, Mapping, args[1])
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return _refused_items(value, Sequence, args[0])
+    if annotation is Any or annotation is str:
+        return None if annotation is Any or isinstance(value, str) else Refused(value, "text")
+    return None if isinstance(value, annotation) else Refused(value, f"a {annotation.__name__}")
+
+
+def _refused_items(value: object, kind: type[Any], item: Any) -> Refused | None:
+    if not isinstance(value, kind) or isinstance(value, str):
+        what = "a table" if kind is Mapping else "a list"
+        return Refused(value, what)
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, entry in pairs:
+        refused = _refused(entry, item)
+        if refused is not None:
+            return Refused(refused.value, refused.allowed, f"[{key}]{refused.where}")
+    return None
+
+
+def _refused_by_all(value: object, choices: tuple[Any, ...]) -> Refused | None:
+    """A union refuses in the words of the member that speaks of this kind of value."""
+    answers = [(_speaks_of(choice, value), _refused(value, choice)) for choice in choices]
+    if any(answer is None for _, answer in answers):
+        return None
+    fitting = [answer for speaks, answer in answers if speaks and answer is not None]
+    if fitting:
+        return fitting[0]
+    words = [
+        answer.allowed
+        for choice, (_, answer) in zip(choices, answers, strict=True)
+        if answer is not None and not (_kind(choice) is int and float in map(_kind, choices))
+    ]
+    return Refused(value, ", or ".join(words))
+
+
+def _kind(annotation: Any) -> Any:
+    """The type without its ranges."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _speaks_of(annotation: Any, value: object) -> bool:
+    origin, args = get_origin(annotation), get_args(annotation)
+    kind = _kind(annotation)
+    if isinstance(value, str):
+        return origin is Literal and any(isinstance(choice, str) for choice in args)
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, Integral):
+        return kind in (int, float)
+    if isinstance(value, Real):
+        return kind is float
+    if isinstance(value, Sequence):
+        return isinstance(origin, type) and issubclass(origin, Sequence)
+    return False
+
+
+def _refused_number(value: object, kind: Any, rules: tuple[Any, ...]) -> Refused | None:
+    """Numpy's numbers are Real and Integral too; True and False are not numbers."""
+    if kind is int:
+        low = next((rule.ge for rule in rules if isinstance(rule, Ge)), None)
+        low = next((int(rule.gt) + 1 for rule in rules if isinstance(rule, Gt)), low)  # type: ignore[call-overload]
+        whole = not isinstance(value, bool) and isinstance(value, Integral)
+        if whole and (low is None or int(value) >= low):  # type: ignore[call-overload]
+            return None
+        least = "" if low is None else f" of at least {low}"
+        return Refused(value, f"a whole number{least}")
+    if kind is not float:
+        return None
+    bounds = [bound for bound in map(_bound, rules) if bound is not None]
+    if bounds and not any(isinstance(rule, Le | Lt) for rule in rules):
+        bounds.append("finite")
+    allowed = " and ".join(bounds) or "a number"
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+        return Refused(value, allowed)
+    number = float(value)
+    ok = math.isfinite(number) or not bounds
+    return None if ok and all(_meets(number, rule) for rule in rules) else Refused(value, allowed)
+
+
+def _bound(rule: Any) -> str | None:
+    for kind, sign, limit in ((Gt, ">", "gt"), (Ge, ">=", "ge"), (Lt, "<", "lt"), (Le, "<=", "le")):
+        if isinstance(rule, kind):
+            return f"{sign} {getattr(rule, limit):g}"
+    return None
+
+
+def _meets(number: float, rule: Any) -> bool:
+    if isinstance(rule, Gt):
+        return number > float(rule.gt)  # type: ignore[arg-type]
+    if isinstance(rule, Ge):
+        return number >= float(rule.ge)  # type: ignore[arg-type]
+    if isinstance(rule, Lt):
+        return number < float(rule.lt)  # type: ignore[arg-type]
+    if isinstance(rule, Le):
+        return number <= float(rule.le)  # type: ignore[arg-type]
+    return True
+
+
+def _choices(args: tuple[object, ...]) -> str:
+    return "one of " + ", ".join(repr(choice) for choice in args)

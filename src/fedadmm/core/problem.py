@@ -1,0 +1,209 @@
+"""The problem: minimise F(x) = sum_i a_i f_i(x) + g(x) over the clients of a federation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedadmm.core.errors import DataError, ParameterError, check_choice
+from fedadmm.core.objectives.closed_form import evaluation_gradient
+from fedadmm.core.protocols import Evaluator, Objective, Regularizer
+from fedadmm.core.regularizers import Zero
+
+Buffers = Literal["keep-local", "average"]
+Item = TypeVar("Item")
+
+
+class Facts(NamedTuple):
+    """What is known about a problem beyond its data; None when it is not known."""
+
+    smoothness: float | None = None
+    """L: every f_i is L-smooth."""
+    infimum: float | None = None
+    """F*, the infimum of F."""
+    optimum: Tensor | None = None
+    """A minimiser of F."""
+    weak_convexity: float | None = None
+    """A modulus m such that every f_i + (m/2) ||x||² is convex; 0 when the f_i are convex."""
+
+    @property
+    def least_modulus(self) -> float | None:
+        """The smallest m that is known: L is one for L-smooth f_i, whatever their shape."""
+        return self.smoothness if self.weak_convexity is None else self.weak_convexity
+
+
+NOTHING_KNOWN = Facts()
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """The clients' objectives, their weights, and what they share.
+
+    `clients` may be any sequence: one that builds a client when it is asked for (`LazyClients`)
+    describes a million clients without making them.  `weights` are a_i up to a common factor;
+    None means 1/n each.  `test` maps a parameter vector to metrics on held-out data,
+    `client_tests` does so for each client.  `initial` is a start vector, or a function of the
+    seed that makes one.  `buffers` says what happens to BatchNorm statistics: "keep-local" leaves
+    them with each client, "average" sends them along and takes the participants' weighted mean;
+    where replies are folded as they arrive, a reply moves the mean by its client's share a_i.
+    `data` is how rows were split among the clients (a `fedadmm.data.FederatedData`), for reports;
+    None when the clients were not made from one data set.
+    """
+
+    clients: Sequence[Objective]
+    regularizer: Regularizer = field(default_factory=Zero)
+    weights: Sequence[float] | Tensor | None = None
+    test: Evaluator | None = None
+    client_tests: Sequence[Evaluator] | None = None
+    initial: Tensor | Callable[[int], Tensor] | None = None
+    buffers: Buffers | None = None
+    facts: Facts = NOTHING_KNOWN
+    name: str = "problem"
+    data: Any = None
+
+    def __post_init__(self) -> None:
+        if len(self.clients) == 0:
+            raise DataError("Problem: clients is empty, but at least one is needed")
+        if isinstance(self.clients, list | tuple):
+            _check_clients(self.clients)
+        if self.buffers is not None:
+            check_choice(self, "buffers", self.buffers, ("keep-local", "average"))
+        if self.weights is not None:
+            object.__setattr__(self, "weights", _normalised(self.weights, len(self.clients)))
+        if self.client_tests is not None and len(self.client_tests) != len(self.clients):
+            raise DataError(
+                f"Problem: {len(self.client_tests)} client_tests for {len(self.clients)} clients, "
+                "but there must be one a client"
+            )
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.clients)
+
+    @property
+    def num_parameters(self) -> int:
+        """D."""
+        return self.clients[0].num_parameters
+
+    def weight(self, client: int) -> float:
+        """a_i; all n of them add up to one."""
+        return 1.0 / len(self.clients) if self.weights is None else float(self.weights[client])
+
+    def start(self, seed: int) -> Tensor:
+        """The initial vector for a seed."""
+        if self.initial is None:
+            raise ParameterError(
+                "simulate: initial is None, but must be a vector, because the problem has no "
+                "initial vector of its own"
+            )
+        if callable(self.initial):
+            return self.initial(seed)
+        return self.initial.clone()
+
+    def value(self, params: Tensor) -> Tensor:
+        """f(x) = sum_i a_i f_i(x), without g."""
+        total = params.new_zeros(())
+        for index, client in enumerate(self.clients):
+            total += self.weight(index) * client.value(params)
+        return total
+
+    def gradient(self, params: Tensor) -> Tensor:
+        """The gradient of f, without g."""
+        total = torch.zeros_like(params)
+        for index, client in enumerate(self.clients):
+            total.add_(evaluation_gradient(client, params), alpha=self.weight(index))
+        return total
+
+    def gradient_mapping(self, params: Tensor, step: float) -> Tensor:
+        """G(x) = (x - prox_{step g}(x - step grad f(x))) / step; zero exactly at stationarity."""
+        moved = self.regularizer.prox(params - step * self.gradient(params), step)
+        return (params - moved) / step
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Problem:
+        """The same problem with every objective in another precision or on another device."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        kind = LazyClients if isinstance(self.clients, LazyClients) else Lazy
+        convert = partial(_convert, self.clients, dtype, device)
+        values["clients"] = kind(len(self.clients), convert)
+        return Problem(**values)
+
+
+class Lazy(Sequence[Item]):
+    """`count` items that `build(i)` makes when they are asked for.
+
+    Iteration makes one at a time.  Nothing stays, unless `keep` is set; what is kept does not
+    travel to another process, which makes its own.
+    """
+
+    def __init__(self, count: int, build: Callable[[int], Item], keep: bool = False) -> None:
+        self._count = count
+        self._build = build
+        self._kept: dict[int, Item] | None = {} if keep else None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        index %= self._count
+        if self._kept is None:
+            return self._build(index)
+        if index not in self._kept:
+            self._kept[index] = self._build(index)
+        return self._kept[index]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": None if self._kept is None else {}}
+
+
+class LazyClients(Lazy[Objective]):
+    """Clients that are drawn from their number alone, so that the recipe may travel in their place.
+
+    Clients that are made from stored rows are `Lazy` only: with the recipe all rows would travel.
+    """
+
+
+def _convert(
+    clients: Sequence[Objective], dtype: torch.dtype, device: torch.device | str, index: int
+) -> Objective:
+    return clients[index].to(dtype, device)
+
+
+def _check_clients(clients: Sequence[object]) -> None:
+    first = None
+    for index, client in enumerate(clients):
+        if not isinstance(client, Objective):
+            raise DataError(
+                f"Problem: client {index} is a {type(client).__name__}, but must be a "
+                "fedadmm.Objective; let its class inherit from it"
+            )
+        length = client.num_parameters
+        first = length if first is None else first
+        if length != first:
+            raise DataError(
+                f"Problem: client {index} has {length} parameters, but must have as many as "
+                f"client 0, {first}"
+            )
+
+
+def _normalised(weights: Sequence[float] | Tensor, clients: int) -> Tensor:
+    values = torch.as_tensor(weights, dtype=torch.float64)
+    if values.shape != (clients,):
+        raise ParameterError(
+            f"Problem: weights has shape {tuple(values.shape)}, but must hold one number for each "
+            f"of the {clients} clients"
+        )
+    total = float(values.sum())
+    if not bool((values > 0).all()) or not math.isfinite(total):
+        raise ParameterError("Problem: weights must be finite and greater than zero")
+    return values / total

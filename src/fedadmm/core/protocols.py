@@ -1,0 +1,585 @@
+"""The roles of the house and the NamedTuples that pass between them.
+
+Every method of the family is one local problem plus one increment:
+
+    min_w  f_i(w) + <linear, w> + (weight / 2) ||w - centre||^2        started at `start`
+
+An `Algorithm` says which (start, linear, weight, centre), how a client's state moves, what it
+uploads and how the server folds the weighted sum of uploads.  It knows neither the solver, nor
+the engine, nor where state is kept.
+
+Shapes.  Client-side code is written once for one client and also runs on a stack of clients:
+vectors are (D,) or (K, D), a client's scalars are (1,) or (K, 1), norms keep their last
+dimension (`norm`), and a choice between clients is `torch.where`, never a Python `if`.
+
+Weights.  The loop streams `total = sum over replies of a_i * message_i`, where the a_i of all n
+clients add up to one.  An exact mean over everybody is therefore `total` itself, and a mean over
+the replies is `total / received.weight`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedadmm.core.errors import DataError, ParameterError, StateError
+from fedadmm.core.rng import Key
+
+Server = TypeVar("Server")
+Client = TypeVar("Client")
+Cast = TypeVar("Cast")
+Message = TypeVar("Message")
+
+
+def norm(vector: Tensor) -> Tensor:
+    """The Euclidean norm over the last dimension, kept, so that it broadcasts over a stack."""
+    result: Tensor = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    return result
+
+
+class LocalProblem(NamedTuple):
+    """One client's work in one round; None stands for a zero vector."""
+
+    start: Tensor
+    linear: Tensor | None = None
+    weight: Tensor | float = 0.0
+    centre: Tensor | None = None
+
+
+class LocalResult(NamedTuple):
+    """What a solve hands to the algorithm.
+
+    `start_gradient` is the full gradient of f_i at `start`, `mean_gradient` the mean of the
+    (mini-batch) gradients of f_i over the steps made; each only when the algorithm needs it.
+    """
+
+    params: Tensor
+    start_gradient: Tensor | None = None
+    mean_gradient: Tensor | None = None
+
+
+class SolveInfo(NamedTuple):
+    """How a solve went: never part of any state."""
+
+    steps: int
+    epochs: float
+    """Steps as shares of a pass over the client's data: what the method asked for."""
+    passes: float
+    """Gradients evaluated, in passes over the client's data: what the solve cost.
+
+    The rows of all steps, and every full gradient that the stopping rule, the method or the solver
+    itself took besides.
+    """
+    status: str
+    accuracy: float
+    """The norm of the local problem's full gradient at the result; NaN when nobody asked."""
+
+
+class Needs(NamedTuple):
+    """What an algorithm needs of the local solve."""
+
+    local_solve: bool = True
+    start_gradient: bool = False
+    mean_gradient: bool = False
+
+
+class SolveContext(NamedTuple):
+    """The circumstances of a solve that some rules and schedules look at."""
+
+    round_index: int = 0
+    needs: Needs = Needs()
+    theta: Tensor | None = None
+    """The global vector; None when it was not sent."""
+    own: Tensor | None = None
+    """The client's own model, wherever the solve starts; None when its method keeps none."""
+    clients: Sequence[int] = (0,)
+    """Who works: one client, or those of a stack in the order of its rows."""
+
+
+IN_NO_ROUND = SolveContext()
+"""The context of a solve on its own, outside any run."""
+
+
+class Round(NamedTuple):
+    """Which round it is: the clock of every schedule, and the key of what is random in it."""
+
+    round_index: int
+    """Rounds of the run before this one, empty ones included; an initial round has -1."""
+    key: Key
+
+
+class Received(NamedTuple):
+    """Which replies a server step folds: how many, their weight sum, out of how many clients."""
+
+    replies: int
+    weight: float
+    clients: int
+    round_index: int
+    """The round's index, as in `Round`."""
+
+
+class Regularizer(ABC):
+    """A proper, closed, convex g with its proximal operator."""
+
+    name: ClassVar[str]
+    """The name in configurations; only parts of a configuration need one."""
+
+    @abstractmethod
+    def value(self, params: Tensor) -> Tensor:
+        """g(params), a scalar tensor (infinite outside the domain of an indicator)."""
+
+    @abstractmethod
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """argmin_u g(u) + ||u - params||^2 / (2 step)."""
+
+
+class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
+    """One paper's method: a frozen dataclass of hyper-parameters with pure functions.
+
+    States, broadcasts and messages are NamedTuples of tensors.  No function changes what it is
+    given, and none keeps anything on `self`.
+    """
+
+    name: ClassVar[str]
+    """The name in configurations and on the command line; "module:Class" for one of your own."""
+    paper: ClassVar[str] = ""
+    """Authors, title, year."""
+    accepts_regularizer: ClassVar[bool] = False
+    """Whether the server step applies the prox of g."""
+    accepts_partial: ClassVar[bool] = True
+    """Whether clients may sit a round out."""
+    asynchronous: ClassVar[bool] = False
+    """Whether it is defined without rounds: every arriving reply is one server step."""
+    baseline: ClassVar[bool] = False
+    """Whether comparisons measure the others against it: a method without duals."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Give a method that is not registered the name by which a configuration reaches it."""
+        super().__init_subclass__(**options)
+        cls.name = f"{cls.__module__}:{cls.__qualname__}"
+
+    @property
+    def needs(self) -> Needs:
+        """What this method needs of the local solve."""
+        return Needs()
+
+    @property
+    def bias(self) -> str | None:
+        """Why a run does not come to rest at the optimum; None for a method that does.
+
+        On strongly convex problems, with accurate local solves and every client taking part again
+        and again.
+        """
+        return None
+
+    @property
+    def starts_with_everyone(self) -> bool:
+        """Whether an initial round with all clients precedes the first sampled one."""
+        return False
+
+    @property
+    def always_sends_theta(self) -> bool:
+        """Whether every broadcast carries the global vector."""
+        return True
+
+    @property
+    def prox_step(self) -> float:
+        """The step of prox_{step * g} in the server update; also that of the gradient mapping."""
+        return 1.0
+
+    def default_stop(self) -> StoppingRule | None:
+        """The stopping rule that belongs to the method, or None."""
+        return None
+
+    @abstractmethod
+    def init_server(self, params: Tensor) -> Server:
+        """The server's state before the first round, from the initial vector."""
+
+    @abstractmethod
+    def init_client(self, params: Tensor) -> Client:
+        """A client's state before its first round, from the initial vector."""
+
+    @abstractmethod
+    def broadcast(self, server: Server, turn: Round) -> Cast:
+        """What every participant of the round receives."""
+
+    @abstractmethod
+    def local_problem(self, cast: Cast, client: Client) -> LocalProblem:
+        """The local problem of one client (or of a stack of clients)."""
+
+    @abstractmethod
+    def client_update(
+        self, cast: Cast, client: Client, result: LocalResult
+    ) -> tuple[Client, Message]:
+        """The client's next state and its upload."""
+
+    @abstractmethod
+    def server_update(
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+    ) -> Server:
+        """Fold the weighted sum of at least one upload."""
+
+    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server | None:
+        """The server as if a client stood at its initial state; `past` is a_i times its uploads.
+
+        This is how a client that lost its state is taken out.  None, the default, says that the
+        server holds nothing of a client beyond the model, so that there is nothing to take out.
+        """
+        return None
+
+    @abstractmethod
+    def global_params(self, server: Server) -> Tensor:
+        """The global vector: what is broadcast and evaluated."""
+
+    def broadcast_params(self, cast: Cast) -> Tensor | None:
+        """The global vector that a broadcast carries: its field `theta`, or None without one."""
+        fields: tuple[str, ...] = getattr(cast, "_fields", ())
+        return cast.theta if "theta" in fields else None  # type: ignore[attr-defined]
+
+    def local_params(self, client: Client) -> Tensor | None:
+        """The client's own model, or None when the method keeps none between rounds."""
+        return None
+
+    def primal_dual(self, client: Client) -> PrimalDual | None:
+        """The client's model, dual and penalty; None for methods without one of them."""
+        return None
+
+    def tracked_mean(self, server: Server) -> Tensor | None:
+        """What the server holds as the mean of all w_i + y_i / penalty; None if it holds none."""
+        return None
+
+
+AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+
+
+class Objective(ABC):
+    """f_i on flat vectors, from one client's data."""
+
+    @property
+    @abstractmethod
+    def num_parameters(self) -> int:
+        """D, the length of the flat vector."""
+
+    @property
+    @abstractmethod
+    def num_samples(self) -> int:
+        """The number of rows a mini-batch is drawn from."""
+
+    @abstractmethod
+    def value(self, params: Tensor) -> Tensor:
+        """f_i(params) over all the client's data."""
+
+    @abstractmethod
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The gradient of f_i over the given rows, or over all data.
+
+        The result may be a buffer that the next call overwrites.
+        """
+
+    @abstractmethod
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Objective:
+        """The same objective in another precision or on another device."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a gradient draws random numbers of its own (dropout)."""
+        return False
+
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
+        """The gradient of `value`, for an objective that trains in another way than it measures."""
+        return self.gradient(params)
+
+    def workspace(self, params: Tensor) -> Tensor:
+        """A copy of `params` that a solver may change in place and pass to `gradient`."""
+        return params.clone()
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether every row has a class that a model gets right or wrong."""
+        return False
+
+    def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
+        """`value`, and how many rows get their class right, from one pass over the data."""
+        raise DataError(f"{type(self).__name__}: its rows have no classes, but they are asked for")
+
+    def work(self, rows: int) -> float:
+        """About how many multiplications a gradient over so many rows takes, forwards."""
+        return float(self.num_parameters * rows)
+
+
+class Progress(NamedTuple):
+    """What a stopping rule sees between two epochs; tensors of shape (1,) or (K, 1)."""
+
+    gradient_norm: Tensor
+    """||grad L_i(w)|| over the client's full data."""
+    reference_norm: Tensor
+    """The same at the rule's reference point; at the start for a rule without one."""
+    move: Tensor
+    """||w - origin||, with the rule's `origin`."""
+    weight: Tensor | float
+    """The weight of the local problem's quadratic term."""
+    round_index: int
+    clients: Sequence[int]
+    """Whose progress it is, in the order of the tensors' rows."""
+
+
+class StoppingRule(ABC):
+    """When a local solve ends: a budget, and for some rules a test between epochs."""
+
+    needs_gradient: ClassVar[bool] = False
+    """Whether `reached` must be asked, with full gradients, before every epoch."""
+    per_client: ClassVar[tuple[str, ...]] = ()
+    """The fields that may hold a sequence with one entry per client; its length is checked."""
+
+    @property
+    def reference(self) -> str | None:
+        """Where `Progress.reference_norm` is taken: "own", "global" (theta), or None: not needed.
+
+        "own" is the client's own model; where its method keeps none, it is the start.
+        """
+        return None
+
+    @property
+    def origin(self) -> str:
+        """Where `Progress.move` is measured from: "own", or "argument".
+
+        "own" is the client's own model as above; "argument" is centre - linear / weight, whose
+        prox the solve computes.
+        """
+        return "own"
+
+    @abstractmethod
+    def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
+        """The largest number of steps of one solve."""
+
+    def reached(self, progress: Progress) -> Tensor:
+        """Whether each client may stop; boolean, elementwise over a stack.  Never by default."""
+        return torch.zeros_like(progress.gradient_norm, dtype=torch.bool)
+
+    @abstractmethod
+    def sentence(self, reached: bool) -> str:
+        """Why the solve ended."""
+
+
+class LocalSolver(ABC):
+    """Solves a local problem approximately."""
+
+    averages_gradients: ClassVar[bool] = False
+    """Whether `LocalResult.mean_gradient` can be supplied."""
+    per_client: ClassVar[tuple[str, ...]] = ()
+    """The fields that may hold a sequence with one entry per client; its length is checked."""
+
+    @abstractmethod
+    def solve(
+        self,
+        objective: Objective,
+        problem: LocalProblem,
+        stop: StoppingRule,
+        key: Key,
+        context: SolveContext = IN_NO_ROUND,
+    ) -> tuple[LocalResult, SolveInfo]:
+        """Minimise the local problem."""
+
+
+class Seen(NamedTuple):
+    """What the server knows of one client: nothing that its replies do not tell anyway."""
+
+    asked: int
+    """The last round it was asked to take part in; -1 is the initial round with everybody."""
+    heard: int | None = None
+    """The last round that its reply counted in; None before the first."""
+    drift: float = float("nan")
+    """||w_i - theta|| in that round."""
+    loss: float = float("nan")
+    """f_i(theta) in that round, for a sampler that asks for losses."""
+
+
+Known = Mapping[int, Seen]
+"""What the server knows of every client that was ever asked, by its id."""
+
+
+class Sampler(ABC):
+    """Who takes part in a round: a function of the seed, the round, and what is known."""
+
+    looks_back: ClassVar[bool] = False
+    """Whether `sample` needs `known`; the loop can then not prepare the next round early."""
+    asks_losses: ClassVar[bool] = False
+    """Whether clients report f_i(theta) with their reply, a pass over their data without gradient;
+    only what is `known` holds it."""
+    is_random: ClassVar[bool] = True
+    """Whether rounds are drawn, as the theorems want it, and not planned."""
+
+    @abstractmethod
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
+        """The ids of round `round_index`, sorted, without repetition.
+
+        `known` is what the server knows when the round begins, for a sampler that looks back, and
+        None for others.
+        """
+
+    def probabilities(self, clients: int) -> NDArray[np.float64] | None:
+        """p_i = P(client i takes part), if it is the same in every round; else None."""
+        return None
+
+    def check(self, clients: int, rounds: int) -> None:
+        """Refuse what cannot work for this many clients and rounds, before round 0.
+
+        By default a scheme that never takes some client, as far as its probabilities tell.
+        """
+        probabilities = self.probabilities(clients)
+        if probabilities is not None and (probabilities <= 0).any():
+            raise ParameterError(
+                f"{type(self).__name__}: client {int(np.argmax(probabilities <= 0))} takes part "
+                "with probability 0, but a proper scheme gives every client a chance"
+            )
+
+
+class PrimalDual(NamedTuple):
+    """A client's model, its dual and its penalty, whatever a method keeps them as."""
+
+    w: Tensor
+    y: Tensor
+    penalty: Tensor | float
+
+
+class Download(NamedTuple):
+    """What goes down to a client: the algorithm's broadcast and the model's buffers, if any."""
+
+    cast: Any
+    buffers: Tensor | None = None
+
+
+class Upload(NamedTuple):
+    """What comes up from a client: the algorithm's message and the model's buffers, if any."""
+
+    message: Any
+    buffers: Tensor | None = None
+
+
+class ClientRecord(NamedTuple):
+    """What is kept for a client between rounds: the algorithm's state and its own buffers."""
+
+    state: Any
+    buffers: Tensor | None = None
+
+
+class ClientInfo(NamedTuple):
+    """What is known about one client's round; observers read it, algorithms never do."""
+
+    client: int
+    solve: SolveInfo
+    weight: float
+    """The weight of the local problem's quadratic term (rho, beta_i, 1/eta)."""
+    move: float
+    """||w_new - start||."""
+    drift: float
+    """||w_new - theta||: the client's part of the primal residual."""
+    finite: bool
+    """False when the client produced a NaN or an infinity."""
+    loss: float = float("nan")
+    """f_i(theta) before the solve; NaN when nobody asked."""
+
+
+class Partial(NamedTuple):
+    """The replies of several clients, summed where the clients are."""
+
+    total: Upload
+    """sum of a_i * upload_i over these clients."""
+    weight: float
+    """sum of a_i."""
+    bytes_up: int
+    """What the clients themselves sent."""
+    infos: Sequence[ClientInfo]
+
+
+class ClientStateStore(Protocol):
+    """Keeps client records; a client that was never committed has none."""
+
+    def bind(self, template: ClientRecord, primal: str | None) -> None:
+        """Learn how records look, and which of their tensors is the client's own model."""
+
+    def get(self, client: int) -> ClientRecord | None:
+        """The last committed record, or None."""
+
+    def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
+        """Keep a record; it replaces the client's last one."""
+
+    def clients(self) -> Sequence[int]:
+        """The ids that have a record, sorted."""
+
+    def prefetch(self, clients: Sequence[int]) -> None:
+        """Announce who will be asked for next, while others compute."""
+
+    def mark(self) -> None:
+        """Remember this point between two rounds; it replaces the last one."""
+
+    def undo(self) -> None:
+        """Go back to the marked point."""
+
+
+class Engine(ABC):
+    """Runs the clients of a round.
+
+    An engine may have a clock of its own and work in flight between two server steps: it then says
+    so in `extras`, and goes on from its `snapshot`.
+    """
+
+    is_asynchronous: bool = False
+    """Whether a step folds the replies that happen to arrive, not those of a whole cohort."""
+
+    @abstractmethod
+    def run_clients(
+        self, ids: Sequence[int], download: Download, round_index: int
+    ) -> Iterator[tuple[int, Upload, ClientInfo] | Partial]:
+        """Each client's upload in the order of `ids`, or sums over some of them.
+
+        The order of what is yielded is the same in every run, so that sums are reproducible.
+        """
+
+    def broadcasts(self, ids: Sequence[int]) -> int:
+        """How often the last step's download was handed out, with or without a reply to it.
+
+        That is once to each of `ids`, unless the engine leaves some out or sends again.
+        """
+        return len(ids)
+
+    def extras(self) -> dict[str, Any]:
+        """What the last step adds to its record."""
+        return {}
+
+    def snapshot(self) -> EngineState | None:
+        """The clock and the work in flight, if any; nothing that is done later changes it."""
+        return None
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot; an engine without a clock cannot bring in work in flight."""
+        if state.downloads:
+            raise StateError(
+                f"the run has replies under way to broadcasts of {len(state.downloads)} steps, but "
+                f"{type(self).__name__} has no clock to wait for them with; resume it with the "
+                "engine that it began with"
+            )
+
+    def close(self) -> None:  # noqa: B027 - most engines hold nothing
+        """Give back processes, files and memory."""
+
+
+class EngineState(NamedTuple):
+    """Work in flight between two server steps, for an engine that has some."""
+
+    values: dict[str, Any]
+    """Plain values that JSON can hold."""
+    downloads: dict[int, Download]
+    """The broadcasts that clients still work from, by server step."""
+
+
+Metrics = Mapping[str, float]
+Evaluator = Callable[[Tensor], Metrics]

@@ -1,0 +1,193 @@
+"""Convex regularisers g with their proximal operators.
+
+prox_{t g}(v) = argmin_u g(u) + ||u - v||^2 / (2t), in closed form for each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedadmm.core.errors import ParameterError, check_range
+from fedadmm.core.parts import Count, NotNegative, Positive, part
+from fedadmm.core.protocols import Regularizer
+
+
+def _indicator(inside: Tensor, like: Tensor) -> Tensor:
+    return like.new_zeros(()) if bool(inside.all()) else like.new_full((), math.inf)
+
+
+@part("regularizer", "zero")
+class Zero(Regularizer):
+    """g = 0."""
+
+    def value(self, params: Tensor) -> Tensor:
+        """Zero."""
+        return params.new_zeros(())
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """The identity."""
+        return params
+
+
+@part("regularizer", "l1")
+class L1(Regularizer):
+    """g(x) = lam ||x||_1; the prox is soft thresholding at step * lam."""
+
+    lam: NotNegative
+
+    def value(self, params: Tensor) -> Tensor:
+        """lam times the sum of absolute values."""
+        return self.lam * params.abs().sum()
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """Shrink every entry towards zero by step * lam."""
+        return torch.nn.functional.softshrink(params, step * self.lam)
+
+
+@part("regularizer", "squared-l2")
+class SquaredL2(Regularizer):
+    """g(x) = lam ||x||^2 / 2; the prox scales by 1 / (1 + step lam)."""
+
+    lam: NotNegative
+
+    def value(self, params: Tensor) -> Tensor:
+        """Half lam times the squared norm."""
+        return self.lam * params.square().sum() / 2
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """params / (1 + step lam)."""
+        return params / (1 + step * self.lam)
+
+
+@part("regularizer", "elastic-net")
+class ElasticNet(Regularizer):
+    """g(x) = l1 ||x||_1 + l2 ||x||^2 / 2; soft thresholding, then scaling."""
+
+    l1: NotNegative
+    l2: NotNegative
+
+    def value(self, params: Tensor) -> Tensor:
+        """The sum of both parts."""
+        return L1(self.l1).value(params) + SquaredL2(self.l2).value(params)
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """softshrink(params, step l1) / (1 + step l2)."""
+        return SquaredL2(self.l2).prox(L1(self.l1).prox(params, step), step)
+
+
+@part("regularizer", "group-lasso")
+class GroupLasso(Regularizer):
+    """g(x) = lam sum_G sqrt(|G|) ||x_G||, the groups being consecutive blocks of given sizes."""
+
+    lam: NotNegative
+    sizes: Sequence[Count]
+
+    def _groups(self, params: Tensor) -> Tensor:
+        if sum(self.sizes) != params.numel():
+            raise ParameterError(
+                f"GroupLasso: sizes add up to {sum(self.sizes)}, but must add up to the number of "
+                f"parameters, {params.numel()}"
+            )
+        sizes = torch.tensor(tuple(self.sizes), device=params.device)
+        return torch.repeat_interleave(torch.arange(len(sizes), device=params.device), sizes)
+
+    def _norms(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        groups = self._groups(params)
+        squares = params.new_zeros(len(self.sizes)).index_add_(0, groups, params.square())
+        roots = params.new_tensor([math.sqrt(size) for size in self.sizes])
+        return groups, squares.sqrt(), roots
+
+    def value(self, params: Tensor) -> Tensor:
+        """lam times the weighted sum of the groups' norms."""
+        _, norms, roots = self._norms(params)
+        return self.lam * (roots * norms).sum()
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """Shrink every group's norm by step * lam * sqrt(|G|)."""
+        groups, norms, roots = self._norms(params)
+        keep = (1 - step * self.lam * roots / norms.clamp_min(1e-300)).clamp_min(0)
+        return params * torch.nan_to_num(keep, nan=0.0)[groups]
+
+
+@part("regularizer", "box")
+class Box(Regularizer):
+    """g is zero where low <= x <= high, infinite elsewhere; the prox clips."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        check_range(self, "high", self.high, self.low)
+
+    def value(self, params: Tensor) -> Tensor:
+        """Zero inside the box, infinity outside."""
+        return _indicator((params >= self.low) & (params <= self.high), params)
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """Clip."""
+        return params.clamp(self.low, self.high)
+
+
+@part("regularizer", "non-negative")
+class NonNegative(Regularizer):
+    """g is zero where x >= 0, infinite elsewhere; the prox clips at zero."""
+
+    def value(self, params: Tensor) -> Tensor:
+        """Zero in the orthant, infinity outside."""
+        return _indicator(params >= 0, params)
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """Clip at zero."""
+        return params.clamp_min(0)
+
+
+@part("regularizer", "l2-ball")
+class L2Ball(Regularizer):
+    """g is zero where ||x|| <= radius, infinite elsewhere; the prox projects."""
+
+    radius: Positive
+
+    def value(self, params: Tensor) -> Tensor:
+        """Zero in the ball, infinity outside; a projected point counts as inside."""
+        slack = 1 + 16 * torch.finfo(params.dtype).eps
+        return _indicator(torch.linalg.vector_norm(params) <= self.radius * slack, params)
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """Scale back to the sphere when outside."""
+        length = torch.linalg.vector_norm(params)
+        projected: Tensor = params * (self.radius / length.clamp_min(self.radius))
+        return projected
+
+
+@dataclass(frozen=True)
+class PyProximal(Regularizer):
+    """Any operator of the package pyproximal (the extra `prox`) as g."""
+
+    operator: Any
+
+    def __post_init__(self) -> None:
+        for method in ("prox", "__call__"):
+            if not callable(getattr(self.operator, method, None)):
+                raise ParameterError(
+                    f"PyProximal: operator is {self.operator!r}, but must be a "
+                    "pyproximal.ProxOperator with a value and a prox"
+                )
+
+    def value(self, params: Tensor) -> Tensor:
+        """The operator's value; an indicator's boolean becomes zero or infinity."""
+        value = self.operator(params.detach().cpu().numpy())
+        if isinstance(value, bool | np.bool_):
+            value = 0.0 if value else math.inf
+        return params.new_tensor(float(value))
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        """The operator's prox."""
+        result = self.operator.prox(params.detach().cpu().numpy(), step)
+        return torch.as_tensor(result).to(params)

@@ -1,0 +1,109 @@
+"""Numbers that may change over the rounds, or differ between the clients.
+
+Rounds are those of the run, empty ones included; an initial round with everybody counts as the
+first.  A sequence has one entry per client, in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from fedadmm.core.errors import ParameterError, check_count, check_positive
+from fedadmm.core.parts import NotNegative, Positive, part
+
+Number = TypeVar("Number", int, float)
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A positive number for every round, counted from zero: any function of the round."""
+
+    def __call__(self, round_index: int) -> float:
+        """The value in this round."""
+
+
+@part("schedule", "piecewise")
+class Piecewise:
+    """Constant between change points: {0: 1.0, 60: 0.5} is 1.0 until round 59, then 0.5."""
+
+    values: Mapping[int, Positive]
+
+    def __post_init__(self) -> None:
+        if 0 not in self.values:
+            raise ParameterError(
+                f"Piecewise: values has change points {sorted(self.values)}, but needs one at 0"
+            )
+        for begin in self.values:
+            check_count(self, "values (a change point)", begin, 0)
+
+    def __call__(self, round_index: int) -> float:
+        """The value of the last change point that has been passed."""
+        return self.values[max(begin for begin in self.values if begin <= round_index)]
+
+
+@part("schedule", "geometric")
+class Geometric:
+    """initial * factor^t, never below `floor`.
+
+    As a server step the floor may be "tracking": the step then falls until it meets the
+    participation, from where on every increment counts exactly as in the mean.  What earlier
+    rounds counted more than that stays in the server's vector.
+    """
+
+    initial: Positive = 1.0
+    factor: Positive = 0.9
+    floor: NotNegative | Literal["tracking"] = 0.0
+
+    def __call__(self, round_index: int) -> float:
+        """The value in this round; a "tracking" floor is applied by whoever knows the replies."""
+        value = self.initial * self.factor**round_index
+        return value if isinstance(self.floor, str) else max(value, self.floor)
+
+
+def meets_participation(value: object) -> bool:
+    """Whether a schedule falls to the participation, which only a server step knows."""
+    return isinstance(value, Geometric) and value.floor == "tracking"
+
+
+def check_floor(owner: object, field: str, value: object) -> None:
+    """Refuse a "tracking" floor where nobody knows the participation that it refers to."""
+    if meets_participation(value):
+        raise ParameterError(
+            f"{type(owner).__name__}: {field} has the floor 'tracking', but only a server step can "
+            "have it; use a number"
+        )
+
+
+def check_one_each(owner: object, field: str, value: object, clients: int) -> None:
+    """Refuse a sequence that does not have one entry per client."""
+    if isinstance(value, Sequence) and len(value) != clients:
+        raise ParameterError(
+            f"{type(owner).__name__}: {field} has {len(value)} entries, but must have one for each "
+            f"of the {clients} clients"
+        )
+
+
+def of_client(value: Number | Sequence[Number], client: int) -> Number:
+    """One client's number."""
+    return value[client] if isinstance(value, Sequence) else value
+
+
+def of_clients(
+    value: float | Sequence[float], clients: Sequence[int], like: Tensor
+) -> Tensor | float:
+    """The one number of all clients, or those of the given ones in the shape of `like`."""
+    if not isinstance(value, Sequence):
+        return value
+    return like.new_tensor([value[client] for client in clients]).view_as(like)
+
+
+def at(value: float | Schedule | Sequence[float], round_index: int, client: int = 0) -> float:
+    """One client's number in one round; an initial round counts as the first."""
+    if not callable(value):
+        return of_client(value, client)
+    number = value(max(round_index, 0))
+    check_positive(type(value).__name__, f"its value in round {max(round_index, 0)}", number)
+    return number

@@ -1,0 +1,8 @@
+"""Solvers of the local problem."""
+
+from __future__ import annotations
+
+from fedadmm.core.solvers.exact import ExactSolver
+from fedadmm.core.solvers.first_order import LBFGS, SGD, AcceleratedGradient, GradientDescent
+
+__all__ = ["LBFGS", "SGD", "AcceleratedGradient", "ExactSolver", "GradientDescent"]

@@ -1,0 +1,186 @@
+"""The papers' models by name, and any module of the user's.
+
+Every model returns scores: no softmax stands before the loss, and a ReLU follows each convolution,
+unless a variant `as_released` is asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm.core.errors import ParameterError, check_count
+from fedadmm.core.rng import Key, derive
+
+Factory = Callable[..., nn.Module]
+Model = str | nn.Module | Factory
+"""A name, a module that stands (it is copied), or a function that makes one."""
+
+
+def _convolutions(
+    channels: int, padding: int, features: int, hidden: int, classes: int, as_released: bool
+) -> nn.Sequential:
+    """conv5(32) – pool – conv5(64) – pool – hidden – classes."""
+
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        activation = [] if as_released else [nn.ReLU()]
+        return [nn.Conv2d(inputs, outputs, 5, padding=padding), *activation, nn.MaxPool2d(2)]
+
+    head = [nn.Softmax(dim=-1)] if as_released else []
+    return nn.Sequential(
+        *block(channels, 32),
+        *block(32, 64),
+        nn.Flatten(),
+        nn.Linear(features, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+        *head,
+    )
+
+
+def cnn1(classes: int = 10, as_released: bool = False) -> nn.Module:
+    """CNN 1 of Gong et al. for 28×28×1 images; 1,663,370 parameters with ten classes.
+
+    `as_released` follows the published program: no ReLU after the convolutions, and a softmax
+    before the cross-entropy.
+    """
+    return _convolutions(1, 2, 64 * 7 * 7, 512, classes, as_released)
+
+
+def cnn2(classes: int = 10, as_released: bool = False) -> nn.Module:
+    """CNN 2 of Gong et al. for 32×32×3 images; 1,105,098 parameters with ten classes."""
+    return _convolutions(3, 2, 64 * 8 * 8, 256, classes, as_released)
+
+
+def femnist_cnn(classes: int = 62) -> nn.Module:
+    """The LEAF CNN for 28×28×1 images; 6,603,710 parameters with 62 classes."""
+    return _convolutions(1, 2, 64 * 7 * 7, 2048, classes, as_released=False)
+
+
+def insa_cnn(classes: int = 10) -> nn.Module:
+    """The CNN of FedADMM-InSa for 28×28×1 images, without padding; 582,026 parameters."""
+    return _convolutions(1, 0, 64 * 4 * 4, 512, classes, as_released=False)
+
+
+def mlp(*sizes: int, as_released: bool = False) -> nn.Module:
+    """A multilayer perceptron with ReLU between the layers; images are flattened first.
+
+    `as_released` repeats the last hidden layer, as the published program of Wang et al. does:
+    60-32-10 becomes 60-32-32-10.
+    """
+    if len(sizes) < 2:
+        raise ParameterError(f"mlp: sizes is {sizes}, but must hold at least inputs and outputs")
+    for size in sizes:
+        check_count("mlp", "sizes", size)
+    if as_released:
+        if len(sizes) < 3:
+            raise ParameterError(f"mlp: sizes is {sizes}, but as_released needs a hidden layer")
+        sizes = (*sizes[:-1], *sizes[-2:])
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def linear(inputs: int, outputs: int = 1, bias: bool = True) -> nn.Module:
+    """Linear regression."""
+    check_count("linear", "inputs", inputs)
+    check_count("linear", "outputs", outputs)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs, bias=bias))
+
+
+def logistic(inputs: int, classes: int = 2, bias: bool = True) -> nn.Module:
+    """Logistic regression: one score for two classes, else one score a class."""
+    check_count("logistic", "inputs", inputs)
+    check_count("logistic", "classes", classes, 2)
+    return linear(inputs, 1 if classes == 2 else classes, bias)
+
+
+class CharLSTM(nn.Module):
+    """The next-character model of LEAF: an embedding, stacked LSTMs, scores of the last state."""
+
+    def __init__(self, classes: int, embedding: int = 8, hidden: int = 256, layers: int = 2):
+        super().__init__()
+        self.embedding = nn.Embedding(classes, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.output = nn.Linear(hidden, classes)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Scores (rows, classes) of the character that follows each row of character numbers."""
+        states, _ = self.lstm(self.embedding(characters.long()))
+        scores: Tensor = self.output(states[:, -1])
+        return scores
+
+
+NAMES: dict[str, Factory] = {
+    "cnn1": cnn1,
+    "cnn2": cnn2,
+    "femnist-cnn": femnist_cnn,
+    "insa-cnn": insa_cnn,
+    "linear": linear,
+    "logistic": logistic,
+    "char-lstm": CharLSTM,
+}
+"""The named models; besides, `mlp-A-B-…-Z` is a perceptron with these layer sizes."""
+
+
+def factory(model: Model, **options: Any) -> Callable[[], nn.Module]:
+    """A function without arguments that makes the model, checked before it is first called."""
+    if isinstance(model, nn.Module):
+        if options:
+            raise ParameterError(f"model: options {sorted(options)} do not apply to a module")
+        return partial(copy.deepcopy, model)
+    make = resolve(model)
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        raise ParameterError(f"model: {model!r} cannot be built with {options}: {error}") from None
+    return partial(make, **options)
+
+
+def resolve(model: str | Factory) -> Factory:
+    """The function behind a model's name."""
+    if not isinstance(model, str):
+        return model
+    if model in NAMES:
+        return NAMES[model]
+    if re.fullmatch(r"mlp(-\d+){2,}", model):
+        return partial(mlp, *(int(size) for size in model.split("-")[1:]))
+    allowed = ", ".join([*sorted(NAMES), "mlp-IN-…-OUT"])
+    raise ParameterError(f"model: name is {model!r}, but must be one of {allowed}")
+
+
+def build(model: Model, *, seed: Key = 0, **options: Any) -> nn.Module:
+    """A new model, initialised by the seed alone; the global random state is left alone.
+
+    A module that stands already is copied and keeps its parameters, whatever the seed.
+    """
+    make = factory(model, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive(seed, "model"))
+        module = make()
+    if not isinstance(module, nn.Module):
+        raise ParameterError(
+            f"model: {model!r} made {type(module).__name__}, but must make a module"
+        )
+    return module
+
+
+def initial_vector(model: Model, seed: Key, **options: Any) -> Tensor:
+    """The flat start vector of a model: its trainable parameters, initialised by the seed."""
+    module = build(model, seed=seed, **options)
+    parts = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
+    return torch.cat(parts)
+
+
+def count_parameters(module: nn.Module) -> int:
+    """The number of trainable parameters."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,0 +1,31 @@
+"""Every experiment by name: `load("mnist", clients=100, partition="shards")`."""
+
+from fedadmm.data.problems import generated as generated
+from fedadmm.data.problems import recorded as recorded
+from fedadmm.data.problems import theory as theory
+from fedadmm.data.problems.federation import SplitOptions, from_data
+from fedadmm.data.problems.registry import (
+    Entry,
+    Extras,
+    Sites,
+    canonical,
+    entry,
+    load,
+    names,
+    options,
+    register,
+)
+
+__all__ = [
+    "Entry",
+    "Extras",
+    "Sites",
+    "SplitOptions",
+    "canonical",
+    "entry",
+    "from_data",
+    "load",
+    "names",
+    "options",
+    "register",
+]

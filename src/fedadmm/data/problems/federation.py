@@ -1,0 +1,251 @@
+"""From rows to a problem: split, model, loss, weights, evaluation."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedadmm.core.errors import DataError, ParameterError, check_choice, check_count, check_range
+from fedadmm.core.objectives.closed_form import Loss
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.problem import Buffers, Lazy, Problem
+from fedadmm.core.protocols import Regularizer
+from fedadmm.core.regularizers import Zero
+from fedadmm.data import models, partitions
+from fedadmm.data.dataset import Dataset, TrainTest
+from fedadmm.data.federated import FederatedData, align
+from fedadmm.data.partitions import Partition
+from fedadmm.data.problems.held_out import Split, choose_loss
+
+PARTITIONS = ("iid", "shards", "dirichlet", "imbalanced", "lognormal", "natural")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions:
+    """What a problem made from rows lets you choose; plain fields, so that configurations can."""
+
+    clients: int | None = None
+    """How many clients; None takes every natural client (writer, hospital, speaker)."""
+    partition: str = "iid"
+    """iid, shards, dirichlet, imbalanced, lognormal, natural, or the path of a saved .npz."""
+    shards_per_client: int = 2
+    """shards: how many label shards a client gets."""
+    dirichlet_alpha: float = 0.5
+    """dirichlet: the concentration; small is heterogeneous."""
+    min_size: int = 1
+    """dirichlet, lognormal: no client holds fewer rows."""
+    size_sigma: float = 1.0
+    """lognormal: the standard deviation of the logarithm of the sizes."""
+    imbalanced_shards: int = 10_000
+    """imbalanced: into how many shards the label-sorted rows are cut."""
+    partition_seed: int = 0
+    """The split is a function of this seed, and of nothing else that is random."""
+    validation: float = 0.0
+    """Which part of every client's rows is kept from training."""
+    weights: Literal["uniform", "samples"] = "uniform"
+    """a_i: 1/n, or n_i/N by training rows."""
+    model: str = "logistic"
+    """A name that `fedadmm.data.models.build` knows."""
+    as_released: bool = False
+    """The variant of the model in the authors' published program."""
+    normalise: Literal["batch", "once"] = "batch"
+    """Turn stored rows into floats batch by batch, or once into one tensor (more memory)."""
+    max_train: int | None = None
+    """Use only this many training rows, chosen by `partition_seed`."""
+    max_test: int | None = None
+    """Use only this many test rows, chosen by `partition_seed`."""
+
+    def __post_init__(self) -> None:
+        if self.clients is not None:
+            check_count(self, "clients", self.clients)
+        if not self.partition.endswith(".npz"):
+            check_choice(self, "partition", self.partition, PARTITIONS)
+        check_count(self, "shards_per_client", self.shards_per_client)
+        check_range(self, "dirichlet_alpha", self.dirichlet_alpha, 0.0, open_low=True)
+        check_count(self, "min_size", self.min_size)
+        check_range(self, "size_sigma", self.size_sigma, 0.0)
+        check_count(self, "imbalanced_shards", self.imbalanced_shards)
+        check_count(self, "partition_seed", self.partition_seed, 0)
+        check_range(self, "validation", self.validation, 0.0, 1.0, open_high=True)
+        check_choice(self, "weights", self.weights, ("uniform", "samples"))
+        check_choice(self, "normalise", self.normalise, ("batch", "once"))
+        for field in ("max_train", "max_test"):
+            if getattr(self, field) is not None:
+                check_count(self, field, getattr(self, field))
+
+
+def split(dataset: Dataset, options: SplitOptions) -> Partition:
+    """The partition that the options ask for."""
+    name, clients, seed = options.partition, options.clients, options.partition_seed
+    if name.endswith(".npz"):
+        return Partition.load(name)
+    if name == "natural":
+        if dataset.groups is None:
+            raise ParameterError(
+                f"{dataset.name}: partition is 'natural', but the rows have no natural clients"
+            )
+        return partitions.natural(dataset.groups, clients, seed)
+    if clients is None:
+        raise ParameterError(
+            f"{dataset.name}: clients is None, but partition {name!r} needs a number of clients"
+        )
+    if name == "iid":
+        return partitions.iid(len(dataset), clients, seed)
+    if name == "lognormal":
+        return partitions.lognormal(
+            len(dataset), clients, seed, sigma=options.size_sigma, min_size=options.min_size
+        )
+    if name == "shards":
+        return partitions.shards(
+            dataset.labels, clients, seed, per_client=options.shards_per_client
+        )
+    if name == "dirichlet":
+        return partitions.dirichlet(
+            dataset.labels,
+            clients,
+            seed,
+            alpha=options.dirichlet_alpha,
+            min_size=options.min_size,
+        )
+    return partitions.imbalanced(dataset.labels, clients, seed, shards=options.imbalanced_shards)
+
+
+def federate(
+    rows: TrainTest,
+    options: SplitOptions,
+    *,
+    model: models.Model | None = None,
+    partition: Partition | None = None,
+    regularizer: Regularizer | None = None,
+    buffers: Buffers | None = None,
+    name: str = "problem",
+) -> Problem:
+    """The problem of training a model on rows that are split among clients.
+
+    `model` (a module or a function that makes one) and `partition` replace what the options name.
+    """
+    train = _limited(rows.train, options.max_train, options.partition_seed)
+    test = _limited(rows.test, options.max_test, options.partition_seed) if rows.test else None
+    if options.normalise == "once":
+        train, test = train.prepared(), test.prepared() if test else None
+    partition = split(train, options) if partition is None else partition
+    if int(partition.sizes.min()) == 0:
+        empty = int(partition.sizes.argmin())
+        raise DataError(f"{name}: client {empty} of the partition holds no rows, but needs one")
+    data = FederatedData.gather(train, partition, options.validation)
+    make = model_factory(model or options.model, train, options.as_released)
+    flat = FlatModule(models.build(make))
+    shared = Split(data, flat, fit_loss(flat.module, train))
+    tests = _client_tests(data, test)
+    if tests is not None:
+        test = tests.rows
+    validate = options.validation > 0
+    own = None
+    if validate or tests is not None:
+        own = Lazy(len(data), partial(shared.evaluation, validate, tests))
+    return Problem(
+        clients=Lazy(len(data), shared.objective),
+        regularizer=regularizer or Zero(),
+        weights=None if options.weights == "uniform" else torch.from_numpy(data.train_sizes),
+        test=None if test is None else shared.held_out((test.inputs, test.targets), test.prepare),
+        client_tests=own,
+        initial=partial(models.initial_vector, make),
+        buffers=buffers,
+        name=name,
+        data=data,
+    )
+
+
+def from_data(
+    train: Dataset,
+    test: Dataset | None = None,
+    *,
+    model: models.Model = "logistic",
+    partition: str | Partition | None = None,
+    regularizer: Regularizer | None = None,
+    buffers: Buffers | None = None,
+    **options: Any,
+) -> Problem:
+    """A problem from your own rows; `options` are the fields of `SplitOptions`.
+
+    The partition is natural when the rows have groups, else iid, unless you name one or bring one.
+    """
+    if isinstance(model, str):
+        options["model"] = model
+    if isinstance(partition, Partition):
+        options["partition"], ready = "iid", partition
+    else:
+        natural = "iid" if train.groups is None else "natural"
+        options["partition"], ready = partition or natural, None
+    try:
+        chosen = SplitOptions(**options)
+    except TypeError as error:
+        raise ParameterError(f"from_data: {error}") from None
+    return federate(
+        TrainTest(train, test),
+        chosen,
+        model=None if isinstance(model, str) else model,
+        partition=ready,
+        regularizer=regularizer,
+        buffers=buffers,
+        name=train.name,
+    )
+
+
+def _limited(rows: Dataset, most: int | None, seed: int) -> Dataset:
+    if most is None or most >= len(rows):
+        return rows
+    return rows.take(partitions.iid(len(rows), 1, seed)[0][:most])
+
+
+def model_factory(model: models.Model, rows: Dataset, as_released: bool) -> models.Factory:
+    """The model's factory with the data's sizes filled in where it asks for them."""
+    known: dict[str, Any] = {"inputs": math.prod(rows.inputs.shape[1:])}
+    if rows.num_classes is not None:
+        known["classes"] = rows.num_classes
+    if isinstance(model, nn.Module):
+        wanted: set[str] = set()
+    else:
+        wanted = set(inspect.signature(models.resolve(model)).parameters)
+    options = {key: value for key, value in known.items() if key in wanted}
+    if as_released:
+        if "as_released" not in wanted:
+            raise ParameterError(f"model: {model!r} has no variant as_released")
+        options["as_released"] = True
+    return models.factory(model, **options)
+
+
+def fit_loss(module: nn.Module, rows: Dataset) -> Loss:
+    """The loss that fits; a model that cannot read the rows is refused here, not in round 0."""
+    row = rows.inputs[:1] if rows.prepare is None else rows.prepare(rows.inputs[:1])
+    module.eval()
+    try:
+        with torch.no_grad():
+            outputs = module(row)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise DataError(
+            f"{rows.name}: the model cannot read rows of shape {tuple(row.shape[1:])} and type "
+            f"{row.dtype} ({error})"
+        ) from None
+    return choose_loss(outputs, rows.num_classes, rows.name)
+
+
+def _client_tests(data: FederatedData, test: Dataset | None) -> FederatedData | None:
+    """The test rows of each natural client, when rows of both sides say whose they are."""
+    natural = data.rows.groups
+    if test is None or test.groups is None or natural is None:
+        return None
+    chosen = natural[data.partition.offsets[:-1]]
+    owners = data.partition.owners
+    if not bool((natural == chosen[owners]).all()) or len(set(chosen.tolist())) != len(chosen):
+        return None
+    theirs = align(test.groups, chosen)
+    if len(theirs.indices) == 0:
+        return None
+    return FederatedData.gather(test, theirs)

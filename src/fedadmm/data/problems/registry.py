@@ -1,0 +1,127 @@
+"""Problems by name: a frozen dataclass of options and a function that makes the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.problem import Buffers, Problem
+from fedadmm.core.protocols import Regularizer
+from fedadmm.data import models
+from fedadmm.data.partitions import Partition
+from fedadmm.data.sources import SOURCES
+
+
+class Extras(NamedTuple):
+    """What a caller may hand over as an object instead of a name."""
+
+    model: models.Model | None = None
+    partition: Partition | None = None
+    regularizer: Regularizer | None = None
+    buffers: Buffers | None = None
+
+
+@dataclass(frozen=True)
+class Sites:
+    """What a deployment asks of a problem whose clients hold one file each, and no other's.
+
+    The server holds no file at all: of the rows it knows only how wide they are.
+    """
+
+    names: tuple[str, ...]
+    """The clients, in their order."""
+    inputs: int
+    """Numbers in a row."""
+    classes: int
+    files: Callable[[], list[Path]]
+    """Finds every client's file, for a demonstration on a machine that has all of them."""
+    load: Callable[[Any, Path, int], Problem]
+    """Makes the problem of one client alone, from the options, its file and its number."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named problem."""
+
+    name: str
+    options: type[Any]
+    """A frozen dataclass; its fields are what a configuration may set."""
+    make: Callable[[Any, Extras], Problem]
+    summary: str
+    sites: Sites | None = None
+    """How its clients can be deployed without anybody's seeing another's rows, if they can."""
+
+    @property
+    def dataset(self) -> str | None:
+        """The data set it is made from, which has its name; None when nothing has to be fetched."""
+        return self.name if self.name in SOURCES else None
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(entry: Entry) -> Entry:
+    """Make a problem known under its name; a taken name is refused."""
+    if canonical(entry.name) in _ENTRIES:
+        raise ParameterError(f"problem: name {entry.name!r} is taken already")
+    _ENTRIES[entry.name] = entry
+    return entry
+
+
+def names() -> list[str]:
+    """The names of all problems."""
+    return sorted(_ENTRIES)
+
+
+def canonical(name: str) -> str:
+    """The name that a data set's short form stands for; any other name as it is."""
+    return next((one.name for one in SOURCES.values() if name in one.aliases), name)
+
+
+def entry(name: str) -> Entry:
+    """The entry of a problem, by its name or a short form of it."""
+    chosen = _ENTRIES.get(canonical(name))
+    if chosen is None:
+        raise ParameterError(
+            f"problem: name is {name!r}, but must be one of {', '.join(sorted(_ENTRIES))}"
+        )
+    return chosen
+
+
+def options(name: str) -> type[Any]:
+    """The frozen dataclass of options of a named problem."""
+    return entry(name).options
+
+
+def load(
+    name: str,
+    *,
+    regularizer: Regularizer | None = None,
+    buffers: Buffers | None = None,
+    **choices: Any,
+) -> Problem:
+    """The named problem; `choices` are the fields of its options.
+
+    `model` may also be a module or a function that makes one, `partition` also a `Partition`.
+    """
+    chosen = entry(name)
+    model, partition = choices.get("model"), choices.get("partition")
+    if model is not None and not isinstance(model, str):
+        del choices["model"]
+    if isinstance(partition, Partition):
+        del choices["partition"]
+    known = [field.name for field in fields(chosen.options)]
+    objects = {"model": model, "partition": partition}
+    for field in [*choices, *(key for key, value in objects.items() if value is not None)]:
+        if field not in known:
+            raise ParameterError(f"{name}: there is no option {field!r}, but {', '.join(known)}")
+    extras = Extras(
+        model=None if isinstance(model, str) else model,
+        partition=partition if isinstance(partition, Partition) else None,
+        regularizer=regularizer,
+        buffers=buffers,
+    )
+    return chosen.make(chosen.options(**choices), extras)

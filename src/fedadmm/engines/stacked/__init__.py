@@ -1,9 +1,0 @@
-"""Many clients as one computation: stacked rows, parameters and gradients."""
-
-from __future__ import annotations
-
-from fedadmm.engines.stacked.descent import solve_stack
-from fedadmm.engines.stacked.objective import StackedObjective
-from fedadmm.engines.stacked.stacking import Stacker, refusal
-
-__all__ = ["StackedObjective", "Stacker", "refusal", "solve_stack"]

@@ -1,0 +1,1 @@
+"""The only loop, one client's round, engines and state."""

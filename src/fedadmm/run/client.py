@@ -1,0 +1,185 @@
+"""What every engine needs to know, and one client's round, written once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.core import trees
+from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import (
+    AnyAlgorithm,
+    ClientInfo,
+    ClientRecord,
+    ClientStateStore,
+    Download,
+    LocalProblem,
+    LocalResult,
+    LocalSolver,
+    Objective,
+    Round,
+    SolveContext,
+    SolveInfo,
+    StoppingRule,
+    Upload,
+    norm,
+)
+from fedadmm.core.rng import Key, derive
+
+
+class Job(NamedTuple):
+    """The parts of a run that concern its clients."""
+
+    algorithm: AnyAlgorithm
+    problem: Problem
+    solver: LocalSolver | None
+    stop: StoppingRule
+    seed: Key
+    initial: Tensor
+    initial_buffers: Tensor | None = None
+    asks_losses: bool = False
+    """Whether clients report f_i(theta), for a sampler that wants to know."""
+
+
+def this_round(job: Job, round_index: int) -> Round:
+    """The round as algorithms see it."""
+    return Round(round_index, derive(job.seed, "broadcast", round_index))
+
+
+def client_key(job: Job, round_index: int, client: int) -> Key:
+    """The key of everything random that one client does in one round."""
+    return derive(job.seed, "client", round_index, client)
+
+
+def client_record(job: Job, store: ClientStateStore, client: int) -> ClientRecord:
+    """The client's record, or the one it starts with."""
+    record = store.get(client)
+    return first_record(job) if record is None else record
+
+
+def first_record(job: Job) -> ClientRecord:
+    """What a client holds before its first round."""
+    return ClientRecord(job.algorithm.init_client(job.initial), job.initial_buffers)
+
+
+class ClientRound(NamedTuple):
+    """What one client's round leaves: what it keeps, what it sends, what is known of it."""
+
+    record: ClientRecord | None
+    """None when the result is not finite: the client then stays what it was."""
+    upload: Upload
+    info: ClientInfo
+
+
+def run_client(
+    job: Job, store: ClientStateStore, client: int, download: Download, round_index: int
+) -> tuple[Upload, ClientInfo]:
+    """One client's round on the record that a store keeps."""
+    done = client_round(job, client, store.get(client), download, round_index)
+    if done.record is not None:
+        store.commit(client, done.record, round_index)
+    return done.upload, done.info
+
+
+def client_round(
+    job: Job, client: int, record: ClientRecord | None, download: Download, round_index: int
+) -> ClientRound:
+    """One client's round: record and download in, record and upload out.
+
+    Who keeps the record is nobody's business here; a client without one starts afresh.
+    """
+    if record is None:
+        record = first_record(job)
+    objective = job.problem.clients[client]
+    problem = job.algorithm.local_problem(download.cast, record.state)
+    key = client_key(job, round_index, client)
+    _load_buffers(job, objective, download, record)
+    loss = reported_loss(job, objective, download, problem)
+    with _seeded(objective, key):
+        own = job.algorithm.local_params(record.state)
+        needs, theta = job.algorithm.needs, global_vector(job, download)
+        context = SolveContext(round_index, needs, theta, own, (client,))
+        result, solve = _solve(job, objective, problem, key, context)
+    state, message = job.algorithm.client_update(download.cast, record.state, result)
+    buffers = _buffers(job, objective)
+    finite = trees.all_finite(result)
+    info = describe(client, problem, result, solve, global_vector(job, download), finite)
+    info = info._replace(loss=loss)
+    keeps = job.problem.buffers == "keep-local"
+    after = ClientRecord(state, buffers if keeps else None) if finite else None
+    return ClientRound(after, Upload(message, None if keeps else buffers), info)
+
+
+def reported_loss(
+    job: Job, objective: Objective, download: Download, problem: LocalProblem
+) -> float:
+    """f_i at theta, or at the start of the solve when theta was not sent; NaN if nobody asks."""
+    if not job.asks_losses:
+        return float("nan")
+    theta = global_vector(job, download)
+    return float(objective.value(problem.start if theta is None else theta))
+
+
+def describe(
+    client: int,
+    problem: LocalProblem,
+    result: LocalResult,
+    solve: SolveInfo,
+    theta: Tensor | None,
+    finite: bool,
+) -> ClientInfo:
+    """What observers may know about a client's round."""
+    anchor = problem.start if theta is None else theta
+    move = float(norm(result.params - problem.start))
+    drift = move if anchor is problem.start else float(norm(result.params - anchor))
+    return ClientInfo(client, solve, float(problem.weight), move, drift, finite)
+
+
+def global_vector(job: Job, download: Download) -> Tensor | None:
+    """Theta in the broadcast, or None when it is not sent (FedPD after a silent round)."""
+    return job.algorithm.broadcast_params(download.cast)
+
+
+def _solve(
+    job: Job,
+    objective: Objective,
+    problem: LocalProblem,
+    key: Key,
+    context: SolveContext,
+) -> tuple[LocalResult, SolveInfo]:
+    if not context.needs.local_solve:
+        gradient = objective.gradient(problem.start).clone()
+        return LocalResult(problem.start, gradient), SolveInfo(
+            0, 1.0, 1.0, "one gradient", float("nan")
+        )
+    assert job.solver is not None
+    return job.solver.solve(objective, problem, job.stop, key, context)
+
+
+@contextmanager
+def _seeded(objective: Objective, key: Key) -> Iterator[None]:
+    """Dropout draws from torch's global generator; give it this client's key and put it back."""
+    if not objective.is_random:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(key, "dropout"))
+        yield
+
+
+def _load_buffers(job: Job, objective: Any, download: Download, record: ClientRecord) -> None:
+    if job.problem.buffers == "keep-local" and record.buffers is not None:
+        objective.flat.load_buffers(record.buffers)
+    elif job.problem.buffers == "average" and download.buffers is not None:
+        objective.flat.load_buffers(download.buffers)
+
+
+def _buffers(job: Job, objective: Any) -> Tensor | None:
+    if job.problem.buffers is None:
+        return None
+    buffers: Tensor | None = objective.flat.buffers()
+    return buffers

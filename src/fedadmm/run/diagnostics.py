@@ -1,0 +1,278 @@
+"""Live diagnostics of primal-dual runs: how far from optimality, and an early word when it breaks.
+
+With L = sum_i a_i [f_i(w_i) + <y_i, w_i - theta> + (penalty/2) ||w_i - theta||²] + g(theta), a
+stationary point is where  grad f_i(w_i) + y_i = 0,  w_i = theta  and  sum_i a_i y_i lies in the
+subdifferential of g at theta.  A look measures
+
+    stationarity   root mean square of ||grad f_i(w_i) + y_i||
+    consensus      root mean square of ||w_i - theta||
+    dual_sum       ||theta - prox_g(theta + sum_i a_i y_i)||              everybody only
+    kkt_residual   the root of the sum of their squares
+    dual_norm      the mean of ||y_i||, and dual_norm_max the largest
+    lagrangian     L above                                                everybody only
+    mean_drift     the distance of the server's mean from that of w_i + y_i/penalty, everybody only
+    gong_v         V/n of Gong et al. (7), `optimality_measure`; everybody, g = 0, equal weights
+    dual_value     D(y) of Wang et al. (8), see `fedadmm.run.duality`         on request, everybody
+    duality_gap    F(theta) - D(y), which bounds F(theta) - F*            on request, everybody
+
+A look at some clients costs one pass over their data; sums over everybody are left out then.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.algorithms import FedADMM
+from fedadmm.core.errors import PairingError
+from fedadmm.core.objectives.closed_form import evaluation_gradient
+from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import ClientInfo, ClientStateStore, PrimalDual
+from fedadmm.core.regularizers import Zero
+from fedadmm.core.rng import derive, numpy_generator
+from fedadmm.run.client import Job, client_record
+from fedadmm.run.duality import check_conjugate, duality
+from fedadmm.run.engines.threads import torch_threads
+from fedadmm.run.loop import Record, RoundReport, RunState
+
+GROWTH = 10.0
+"""A KKT residual this many times its smallest so far is a warning."""
+ROUNDING = 1e-6
+"""A Lagrangian that rises by less, relatively, has not risen."""
+LOST_MEAN = 1e-3
+"""A drift of the server's mean by more, relative to the model, is a warning."""
+
+
+class Look(NamedTuple):
+    """One client's part of a look."""
+
+    client: int
+    weight: float
+    own: PrimalDual
+    gradient: Tensor
+
+
+def look_at(job: Job, store: ClientStateStore, client: int) -> Look:
+    """The client's model, dual and gradient as they are now."""
+    own = job.algorithm.primal_dual(client_record(job, store, client).state)
+    assert own is not None
+    gradient = evaluation_gradient(job.problem.clients[client], own.w).clone()
+    return Look(client, job.problem.weight(client), own, gradient)
+
+
+def has_gongs_measure(problem: Problem) -> bool:
+    """Whether (7) is defined: it is about sum_i f_i without g and without weights."""
+    return problem.weights is None and isinstance(problem.regularizer, Zero)
+
+
+def optimality_measure(looks: Iterable[Look], theta: Tensor) -> float:
+    """V/n of Gong et al. (7) from a look at everybody; it needs neither L nor F*.
+
+    V = ||grad_theta L||² + sum_i ||grad_{w_i} L||² + ||w_i - theta||², with the Lagrangian
+    L = sum_i f_i(w_i) + <y_i, w_i - theta> + (penalty/2) ||w_i - theta||².  It is zero exactly at
+    a stationary point where all agree.
+    """
+    count, total, pull = 0, 0.0, torch.zeros_like(theta)
+    for look in looks:
+        apart = look.own.w - theta
+        own_pull = look.own.y + look.own.penalty * apart
+        total += float((look.gradient + own_pull).square().sum() + apart.square().sum())
+        pull += own_pull
+        count += 1
+    return (total + float(pull.square().sum())) / count
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """An instrument that looks at the clients' states every `every` rounds.
+
+    `clients` is how many are looked at, drawn anew for every look; 0 is everybody.  `duality` adds
+    the dual value and the duality gap to a look at everybody.
+    """
+
+    name: ClassVar[str] = "diagnostics"
+
+    job: Job
+    every: int = 1
+    clients: int = 0
+    duality: bool = False
+
+    def __post_init__(self) -> None:
+        if self.duality:
+            check_conjugate(self.job.problem.clients[0])
+        state = self.job.algorithm.init_client(self.job.initial)
+        if self.job.algorithm.primal_dual(state) is None:
+            raise PairingError(
+                f"diagnostics are about duals, but {type(self.job.algorithm).__name__} keeps none; "
+                "use FedADMM, FedADMMIn, FedADMMInSa, FedDR, FedDRII or FedPD"
+            )
+
+    def begin(
+        self, state: RunState, store: ClientStateStore, infos: Sequence[ClientInfo]
+    ) -> dict[str, Any]:
+        """Nothing seen, nothing warned of."""
+        return {"lagrangian": None, "kkt": None, "warned": []}
+
+    def look(
+        self, report: RoundReport, store: ClientStateStore, note: Any
+    ) -> tuple[dict[str, Any], Record]:
+        """Measure, and compare with what was seen before."""
+        if report.state.round % self.every:
+            return note, {}
+        began = time.perf_counter()
+        with torch_threads(1):  # single clients are small work, and their order is fixed
+            following, entries = self._measured(report, store, note)
+        entries["diagnostics_seconds"] = time.perf_counter() - began
+        return following, entries
+
+    def _measured(
+        self, report: RoundReport, store: ClientStateStore, note: Any
+    ) -> tuple[dict[str, Any], Record]:
+        theta = self.job.algorithm.global_params(report.state.server)
+        chosen = self._chosen(report.state.round)
+        looks = [look_at(self.job, store, client) for client in chosen]
+        entries = _residuals(looks, theta)
+        if len(looks) == self.job.problem.num_clients:
+            entries |= self._sums(looks, theta, report.state.server)
+        parts = [
+            entries[key] for key in ("stationarity", "consensus", "dual_sum") if key in entries
+        ]
+        entries["kkt_residual"] = math.hypot(*parts)
+        everybody_seen = len(store.clients()) == self.job.problem.num_clients
+        following, found = _warnings(entries, note, theta, everybody_seen)
+        if found:
+            cause = self._cause(looks, theta, report)
+            entries["warnings"] = [f"round {report.state.round}: {what}; {cause}" for what in found]
+        return following, entries
+
+    def _chosen(self, round_number: int) -> Sequence[int]:
+        count = self.job.problem.num_clients
+        if not 0 < self.clients < count:
+            return range(count)
+        draws = numpy_generator(derive(self.job.seed, "diagnostics", round_number))
+        return sorted(int(i) for i in draws.choice(count, self.clients, replace=False))
+
+    def _sums(self, looks: Sequence[Look], theta: Tensor, server: Any) -> Record:
+        """What only everybody together can tell."""
+        duals, means = torch.zeros_like(theta), torch.zeros_like(theta)
+        lagrangian = float(self.job.problem.regularizer.value(theta))
+        for look in looks:
+            w, y, penalty = look.own
+            apart = w - theta
+            duals.add_(y, alpha=look.weight)
+            means.add_(w + y / penalty, alpha=look.weight)
+            value = self.job.problem.clients[look.client].value(w) + y @ apart
+            lagrangian += look.weight * float(value + penalty / 2 * apart.square().sum())
+        moved = self.job.problem.regularizer.prox(theta + duals, 1.0)
+        sums = {"dual_sum": _norm(theta - moved), "lagrangian": lagrangian}
+        if has_gongs_measure(self.job.problem):
+            sums["gong_v"] = optimality_measure(looks, theta)
+        if self.duality:
+            prices = [look.own.y for look in looks]
+            found = duality(self.job.problem, theta, prices, self.job.algorithm.prox_step)
+            sums |= {"dual_value": found.dual, "duality_gap": found.gap}
+        tracked = self.job.algorithm.tracked_mean(server)
+        return sums if tracked is None else sums | {"mean_drift": _norm(tracked - means)}
+
+    def _cause(self, looks: Sequence[Look], theta: Tensor, report: RoundReport) -> str:
+        """The most likely reason, from the curvature that the clients' models meet."""
+        method = self.job.algorithm
+        share = sum(self.job.problem.weight(info.client) for info in report.infos)
+        step = getattr(method, "step", None) if isinstance(method, FedADMM) else None
+        if isinstance(step, float | int) and step > share:
+            return (
+                f"likely cause: step {step:g} is more than the share {share:.3g} of the clients "
+                "that replied, so that the server leaves their mean; use 'tracking'"
+            )
+        look, curvature = self._steepest(looks, theta)
+        penalty = float(look.own.penalty)
+        rate = getattr(self.job.solver, "lr", None)
+        if isinstance(rate, float | int) and rate > 2 / (curvature + penalty):
+            return (
+                f"likely cause: the learning rate {rate:g} is above 2/(L + rho) = "
+                f"{2 / (curvature + penalty):.3g} at client {look.client}; lower it"
+            )
+        if penalty <= 2 * curvature:
+            return (
+                f"likely cause: the penalty {penalty:.3g} is small for the curvature "
+                f"{curvature:.3g} at client {look.client} (theorems need more than twice it); "
+                "raise rho, or lower eta"
+            )
+        return "likely cause: local solves are too inexact; give them more epochs"
+
+    def _steepest(self, looks: Sequence[Look], theta: Tensor) -> tuple[Look, float]:
+        """The largest curvature found: along each client's way from theta, or L if it is known."""
+        found = [(_curvature(self.job, look, theta), place) for place, look in enumerate(looks)]
+        curvature, place = max(found)
+        known = self.job.problem.facts.smoothness
+        return looks[place], curvature if known is None else max(known, curvature)
+
+
+def _norm(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))
+
+
+def _residuals(looks: Sequence[Look], theta: Tensor) -> Record:
+    total = sum(look.weight for look in looks)
+    slopes = sum(look.weight * _norm(look.gradient + look.own.y) ** 2 for look in looks)
+    apart = sum(look.weight * _norm(look.own.w - theta) ** 2 for look in looks)
+    duals = [_norm(look.own.y) for look in looks]
+    return {
+        "stationarity": math.sqrt(slopes / total),
+        "consensus": math.sqrt(apart / total),
+        "dual_norm": sum(duals) / len(duals),
+        "dual_norm_max": max(duals),
+    }
+
+
+def _warnings(
+    entries: Record, note: dict[str, Any], theta: Tensor, everybody_seen: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """What went wrong since the last look, each kind once, and the next note."""
+    warned, found = list(note["warned"]), []
+
+    def warn(kind: str, sentence: str) -> None:
+        if kind not in warned:
+            warned.append(kind)
+            found.append(sentence)
+
+    kkt, least = entries["kkt_residual"], note["kkt"]
+    if not math.isfinite(kkt) or (least is not None and kkt > GROWTH * least):
+        warn(
+            "kkt", f"the KKT residual {kkt:.3g} is {GROWTH:g} times its smallest, {least or 0:.3g}"
+        )
+    value, before = entries.get("lagrangian"), note["lagrangian"]
+    # A client's first dual step may raise the Lagrangian under any condition.
+    known = value is not None and before is not None and everybody_seen
+    if known and value > before + ROUNDING * (1 + abs(before)):
+        warn("lagrangian", f"the augmented Lagrangian rose from {before:.6g} to {value:.6g}")
+    drift = entries.get("mean_drift", 0.0)
+    if drift > LOST_MEAN * (1 + _norm(theta)):
+        warn("mean", f"the server is {drift:.3g} away from the mean of its clients")
+    smallest = kkt if least is None else min(least, kkt)
+    following = {
+        "lagrangian": value if everybody_seen else None,
+        "kkt": smallest,
+        "warned": warned,
+    }
+    return following, found
+
+
+def _curvature(job: Job, look: Look, theta: Tensor) -> float:
+    """||grad f_i(w + h d) - grad f_i(w)|| / h along d from theta to w: at most L."""
+    way = look.own.w - theta
+    length = _norm(way)
+    if length == 0.0:
+        way, length = look.gradient, _norm(look.gradient)
+    if length == 0.0 or not math.isfinite(length):
+        return 0.0
+    root: float = float(torch.finfo(way.dtype).eps) ** (1 / 3)
+    step = root * max(1.0, _norm(look.own.w)) / length
+    moved = evaluation_gradient(job.problem.clients[look.client], look.own.w + step * way)
+    return _norm(moved - look.gradient) / (step * length)

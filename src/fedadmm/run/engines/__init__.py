@@ -1,0 +1,42 @@
+"""Ways of running the clients of a round.
+
+An engine is chosen by a small frozen dataclass, its options, which starts it for a job and a store.
+"""
+
+from __future__ import annotations
+
+from fedadmm.core.parts import FAMILIES
+from fedadmm.core.protocols import AnyAlgorithm
+from fedadmm.run.client import Job, run_client
+from fedadmm.run.engines.auto import Auto
+from fedadmm.run.engines.choice import EngineChoice
+from fedadmm.run.engines.given_delays import GivenDelays
+from fedadmm.run.engines.ray_engine import Ray
+from fedadmm.run.engines.sequential import Sequential
+from fedadmm.run.engines.vectorised import Vectorised
+from fedadmm.run.engines.virtual_time import VirtualTime
+from fedadmm.run.engines.workers import Workers
+
+ENGINES: dict[str, type[EngineChoice]] = FAMILIES["engine"]
+"""Name on the command line and in configurations -> choice."""
+
+
+def default_engine(algorithm: AnyAlgorithm | type[AnyAlgorithm]) -> str:
+    """The engine of a run that names none."""
+    return VirtualTime.name if algorithm.asynchronous else Sequential.name
+
+
+__all__ = [
+    "ENGINES",
+    "Auto",
+    "EngineChoice",
+    "GivenDelays",
+    "Job",
+    "Ray",
+    "Sequential",
+    "Vectorised",
+    "VirtualTime",
+    "Workers",
+    "default_engine",
+    "run_client",
+]

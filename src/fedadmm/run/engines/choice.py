@@ -1,0 +1,38 @@
+"""The choice of an engine: its options, and what others may ask of it before it runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from fedadmm.core.protocols import ClientStateStore, Engine
+from fedadmm.run.client import Job
+
+
+class EngineChoice(ABC):
+    """A frozen dataclass of options that starts its engine when a run begins."""
+
+    name: ClassVar[str]
+    """The name in configurations and on the command line."""
+    shapes_the_run: ClassVar[bool] = False
+    """Whether the options change the result, not only how fast it is computed."""
+    needs_disk: ClassVar[bool] = False
+    """Whether client state is where the clients are, so that the default store is one on disk."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether replies are folded as they arrive, without rounds."""
+        return False
+
+    @property
+    def keeps_to_one_core(self) -> bool:
+        """Whether a run leaves the other cores free, so that several fit side by side."""
+        return False
+
+    def expected_delay(self, clients: int) -> int | None:
+        """About how many server steps a reply is late; None with rounds."""
+        return None
+
+    @abstractmethod
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
+        """Start the engine, or refuse a job that it cannot run."""

@@ -1,0 +1,105 @@
+"""Server steps under a given law of who replies and how late (FedDR's Assumption 4.1).
+
+In step k the sampler draws who replies, and each of them a delay d, uniform on 0 ... max_delay: it
+works from the model of step k - d, on its own newest state, and its reply is folded at once.  So
+the constants of the asynchronous theorem are set, not measured: tau is `max_delay`, and the window
+T and the least probability are the sampler's.  Nothing here has a duration; `VirtualTime` is the
+engine where delays come from how long work takes.
+
+A client works on one model at a time: it cannot have read its model before its last reply, and a
+longer delay is cut there (the assumption's d_{i_k} = 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge
+
+from fedadmm.core.parts import part
+from fedadmm.core.protocols import (
+    ClientInfo,
+    ClientStateStore,
+    Download,
+    Engine,
+    EngineState,
+    Upload,
+)
+from fedadmm.core.rng import derive, numpy_generator
+from fedadmm.run.client import Job, run_client
+from fedadmm.run.engines.choice import EngineChoice
+from fedadmm.run.engines.virtual.staleness import Staleness
+
+
+@part("engine", "given-delays")
+class GivenDelays(EngineChoice):
+    """The choice of the engine whose delays are drawn from a given law.
+
+    Args:
+        max_delay: tau, the largest delay in server steps; delays are uniform on 0 ... tau.
+    """
+
+    shapes_the_run: ClassVar[bool] = True
+
+    max_delay: Annotated[int, Ge(0)] = 0
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Always."""
+        return True
+
+    def expected_delay(self, clients: int) -> int:
+        """The given one."""
+        return self.max_delay
+
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
+        """Start the engine."""
+        return GivenDelaysEngine(job, store, self.max_delay)
+
+
+class GivenDelaysEngine(Engine):
+    """Runs clients from the models of earlier steps."""
+
+    is_asynchronous = True
+
+    def __init__(self, job: Job, store: ClientStateStore, max_delay: int) -> None:
+        self._job = job
+        self._store = store
+        self._max_delay = max_delay
+        self._downloads: dict[int, Download] = {}
+        self._staleness = Staleness(job.problem.num_clients)
+
+    def run_clients(
+        self, ids: Sequence[int], download: Download, round_index: int
+    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
+        """The replies of one server step, in the order of `ids`."""
+        self._downloads[round_index] = download
+        delays = [self._delay(client, round_index) for client in ids]
+        self._staleness.note(ids, delays, round_index)
+        for client, delay in zip(ids, delays, strict=True):
+            received = self._downloads[round_index - delay]
+            upload, info = run_client(self._job, self._store, client, received, round_index)
+            yield client, upload, info
+        oldest = max(0, round_index + 1 - self._max_delay)
+        self._downloads = {step: d for step, d in self._downloads.items() if step >= oldest}
+
+    def _delay(self, client: int, step: int) -> int:
+        if step < 0:
+            return 0
+        draws = numpy_generator(derive(self._job.seed, "given-delays", step, client))
+        drawn = int(draws.integers(self._max_delay + 1))
+        return min(drawn, self._staleness.absence(client, step))
+
+    def extras(self) -> dict[str, Any]:
+        """What the last step adds to its record."""
+        return self._staleness.extras()
+
+    def snapshot(self) -> EngineState:
+        """Delays so far, and the models that clients may still work from."""
+        return EngineState({"staleness": self._staleness.values()}, dict(self._downloads))
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot."""
+        self._staleness.restore(state.values["staleness"])
+        self._downloads = dict(state.downloads)

@@ -1,0 +1,82 @@
+"""Trees of tensors in memory that several processes share: vectors are copied, never pickled."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedadmm.core import trees
+from fedadmm.core.errors import EngineError
+
+ALIGNMENT = 64
+"""A cache line."""
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """Where a tensor lies within its region."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def region_bytes(tree: object) -> int:
+    """How large a region must be to hold a tree."""
+    return sum(_aligned(leaf.numel() * leaf.element_size()) for leaf in trees.tensors(tree))
+
+
+class SharedMemory:
+    """`regions` pieces of `size` bytes each; anonymous, so it is limited by memory alone.
+
+    Processes forked after its creation see the same bytes.
+    """
+
+    def __init__(self, regions: int, size: int) -> None:
+        self.size = max(ALIGNMENT, _aligned(size))
+        self._map = mmap.mmap(-1, regions * self.size)
+
+    def write(self, region: int, tree: object) -> Any:
+        """Copy a tree's tensors into a region; what is returned is small and finds them again."""
+        needed, end = region_bytes(tree), 0
+        if needed > self.size:
+            raise EngineError(
+                f"shared memory: a client's vectors take {needed} bytes, but there is room for "
+                f"{self.size}, because those of its first round were smaller"
+            )
+
+        def place(leaf: Tensor) -> _Leaf:
+            nonlocal end
+            spot = _Leaf(leaf.dtype, tuple(leaf.shape), end)
+            self._tensor(region, spot).copy_(leaf)
+            end += _aligned(leaf.numel() * leaf.element_size())
+            return spot
+
+        return trees.map_tensors(place, tree)
+
+    def read(self, region: int, skeleton: Any) -> Any:
+        """The tree that was written, as views: the next write into the region changes them."""
+        if isinstance(skeleton, _Leaf):
+            return self._tensor(region, skeleton)
+        if isinstance(skeleton, tuple):
+            parts = [self.read(region, part) for part in skeleton]
+            return type(skeleton)(*parts) if hasattr(skeleton, "_fields") else tuple(parts)
+        return skeleton
+
+    def _tensor(self, region: int, leaf: _Leaf) -> Tensor:
+        count = 1
+        for length in leaf.shape:
+            count *= length
+        if count == 0:
+            return torch.empty(leaf.shape, dtype=leaf.dtype)
+        begin = region * self.size + leaf.offset
+        flat = torch.frombuffer(self._map, dtype=leaf.dtype, count=count, offset=begin)
+        return flat.view(leaf.shape)

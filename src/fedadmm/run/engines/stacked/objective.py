@@ -1,0 +1,142 @@
+"""The objectives of many clients as one: parameters (K, D) in, gradients (K, D) out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from fedadmm.core.objectives.flat import FlatModule, Slot
+from fedadmm.core.objectives.kernels import Network, Sink
+from fedadmm.core.objectives.model import Loss
+from fedadmm.run.engines.stacked.rows import Batch, StackedRows
+
+
+class Core(Protocol):
+    """The gradient of sum over rows of weight * loss, for k clients at once."""
+
+    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
+        """A new (k, D) tensor."""
+
+
+class NetworkCore:
+    """Hand-written passes."""
+
+    def __init__(self, network: Network, slots: Sequence[Slot]) -> None:
+        self.network = network
+        self.slots = tuple(slots)
+
+    def blocks(self, params: Tensor) -> list[Tensor]:
+        """Contiguous blocks (k, *shape), one a parameter."""
+        return [
+            params[:, slot.begin : slot.end].reshape(len(params), *slot.shape).contiguous()
+            for slot in self.slots
+        ]
+
+    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
+        """The gradient, written into blocks and joined."""
+        blocks = self.blocks(params)
+        found = [torch.empty_like(block) for block in blocks]
+        self.network.differentiate(blocks, *batch, Sink(found, 1.0, keep=False))
+        return joined(found)
+
+
+def joined(blocks: Sequence[Tensor]) -> Tensor:
+    """Blocks (k, *shape) as one (k, D) tensor."""
+    return torch.cat([block.flatten(1) for block in blocks], dim=1)
+
+
+class ModuleCore:
+    """Any module without buffers and dropout, through `torch.func`."""
+
+    def __init__(self, flat: FlatModule, loss: Loss) -> None:
+        def row_loss(output: Tensor, target: Tensor) -> Tensor:
+            return loss(output.unsqueeze(0), target.unsqueeze(0))
+
+        def client_loss(params: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+            outputs: Any = functional_call(flat.module, flat.views(params), (inputs,))
+            return (vmap(row_loss)(outputs, targets) * weights).sum()
+
+        self._flat = flat
+        self._gradients = vmap(grad(client_loss))
+
+    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
+        """The gradient; the loss of each row is weighted by itself."""
+        if not self._flat.module.training:
+            self._flat.module.train()
+        weights = torch.as_tensor(batch.weights, dtype=params.dtype, device=params.device)
+        weights = weights.expand(batch.targets.shape[:2])
+        result: Tensor = self._gradients(params, batch.inputs, batch.targets, weights)
+        return result
+
+
+class LeastSquaresCore:
+    """X'(w * (Xp - y))."""
+
+    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
+        """The gradient without the ridge term."""
+        error = _scores(params, batch) - batch.targets
+        return _pulled_back(error, batch)
+
+
+class LogisticCore:
+    """X'(w * (sigmoid(Xp) - y))."""
+
+    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
+        """The gradient without the ridge term."""
+        error = torch.sigmoid(_scores(params, batch)) - batch.targets.to(params.dtype)
+        return _pulled_back(error, batch)
+
+
+class QuadraticCore:
+    """Ap - b; a client is one row, whose input is A and whose target is b."""
+
+    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
+        """The gradient."""
+        return torch.bmm(batch.inputs[:, 0], params.unsqueeze(-1))[..., 0] - batch.targets[:, 0]
+
+
+def _scores(params: Tensor, batch: Batch) -> Tensor:
+    return torch.bmm(batch.inputs, params.unsqueeze(-1)).squeeze(-1)
+
+
+def _pulled_back(error: Tensor, batch: Batch) -> Tensor:
+    return torch.bmm((error * batch.weights).unsqueeze(1), batch.inputs).squeeze(1)
+
+
+class StackedObjective:
+    """f_i of many clients, in order of falling size where all their rows are wanted."""
+
+    def __init__(self, core: Core, rows: StackedRows, ridge: Tensor | None = None) -> None:
+        self.core = core
+        self.rows = rows
+        self._ridge = ridge
+
+    def select(self, clients: Sequence[int]) -> StackedObjective:
+        """Some of the clients, in the given order."""
+        ridge = None if self._ridge is None else self._ridge[list(clients)]
+        return StackedObjective(self.core, self.rows.select(clients), ridge)
+
+    def workspace(self, params: Tensor) -> Tensor:
+        """A copy that a solver may change in place."""
+        return params.clone()
+
+    def gradient(self, params: Tensor, batch: Batch | None = None) -> Tensor:
+        """The gradients of the first clients over a batch, or of all clients over all rows."""
+        if batch is not None:
+            total = self.core.gradient(params, batch)
+        else:
+            first, *more = self.rows.full()
+            total = self.core.gradient(params, first)
+            for part in more:
+                total[: part.clients] += self.core.gradient(params[: part.clients], part)
+        if self._ridge is not None:
+            total.addcmul_(self._ridge[: len(params)], params)
+        return total
+
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
+        """The same: nothing that stacks behaves differently in training."""
+        return self.gradient(params)

@@ -1,0 +1,169 @@
+"""Many clients at once in this process, for models so small that Python would be the work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.core import trees
+from fedadmm.core.errors import PairingError
+from fedadmm.core.parts import Count, part
+from fedadmm.core.protocols import (
+    ClientInfo,
+    ClientRecord,
+    ClientStateStore,
+    Download,
+    Engine,
+    LocalProblem,
+    LocalResult,
+    SolveContext,
+    SolveInfo,
+    Upload,
+    norm,
+)
+from fedadmm.run.client import Job, client_key, client_record, global_vector, reported_loss
+from fedadmm.run.engines.choice import EngineChoice
+from fedadmm.run.engines.stacked import StackedObjective, Stacker, refusal, solve_stack
+from fedadmm.run.engines.stacked.stacking import as_sgd
+
+STACK_BYTES = 32 * 2**20
+"""How much one vector a client may take in a stack: a solve works on about six of them."""
+
+
+@part("engine", "vectorised")
+class Vectorised(EngineChoice):
+    """The choice of the vectorised engine.
+
+    Args:
+        stack: how many clients run at once; by default as many as fit.
+    """
+
+    stack: Count | None = None
+
+    def start(self, job: Job, store: ClientStateStore) -> Engine:
+        """Start the engine, or refuse a job whose clients cannot be stacked."""
+        reason = refusal(job)
+        if reason is not None:
+            raise PairingError(f"Vectorised: {reason}")
+        return VectorisedEngine(job, store, self.stack)
+
+
+class _Stack(NamedTuple):
+    """Some clients of a round, in order of falling size."""
+
+    clients: list[int]
+    state: object
+    objective: StackedObjective
+
+
+class VectorisedEngine(Engine):
+    """Runs clients in stacks; every stack is as many clients as `stack` says or memory allows."""
+
+    def __init__(self, job: Job, store: ClientStateStore, stack: int | None = None) -> None:
+        self._job = job
+        self._store = store
+        self._stacker = Stacker(job)
+        vector = job.initial.numel() * job.initial.element_size()
+        self._size = stack if stack is not None else max(1, STACK_BYTES // vector)
+
+    def run_clients(
+        self, ids: Sequence[int], download: Download, round_index: int
+    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
+        """Each client's upload, in the order of `ids`."""
+        parts = math.ceil(len(ids) / self._size)
+        for index in range(parts):  # equal ones: a small rest would cost as much as a full one
+            chosen = ids[index * len(ids) // parts : (index + 1) * len(ids) // parts]
+            yield from self._run_stack(list(chosen), download, round_index)
+
+    def _gather(self, ids: list[int]) -> _Stack:
+        objectives = [self._job.problem.clients[client] for client in ids]
+        order = sorted(range(len(ids)), key=lambda index: -objectives[index].num_samples)
+        clients = [ids[index] for index in order]
+        state = trees.stack(
+            [client_record(self._job, self._store, client).state for client in clients]
+        )
+        return _Stack(
+            clients, state, self._stacker.join(clients, [objectives[index] for index in order])
+        )
+
+    def _run_stack(
+        self, ids: list[int], download: Download, round_index: int
+    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
+        algorithm = self._job.algorithm
+        stack = self._gather(ids)
+        problem = algorithm.local_problem(download.cast, stack.state)
+        losses = self._losses(stack, problem, download) if self._job.asks_losses else None
+        result, solves = self._solve(stack, problem, download, round_index)
+        state, message = algorithm.client_update(download.cast, stack.state, result)
+        infos = _describe(
+            stack.clients, problem, result, solves, global_vector(self._job, download)
+        )
+        if losses is not None:
+            infos = [info._replace(loss=loss) for info, loss in zip(infos, losses, strict=True)]
+        position = {client: index for index, client in enumerate(stack.clients)}
+        for client in ids:
+            index = position[client]
+            if infos[index].finite:
+                own = trees.clone(trees.select(state, index))  # a view would keep the whole stack
+                self._store.commit(client, ClientRecord(own), round_index)
+            yield client, Upload(trees.select(message, index)), infos[index]
+
+    def _losses(self, stack: _Stack, problem: LocalProblem, download: Download) -> list[float]:
+        """f_i(theta) of every client, one after the other: values do not stack."""
+        clients = self._job.problem.clients
+        return [
+            reported_loss(self._job, clients[client], download, trees.select(problem, row))
+            for row, client in enumerate(stack.clients)
+        ]
+
+    def _solve(
+        self, stack: _Stack, problem: LocalProblem, download: Download, round_index: int
+    ) -> tuple[LocalResult, list[SolveInfo]]:
+        job, count = self._job, len(stack.clients)
+        needs = job.algorithm.needs
+        if not needs.local_solve:
+            start = problem.start.expand(count, -1)
+            info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
+            return LocalResult(start, stack.objective.gradient(start)), [info] * count
+        solver = as_sgd(job.solver)
+        assert solver is not None
+        keys = [client_key(job, round_index, client) for client in stack.clients]
+        own = job.algorithm.local_params(stack.state)
+        context = SolveContext(
+            round_index, needs, global_vector(self._job, download), own, stack.clients
+        )
+        return solve_stack(stack.objective, problem, job.stop, keys, context, solver)
+
+
+def _describe(
+    clients: Sequence[int],
+    problem: LocalProblem,
+    result: LocalResult,
+    solves: Sequence[SolveInfo],
+    theta: Tensor | None,
+) -> list[ClientInfo]:
+    """What observers may know about each client's round."""
+    anchor = problem.start if theta is None else theta
+    weights = torch.as_tensor(problem.weight, dtype=result.params.dtype).reshape(-1)
+    columns = zip(
+        clients,
+        solves,
+        weights.expand(len(clients)).tolist(),
+        norm(result.params - problem.start).reshape(-1).tolist(),
+        norm(result.params - anchor).reshape(-1).tolist(),
+        _finite_rows(result),
+        strict=True,
+    )
+    return [ClientInfo(*column) for column in columns]
+
+
+def _finite_rows(result: LocalResult) -> list[bool]:
+    """Which clients' vectors hold neither a NaN nor an infinity."""
+    leaves = [leaf for leaf in trees.tensors(result) if leaf.numel() > 0]
+    bounds = [bound for leaf in leaves for bound in torch.aminmax(leaf, dim=-1)]
+    finite: list[bool] = torch.isfinite(torch.stack(bounds)).all(dim=0).tolist()
+    return finite

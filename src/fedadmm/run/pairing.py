@@ -1,0 +1,130 @@
+"""Refuses combinations that make no sense, before round 0, in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.objectives.closed_form import QuadraticObjective
+from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import AnyAlgorithm, Progress, Sampler
+from fedadmm.core.regularizers import Zero
+from fedadmm.core.sampling import FullParticipation
+from fedadmm.core.schedules import check_one_each
+from fedadmm.core.solvers import ExactSolver
+from fedadmm.run.client import Job, this_round
+from fedadmm.run.engines.choice import EngineChoice
+
+
+def check(job: Job, sampler: Sampler, rounds: int) -> None:
+    """Refuse a run whose parts do not fit each other."""
+    sampler.check(job.problem.num_clients, rounds)
+    _check_algorithm(job, sampler)
+    _check_lengths(job)
+    _check_solver(job)
+    _check_stop(job)
+    _check_buffers(job.problem)
+
+
+def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice) -> None:
+    """Refuse a method without rounds on an engine with rounds, and the other way round."""
+    method, engine = type(algorithm).__name__, type(choice).__name__
+    asynchronous = choice.is_asynchronous
+    if algorithm.asynchronous and not asynchronous:
+        raise PairingError(
+            f"{method} folds every reply as it arrives, but the engine {engine} works in rounds; "
+            "use VirtualTime(mode='async') or GivenDelays, or else FedDR"
+        )
+    if asynchronous and not algorithm.accepts_partial:
+        raise PairingError(
+            f"{method} needs all clients in every round, but {engine} folds replies without "
+            "rounds; use an engine with rounds, such as VirtualTime(mode='sync')"
+        )
+
+
+def _check_algorithm(job: Job, sampler: Sampler) -> None:
+    method = type(job.algorithm).__name__
+    if not job.algorithm.accepts_partial and not isinstance(sampler, FullParticipation):
+        raise PairingError(
+            f"{method} needs all clients in every round, but the sampler is "
+            f"{type(sampler).__name__}; use FullParticipation"
+        )
+    if not job.algorithm.accepts_regularizer and not isinstance(job.problem.regularizer, Zero):
+        raise PairingError(
+            f"{method} has no proximal server step, but the problem's regularizer is "
+            f"{type(job.problem.regularizer).__name__}; use FedADMM, FedADMMIn, FedADMMInSa, FedDR "
+            "or FedDRII"
+        )
+    job.problem.regularizer.prox(job.initial, job.algorithm.prox_step)  # refuses a wrong length
+
+
+def _check_lengths(job: Job) -> None:
+    """A number per client is one for each of them."""
+    for part in (job.solver, job.stop):
+        for field in part.per_client if part is not None else ():
+            check_one_each(part, field, getattr(part, field), job.problem.num_clients)
+
+
+def _check_solver(job: Job) -> None:
+    method, needs = type(job.algorithm).__name__, job.algorithm.needs
+    if not needs.local_solve:
+        return
+    if job.solver is None:
+        raise PairingError(
+            f"{method} needs a local solver, but solver is None; choose one, such as SGD(lr=0.1)"
+        )
+    if needs.mean_gradient and not job.solver.averages_gradients:
+        raise PairingError(
+            f"{method} averages the gradients of its local steps, but "
+            f"{type(job.solver).__name__} has none to average; use SGD, GradientDescent or "
+            "AcceleratedGradient, or option=1"
+        )
+    client = job.problem.clients[0]
+    if isinstance(job.solver, ExactSolver) and not isinstance(client, QuadraticObjective):
+        raise PairingError(
+            f"ExactSolver needs quadratic objectives, but the clients' are "
+            f"{type(client).__name__}; use SGD, GradientDescent, AcceleratedGradient or LBFGS"
+        )
+
+
+def _check_stop(job: Job) -> None:
+    if not job.algorithm.needs.local_solve or not job.stop.needs_gradient:
+        return
+    method, rule = type(job.algorithm).__name__, type(job.stop).__name__
+    if job.stop.reference == "global" and not job.algorithm.always_sends_theta:
+        raise PairingError(
+            f"{rule} with reference='global' measures against theta, but {method} does not send it "
+            "in every round; use reference='own'"
+        )
+    # A rule that certifies an accuracy refuses a penalty that is too small for it.
+    cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), this_round(job, 0))
+    first = job.algorithm.local_problem(cast, job.algorithm.init_client(job.initial))
+    zero = job.initial.new_zeros(1)
+    job.stop.reached(Progress(zero, zero, zero, first.weight, 0, (0,)))
+
+
+def check_initial(initial: object, num_parameters: int) -> None:
+    """Refuse a start vector of the wrong kind, before anything is converted to its precision."""
+    if not isinstance(initial, Tensor):
+        raise ParameterError(
+            f"simulate: initial is a {type(initial).__name__}, but must be a torch.Tensor"
+        )
+    if tuple(initial.shape) != (num_parameters,):
+        raise ParameterError(
+            f"simulate: initial has shape {tuple(initial.shape)}, but must be ({num_parameters},)"
+        )
+    if not initial.is_floating_point() or not bool(initial.isfinite().all()):
+        raise ParameterError("simulate: initial must be a vector of finite floating-point numbers")
+
+
+def _check_buffers(problem: Problem) -> None:
+    client: Any = problem.clients[0]
+    flat = getattr(client, "flat", None)
+    if flat is not None and flat.buffers() is not None and problem.buffers is None:
+        names = ", ".join(name for name, _ in flat.module.named_buffers())
+        raise PairingError(
+            f"the model has buffers ({names}), but the problem has no policy for them; choose "
+            "buffers='keep-local' or buffers='average'"
+        )

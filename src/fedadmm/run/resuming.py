@@ -1,0 +1,234 @@
+"""Between two rounds: what a run must leave behind to be taken up again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from fedadmm.core import trees
+from fedadmm.core.errors import PairingError, ParameterError, StateError
+from fedadmm.core.outputs import AnyOutput
+from fedadmm.core.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
+from fedadmm.run.client import Job, this_round
+from fedadmm.run.loop import Ending, RoundReport, RunState, initial_state, offered
+from fedadmm.run.state.checkpoint import Checkpoint, Checkpoints, SnapshotStore
+from fedadmm.run.state.records import layout, separate
+
+Tree = TypeVar("Tree")
+
+
+class Start(NamedTuple):
+    """Where a run begins, how it had ended if it was over already, and what its engine chose."""
+
+    state: RunState
+    ending: Ending | None = None
+    choice: str | None = None
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """An engine that chooses between ways which agree up to rounding, not to the last bit."""
+
+    choice: str | None
+
+
+class Journal:
+    """Saves a run between rounds and takes it up again; without checkpoints it does nothing."""
+
+    def __init__(
+        self,
+        job: Job,
+        store: ClientStateStore,
+        checkpoints: Checkpoints | None,
+        fingerprint: Mapping[str, Any] | None,
+        output: AnyOutput,
+    ) -> None:
+        self._job = job
+        self._output = output
+        self._store = store
+        self._checkpoints = checkpoints
+        self._fingerprint = fingerprint if fingerprint is not None else _described(job)
+        self._latest: Start | None = None
+        self._saved = 0
+        self._engine: Engine | None = None
+
+    def begin(self, resume: bool) -> Start:
+        """The newest good checkpoint when the run is resumed, or else round 0."""
+        self._store.bind(*layout(self._job.algorithm, self._job.initial, self._job.initial_buffers))
+        if self._checkpoints is None:
+            if resume:
+                raise ParameterError(
+                    "simulate: resume is True, but checkpoints is None; it must say where they are"
+                )
+            if self._store.clients():
+                raise StateError(
+                    f"the client state store already holds records of "
+                    f"{len(self._store.clients())} clients, but a run from round 0 needs an empty "
+                    "one; clear it"
+                )
+            return Start(initial_state(self._job))
+        found = self._checkpoints.begin(resume, self._fingerprint, self._snapshots())
+        self._store.mark()
+        if found is None:
+            return Start(initial_state(self._job))
+        self._saved = found.round
+        return _unpack(self._job, found, self._output)
+
+    def attach(self, engine: Engine, start: Start) -> None:
+        """Let a resumed engine go on the way it began."""
+        self._engine = engine
+        if isinstance(engine, Choosing) and start.choice is not None:
+            engine.choice = start.choice
+
+    def completed(self, report: RoundReport) -> None:
+        """A round is over and observers have seen it: remember it, and save it when it is time."""
+        if self._checkpoints is None:
+            return
+        choice = self._engine.choice if isinstance(self._engine, Choosing) else None
+        if report.state.round == report.record["round"]:
+            self._store.mark()
+            self._latest = Start(report.state, report.ending, choice)
+        else:
+            # The round was refused: its clients go back, and a resumed run meets it again.
+            self._store.undo()
+            self._latest = Start(report.state, None, choice)
+        if report.ending is not None or report.state.round % self._checkpoints.every == 0:
+            self._save()
+
+    def interrupted(self) -> None:
+        """Save the last complete round, whatever the current one has done already."""
+        self._store.undo()
+        self._save()
+
+    def _save(self) -> None:
+        latest = self._latest
+        if self._checkpoints is None or latest is None or latest.state.round == self._saved:
+            return
+        self._checkpoints.save(_pack(latest), self._fingerprint, self._snapshots())
+        self._saved = latest.state.round
+
+    def _snapshots(self) -> SnapshotStore:
+        if not isinstance(self._store, SnapshotStore):
+            raise PairingError(
+                f"checkpoints need a store that can be saved, but {type(self._store).__name__} "
+                "cannot; use MemoryStore or DiskStore"
+            )
+        return self._store
+
+
+def _described(job: Job) -> dict[str, Any]:
+    """What can be said about a run whose caller gives no fingerprint."""
+    return {
+        "algorithm": job.algorithm.name,
+        "clients": job.problem.num_clients,
+        "parameters": job.problem.num_parameters,
+        "precision": str(job.initial.dtype).removeprefix("torch."),
+        "seed": job.seed,
+    }
+
+
+def _pack(latest: Start) -> Checkpoint:
+    state = latest.state
+    named = dict(trees.named_tensors(state.server, "server"))
+    if state.buffers is not None:
+        named["buffers"] = state.buffers
+    named |= dict(trees.named_tensors(state.output, "output"))
+    values: dict[str, Any] = {
+        "first_loss": state.first_loss,
+        "ending": latest.ending,
+        "choice": latest.choice,
+        "notes": state.notes,
+        "known": plain_known(state.known),
+    }
+    if state.engine is not None:
+        values["engine"] = state.engine.values
+        values["downloads"] = sorted(state.engine.downloads)
+        for step, download in state.engine.downloads.items():
+            named |= dict(trees.named_tensors(download, f"download.{step}"))
+    return Checkpoint(state.round, separate(named), values)
+
+
+def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
+    template = job.algorithm.init_server(job.initial)
+    server = _filled(job, found, template, "server")
+    buffers = found.tensors.get("buffers")
+    if buffers is not None:
+        buffers = buffers.to(job.initial.device)
+    engine = _unpack_engine(
+        job, found, Download(job.algorithm.broadcast(template, this_round(job, 0)), buffers)
+    )
+    first_loss, notes = found.values["first_loss"], found.values["notes"]
+    known = known_from(found.values.get("known"))  # older checkpoints have none
+    state = RunState(found.round, server, buffers, first_loss, engine, notes, known)
+    state = state._replace(output=_unpack_output(job, found, state, output))
+    ending = found.values["ending"]
+    return Start(state, None if ending is None else Ending(*ending), found.values["choice"])
+
+
+def plain_known(known: Known | None) -> list[list[Any]] | None:
+    """What is known of the clients as JSON can hold it."""
+    return None if known is None else [[client, *seen] for client, seen in known.items()]
+
+
+def known_from(rows: list[list[Any]] | None) -> Known | None:
+    """The inverse of `plain_known`."""
+    return None if rows is None else {client: Seen(*seen) for client, *seen in rows}
+
+
+def _unpack_output(job: Job, found: Checkpoint, state: RunState, output: AnyOutput) -> Any:
+    template = output.begin(offered(job.algorithm, state))
+    needed = {name for name, _ in trees.named_tensors(template, "output")}
+    held = {name for name in found.tensors if name.partition(".")[0] == "output"}
+    if needed != held:
+        raise StateError(
+            f"the checkpoint of round {found.round} was not made with {type(output).__name__} as "
+            "its output, but what is handed out must be made from the first round on; resume with "
+            "the output that it began with"
+        )
+    return _filled(job, found, template, "output")
+
+
+def _unpack_engine(job: Job, found: Checkpoint, template: Download) -> EngineState | None:
+    if "engine" not in found.values:
+        return None
+    downloads = {
+        step: _filled(job, found, template, f"download.{step}")
+        for step in found.values["downloads"]
+    }
+    return EngineState(found.values["engine"], downloads)
+
+
+def _filled(job: Job, found: Checkpoint, template: Tree, prefix: str) -> Tree:
+    """The template with the checkpoint's tensors."""
+    named = {}
+    for name, like in trees.named_tensors(template, prefix):
+        if name not in found.tensors:
+            raise StateError(
+                f"the checkpoint of round {found.round} holds {', '.join(sorted(found.tensors))}, "
+                f"but {job.algorithm.name} needs {name}"
+            )
+        named[name] = found.tensors[name].to(like.device)
+    return trees.rebuild(template, named, prefix)
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Let Ctrl-C wait: what is written between two rounds is written whole or not at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[Any] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if received:
+            previous(*received[0])

@@ -1,0 +1,10 @@
+"""Where client state is kept between rounds, and how a run survives its process."""
+
+from __future__ import annotations
+
+from fedadmm.run.state.checkpoint import Checkpoint, Checkpoints
+from fedadmm.run.state.digest import params_sha256
+from fedadmm.run.state.disk import DiskStore
+from fedadmm.run.state.memory import MemoryStore
+
+__all__ = ["Checkpoint", "Checkpoints", "DiskStore", "MemoryStore", "params_sha256"]

@@ -1,0 +1,297 @@
+"""Checkpoints: a run that was killed goes on as if it had not been.
+
+    round-00000012.json                    the manifest: names the exact files, written last
+    round-00000012.server.safetensors      server state and buffers
+    round-00000012.clients-0.safetensors   what changed about the clients since the one before
+
+A manifest lists the client parts of earlier checkpoints that it still builds on; the newest part
+that holds a client counts.  The last two checkpoints are kept.  Files that neither names are
+swept away, so commits made after a checkpoint are invisible to a run that goes on from it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from fedadmm.core.errors import StateError, check_count
+from fedadmm.run.state import disk, files, record_files
+from fedadmm.run.state.files import Contents
+
+KEPT = 2
+FORMAT = 1
+_NAME = re.compile(r"round-(\d{8,})\.(json|server\.safetensors|clients-\d+\.safetensors)")
+_logger = logging.getLogger("fedadmm")
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint holds besides the clients' records."""
+
+    round: int
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+    """Plain values that JSON can hold."""
+
+
+@runtime_checkable
+class SnapshotStore(Protocol):
+    """What a checkpoint asks of a client state store."""
+
+    @property
+    def kind(self) -> str:
+        """Says what the parts are: only a store of this kind can restore them."""
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the store's own files are, if it has any."""
+
+    def __len__(self) -> int: ...
+
+    def clients(self) -> Sequence[int]:
+        """The ids that have a record."""
+
+    def changed(self) -> Sequence[int]:
+        """The ids committed since the last checkpoint."""
+
+    def parts(self, clients: Sequence[int]) -> Iterator[dict[str, Tensor]]:
+        """What must be written for these clients; each part holds their "ids"."""
+
+    def saved(self) -> None:
+        """All changes are in a checkpoint now; the one before the last is gone."""
+
+    def restore(
+        self, newest: Iterable[dict[str, Tensor]], older: Iterable[dict[str, Tensor]]
+    ) -> None:
+        """Hold exactly the records of the newest checkpoint, and keep those of the older one."""
+
+
+class _Manifest(NamedTuple):
+    """The contents of a manifest."""
+
+    round: int
+    server: dict[str, str]
+    parts: list[dict[str, Any]]
+    store: dict[str, Any]
+    values: dict[str, Any]
+    fingerprint: dict[str, Any]
+    format: int = FORMAT
+
+    def names(self) -> set[str]:
+        """Every file that this checkpoint needs."""
+        return {_manifest_name(self.round), self.server["file"]} | {p["file"] for p in self.parts}
+
+
+class Checkpoints:
+    """The checkpoints of one run in one directory, written every `every` rounds.
+
+    `warnings` collects what was found damaged, for whoever shows it to people.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], every: int = 1) -> None:
+        check_count("Checkpoints", "every", every)
+        self.directory = Path(directory)
+        self.every = every
+        self.warnings: list[str] = []
+        self._kept: list[_Manifest] | None = None
+
+    def latest_round(self) -> int | None:
+        """The round of the newest checkpoint whose every file is whole; None without any."""
+        kept = self._good()
+        return kept[0].round if kept else None
+
+    def begin(
+        self, resume: bool, fingerprint: Mapping[str, Any], store: SnapshotStore
+    ) -> Checkpoint | None:
+        """Prepare the directory and the store; what to go on from, or None for round 0.
+
+        Without `resume`, checkpoints of an earlier run are removed.
+        """
+        files.make_directory(self.directory)
+        files.remove_leftovers(self.directory)
+        self._probe()
+        if not resume:
+            _refuse_records(store)
+            self._kept = []
+        kept = self._good()
+        if kept:
+            _compare(self.directory, kept[0].fingerprint, fingerprint)
+            self._check_store(kept[0], store)
+        self._sweep()
+        restored = [self._parts(manifest) for manifest in kept[:KEPT]]
+        if resume:
+            store.restore(*(restored + [iter(())] * KEPT)[:KEPT])
+        if not kept:
+            return None
+        server = files.read_tensors(self.directory / kept[0].server["file"])
+        return Checkpoint(kept[0].round, server.tensors, kept[0].values)
+
+    def save(
+        self, checkpoint: Checkpoint, fingerprint: Mapping[str, Any], store: SnapshotStore
+    ) -> None:
+        """Write what changed since the last checkpoint; the manifest comes last."""
+        kept = self._good()
+        changed = store.changed()
+        inherited = kept[0].parts if kept else []
+        recorded = sum(part["records"] for part in inherited) + len(changed)
+        if len(changed) == len(store) or recorded > 2 * len(store):
+            changed, inherited = store.clients(), []
+        try:
+            manifest = _Manifest(
+                checkpoint.round,
+                self._write(checkpoint.round, "server", checkpoint.tensors),
+                inherited + self._write_parts(checkpoint.round, store.parts(changed)),
+                {"kind": store.kind, "directory": self._relative(store.directory)},
+                checkpoint.values,
+                _plain(fingerprint),
+            )
+            files.sync(self.directory)
+            files.write_json(self.directory / _manifest_name(manifest.round), manifest._asdict())
+        except StateError:
+            self._sweep()
+            raise
+        self._kept = [manifest, *(old for old in kept if old.round != manifest.round)][:KEPT]
+        self._sweep()
+        store.saved()
+
+    def _write_parts(self, number: int, parts: Iterable[dict[str, Tensor]]) -> list[dict[str, Any]]:
+        return [
+            self._write(number, f"clients-{index}", part) | {"records": len(part["ids"])}
+            for index, part in enumerate(parts)
+        ]
+
+    def _write(self, number: int, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        contents = Contents(tensors, {"round": str(number)})
+        path = self.directory / f"round-{number:08d}.{name}.safetensors"
+        # Its name need not be durable before the manifest's: the folder is synchronised once.
+        files.write_tensors(path, contents, durable=False)
+        files.sync(path)
+        return {"file": path.name, "sha256": contents.sha256()}
+
+    def _good(self) -> list[_Manifest]:
+        """The checkpoints that are whole, newest first; damaged ones are reported."""
+        if self._kept is not None:
+            return self._kept
+        good: list[_Manifest] = []
+        bad: list[str] = []
+        checked: set[str] = set()
+        for number in self._rounds():
+            try:
+                good.append(self._verified(number, checked))
+            except StateError as error:
+                bad.append(f"the checkpoint of round {number} is damaged ({error})")
+        if bad and not good:
+            raise StateError(f"no usable checkpoint in {self.directory}: {'; '.join(bad)}")
+        for sentence in bad:
+            self._warn(f"{sentence}; the one of round {good[0].round} is used")
+        self._kept = good[:KEPT]
+        return self._kept
+
+    def _rounds(self) -> list[int]:
+        names = [path.name for path in self.directory.glob("round-*.json")]
+        found = [match for name in names if (match := _NAME.fullmatch(name))]
+        return sorted((int(match[1]) for match in found), reverse=True)
+
+    def _verified(self, number: int, checked: set[str]) -> _Manifest:
+        path = self.directory / _manifest_name(number)
+        try:
+            manifest = _Manifest(**files.read_json(path))
+        except TypeError:
+            raise StateError(f"{path} is damaged: it lacks a field") from None
+        if manifest.format != FORMAT:
+            raise StateError(f"{path} has format {manifest.format}, but {FORMAT} is understood")
+        self._read(manifest.server, checked)
+        if manifest.store["kind"] == disk.DiskStore.kind:
+            directory = self.directory / manifest.store["directory"]
+            record_files.verify(directory, record_files.unpack(self._parts(manifest)), checked)
+        else:
+            for part in manifest.parts:
+                self._read(part, checked)
+        return manifest
+
+    def _read(self, entry: dict[str, Any], checked: set[str]) -> None:
+        """Read a file to see whether it is whole, unless another checkpoint made us do so."""
+        if entry["sha256"] not in checked:
+            files.read_tensors(self.directory / entry["file"], entry["sha256"])
+            checked.add(entry["sha256"])
+
+    def _parts(self, manifest: _Manifest) -> Iterator[dict[str, Tensor]]:
+        for part in reversed(manifest.parts):
+            yield files.read_tensors(self.directory / part["file"], part["sha256"]).tensors
+
+    def _check_store(self, manifest: _Manifest, store: SnapshotStore) -> None:
+        expected, found = manifest.store, self._relative(store.directory)
+        if expected["kind"] != store.kind or expected["directory"] != found:
+            raise StateError(
+                f"the checkpoint in {self.directory} was written with client state in "
+                f"{_place(expected['kind'], expected['directory'])}, but this run keeps it in "
+                f"{_place(store.kind, found)}"
+            )
+
+    def _relative(self, directory: Path | None) -> str | None:
+        return None if directory is None else os.path.relpath(directory, self.directory)
+
+    def _probe(self) -> None:
+        """Find out before round 0 whether anything can be written here."""
+        probe = self.directory / f"probe{files.TEMPORARY}"
+        with files.explained("write", probe):
+            probe.write_bytes(b"")
+        files.remove(probe)
+
+    def _sweep(self) -> None:
+        """Remove every file of ours that no kept checkpoint names, manifests first."""
+        named: set[str] = set().union(*(manifest.names() for manifest in self._kept or []))
+        ours = (p for p in self.directory.iterdir() if _NAME.fullmatch(p.name))
+        for path in sorted(ours, key=lambda path: path.suffix != ".json"):
+            if path.name not in named:
+                files.remove(path)
+
+    def _warn(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+        _logger.warning(sentence)
+
+
+def _manifest_name(number: int) -> str:
+    return f"round-{number:08d}.json"
+
+
+def _place(kind: str, directory: str | None) -> str:
+    return "memory" if directory is None else f"{directory} ({kind})"
+
+
+def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprint as JSON gives it back, so that a tuple equals the list it became."""
+    return dict(json.loads(json.dumps(dict(fingerprint))))
+
+
+def _compare(directory: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    now = _plain(given)
+    missing = "missing"
+    differing = [
+        f"{key} is {_shown(stored, key, missing)} there and {_shown(now, key, missing)} here"
+        for key in sorted({*stored, *now})
+        if stored.get(key, missing) != now.get(key, missing)
+    ]
+    if differing:
+        raise StateError(
+            f"the checkpoint in {directory} belongs to another configuration: "
+            + "; ".join(differing)
+        )
+
+
+def _shown(values: Mapping[str, Any], key: str, missing: str) -> str:
+    return json.dumps(values[key]) if key in values else missing
+
+
+def _refuse_records(store: SnapshotStore) -> None:
+    if len(store):
+        raise StateError(
+            f"the client state store already holds records of {len(store)} clients, but a run "
+            "from round 0 needs an empty one; resume the run or clear the store"
+        )

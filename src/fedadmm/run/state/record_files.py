@@ -1,0 +1,144 @@
+"""One safetensors file a client and version, in folders of a thousand clients.
+
+    0000/17-3.safetensors      version 3 of client 17
+
+A version is never changed once it has its name, so whoever knows (client, version) reads what was
+committed under it, however often the client moved on since.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.core.errors import StateError
+from fedadmm.core.protocols import ClientRecord
+from fedadmm.run.state import files, records
+from fedadmm.run.state.digest import content_sha256
+from fedadmm.run.state.files import Contents
+
+FOLDER_CLIENTS = 1000
+NO_FILE = 0
+"""The version of a client whose record holds no tensor: nothing is written for it."""
+
+Index = dict[int, tuple[int, str]]
+"""Version and digest by client."""
+
+_NAME = re.compile(r"(\d+)-(\d+)\.safetensors")
+
+
+class Options(NamedTuple):
+    """How records are written.
+
+    `durable` synchronises and digests every single write; `primal_dtype` is the precision in
+    which the client's own model is stored (None: as it is).
+    """
+
+    durable: bool = False
+    primal_dtype: torch.dtype | None = None
+
+
+class RecordFiles:
+    """Reads and writes the versions of client records."""
+
+    def __init__(self, directory: Path, layout: records.Layout, options: Options) -> None:
+        self._directory = directory
+        self._layout = layout
+        self._options = options
+
+    def write(
+        self, client: int, version: int, record: ClientRecord, round_index: int
+    ) -> tuple[int, ClientRecord]:
+        """Write a version; the version and the record exactly as it would be read back."""
+        named = records.separate(records.flatten(record))
+        if not named:
+            return NO_FILE, record
+        name, dtype = self._layout.primal, self._options.primal_dtype
+        if dtype is not None and name is not None:
+            named[name] = named[name].to(dtype)
+        metadata = {"client": str(client), "version": str(version), "round": str(round_index)}
+        if self._options.durable:
+            metadata["sha256"] = content_sha256(named, metadata)
+        path = path_of(self._directory, client, version)
+        if not path.parent.is_dir():
+            files.make_directory(path.parent)
+            files.sync(self._directory)
+        files.write_tensors(path, Contents(named, metadata), durable=self._options.durable)
+        return version, records.rebuild(self._layout.template, named, path)
+
+    def read(self, client: int, version: int, check: bool) -> ClientRecord:
+        """Read a version; `check` compares it with the digest inside, if it was given one."""
+        if version == NO_FILE:
+            return self._layout.template
+        path = path_of(self._directory, client, version)
+        contents = files.read_tensors(path)
+        claimed = contents.metadata.get("sha256")
+        if check and claimed is not None:
+            metadata = {k: v for k, v in contents.metadata.items() if k != "sha256"}
+            if content_sha256(contents.tensors, metadata) != claimed:
+                raise StateError(f"{path} is damaged: its digest is not the recorded one")
+        return records.rebuild(self._layout.template, contents.tensors, path)
+
+
+def path_of(directory: Path, client: int, version: int) -> Path:
+    """The file of one version of one client."""
+    return directory / f"{client // FOLDER_CLIENTS:04d}" / f"{client}-{version}.safetensors"
+
+
+def existing(directory: Path) -> Iterator[tuple[int, int]]:
+    """Every (client, version) in the folder."""
+    for path in directory.glob("*/*.safetensors"):
+        match = _NAME.fullmatch(path.name)
+        if match is not None:
+            yield int(match[1]), int(match[2])
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Take away what a crash left half-written."""
+    for path in directory.glob(f"*/*{files.TEMPORARY}"):
+        files.remove(path)
+
+
+def digest(directory: Path, client: int, version: int) -> str:
+    """The digest of a version as it is on the disk."""
+    if version == NO_FILE:
+        return content_sha256({}, {})
+    return files.read_tensors(path_of(directory, client, version)).sha256()
+
+
+def pack(entries: list[tuple[int, int, str]]) -> dict[str, Tensor]:
+    """(client, version, digest) of many clients as tensors."""
+    digests = b"".join(bytes.fromhex(sha256) for _, _, sha256 in entries)
+    return {
+        "ids": torch.tensor([client for client, _, _ in entries], dtype=torch.int64),
+        "versions": torch.tensor([version for _, version, _ in entries], dtype=torch.int64),
+        "digests": torch.frombuffer(bytearray(digests), dtype=torch.uint8).view(-1, 32),
+    }
+
+
+def unpack(parts: Iterable[dict[str, Tensor]]) -> Index:
+    """Versions and digests by client, from parts that come newest first."""
+    index: Index = {}
+    for part in parts:
+        digests = part["digests"].numpy().tobytes().hex()
+        pairs = zip(part["ids"].tolist(), part["versions"].tolist(), strict=True)
+        for row, (client, version) in enumerate(pairs):
+            if client not in index:
+                index[client] = (version, digests[64 * row : 64 * row + 64])
+    return index
+
+
+def verify(directory: Path, index: Index, checked: set[str]) -> None:
+    """Refuse an index that names a missing or damaged version; `checked` digests are known."""
+    for client, (version, expected) in index.items():
+        if expected in checked:
+            continue
+        if digest(directory, client, version) != expected:
+            path = path_of(directory, client, version)
+            raise StateError(f"{path} is damaged: its digest is not the recorded one")
+        checked.add(expected)

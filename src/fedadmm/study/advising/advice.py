@@ -1,0 +1,166 @@
+"""The counsel: estimates, the theorems' ranges, a setting to start from, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from fedadmm.core.errors import PairingError
+from fedadmm.core.problem import Problem
+from fedadmm.study.advising.estimating import Estimate, estimate
+from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.study.loading import merged
+from fedadmm.study.running import initial_vector
+from fedadmm.theory import Advice, Situation, recommend, rounds_needed
+
+PRACTICE = "FedADMM, FedDR (practice)"
+CONVEX = "FedADMM, FedDR (convex losses)"
+ACCURACY = 0.01
+"""The wanted mean of ||G||², as a part of what it is at the start."""
+DIGITS = 3
+"""What is written into a configuration is rounded: more digits would claim to be known."""
+
+
+class Counsel(NamedTuple):
+    """What `fedadmm advise` has to say."""
+
+    problem: str
+    clients: int
+    parameters: int
+    estimate: Estimate
+    situation: Situation
+    advice: tuple[Advice, ...]
+    rounds: dict[str, int]
+    """Theorem -> rounds until its bound on the mean of ||G||² (V/n) meets the accuracy."""
+    remarks: list[str]
+    config: Tree
+    """A complete run with the recommended setting."""
+
+
+def advise(config: Run, *, clients: int = 6, rows: int = 64) -> Counsel:
+    """Look at a configuration's problem, and set its method, penalty and learning rate.
+
+    Everything else stays as the configuration has it: the clients that take part, the batches and
+    the number of local epochs.
+
+    Args:
+        config: what is to be run.
+        clients: how many clients are looked at.
+        rows: how many rows of each the curvature is taken over.
+    """
+    problem = config.load_problem()
+    initial = initial_vector(config, problem)
+    batch = getattr(config.solver, "batch_size", None)
+    found = estimate(
+        problem, initial, clients=clients, rows=rows, batch_size=batch, seed=config.seed
+    )
+    if not 0.0 < found.largest < math.inf:
+        raise PairingError(
+            f"advise: the curvature found is {found.largest:g}, but must be above 0 and finite; is "
+            "the start a point where every gradient vanishes?"
+        )
+    situation = _situation(config, problem, found, batch)
+    advice = recommend(situation)
+    return Counsel(
+        config.name("problem"),
+        problem.num_clients,
+        problem.num_parameters,
+        found,
+        situation,
+        advice,
+        _rounds(situation, found, advice),
+        _remarks(situation, found),
+        _written(config, situation, advice),
+    )
+
+
+def _situation(config: Run, problem: Problem, found: Estimate, batch: int | None) -> Situation:
+    sampler = config.sampler
+    probabilities = sampler.probabilities(problem.num_clients)
+    if probabilities is None:
+        raise PairingError(
+            f"advise: {type(sampler).__name__} has no probabilities that stay, but the theorems "
+            "ask for them; use another sampler for the advice, such as UniformSampling"
+        )
+    convexity = found.convexity
+    return Situation(
+        L=found.largest,
+        probabilities=tuple(map(float, probabilities)),
+        L_spread=found.spread,
+        batch_noise=found.batch_noise,
+        strong_convexity=None if convexity is None else min(convexity, found.largest),
+        local_steps=_local_steps(config, problem, found, batch),
+        accuracy=max(ACCURACY * found.mean_gradient, 1e-12),
+        tau=_delay(config, problem),
+    )
+
+
+def _local_steps(config: Run, problem: Problem, found: Estimate, batch: int | None) -> int:
+    """Steps of a client with a typical number of rows."""
+    sizes = sorted((problem.clients[client].num_samples, client) for client in found.clients)
+    size, typical = sizes[len(sizes) // 2]
+    per_epoch = 1 if batch is None else math.ceil(size / batch)
+    return config.stop.budget(per_epoch, config.seed, typical)
+
+
+def _delay(config: Run, problem: Problem) -> int | None:
+    """Without rounds: what is given, or else a reply waits for about everybody else at work."""
+    return config.engine.expected_delay(problem.num_clients)
+
+
+def _rounds(situation: Situation, found: Estimate, advice: tuple[Advice, ...]) -> dict[str, int]:
+    L, p_hat = situation.safe_smoothness, situation.p_hat
+    best = {(row.method, row.parameter): row.recommended for row in advice}
+    start: dict[str, Any] = {"gap": found.gap, "start_gradient": found.start_gradient}
+    gong = {"L": L, "rho": best["FedADMM (Gong, Theorem 1)", "rho"], "p_min": p_hat}
+    feddr = {"L": L, "p_hat": p_hat} | {
+        name: best["FedDR (Theorem 3.1)", name] for name in ("eta", "alpha")
+    }
+    return {
+        "gong": rounds_needed("gong", situation.accuracy, **gong, **start),
+        "feddr": rounds_needed("feddr", situation.accuracy, **feddr, **start),
+    }
+
+
+def _remarks(situation: Situation, found: Estimate) -> list[str]:
+    remarks = []
+    if found.known_smoothness is None:
+        remarks.append(
+            f"L is the largest curvature met at {len(found.clients)} clients, at the start and a "
+            "few steps on; a theorem wants it everywhere, so this is an estimate and no proof."
+        )
+    if found.convexity is None:
+        remarks.append(
+            "The losses are not known to be convex. The theorems then want a penalty above 2L, "
+            "with which a client hardly moves; the written setting goes below it, as the papers' "
+            "own experiments do, and so has no guarantee. Watch it: evaluate.diagnose = 10."
+        )
+    if situation.p_hat < 1.0:
+        remarks.append(
+            "Not everybody takes part: the mean runs over the clients seen so far "
+            "(members = 'seen'), which is the theorems' mean once all were. "
+            "Local work begins at the global model (start = 'global'): a client's own is as old "
+            "as its last turn."
+        )
+    return remarks
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _written(config: Run, situation: Situation, advice: tuple[Advice, ...]) -> Tree:
+    """The configuration with the recommended FedADMM, or asyncFedDR without rounds."""
+    method = PRACTICE if situation.strong_convexity is None else CONVEX
+    best = {row.parameter: row.recommended for row in advice if row.method == method}
+    rho, rate = _rounded(best["rho"]), _rounded(best["learning_rate"])
+    if situation.tau is not None:
+        algorithm: dict[str, Any] = {"name": "async-feddr", "eta": _rounded(1 / rho)}
+    else:
+        algorithm = {"name": "fedadmm", "rho": rho}
+        if situation.p_hat < 1.0:
+            algorithm |= {"members": "seen", "start": "global"}
+    changes: Tree = {"algorithm": algorithm}
+    if "lr" in config.tree["solver"]:
+        changes["solver"] = {"lr": rate}
+    return resolve(merged(config.tree, changes)).tree

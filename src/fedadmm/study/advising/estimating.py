@@ -1,0 +1,206 @@
+"""What a theorem wants to know of a problem, estimated on a sample of clients and rows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm.core.errors import check_count
+from fedadmm.core.objectives import losses
+from fedadmm.core.objectives.closed_form import (
+    LeastSquares,
+    LogisticRegression,
+    Quadratic,
+    evaluation_gradient,
+)
+from fedadmm.core.objectives.model import ModelObjective
+from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import Objective
+from fedadmm.core.rng import Key, derive, generator, numpy_generator
+from fedadmm.study.advising.curvature import hessian_product, largest_curvature
+
+PROBE_STEPS = 10
+"""Gradient steps after which the curvature is looked at a second time: it tends to grow."""
+BATCHES = 4
+"""Mini-batches a client that the noise is estimated from."""
+
+
+class Estimate(NamedTuple):
+    """What was found; clients were drawn, and so were their rows."""
+
+    clients: list[int]
+    smoothness: list[float]
+    """The largest curvature found at each of these clients, at the start and a few steps on."""
+    known_smoothness: float | None
+    """L when the problem says so."""
+    convexity: float | None
+    """Strong convexity; 0 when convex only, None when not known to be convex."""
+    heterogeneity: float
+    """mean ||grad f_i||² / ||mean grad f_i||² at the start: 1 when all clients agree."""
+    start_gradient: float
+    """mean ||grad f_i||² at the start."""
+    mean_gradient: float
+    """||mean grad f_i||² at the start."""
+    batch_noise: float
+    """E||gradient of a mini-batch - gradient||² at the start."""
+    gap: float
+    """F - F* at the start; with F* = 0 where it is not known."""
+    dissimilarity: float
+    """The largest B of Gong et al. (9) met: sum ||grad f_i||² = B² ||sum grad f_i||² over all n
+    clients, at one point.  Points are the start and where each client is a few steps on."""
+    gradient_bound: float
+    """The largest ||grad f_i|| met at these points: G of Gong et al. (10) is at least that."""
+
+    @property
+    def largest(self) -> float:
+        """What is known, or else the largest that was found."""
+        return self.known_smoothness or max(self.smoothness)
+
+    @property
+    def spread(self) -> float:
+        """How far L may lie above: the standard deviation over the clients; 0 when it is known."""
+        if self.known_smoothness is not None or len(self.smoothness) < 2:
+            return 0.0
+        return statistics.stdev(self.smoothness)
+
+
+def estimate(
+    problem: Problem,
+    initial: Tensor,
+    *,
+    clients: int = 6,
+    rows: int = 64,
+    batch_size: int | None = None,
+    seed: Key = 0,
+) -> Estimate:
+    """Look at some clients of a problem around its start.
+
+    Args:
+        problem: the clients' objectives.
+        initial: the start vector, which also fixes the precision.
+        clients: how many clients are looked at.
+        rows: how many rows of each the curvature is taken over.
+        batch_size: of the mini-batches whose noise is wanted; None for full gradients.
+        seed: which clients and rows.
+    """
+    check_count("estimate", "clients", clients)
+    check_count("estimate", "rows", rows)
+    count = min(clients, problem.num_clients)
+    draws = numpy_generator(derive(seed, "advise/clients"))
+    chosen = sorted(int(i) for i in draws.choice(problem.num_clients, count, replace=False))
+    converted = problem.to(initial.dtype, initial.device)
+    curvatures, points, noises, values = [], [initial], [], []
+    with torch.no_grad():
+        for client in chosen:
+            objective, key = converted.clients[client], derive(seed, "advise", client)
+            values.append(float(objective.value(initial)))
+            curvature, point = _curvature(objective, initial, rows, key)
+            curvatures.append(curvature)
+            points.append(point)
+            noises.append(_noise(objective, initial, batch_size, key))
+        objectives = [converted.clients[client] for client in chosen]
+        slopes = [_slopes(objectives, point) for point in points]
+    average, together = slopes[0].average, slopes[0].together
+    value = sum(values) / count + float(problem.regularizer.value(initial))
+    return Estimate(
+        chosen,
+        curvatures,
+        problem.facts.smoothness,
+        _convexity(objectives),
+        slopes[0].heterogeneity,
+        average,
+        together,
+        sum(noises) / count,
+        max(0.0, value - (problem.facts.infimum or 0.0)),
+        math.sqrt(max(found.heterogeneity for found in slopes) / problem.num_clients),
+        max(found.steepest for found in slopes),
+    )
+
+
+class _Slopes(NamedTuple):
+    """The clients' gradients at one point."""
+
+    average: float
+    """mean ||grad f_i||²."""
+    together: float
+    """||mean grad f_i||²."""
+    steepest: float
+    """max ||grad f_i||."""
+
+    @property
+    def heterogeneity(self) -> float:
+        """mean ||grad f_i||² / ||mean grad f_i||²; infinite at a stationary point of the mean."""
+        return self.average / self.together if self.together > 0.0 else math.inf
+
+
+def _slopes(objectives: Sequence[Objective], point: Tensor) -> _Slopes:
+    total, squares = torch.zeros_like(point), []
+    for objective in objectives:
+        gradient = evaluation_gradient(objective, point)
+        total += gradient
+        squares.append(float(gradient.square().sum()))
+    count = len(objectives)
+    together = float((total / count).square().sum())
+    return _Slopes(sum(squares) / count, together, math.sqrt(max(squares)))
+
+
+def _sample(objective: Objective, rows: int, key: Key) -> Tensor | None:
+    if objective.num_samples <= rows:
+        return None
+    return torch.randperm(objective.num_samples, generator=generator(key))[:rows]
+
+
+def _curvature(objective: Objective, start: Tensor, rows: int, key: Key) -> tuple[float, Tensor]:
+    """At the start, and after a few gradient steps of length 1/L from it; and where that is."""
+    sample = _sample(objective, rows, derive(key, "rows"))
+    first = _largest(objective, start, sample, derive(key, "first"))
+    if first == 0.0:
+        return 0.0, start
+    point = start.clone()
+    for _ in range(PROBE_STEPS):
+        point = point - objective.gradient(point, sample) / first
+    return max(first, _largest(objective, point, sample, derive(key, "second"))), point
+
+
+def _largest(objective: Objective, point: Tensor, sample: Tensor | None, key: Key) -> float:
+    return largest_curvature(hessian_product(objective, point, sample), point, key)
+
+
+def _noise(objective: Objective, start: Tensor, batch_size: int | None, key: Key) -> float:
+    size = objective.num_samples
+    if batch_size is None or batch_size >= size:
+        return 0.0
+    full = objective.gradient(start).clone()
+    total = 0.0
+    for batch in range(BATCHES):
+        order = torch.randperm(size, generator=generator(derive(key, "batch", batch)))
+        total += float((objective.gradient(start, order[:batch_size]) - full).square().sum())
+    return total / BATCHES
+
+
+def _convexity(objectives: Sequence[Objective]) -> float | None:
+    found = [_own_convexity(objective) for objective in objectives]
+    known = [value for value in found if value is not None]
+    return min(known) if len(known) == len(found) else None
+
+
+def _own_convexity(objective: Any) -> float | None:
+    """From the kind of objective; a curvature at one point proves nothing about others."""
+    if isinstance(objective, LeastSquares | LogisticRegression):
+        return float(objective.ridge)
+    if isinstance(objective, Quadratic):
+        least = float(torch.linalg.eigvalsh(objective.A.double())[0])
+        return least if least >= 0.0 else None
+    if isinstance(objective, ModelObjective):
+        layers = [part for part in objective.flat.module.modules() if list(part.parameters(False))]
+        linear = len(layers) == 1 and isinstance(layers[0], nn.Linear)
+        return 0.0 if linear and objective.loss in _CONVEX_LOSSES else None
+    return None
+
+
+_CONVEX_LOSSES = (losses.cross_entropy, losses.binary_cross_entropy, losses.half_squared_error)

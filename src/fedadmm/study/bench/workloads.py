@@ -1,0 +1,122 @@
+"""The workloads: what is trained, on how many clients, how often."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedadmm.core.errors import DataError, check_choice
+
+PEERS = ("pfl", "flower", "plain", "floor")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Federated averaging, or FedADMM, of a model over clients with equally many rows."""
+
+    name: str
+    model: str
+    shape: tuple[int, ...]
+    cohort: int
+    epochs: int
+    lr: float
+    rounds: int
+    """Rounds that are timed in one repeat."""
+    clients: int = 1000
+    samples: int = 60
+    batch_size: int = 10
+    method: str = "fedavg"
+    state: str = "memory"
+    touch: bool = False
+    """Let every client take part once, with one step, before the timed rounds."""
+    warm_up: int = 1
+    peers: tuple[str, ...] = PEERS
+
+    def specification(self, folder: Path, cores: int) -> dict[str, Any]:
+        """What a contender's process is told."""
+        return asdict(self) | {"folder": str(folder), "cores": cores, "seed": 0}
+
+
+_CNN = Workload("cnn", "cnn1", (1, 28, 28), cohort=20, epochs=5, lr=0.01, rounds=2)
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        _CNN,
+        replace(
+            _CNN, name="cnn-admm-disk", method="fedadmm", state="disk", touch=True, peers=("floor",)
+        ),
+        Workload("mlp", "mlp-60-32-10", (60,), cohort=100, epochs=20, lr=0.05, rounds=2),
+        Workload("logistic", "mlp-784-10", (1, 28, 28), cohort=10, epochs=1, lr=0.03, rounds=100),
+        Workload(
+            "growth", "mlp-60-32-10", (60,), cohort=100, epochs=1, lr=0.05, rounds=20, peers=()
+        ),
+    )
+}
+GROWTH = (1_000, 1_000_000)
+"""The numbers of clients of the growth workload."""
+
+
+def find(name: str) -> Workload:
+    """The named workload."""
+    check_choice("bench", "workload", name, tuple(WORKLOADS))
+    return WORKLOADS[name]
+
+
+def write_rows(workload: Workload, folder: Path) -> str:
+    """Write `inputs.npy` and `targets.npy`, client after client; say where they come from.
+
+    Images are MNIST's where it is at hand, else random pixels: time does not depend on them.
+    """
+    count = 60_000 if workload.name == "growth" else workload.clients * workload.samples
+    draws = np.random.default_rng(0)
+    targets = draws.integers(0, 10, count)
+    source = "random rows"
+    if len(workload.shape) == 3:
+        inputs = draws.integers(0, 256, (count, *workload.shape), dtype=np.uint8)
+        mnist = _mnist()
+        if mnist is not None:
+            (inputs, targets), source = mnist, "MNIST"
+    else:
+        inputs = draws.normal(size=(count, *workload.shape)).astype(np.float32)
+    np.save(folder / "inputs.npy", inputs)
+    np.save(folder / "targets.npy", targets)
+    return source
+
+
+def read_specification() -> SimpleNamespace:
+    """What this contender's process was told: the workload, its folder and the cores to use."""
+    return SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
+
+
+def read_rows(spec: SimpleNamespace) -> tuple[Tensor, Tensor]:
+    """The rows that `write_rows` wrote, as floats, and their targets."""
+    inputs, targets = (
+        torch.from_numpy(np.load(Path(spec.folder) / f"{name}.npy"))
+        for name in ("inputs", "targets")
+    )
+    return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs, targets
+
+
+def _mnist() -> tuple[Any, Any] | None:
+    """MNIST's training rows, or None when they are not on this machine: nothing is fetched."""
+    from fedadmm.data.problems import load
+    from fedadmm.data.sources import VARIABLE
+
+    if VARIABLE not in os.environ:
+        return None
+    try:
+        problem = load("mnist", clients=1000, partition="iid", model="cnn1")
+    except DataError:
+        return None
+    rows = problem.data.rows
+    return rows.inputs.numpy(), rows.targets.numpy()
