@@ -2,8 +2,8 @@
 
 python benchmarks/threads.py                    # about a minute; OMP_NUM_THREADS sets "all"
 
-`fedadmm.run.engines.threads.WORTH_SPLITTING` is read off this table.  Times are the best of many turns
-that the two settings take alternately, so that what else the machine does meets them alike.
+`fedadmm.run.engines.threads.WORTH_SPLITTING` is read off this table.  Times are the best of many
+turns that the two settings take alternately, so that what else the machine does meets them alike.
 """
 
 from __future__ import annotations

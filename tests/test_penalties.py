@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-import fedadmm as fa
+from fedadmm.core import penalties
 
 
 def balanced(beta: float, move: float, drift: float, **options: float) -> float:
-    rule = fa.ResidualBalancing(**options)
+    rule = penalties.ResidualBalancing(**options)
     values = (torch.tensor([x], dtype=torch.float64) for x in (beta, move, drift))
     return float(rule.next(*values))
 
@@ -53,9 +53,9 @@ def test_a_stack_is_decided_client_by_client():
         torch.tensor(v, dtype=torch.float64)[:, None]
         for v in ([2.0] * 3, [1.0] * 3, [11.0, 2.0, 0.1])
     ]
-    assert fa.ResidualBalancing().next(*column).tolist() == [[4.0], [2.0], [1.0]]
+    assert penalties.ResidualBalancing().next(*column).tolist() == [[4.0], [2.0], [1.0]]
 
 
 def test_a_fixed_penalty_stays():
     beta = torch.tensor([3.0])
-    assert torch.equal(fa.FixedPenalty().next(beta, beta, beta * 100), beta)
+    assert torch.equal(penalties.FixedPenalty().next(beta, beta, beta * 100), beta)

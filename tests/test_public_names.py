@@ -74,8 +74,6 @@ NAMES = [
     "Target",
     "Piecewise",
     "Geometric",
-    "FixedPenalty",
-    "ResidualBalancing",
     "FedADMMError",
     "ParameterError",
     "PairingError",

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.core import penalties
 from fedadmm.core.objectives.flat import FlatModule
 from support.models import perceptron, rows, small_federation
 
@@ -510,19 +511,19 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
         "PyProximal: operator is 3, but must be a pyproximal.ProxOperator with a value and a prox",
     ),
     "ResidualBalancing mu": (
-        lambda: fa.ResidualBalancing(mu=1.0),
+        lambda: penalties.ResidualBalancing(mu=1.0),
         "ResidualBalancing: mu is 1.0, but must be > 1",
     ),
     "ResidualBalancing tau": (
-        lambda: fa.ResidualBalancing(tau=1.0),
+        lambda: penalties.ResidualBalancing(tau=1.0),
         "ResidualBalancing: tau is 1.0, but must be > 1",
     ),
     "ResidualBalancing low": (
-        lambda: fa.ResidualBalancing(low=0.0),
+        lambda: penalties.ResidualBalancing(low=0.0),
         f"ResidualBalancing: low is 0.0, but {POSITIVE}",
     ),
     "ResidualBalancing high": (
-        lambda: fa.ResidualBalancing(low=2.0, high=1.0),
+        lambda: penalties.ResidualBalancing(low=2.0, high=1.0),
         "ResidualBalancing: high is 1.0, but must be >= 2",
     ),
     "Piecewise": (

@@ -11,21 +11,22 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.algorithms": (
         "AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAvg FedDR FedDRII FedDyn FedPD FedProx FedSGD "
         "FedSplit Scaffold"
     ),
+    "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.core.errors": (
         "ConfigError DataError EngineError FedADMMError PairingError ParameterError StateError"
     ),
-    "fedadmm.run.evaluation": "Evaluation Target",
+    "fedadmm.core.objectives.closed_form": "LeastSquares LogisticRegression Quadratic",
     "fedadmm.core.objectives.flat": "FlatModule",
-    "fedadmm.core.objectives.closed_form": "LeastSquares LogisticRegression ModelObjective Quadratic",
+    "fedadmm.core.objectives.model": "ModelObjective",
     "fedadmm.core.outputs": "LastIterate RandomIterate",
-    "fedadmm.core.penalties": "FixedPenalty ResidualBalancing",
     "fedadmm.core.problem": "Facts LazyClients Problem",
-    "fedadmm.core.protocols": "Objective Sampler Seen",
+    "fedadmm.core.protocols": (
+        "Algorithm LocalSolver Objective Regularizer Sampler Seen StoppingRule"
+    ),
     "fedadmm.core.regularizers": (
         "Box ElasticNet GroupLasso L1 L2Ball NonNegative PyProximal SquaredL2 Zero"
     ),
@@ -34,18 +35,30 @@ _EXPORTS = {
         "NonOverlappingSampling TraceSampling UniformSampling WeightedSampling"
     ),
     "fedadmm.core.schedules": "Geometric Piecewise",
-    "fedadmm.run.simulation": "Result simulate",
     "fedadmm.core.solvers": "LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
     "fedadmm.core.stopping": (
         "Epochs GradientTolerance InSaCriterion ProxAccuracy RelativeAccuracy Steps UniformEpochs"
     ),
+    "fedadmm.run.engines": "Auto GivenDelays Ray Sequential Vectorised VirtualTime Workers",
+    "fedadmm.run.evaluation": "Evaluation Target",
+    "fedadmm.run.simulation": "Result simulate",
+    "fedadmm.run.state": "Checkpoints DiskStore MemoryStore",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+_MODULES = {
+    "engines": "fedadmm.run.engines",
+    "losses": "fedadmm.core.objectives.losses",
+    "models": "fedadmm.data.models",
+    "problems": "fedadmm.data.problems",
+}
+"""Parts of rooms that people go to by a short name."""
 
-__all__ = sorted([*_HOME, "__version__"])
+__all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value

@@ -21,9 +21,9 @@ class Evaluation:
 
     Args:
         every: rounds between two measurements.
-        target: "global" evaluates the model that is handed out (`fedadmm.core.outputs`); "local" every
-            client's own model on its own data (methods without local models fall back on the one
-            handed out); each metric is the weighted mean over the clients that report it.  It is
+        target: "global" evaluates the model that is handed out (`fedadmm.core.outputs`); "local"
+            every client's own model on its own data (methods without local models fall back on the
+            one handed out); each metric is the weighted mean over the clients that report it.  It is
             the same for all methods that are compared.
         objective: measure f, F = f + g and the gradient mapping over all clients' data.
         test: use the problem's held-out evaluators.
