@@ -23,8 +23,8 @@ class Evaluation:
         every: rounds between two measurements.
         target: "global" evaluates the model that is handed out (`fedadmm.core.outputs`); "local"
             every client's own model on its own data (methods without local models fall back on the
-            one handed out); each metric is the weighted mean over the clients that report it.  It is
-            the same for all methods that are compared.
+            one handed out); each metric is the weighted mean over the clients that report it.  It
+            is the same for all methods that are compared.
         objective: measure f, F = f + g and the gradient mapping over all clients' data.
         test: use the problem's held-out evaluators.
         train: the share of all clients' training rows whose class is right, as `train_accuracy`;
