@@ -55,8 +55,12 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         assert f"hello from {origin}\n" in done.stderr
 
 
-def test_ctrl_c_exits_130_and_the_printed_command_goes_on(tmp_path: Path) -> None:
-    config = write_small(tmp_path / "small.toml", rounds=200_000, checkpoint={"every": 5000})
+@pytest.mark.parametrize("every", [5000, 0])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_keeps_its_rounds_and_the_printed_command_goes_on(
+    number: signal.Signals, code: int, every: int, tmp_path: Path
+) -> None:
+    config = write_small(tmp_path / "small.toml", rounds=200_000, checkpoint={"every": every})
     out = tmp_path / "out"
     process = subprocess.Popen(
         [*FEDADMM, "run", str(config), "--out", str(out), "--no-report"],
@@ -66,16 +70,17 @@ def test_ctrl_c_exits_130_and_the_printed_command_goes_on(tmp_path: Path) -> Non
     )
     try:
         _wait_for_rounds(out / "metrics.jsonl", process)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         stdout, stderr = process.communicate(timeout=LIMIT)
     finally:
         process.kill()
-    assert process.returncode == 130, stderr
+    assert process.returncode == code, stderr
     assert stdout == ""
-    assert stderr == (
-        f"interrupted; go on with: fedadmm run {config} --out {out} --resume --no-report\n"
-    )
     done = len((out / "metrics.jsonl").read_text().splitlines())
+    assert stderr == (
+        f"interrupted after round {done}, {done} rounds are kept; go on with: fedadmm run {config} "
+        f"--out {out} --resume --no-report\n"
+    )
     resumed = subprocess.run(
         [*FEDADMM, "run", "--out", str(out), "--resume", "--rounds", str(done + 3), "--json"],
         capture_output=True,

@@ -270,7 +270,7 @@ def test_a_checkpoint_needs_the_kind_of_store_it_was_written_with(tmp_path: Path
 def test_resuming_needs_checkpoints() -> None:
     with pytest.raises(fa.ParameterError, match="resume is True, but checkpoints is None"):
         run(3, resume=True)
-    with pytest.raises(fa.ParameterError, match="every is 0"):
+    with pytest.raises(fa.ParameterError, match="every is -1"):
         Checkpoints("somewhere", 0)
 
 

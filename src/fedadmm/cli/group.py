@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
@@ -15,7 +18,7 @@ from typer.core import TyperGroup
 
 from fedadmm.core.errors import FedADMMError
 
-BAD_INPUT, INTERNAL, INTERRUPTED = 2, 1, 130
+BAD_INPUT, INTERNAL, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 STDOUT = "fedadmm.stdout"
 """Where a context keeps standard output while a command may print one document only."""
 
@@ -103,13 +106,37 @@ def _usage(error: click.ClickException) -> str:
 
 
 @contextmanager
-def resumable(command: Sequence[str]) -> Iterator[None]:
-    """Turn Ctrl-C into exit code 130 and the command that goes on from here."""
+def resumable(command: Sequence[str], folder: Path | None = None) -> Iterator[None]:
+    """Turn Ctrl-C into exit code 130, SIGTERM into 143, and say how to go on from here.
+
+    Both leave a checkpoint; what a run in `folder` has kept is said.
+    """
+    caught: list[int] = []
+
+    def terminate(number: int, frame: object) -> None:
+        caught.append(number)
+        raise KeyboardInterrupt
+
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; go on with: {shlex.join(command)}\n")
-        raise typer.Exit(INTERRUPTED) from None
+        told = _kept(folder) or "interrupted"
+        sys.stderr.write(f"{told}; go on with: {shlex.join(command)}\n")
+        raise typer.Exit(TERMINATED if caught else INTERRUPTED) from None
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _kept(folder: Path | None) -> str | None:
+    """What the summary of an interrupted run says."""
+    from fedadmm.study.rundir import RunDir
+
+    found = RunDir(folder).summary() if folder is not None else {}
+    return str(found["status"]) if found.get("code") == "interrupted" else None
 
 
 def again(**changes: Any) -> list[str]:

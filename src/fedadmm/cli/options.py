@@ -29,7 +29,8 @@ Out = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
 CheckpointEvery = Annotated[
-    int | None, typer.Option("--checkpoint-every", help="Rounds between checkpoints; 0 for none.")
+    int | None,
+    typer.Option("--checkpoint-every", help="Rounds between checkpoints; 0: only on interruption."),
 ]
 Engine = Annotated[str | None, typer.Option("--engine", help="How clients are run.")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes of the engine.")]

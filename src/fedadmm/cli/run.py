@@ -68,7 +68,7 @@ def run(
         return
     base = f"{Path(source or 'run').stem}-{chosen.label}-seed{chosen.seed}"
     folder = options.output_folder(out, base, resume)
-    with resumable(again(out=folder, resume=True)):
+    with resumable(again(out=folder, resume=True), folder):
         _run(chosen, folder, resume, report, as_json)
 
 

@@ -95,7 +95,8 @@ class Journal:
             # The round was refused: its clients go back, and a resumed run meets it again.
             self._store.undo()
             self._latest = Start(report.state, None, choice)
-        if report.ending is not None or report.state.round % self._checkpoints.every == 0:
+        every = self._checkpoints.every
+        if every and (report.ending is not None or report.state.round % every == 0):
             self._save()
 
     def interrupted(self) -> None:

@@ -87,7 +87,9 @@ class TargetTable(Table):
 class CheckpointTable(Table):
     """What is kept to resume from."""
 
-    every: Natural = Field(default=10, description="rounds between two checkpoints; 0 writes none")
+    every: Natural = Field(
+        default=10, description="rounds between two checkpoints; 0 writes one only on interruption"
+    )
 
 
 class StoreTable(Table):

@@ -133,13 +133,12 @@ class _Session:
         self._label = label
         self._watchers = watchers
         self._followers: list[Tracker] = [tracker(name) for name in chosen.trackers]
-        every = chosen.checkpoint_every
-        self._checkpoints = Checkpoints(folder.checkpoint, every) if every else None
+        self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint_every)
 
     def go(self, problem: Problem) -> Summary:
         """Simulate; a run that ends or is interrupted leaves its summary."""
         chosen, folder = self._run, self._folder
-        latest = self._checkpoints.latest_round() if self._checkpoints is not None else None
+        latest = self._checkpoints.latest_round()
         done = folder.keep(latest or 0)
         store = _store(chosen, folder, fresh=not latest)
         start = initial_vector(chosen, problem)
@@ -171,8 +170,9 @@ class _Session:
             )
         except KeyboardInterrupt:
             with interrupts_deferred():  # a second Ctrl-C waits for the summary
-                rounds = len(folder.records())
-                self._close(Ending(INTERRUPTED, f"interrupted after round {rounds}"), None)
+                kept = self._checkpoints.latest_round() or 0
+                told = f"interrupted after round {len(folder.records())}, {kept} rounds are kept"
+                self._close(Ending(INTERRUPTED, told), None)
             raise
         except Exception as error:
             self._fail(error)

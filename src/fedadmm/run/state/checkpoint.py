@@ -91,11 +91,13 @@ class _Manifest(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run in one directory, written every `every` rounds.
 
+    With `every=0` one is written only when the run is interrupted.
+
     `warnings` collects what was found damaged, for whoever shows it to people.
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int = 1) -> None:
-        check_count("Checkpoints", "every", every)
+        check_count("Checkpoints", "every", every, low=0)
         self.directory = Path(directory)
         self.every = every
         self.warnings: list[str] = []
