@@ -173,6 +173,27 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: simulate(initial=[0.0, 0.0, 0.0]),
         "simulate: initial is a list, but must be a torch.Tensor",
     ),
+    "a class for a method": (
+        lambda: simulate(fa.FedAvg),
+        "simulate: algorithm is the class FedAvg, but must be of the kind Algorithm; call it with "
+        "its options, as in FedAvg(...)",
+    ),
+    "a word for a solver": (
+        lambda: simulate(solver="sgd"),
+        "simulate: solver is 'sgd', but must be of the kind LocalSolver",
+    ),
+    "a number for a sampler": (
+        lambda: simulate(sampler=0.1),
+        "simulate: sampler is a float, but must be of the kind Sampler",
+    ),
+    "a negative seed": (
+        lambda: simulate(seed=-5),
+        "simulate: seed is -5, but must be a whole number of at least 0",
+    ),
+    "half a seed": (
+        lambda: simulate(seed=1.5),
+        "simulate: seed is 1.5, but must be a whole number of at least 0",
+    ),
     "initial integers": (
         lambda: simulate(initial=torch.zeros(3, dtype=torch.int64)),
         "simulate: initial must be a vector of finite floating-point numbers",

@@ -271,7 +271,7 @@ def test_resuming_needs_checkpoints() -> None:
     with pytest.raises(fa.ParameterError, match="resume is True, but checkpoints is None"):
         run(3, resume=True)
     with pytest.raises(fa.ParameterError, match="every is -1"):
-        Checkpoints("somewhere", 0)
+        Checkpoints("somewhere", -1)
 
 
 def test_a_store_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import check_choice, check_count, check_positive
-from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate
+from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate, Output
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import (
+    Algorithm,
     AnyAlgorithm,
     ClientStateStore,
     Evaluator,
@@ -121,6 +122,18 @@ def simulate(
             last iterate.
     """
     check_count("simulate", "rounds", rounds)
+    check_count("simulate", "seed", seed, low=0)
+    pairing.check_kind("algorithm", algorithm, Algorithm)
+    pairing.check_kind("problem", problem, Problem)
+    for name, part, role in (
+        ("sampler", sampler, Sampler),
+        ("solver", solver, LocalSolver),
+        ("stop", stop, StoppingRule),
+        ("output", output, Output),
+        ("engine", None if isinstance(engine, str) else engine, EngineChoice),
+    ):
+        if part is not None:
+            pairing.check_kind(name, part, role)
     if tolerance is not None:
         check_positive("simulate", "tolerance", tolerance)
     if isinstance(engine, str):

@@ -69,6 +69,8 @@ class Quadratic(Objective):
                 f"Quadratic: A has shape {tuple(self.A.shape)} and b {tuple(self.b.shape)}, "
                 "but A must be (D, D) and b (D,)"
             )
+        if not bool(self.A.isfinite().all() and self.b.isfinite().all()):
+            raise DataError("Quadratic: A or b has NaN or infinite entries, but must be finite")
         if not torch.allclose(self.A, self.A.T, rtol=1e-6, atol=1e-8):
             raise DataError("Quadratic: A is not symmetric, but must be")
 
