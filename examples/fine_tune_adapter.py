@@ -47,7 +47,6 @@ result = simulate(
     rounds=20,
     solver=SGD(lr=0.1, batch_size=20),
     stop=Epochs(2),
-    evaluate=problem.test,
 )
 total = sum(p.numel() for p in model.parameters())
 print(f"{FlatModule(model).num_parameters:,} of {total:,} parameters travel")

@@ -33,7 +33,7 @@ def test_a_data_set_is_a_problem_of_the_same_name(name: str) -> None:
     assert problems.entry(name).name == problems.entry(name).dataset == NAMES[name]
     config = resolve({"problem": {"name": name}})
     assert config.name("problem") == NAMES[name]
-    assert resolve(config.tree()) == config
+    assert resolve(config.tree) == config
 
 
 @pytest.mark.parametrize("name", NAMES)

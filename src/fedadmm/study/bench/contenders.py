@@ -17,7 +17,7 @@ from fedadmm.study.bench.workloads import Workload
 ENVIRONMENT = "FEDADMM_BENCH_PEERS"
 """Names the virtual environment of the peers; `.cache/bench-peers` here by default."""
 TIMEOUT_SECONDS = 1800.0
-SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"
+SCRIPTS = Path(__file__).parents[4] / "benchmarks" / "peers"
 """The peers' programs: those of a checkout, for an installed package has none."""
 OWN = {"fedadmm": "fedadmm.study.bench.own", "floor": "fedadmm.study.bench.floor"}
 """The contenders that are part of the package."""
