@@ -29,6 +29,7 @@ from fedadmm.algorithms import (
     scaffold,
 )
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import ClientRecord
 from fedadmm.core.schedules import Schedule
 from fedadmm.run.loop import RunState, run_round
@@ -247,3 +248,39 @@ def test_it_comes_back_to_the_optimum_or_says_why_not(title):
         assert method.bias is not None or distance < 1e-6
         furthest = max(furthest, distance)
     assert method.bias is None or furthest > 1e-3
+
+
+SCHEMES = {
+    "full": fa.FullParticipation(),
+    "uniform": fa.UniformSampling(0.4),
+    "bernoulli": fa.BernoulliSampling([0.2, 0.5, fa.Geometric(1.0, 0.9, 0.3), 0.9, 0.4]),
+    "weighted": fa.WeightedSampling((1.0, 2.0, 3.0, 2.0, 1.0), 2),
+    "non-overlapping": fa.NonOverlappingSampling(3),
+    "doubly-uniform": fa.DoublyUniformSampling(),
+    "cyclic": fa.CyclicSampling(2),
+    "trace": fa.TraceSampling([[0, 3], [1], [2, 4], [0, 1, 2]], repeat=True),
+    "least-recently-seen": fa.LeastRecentlySeenSampling(2),
+    "loss": fa.LossSampling(2, 0.1),
+    "energy": fa.EnergySampling(2, 2.0, 0.5),
+}
+"""One of every registered scheme; each takes everybody again and again."""
+PROPER = {
+    "FedADMM": fa.FedADMM(fa.Piecewise({0: 1.0, CHANGE: 2.0})),
+    "FedADMM seen": fa.FedADMM(1.3, members="seen", start="current"),
+    "FedADMM-InSa": fa.FedADMMInSa(1.3, mu=1.2, beta_min=0.3, beta_max=4.0, server_beta="next"),
+    "FedDR": fa.FedDR(0.8, 1.5),
+    "FedDyn seen": fa.FedDyn(0.8, members="seen"),
+}
+
+
+def test_every_registered_scheme_is_tried():
+    assert set(SCHEMES) == set(FAMILIES["sampler"])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", PROPER)
+def test_every_scheme_that_takes_everybody_again_leads_to_the_optimum(scheme, name):
+    given = federation(73, weights=WEIGHTS)
+    given = given._replace(start=given.start + 5)
+    result = run(PROPER[name], given, rounds=450, seed=6, sampler=SCHEMES[scheme])
+    assert float((result.params - torch.from_numpy(given.optimum)).norm()) < 1e-6
