@@ -202,6 +202,11 @@ def _unpack_engine(job: Job, found: Checkpoint, template: Download) -> EngineSta
     return EngineState(found.values["engine"], downloads)
 
 
+ANOTHER_VERSION = (
+    "it may be of another version of fedadmm: finish the run with that one, or begin it anew"
+)
+
+
 def _filled(job: Job, found: Checkpoint, template: Tree, prefix: str) -> Tree:
     """The template with the checkpoint's tensors."""
     named = {}
@@ -209,7 +214,7 @@ def _filled(job: Job, found: Checkpoint, template: Tree, prefix: str) -> Tree:
         if name not in found.tensors:
             raise StateError(
                 f"the checkpoint of round {found.round} holds {', '.join(sorted(found.tensors))}, "
-                f"but {job.algorithm.name} needs {name}"
+                f"but {job.algorithm.name} needs {name}; {ANOTHER_VERSION}"
             )
         named[name] = found.tensors[name].to(like.device)
     return trees.rebuild(template, named, prefix)

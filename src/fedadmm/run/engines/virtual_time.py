@@ -17,9 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
-from fedadmm.core.errors import (
-    ParameterError,
-)
+from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
 from fedadmm.core.protocols import (
     ClientInfo,
@@ -212,6 +210,11 @@ class VirtualTimeEngine(Engine):
 
     def restore(self, state: EngineState) -> None:
         """Go on from a snapshot."""
+        if "staleness" not in state.values:
+            raise StateError(
+                "the checkpoint's clock was written by another version of fedadmm; finish the run "
+                "with that one, or begin it anew"
+            )
         self._timeline.restore(state.values["timeline"])
         self._staleness.restore(state.values["staleness"])
         self._downloads = dict(state.downloads)
