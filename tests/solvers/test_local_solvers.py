@@ -221,7 +221,7 @@ def test_a_solve_changes_neither_its_problem_nor_its_start():
         assert torch.equal(problem.start, before[0])
 
 
-class Recording:
+class Recording(fa.Objective):
     """A quadratic with rows, which remembers the rows of every gradient."""
 
     num_parameters, num_samples = 2, 23
@@ -236,8 +236,8 @@ class Recording:
         self.rows.append(rows)
         return params.clone()
 
-    def workspace(self, params):
-        return params.clone()
+    def to(self, dtype, device="cpu"):
+        return self
 
 
 def _visited(key: int, batch_size: int | None, epochs: int) -> list[torch.Tensor | None]:

@@ -112,6 +112,11 @@ class FedDR(DouglasRachford[Client]):
     init: Literal["start", "prox"] = "start"
 
     @property
+    def relaxation(self) -> float:
+        """alpha."""
+        return self.alpha
+
+    @property
     def starts_with_everyone(self) -> bool:
         """init="prox": v_i stays at x^0 in that round, so x_i = prox_{eta f_i}(x^0)."""
         return self.init == "prox"

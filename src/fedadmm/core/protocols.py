@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,11 @@ from torch import Tensor
 from fedadmm.core.errors import DataError, ParameterError, StateError
 from fedadmm.core.rng import Key
 
+if TYPE_CHECKING:
+    from fedadmm.core.objectives.flat import FlatModule
+
+Pull = Callable[[Tensor, int, int], None]
+"""Moves the entries from one index to another by a local problem's own terms, in place."""
 Server = TypeVar("Server")
 Client = TypeVar("Client")
 Cast = TypeVar("Cast")
@@ -170,6 +175,11 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         return Needs()
 
     @property
+    def relaxation(self) -> float:
+        """Alpha of the Douglas-Rachford step that the method makes; 1 is no relaxation."""
+        return 1.0
+
+    @property
     def bias(self) -> str | None:
         """Why a run does not come to rest at the optimum; None for a method that does.
 
@@ -261,6 +271,11 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 class Objective(ABC):
     """f_i on flat vectors, from one client's data."""
 
+    flat: FlatModule | None = None
+    """The module behind the vector, whose buffers have a policy; None without a module."""
+    descends: ClassVar[bool] = False
+    """Whether `descend` makes a step faster than `gradient` and an addition."""
+
     @property
     @abstractmethod
     def num_parameters(self) -> int:
@@ -294,6 +309,15 @@ class Objective(ABC):
     def evaluation_gradient(self, params: Tensor) -> Tensor:
         """The gradient of `value`, for an objective that trains in another way than it measures."""
         return self.gradient(params)
+
+    def descend(
+        self, params: Tensor, rows: Tensor | None, lr: float, pull: Pull | None = None
+    ) -> None:
+        """`pull`, then params -= lr * gradient, in place on the workspace."""
+        gradient = self.gradient(params, rows)
+        if pull is not None:
+            pull(params, 0, params.numel())
+        params.add_(gradient, alpha=-lr)
 
     def workspace(self, params: Tensor) -> Tensor:
         """A copy of `params` that a solver may change in place and pass to `gradient`."""
@@ -372,6 +396,8 @@ class LocalSolver(ABC):
 
     averages_gradients: ClassVar[bool] = False
     """Whether `LocalResult.mean_gradient` can be supplied."""
+    batch_size: int | None = None
+    """The rows of a step; None for all."""
     per_client: ClassVar[tuple[str, ...]] = ()
     """The fields that may hold a sequence with one entry per client; its length is checked."""
 

@@ -125,7 +125,8 @@ class OwnLoop(LocalSolver):
     ) -> tuple[LocalResult, SolveInfo]:
         """Hand over the start, correct the steps, take the result back."""
         assert self.train is not None
-        flat: FlatModule = objective.flat  # type: ignore[attr-defined]
+        flat = objective.flat
+        assert flat is not None
         flat.load(problem.start)
         correction = Correction(flat, problem)
         state = {name: value.clone() for name, value in flat.module.state_dict().items()}

@@ -181,8 +181,7 @@ class Elsewhere(Objective):
 
     def __init__(self, num_parameters: int, flat: FlatModule | None) -> None:
         self._length = num_parameters
-        if flat is not None:
-            self.flat = flat
+        self.flat = flat
 
     @property
     def num_parameters(self) -> int:
@@ -191,7 +190,7 @@ class Elsewhere(Objective):
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Elsewhere:
         """Itself: there is nothing to convert but the model."""
-        if hasattr(self, "flat"):
+        if self.flat is not None:
             self.flat.to(dtype, device)
         return self
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
@@ -134,8 +132,7 @@ def check_initial(initial: object, num_parameters: int) -> None:
 
 
 def _check_buffers(problem: Problem) -> None:
-    client: Any = problem.clients[0]
-    flat = getattr(client, "flat", None)
+    flat = problem.clients[0].flat
     if flat is not None and flat.buffers() is not None and problem.buffers is None:
         names = ", ".join(name for name, _ in flat.module.named_buffers())
         raise PairingError(

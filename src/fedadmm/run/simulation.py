@@ -182,8 +182,7 @@ def make_job(
     start = start.detach().clone()
     rule = stop if stop is not None else algorithm.default_stop()
     converted = problem.to(start.dtype, start.device)
-    client: Any = converted.clients[0]
-    flat = getattr(client, "flat", None)
+    flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
     return Job(algorithm, converted, solver, rule or Epochs(1), seed, start, buffers)
 

@@ -195,7 +195,7 @@ def _starts_at_a_prox(job: Job) -> bool:
 
 def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
     eta = job.algorithm.prox_step
-    alpha = getattr(job.algorithm, "alpha", 1.0)
+    alpha = job.algorithm.relaxation
     gap, gradients = start.gap, start.gradients
     feddr_constants(start.L, eta, alpha, p_hat)  # refuses what the theorem does not cover
     errors = local_errors(job, 1 / eta, p_hat)
@@ -226,7 +226,7 @@ def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start
     if not isinstance(job.solver, ExactSolver):
         raise _refuse("the asynchronous theorem needs exact local solves; use ExactSolver")
     law = arrival_law(job, sampler, engine)
-    eta, alpha = job.algorithm.prox_step, getattr(job.algorithm, "alpha", 1.0)
+    eta, alpha = job.algorithm.prox_step, job.algorithm.relaxation
     gap, gradients, n = start.gap, start.gradients, start.clients
     # Refuses what the theorem does not cover, or what no delay could mend.
     tau, T, p_hat = law(None)

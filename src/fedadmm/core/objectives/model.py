@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from fedadmm.core.errors import DataError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.kernels import Network, Sink, channels_last
 from fedadmm.core.objectives.losses import count_correct
-from fedadmm.core.protocols import Objective
+from fedadmm.core.protocols import Objective, Pull
 
 EVALUATION_ROWS = 2048
 """At most so many rows per forward pass when a loss over all data is wanted."""
@@ -41,8 +42,6 @@ def _draws_numbers(module: nn.Module) -> bool:
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Prepare = Callable[[Tensor], Tensor]
-Pull = Callable[[Tensor, int, int], None]
-"""Moves the part [begin, end) of a parameter vector in place, as the local problem's terms do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +53,8 @@ class ModelObjective(Objective):
     `prepare` turns stored rows into the module's input, batch by batch: uint8 images can stay
     uint8 in memory.
     """
+
+    descends: ClassVar[bool] = True
 
     module: FlatModule | nn.Module
     loss: Loss

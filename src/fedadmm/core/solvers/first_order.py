@@ -88,7 +88,7 @@ class SGDStepper:
         self._momentum = momentum
         self._fused = None
         if not momentum and not wants_gradient:
-            self._fused = getattr(loss.objective, "descend", None)
+            self._fused = loss.objective.descend if loss.objective.descends else None
         params = loss.objective.workspace(loss.problem.start)
         velocity = torch.zeros_like(params) if momentum else None
         self._vectors = _Vectors(params, lr, OwnTerms.of(loss, lr), velocity)
@@ -102,7 +102,7 @@ class SGDStepper:
         """One step on the given rows; the gradient of f_i, unless nobody wanted it."""
         params, lr, terms, velocity = self._vectors
         if self._fused is not None:
-            self._fused(params, rows, lr, None if terms is None else terms.pull)
+            self._fused(params, rows, float(lr), None if terms is None else terms.pull)
             return None
         gradient: Tensor = self._objective.gradient(params, rows)
         if velocity is None:

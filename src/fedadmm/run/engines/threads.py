@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from fedadmm.core.errors import ParameterError, check_count
-from fedadmm.core.solvers import SGD
 from fedadmm.run.client import Job
 
 Threads = int | Literal["auto"]
@@ -41,7 +40,7 @@ def chosen_threads(job: Job, threads: Threads) -> int:
         return 1
     client = job.problem.clients[0]
     rows, solver = client.num_samples, job.solver
-    if job.algorithm.needs.local_solve and isinstance(solver, SGD) and solver.batch_size:
+    if job.algorithm.needs.local_solve and solver is not None and solver.batch_size:
         rows = min(rows, solver.batch_size)
     return given if client.work(rows) >= WORTH_SPLITTING else 1
 

@@ -50,7 +50,7 @@ def advise(config: Run, *, clients: int = 6, rows: int = 64) -> Counsel:
     """
     problem = config.load_problem()
     initial = initial_vector(config, problem)
-    batch = getattr(config.solver, "batch_size", None)
+    batch = config.solver.batch_size
     found = estimate(
         problem, initial, clients=clients, rows=rows, batch_size=batch, seed=config.seed
     )

@@ -110,6 +110,8 @@ def _pulled_back(error: Tensor, batch: Batch) -> Tensor:
 class StackedObjective:
     """f_i of many clients, in order of falling size where all their rows are wanted."""
 
+    descends = False
+
     def __init__(self, core: Core, rows: StackedRows, ridge: Tensor | None = None) -> None:
         self.core = core
         self.rows = rows
