@@ -307,5 +307,5 @@ def test_a_clock_of_another_version_is_refused_by_name():
     engine = VirtualTime().start(job, fa.MemoryStore())
     state = engine.snapshot()
     old = EngineState({key: value for key, value in state.values.items() if key != "staleness"}, {})
-    with pytest.raises(fa.StateError, match="another version of fedadmm; finish the run"):
+    with pytest.raises(fa.StateError, match="another version of fedadmm: finish the run"):
         engine.restore(old)

@@ -45,6 +45,12 @@ class EngineError(FedADMMError, RuntimeError):
     """The machinery that runs clients failed (a worker died, a wait timed out)."""
 
 
+ANOTHER_VERSION = (
+    "it may be of another version of fedadmm: finish the run with that one, or begin it anew"
+)
+"""What to do about state that does not look like this version's."""
+
+
 def check_range(
     owner: object,
     field: str,

@@ -313,11 +313,8 @@ class Objective(ABC):
     def descend(
         self, params: Tensor, rows: Tensor | None, lr: float, pull: Pull | None = None
     ) -> None:
-        """`pull`, then params -= lr * gradient, in place on the workspace."""
-        gradient = self.gradient(params, rows)
-        if pull is not None:
-            pull(params, 0, params.numel())
-        params.add_(gradient, alpha=-lr)
+        """`pull`, then params -= lr * gradient, in place on the workspace; where `descends`."""
+        raise DataError(f"{type(self).__name__}: it has no step of its own, but one is asked for")
 
     def workspace(self, params: Tensor) -> Tensor:
         """A copy of `params` that a solver may change in place and pass to `gradient`."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from fedadmm.core import trees
-from fedadmm.core.errors import PairingError, ParameterError, StateError
+from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
 from fedadmm.core.outputs import AnyOutput
 from fedadmm.core.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
 from fedadmm.run.client import Job, this_round
@@ -200,11 +200,6 @@ def _unpack_engine(job: Job, found: Checkpoint, template: Download) -> EngineSta
         for step in found.values["downloads"]
     }
     return EngineState(found.values["engine"], downloads)
-
-
-ANOTHER_VERSION = (
-    "it may be of another version of fedadmm: finish the run with that one, or begin it anew"
-)
 
 
 def _filled(job: Job, found: Checkpoint, template: Tree, prefix: str) -> Tree:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
-from fedadmm.core.errors import ParameterError, StateError
+from fedadmm.core.errors import ANOTHER_VERSION, ParameterError, StateError
 from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
 from fedadmm.core.protocols import (
     ClientInfo,
@@ -211,10 +211,7 @@ class VirtualTimeEngine(Engine):
     def restore(self, state: EngineState) -> None:
         """Go on from a snapshot."""
         if "staleness" not in state.values:
-            raise StateError(
-                "the checkpoint's clock was written by another version of fedadmm; finish the run "
-                "with that one, or begin it anew"
-            )
+            raise StateError(f"the checkpoint's clock has no delays; {ANOTHER_VERSION}")
         self._timeline.restore(state.values["timeline"])
         self._staleness.restore(state.values["staleness"])
         self._downloads = dict(state.downloads)
