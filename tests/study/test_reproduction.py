@@ -23,7 +23,15 @@ PROMISED = {
     *("gong-table3", "gong-table4", "gong-table5", "gong-fig3", "gong-fig4", "gong-fig5"),
     *("gong-fig6", "gong-fig7", "gong-fig8", "gong-fig9", "gong-fig10"),
     *("wang-fig1", "wang-fig2", "wang-fig3", "insa-table", "insa-fig"),
-    *("feddr-fig2", "feddr-fig3", "feddr-fig4", "feddr-fig5", "feddr-fig6", "note-identity"),
+    *(
+        "incentives-fig",
+        "feddr-fig2",
+        "feddr-fig3",
+        "feddr-fig4",
+        "feddr-fig5",
+        "feddr-fig6",
+        "note-identity",
+    ),
 }
 
 

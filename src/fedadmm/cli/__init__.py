@@ -21,6 +21,7 @@ COMMANDS = (
     "report",
     "export",
     "advise",
+    "incentives",
     "algorithms",
     "data",
     "config",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from fedadmm.cli.group import only_one_document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from fedadmm.study.config import Run, Tree
+
+Number = TypeVar("Number", int, float)
 
 Source = Annotated[
     str | None,
@@ -87,14 +89,23 @@ def listed(text: str | None, option: str) -> list[str]:
 
 def whole_numbers(text: str | None, option: str) -> list[int] | None:
     """The numbers of `0,1,2`, or of `3`, which stands for the single seed 3."""
+    return _numbers(text, option, int, "whole numbers such as 0,1,2")
+
+
+def numbers(text: str | None, option: str) -> list[float] | None:
+    """The numbers of `0.5,1`."""
+    return _numbers(text, option, float, "numbers such as 0.5,1")
+
+
+def _numbers(
+    text: str | None, option: str, kind: Callable[[str], Number], allowed: str
+) -> list[Number] | None:
     if text is None:
         return None
     try:
-        return [int(word) for word in listed(text, option)]
+        return [kind(word) for word in listed(text, option)]
     except ValueError:
-        raise typer.BadParameter(
-            f"{option} is {text!r}, but must be whole numbers such as 0,1,2"
-        ) from None
+        raise typer.BadParameter(f"{option} is {text!r}, but must be {allowed}") from None
 
 
 def output_folder(out: Path | None, base: str, resume: bool) -> Path:

@@ -33,10 +33,11 @@ from fedadmm.core.protocols import Algorithm, LocalSolver, Regularizer, Sampler,
 from fedadmm.data import problems
 from fedadmm.run import engines
 from fedadmm.run.engines import EngineChoice
+from fedadmm.theory import incentives
 
 _REGISTERED = (
     *(algorithms, regularizers, schedules, solvers, stopping),
-    *(sampling, adaptive_sampling, engines, outputs),
+    *(sampling, adaptive_sampling, engines, outputs, incentives),
 )
 """Importing these fills the families."""
 

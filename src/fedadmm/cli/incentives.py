@@ -1,0 +1,116 @@
+"""`fedadmm incentives`: what clients do for a reward, and which reward buys a target cheapest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedadmm.cli import options
+from fedadmm.cli.group import again, resumable
+
+if TYPE_CHECKING:
+    from fedadmm.study.buying import Offer
+
+EXAMPLE = "Example: fedadmm incentives quickstart --costs 0.5:1.5 --most 10"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("incentives", epilog=EXAMPLE)(incentives)
+
+
+def incentives(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CONFIG]",
+            help="A preset or TOML file with a target; without one only the game is solved.",
+        ),
+    ] = None,
+    costs: Annotated[
+        str,
+        typer.Option(
+            "--costs", help="What effort costs: a number, LOW:HIGH, or one number per client."
+        ),
+    ] = "0.5:1.5",
+    clients: Annotated[
+        int | None, typer.Option("--clients", min=2, help="Clients of a game without CONFIG.")
+    ] = None,
+    least: Annotated[float, typer.Option("--least", help="Fewest epochs per round.")] = 1.0,
+    most: Annotated[float, typer.Option("--most", help="Most epochs per round.")] = 10.0,
+    rewards: Annotated[
+        str | None,
+        typer.Option("--rewards", help="Rewards to look at, as in 1,1.5,2."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs.")] = Path(
+        "runs/incentives"
+    ),
+    sets: options.Sets = None,
+    jobs: options.Jobs = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Solve the clients' game: how much effort a reward buys, and where it jumps.
+
+    With CONFIG every reward is run with the epochs that the clients then choose, and the one that
+    reaches the target for the least money is named.
+    """
+    from fedadmm.cli.display import live, print_json
+    from fedadmm.core.errors import ConfigError
+    from fedadmm.study import buying, loading
+
+    asked = options.numbers(rewards, "--rewards")
+    if source is None:
+        of = buying.offer(buying.costs_of(costs, clients or 20), least, most, asked)
+        found = {"critical_reward": of.critical, "rewards": buying.table(of)}
+    else:
+        if clients is not None:
+            raise ConfigError(f"--clients is {clients}, but CONFIG says how many there are")
+        tree = loading.run_only(loading.read(source))
+        options.apply(tree, {}, sets)
+        of = buying.offer(buying.costs_of(costs, buying.clients_of(tree)), least, most, asked)
+        points = buying.points(tree, of)
+        count = options.processes(jobs, (point.run for point in points))
+        with resumable(again(out=out)), live(len(points)) as watch:
+            found = buying.buy(points, of, out, processes=count, watch=watch)
+    if as_json:
+        print_json(found)
+        return
+    _print(of, found)
+
+
+def _print(of: Offer, found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console, rows = Console(), found["rewards"]
+    bought = "cheapest" in found
+    table = Table()
+    for heading in ("reward", "mean epochs", "fewest", "most", "paid per round"):
+        table.add_column(heading, justify="right")
+    for heading in ("rounds to target", "bill") if bought else ():
+        table.add_column(heading, justify="right")
+    for row in rows:
+        efforts = (row["mean_effort"], row["least_effort"], row["most_effort"])
+        cells = [f"{row['reward']:.4g}", *(f"{e:.3g}" for e in efforts), _money(row["payment"])]
+        if bought:
+            rounds, bill = row["rounds_to_target"], row["bill"]
+            cells += ["not reached", "–"] if rounds is None else [str(rounds), _money(bill)]
+        table.add_row(*cells)
+    console.print(table)
+    console.print(
+        f"Critical reward {found['critical_reward']:.4g}: below it the {len(of.clients.costs)} "
+        "clients stay near their least effort, above it near their most.",
+        highlight=False,
+    )
+    if not bought:
+        return
+    if found["cheapest"] is None:
+        console.print("No reward reached the target; allow more rounds or more epochs.")
+        return
+    console.print(f"The target costs least with reward {found['cheapest']:.4g}.", highlight=False)
+
+
+def _money(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"

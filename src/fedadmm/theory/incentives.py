@@ -1,0 +1,211 @@
+"""What makes clients take part: the potential game of Liu, Wang and Zuazua (arXiv 2411.11793).
+
+Client i chooses its effort s_i in [q_i, Q_i], its local epochs per round.  The server pays every
+unit of effort lambda times the weighted mean effort R = sum_j r_j s_j, and effort costs c_i s_i²:
+
+    payoff     P_i(s) = lambda s_i R - c_i s_i²
+    potential  Phi(s) = (lambda/2) R² + sum_i (lambda r_i²/2 - c_i r_i) s_i²
+
+r_i dP_i/ds_i = dPhi/ds_i, so a client that improves its payoff raises Phi; with r_i = 1/n that is
+the exact potential of the paper divided by n.  In an equilibrium every effort follows from R alone,
+
+    s_i = clip(lambda R / (2 c_i - lambda r_i), q_i, Q_i),   or Q_i where c_i <= lambda r_i,
+
+so equilibria are the fixed points of one increasing, piecewise linear function of R.  Efforts are
+strategic complements: a least equilibrium exists, best responses from the least efforts climb to
+it, and it rises with lambda.  Where it jumps is the critical reward; with equal clients that is
+2 c n / (n + 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedadmm.core.errors import ParameterError, check_positive
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import StoppingRule
+from fedadmm.core.rng import Key
+
+Vector = NDArray[np.float64]
+
+
+class Game(NamedTuple):
+    """The clients' side: costs, the least and the most effort, and weights that add up to 1."""
+
+    costs: Vector
+    least: Vector
+    most: Vector
+    weights: Vector
+
+
+class Equilibrium(NamedTuple):
+    """The efforts that nobody wants to leave, and what they come to."""
+
+    efforts: Vector
+    mean: float
+    """R, the weighted mean effort; a unit of effort is paid lambda R."""
+
+
+def game(
+    costs: Sequence[float],
+    least: float | Sequence[float] = 1.0,
+    most: float | Sequence[float] = 10.0,
+    weights: Sequence[float] | None = None,
+) -> Game:
+    """The game of len(costs) clients; weights, equal ones by default, are scaled to add up to 1."""
+    count = len(costs)
+    if count < 2:
+        raise ParameterError(f"game: costs has {count} entries, but must have at least 2")
+    given = {"costs": costs, "least": least, "most": most, "weights": weights or 1.0}
+    full = {name: _vector(name, values, count) for name, values in given.items()}
+    if (full["most"] < full["least"]).any():
+        worst = int(np.argmax(full["least"] - full["most"]))
+        raise ParameterError(
+            f"game: most is {full['most'][worst]:g} for client {worst}, but must be at least its "
+            f"least effort {full['least'][worst]:g}"
+        )
+    full["weights"] = full["weights"] / full["weights"].sum()
+    return Game(**full)
+
+
+def _vector(name: str, values: float | Sequence[float], count: int) -> Vector:
+    if not isinstance(values, Sequence):
+        check_positive("game", name, values)
+        return np.full(count, float(values))
+    if len(values) != count:
+        raise ParameterError(
+            f"game: {name} has {len(values)} entries, but must have one per client, {count}"
+        )
+    for value in values:
+        check_positive("game", name, value)
+    return np.asarray(values, dtype=np.float64)
+
+
+def payoffs(clients: Game, reward: float, efforts: Vector) -> Vector:
+    """P_i at these efforts, for every client."""
+    mean = float(clients.weights @ efforts)
+    result: Vector = reward * efforts * mean - clients.costs * efforts**2
+    return result
+
+
+def potential(clients: Game, reward: float, efforts: Vector) -> float:
+    """Phi, which no best response lowers."""
+    mean = float(clients.weights @ efforts)
+    own = reward * clients.weights**2 / 2 - clients.costs * clients.weights
+    return reward / 2 * mean**2 + float(own @ efforts**2)
+
+
+def best_response(clients: Game, reward: float, efforts: Vector, client: int) -> float:
+    """The effort that is best for one client while all others stay where they are."""
+    weight, cost = clients.weights[client], clients.costs[client]
+    curvature = 2 * (cost - reward * weight)
+    if curvature <= 0:
+        return float(clients.most[client])
+    others = float(clients.weights @ efforts) - weight * efforts[client]
+    return float(np.clip(reward * others / curvature, clients.least[client], clients.most[client]))
+
+
+def best_responses(clients: Game, reward: float, start: Vector | None = None) -> Iterator[Vector]:
+    """The efforts after each sweep in which every client in turn chooses its best response.
+
+    From the least efforts, which is the default start, they climb to the least equilibrium.
+    """
+    efforts = (clients.least if start is None else start).copy()
+    while True:
+        for client in range(len(efforts)):
+            efforts[client] = best_response(clients, reward, efforts, client)
+        yield efforts.copy()
+
+
+def equilibrium(clients: Game, reward: float) -> Equilibrium:
+    """The least equilibrium: where clients end that begin with the least effort."""
+    check_positive("equilibrium", "reward", reward)
+    mean = _least_fixed_point(clients, reward)
+    efforts = _responses(clients, reward, np.array([mean]))[0]
+    return Equilibrium(efforts, float(clients.weights @ efforts))
+
+
+def _responses(clients: Game, reward: float, means: Vector) -> Vector:
+    """The efforts that follow from each mean effort: one row per mean."""
+    slope = 2 * clients.costs - reward * clients.weights
+    eager = clients.costs <= reward * clients.weights
+    wanted = reward * means[:, None] / np.where(eager, 1.0, slope)
+    clipped = np.clip(wanted, clients.least, clients.most)
+    result: Vector = np.where(eager, clients.most, clipped)
+    return result
+
+
+def _least_fixed_point(clients: Game, reward: float) -> float:
+    """The first R with phi(R) = R, walking up the pieces of phi from the least efforts."""
+    slope = 2 * clients.costs - reward * clients.weights
+    kinks = np.concatenate([clients.least, clients.most]) * np.tile(slope, 2) / reward
+    low = float(clients.weights @ clients.least)
+    high = float(clients.weights @ clients.most)
+    inside = kinks[(kinks > low) & (kinks < high)]
+    knots = np.unique(np.concatenate([[low], inside, [high]]))
+    values = np.minimum(_responses(clients, reward, knots) @ clients.weights, high)  # rounding
+    met = int(np.argmax(values <= knots))  # phi(high) <= high, so there is one
+    if met == 0:
+        return low
+    (a, b), (fa, fb) = knots[met - 1 : met + 1], values[met - 1 : met + 1]
+    rise = (fb - fa) / (b - a)  # below 1, for phi - R changes its sign in this piece
+    return float(a + (fa - a) / (1 - rise))
+
+
+def critical_reward(clients: Game, digits: float = 1e-12) -> float:
+    """Where the mean effort of the least equilibrium passes half way between least and most.
+
+    The mean effort rises with the reward, so that halving an interval finds the place, jump or not.
+    """
+    middle = float(clients.weights @ (clients.least + clients.most)) / 2
+    low, high = 0.0, float((clients.costs / clients.weights).max())
+    while high - low > digits * high:
+        reward = (low + high) / 2
+        if equilibrium(clients, reward).mean < middle:
+            low = reward
+        else:
+            high = reward
+    return high
+
+
+@part("stop", "rational-epochs")
+class RationalEpochs(StoppingRule):
+    """Every client does the epochs that pay best for it: an equilibrium of the incentive game.
+
+    Args:
+        reward: lambda, what the server pays for a unit of effort at a mean effort of 1.
+        costs: c_i, one number per client.
+        least: the fewest epochs per round.
+        most: the most epochs per round.
+        weights: r_i of the mean effort, one number per client; equal by default.
+    """
+
+    per_client = ("costs", "weights")
+
+    reward: Positive
+    costs: Sequence[Positive]
+    least: Positive = 1.0
+    most: Positive = 10.0
+    weights: Sequence[Positive] | None = None
+
+    def __post_init__(self) -> None:
+        self.efforts  # noqa: B018 - refuses what makes no game
+
+    @cached_property
+    def efforts(self) -> list[float]:
+        """The equilibrium's epochs per round, by client."""
+        clients = game(self.costs, self.least, self.most, self.weights)
+        return [float(effort) for effort in equilibrium(clients, self.reward).efforts]
+
+    def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
+        """All steps of the client's epochs."""
+        return max(1, round(self.efforts[client] * steps_per_epoch))
+
+    def sentence(self, reached: bool) -> str:
+        """The epochs that pay are done."""
+        return "the epochs that pay best for the client done"
