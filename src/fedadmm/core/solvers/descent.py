@@ -1,227 +1,259 @@
-"""The one loop that all iterative solvers share: epochs, batches, stopping, reporting."""
+"""The one loop that all iterative solvers share: epochs, batches, stopping, reporting.
+
+It runs for one client and for a stack of clients alike.  All clients of a stack begin an epoch
+together.  They are kept in order of falling work, so that those still at work are the first k of
+the stack: a client that has fewer steps in this epoch, or has met its stopping rule, costs nothing
+and is waited for by nobody.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import Protocol
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedadmm.core import trees
 from fedadmm.core.errors import PairingError
-from fedadmm.core.objectives.closed_form import evaluation_gradient
 from fedadmm.core.protocols import (
     LocalProblem,
     LocalResult,
-    Needs,
-    Objective,
     Progress,
     SolveContext,
     SolveInfo,
     StoppingRule,
     norm,
 )
-from fedadmm.core.rng import Key, derive, permutation
+from fedadmm.core.rng import Key, derive
+from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, Stepper
 
 
-class LocalLoss:
-    """L(w) = f_i(w) + <linear, w> + (weight/2) ||w - centre||^2 and its gradient.
+class _Work(NamedTuple):
+    """What one client has to do."""
 
-    grad L(w) = grad f_i(w) + weight * w + offset, with offset = linear - weight * centre computed
-    once; `offset` is None and `weight` 0.0 for the bare f_i.  A tensor of weights is positive.
-    """
-
-    def __init__(self, objective: Objective, problem: LocalProblem) -> None:
-        self.objective = objective
-        self.problem = problem
-        self.weight = _number(problem.weight) if problem.centre is not None else 0.0
-
-    @cached_property
-    def offset(self) -> Tensor | None:
-        """linear - weight * centre."""
-        if self.problem.centre is None or _is_zero(self.weight):
-            return self.problem.linear
-        pull = -self.weight * self.problem.centre
-        return pull if self.problem.linear is None else self.problem.linear + pull
-
-    @cached_property
-    def target(self) -> Tensor | None:
-        """centre - linear / weight, the minimiser of the terms beside f_i; None without weight."""
-        if self.problem.centre is None or _is_zero(self.weight):
-            return None
-        if self.problem.linear is None:
-            return self.problem.centre
-        return self.problem.centre - self.problem.linear / self.weight
-
-    def gradient(self, params: Tensor) -> Tensor:
-        """The gradient of `value` over all data as a new tensor, for measuring."""
-        return self.complete(params, evaluation_gradient(self.objective, params))
-
-    def complete(self, params: Tensor, gradient: Tensor) -> Tensor:
-        """From the gradient of f_i to the gradient of L, as a new tensor."""
-        if _is_zero(self.weight):
-            return gradient.clone() if self.offset is None else gradient + self.offset
-        total = gradient + self.weight * params
-        return total if self.offset is None else total.add_(self.offset)
-
-    def value(self, params: Tensor) -> Tensor:
-        """L up to the constant (weight/2) ||centre||^2."""
-        total = self.objective.value(params)
-        if self.offset is not None:
-            total = total + (self.offset * params).sum()
-        return total + (self.weight * params.square()).sum() / 2
-
-
-def _number(weight: Tensor | float) -> Tensor | float:
-    """A weight that all clients share as a plain number, which is faster to work with."""
-    return float(weight) if isinstance(weight, Tensor) and weight.numel() == 1 else weight
-
-
-def _is_zero(weight: Tensor | float) -> bool:
-    return not isinstance(weight, Tensor) and weight == 0.0
-
-
-class Stepper(Protocol):
-    """One solver at work on one local problem."""
-
-    @property
-    def params(self) -> Tensor:
-        """The current iterate, live."""
-
-    @property
-    def extra_gradients(self) -> int:
-        """The full gradients evaluated so far besides the one of every step."""
-
-    def step(self, rows: Tensor | None) -> Tensor | None:
-        """Make one step; return the gradient of f_i that it used, unless nobody wanted it."""
-
-
-def batches(samples: int, batch_size: int | None, key: Key, epoch: int) -> Iterator[Tensor | None]:
-    """The rows of one epoch's mini-batches; None stands for all rows."""
-    if batch_size is None or batch_size >= samples:
-        yield None
-        return
-    yield from torch.split(permutation(key, epoch, samples), batch_size)
-
-
-def steps_per_epoch(samples: int, batch_size: int | None) -> int:
-    """How many mini-batches one epoch has; the last one may be smaller."""
-    return 1 if batch_size is None else -(-samples // batch_size)
+    place: int
+    """Its position in the results."""
+    client: int
+    key: Key
+    size: int
+    per_epoch: int
+    budget: int
 
 
 def descend(
-    objective: Objective,
+    objectives: Objectives,
     problem: LocalProblem,
     stop: StoppingRule,
-    key: Key,
+    keys: Sequence[Key],
     context: SolveContext,
     make: Callable[[LocalLoss], Stepper],
     batch_size: int | None,
-) -> tuple[LocalResult, SolveInfo]:
-    """Run a stepper until its stopping rule or its budget ends it."""
-    loss, needs = LocalLoss(objective, problem), context.needs
-    per_epoch = steps_per_epoch(objective.num_samples, batch_size)
-    (client,) = context.clients
-    budget = stop.budget(per_epoch, derive(key, "budget"), client)
-    start_gradient = objective.gradient(problem.start).clone() if needs.start_gradient else None
-    gradient_sum = torch.zeros_like(problem.start) if needs.mean_gradient else None
-    watch = _Watch(loss, stop, context)
-    stepper = make(loss)
-    steps, epoch, rows_seen = 0, 0, 0
-    while not watch.reached(stepper.params) and steps < budget:
-        for rows in batches(objective.num_samples, batch_size, key, epoch):
-            gradient = stepper.step(rows)
-            if gradient_sum is not None:
-                assert gradient is not None
-                gradient_sum.add_(gradient)
-            steps += 1
-            rows_seen += objective.num_samples if rows is None else len(rows)
-            if steps == budget:
-                break
-        epoch += 1
-    mean_gradient = None
-    if gradient_sum is not None:
-        mean_gradient = gradient_sum.div_(steps) if steps else objective.gradient(problem.start)
-        mean_gradient = mean_gradient.clone()
-    result = LocalResult(stepper.params.clone(), start_gradient, mean_gradient)
-    full = watch.gradients + stepper.extra_gradients + asked_gradients(needs, steps)
-    passes = rows_seen / objective.num_samples + full
-    return result, SolveInfo(steps, steps / per_epoch, passes, watch.sentence(), watch.accuracy)
+) -> tuple[LocalResult, list[SolveInfo]]:
+    """Run a stepper until the stopping rule or the budget has ended every client's solve.
 
-
-def asked_gradients(needs: Needs, steps: int) -> int:
-    """The full gradients taken because the method needs them: a mean of no steps is one too."""
-    return needs.start_gradient + (needs.mean_gradient and steps == 0)
-
-
-def reference_point(
-    stop: StoppingRule, problem: LocalProblem, context: SolveContext
-) -> Tensor | None:
-    """Where a rule takes its reference norm, if not at the start, whose gradient is known anyway.
-
-    Equality decides, not identity, so that every engine counts the same gradients.
+    The clients of a stack come in order of falling size.
     """
-    point = context.own if stop.reference == "own" else None
-    if stop.reference == "global":
-        point = context.theta
-        assert point is not None  # pairing refuses methods that do not always send it
-    if point is None or torch.equal(point.expand_as(problem.start), problem.start):
-        return None
-    return point
+    descent = _Descent(objectives, problem, stop, keys, context, make, batch_size)
+    epoch = 0
+    while descent.end_finished():
+        descent.run_epoch(epoch)
+        epoch += 1
+    return descent.result(), descent.infos()
 
 
-def origin(stop: StoppingRule, loss: LocalLoss, own: Tensor | None) -> Tensor:
-    """Where a rule measures the way from."""
-    if stop.origin == "own":
-        return loss.problem.start if own is None else own
-    if loss.target is None:
-        raise PairingError(
-            f"{type(stop).__name__}: origin is {stop.origin!r}, but the local problem has no "
-            "quadratic term, and so is not the prox of anything"
-        )
-    return loss.target
+class _Descent:
+    """Clients at work, and the results of those that have finished."""
 
-
-class _Watch:
-    """Asks the stopping rule between epochs and remembers the accuracy it saw last."""
-
-    def __init__(self, loss: LocalLoss, stop: StoppingRule, context: SolveContext) -> None:
-        self._loss = loss
+    def __init__(
+        self,
+        objectives: Objectives,
+        problem: LocalProblem,
+        stop: StoppingRule,
+        keys: Sequence[Key],
+        context: SolveContext,
+        make: Callable[[LocalLoss], Stepper],
+        batch_size: int | None,
+    ) -> None:
         self._stop = stop
         self._context = context
-        self._reference_norm: Tensor | None = None
-        self._reached = False
-        self.accuracy = float("nan")
-        self.gradients = 0
-        """The full gradients evaluated so far."""
+        self._batch_size = batch_size
+        self._work = []
+        clients = zip(context.clients, keys, objectives.sizes, strict=True)
+        for place, (client, key, size) in enumerate(clients):
+            per_epoch = 1 if batch_size is None else -(-size // batch_size)
+            budget = stop.budget(per_epoch, derive(key, "budget"), client)
+            self._work.append(_Work(place, client, key, size, per_epoch, budget))
+        self._all = self._work
+        self._first = self._loss = LocalLoss(objectives, problem)
+        self._steps = [0] * len(keys)
+        self._rows = [0] * len(keys)
+        self._asked = [0] * len(keys)
+        self._reached = [False] * len(keys)
+        self._accuracy = [float("nan")] * len(keys)
+        start, needs = problem.start, context.needs
+        self._start_gradient = None
+        if needs.start_gradient:
+            self._start_gradient = objectives.gradient(start).clone()
+        self._own = None if context.own is None else context.own.expand_as(start)
+        self._reference_norm = self._norm_at_reference()
+        # Last, because a stepper may work in place where a model's gradients are taken.
+        self._stepper = make(self._loss)
+        self._params = torch.empty_like(start, memory_format=torch.contiguous_format)
+        self._gradient_sum = torch.zeros_like(self._params) if needs.mean_gradient else None
+        self._gradient_sums = torch.zeros_like(self._params) if needs.mean_gradient else None
 
-    def reached(self, params: Tensor) -> bool:
+    def _norm_at_reference(self) -> Tensor | None:
+        """The rule's reference norm, if not at the start, whose gradient is known anyway.
+
+        Equality decides, not identity, so that every engine counts the same gradients.
+        """
+        if not self._stop.needs_gradient or self._stop.reference is None:
+            return None
+        start, point = self._loss.problem.start, self._own
+        if self._stop.reference == "global":
+            assert self._context.theta is not None  # pairing refuses methods that may not send it
+            point = self._context.theta.expand_as(start)
+        if point is None or torch.equal(point, start):
+            return None
+        self._asked = (point != start).any(dim=-1).reshape(-1).long().tolist()
+        return norm(self._loss.gradient(point))
+
+    def end_finished(self) -> bool:
+        """Let those leave that met the rule or spent their budget; whether anybody stays."""
+        reached = self._ask()
+        stays = [
+            not met and self._steps[work.place] < work.budget
+            for work, met in zip(self._work, reached, strict=True)
+        ]
+        if not all(stays):
+            self._keep_results([index for index, stay in enumerate(stays) if not stay])
+            if any(stays):
+                self._keep([index for index, stay in enumerate(stays) if stay])
+            else:
+                self._work = []
+        return bool(self._work)
+
+    def _keep_results(self, gone: list[int]) -> None:
+        """Put what those have who leave into its place."""
+        places = [self._work[index].place for index in gone]
+        if places == list(range(len(self._all))):  # everybody, in order
+            self._params, self._gradient_sums = self._stepper.params.clone(), self._gradient_sum
+            return
+        self._params[places] = self._stepper.params[gone]
+        if self._gradient_sum is not None and self._gradient_sums is not None:
+            self._gradient_sums[places] = self._gradient_sum[gone]
+
+    def _ask(self) -> list[bool]:
+        """The stopping rule's answers."""
         if not self._stop.needs_gradient:
-            return False
-        if self._reference_norm is None:
-            reference = reference_point(self._stop, self._loss.problem, self._context)
-            if reference is not None:
-                point = params.clone()
-                self._reference_norm = norm(self._loss.gradient(reference))
-                self.gradients += 1
-                params.copy_(point)  # a model's gradient elsewhere moved the live vector there
+            return [False] * len(self._work)
+        self._arrange([work.size for work in self._work])
+        params = self._stepper.params
         gradient_norm = norm(self._loss.gradient(params))
-        self.gradients += 1
         if self._reference_norm is None:
             self._reference_norm = gradient_norm
-        move = norm(params - origin(self._stop, self._loss, self._context.own))
         progress = Progress(
             gradient_norm,
             self._reference_norm,
-            move,
+            norm(params - self._origin()),
             self._loss.weight,
             self._context.round_index,
-            self._context.clients,
+            [work.client for work in self._work],
         )
-        self.accuracy = float(gradient_norm)
-        self._reached = bool(self._stop.reached(progress))
-        return self._reached
+        reached: list[bool] = self._stop.reached(progress).reshape(-1).tolist()
+        for work, met, accuracy in zip(
+            self._work, reached, gradient_norm.reshape(-1).tolist(), strict=True
+        ):
+            self._reached[work.place] = met
+            self._asked[work.place] += 1
+            self._accuracy[work.place] = accuracy
+        return reached
 
-    def sentence(self) -> str:
-        return self._stop.sentence(self._reached)
+    def _origin(self) -> Tensor:
+        """Where the rule measures the way from."""
+        if self._stop.origin == "own":
+            return self._loss.problem.start if self._own is None else self._own
+        if self._loss.target is None:
+            raise PairingError(
+                f"{type(self._stop).__name__}: origin is {self._stop.origin!r}, but the local "
+                "problem has no quadratic term, and so is not the prox of anything"
+            )
+        return self._loss.target
+
+    def run_epoch(self, epoch: int) -> None:
+        """One pass over the data of everybody at work, or what their budgets leave of it."""
+        size, objectives = self._batch_size, self._loss.objectives
+        if size is None or size >= max(objectives.sizes):
+            self._arrange([work.size for work in self._work])
+            self._step(len(self._work), None)
+            left = [1] * len(self._work)
+        else:
+            left = [min(w.per_epoch, w.budget - self._steps[w.place]) for w in self._work]
+            left = self._arrange(left)
+            keys = [work.key for work in self._work]
+            for clients, rows in self._loss.objectives.batches(keys, epoch, size, left):
+                self._step(clients, rows)
+        for work, steps in zip(self._work, left, strict=True):
+            self._steps[work.place] += steps
+            self._rows[work.place] += work.size if size is None else min(steps * size, work.size)
+
+    def _step(self, clients: int, rows: Any) -> None:
+        whole = clients == len(self._work)
+        stepper = self._stepper if whole else self._stepper.select(slice(clients))
+        gradient = stepper.step(rows)
+        if self._gradient_sum is not None:
+            assert gradient is not None
+            (self._gradient_sum if whole else self._gradient_sum[:clients]).add_(gradient)
+
+    def _arrange(self, amounts: list[int]) -> list[int]:
+        """Put the clients in order of falling amounts."""
+        if any(a < b for a, b in itertools.pairwise(amounts)):
+            order = sorted(range(len(amounts)), key=lambda index: -amounts[index])
+            self._keep(order)
+            return [amounts[index] for index in order]
+        return amounts
+
+    def _keep(self, order: list[int]) -> None:
+        """Keep the given clients, in the given order."""
+        index = torch.tensor(order, device=self._params.device)
+        self._work = [self._work[position] for position in order]
+        objectives = self._loss.objectives.select(order)
+        self._loss = LocalLoss(objectives, trees.select(self._loss.problem, index))
+        self._stepper = self._stepper.select(index)
+        if self._gradient_sum is not None:
+            self._gradient_sum = self._gradient_sum[index]
+        if self._reference_norm is not None:
+            self._reference_norm = self._reference_norm[index]
+        if self._own is not None and self._stop.needs_gradient:
+            self._own = self._own[index]
+
+    def result(self) -> LocalResult:
+        """What the solve hands to the algorithm."""
+        return LocalResult(self._params, self._start_gradient, self._mean_gradient())
+
+    def _mean_gradient(self) -> Tensor | None:
+        """The mean of the gradients that the steps used; the one at the start without steps."""
+        if self._gradient_sums is None:
+            return None
+        start = self._first.problem.start
+        steps = self._params.new_tensor(self._steps).view(*start.shape[:-1], 1)
+        if min(self._steps) > 0:
+            return self._gradient_sums / steps
+        own = self._first.objectives.gradient(start)
+        return torch.where(steps > 0, self._gradient_sums / steps.clamp(min=1), own)
+
+    def infos(self) -> list[SolveInfo]:
+        """How each solve went."""
+        needs = self._context.needs
+        infos = []
+        for place, work in enumerate(self._all):
+            steps = self._steps[place]
+            # A mean of no steps is one gradient too.
+            asked = self._asked[place] + needs.start_gradient + (needs.mean_gradient and not steps)
+            passes = self._stepper.passes(self._rows[place] / work.size) + asked
+            sentence = self._stop.sentence(self._reached[place])
+            accuracy = self._accuracy[place]
+            infos.append(SolveInfo(steps, steps / work.per_epoch, passes, sentence, accuracy))
+        return infos

@@ -19,7 +19,7 @@ from fedadmm.core.protocols import (
     norm,
 )
 from fedadmm.core.rng import Key
-from fedadmm.core.solvers.descent import LocalLoss
+from fedadmm.core.solvers.local_loss import LocalLoss, OneObjective
 
 
 @part("solver", "exact")
@@ -40,7 +40,7 @@ class ExactSolver(LocalSolver):
                 f"ExactSolver: the objective is a {type(objective).__name__}, but a quadratic one "
                 "is needed (Quadratic, LeastSquares)"
             )
-        loss = LocalLoss(objective, problem)
+        loss = LocalLoss(OneObjective(objective), problem)
         matrix = objective.hessian()
         matrix = matrix + loss.weight * torch.eye(len(matrix)).to(matrix)
         right = objective.offset() if loss.offset is None else objective.offset() - loss.offset

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,44 +25,18 @@ from fedadmm.core.protocols import (
     SolveContext,
     SolveInfo,
     StoppingRule,
+    norm,
 )
 from fedadmm.core.rng import Key
-from fedadmm.core.schedules import Schedule, at, check_floor
-from fedadmm.core.solvers.descent import LocalLoss, Stepper, descend
-
-
-class OwnTerms(NamedTuple):
-    """What the terms of the local problem beside f_i do in one gradient step.
-
-    With a quadratic term w moves by `rate` = lr * weight of the way to `target`, where the terms
-    are stationary; with a linear term alone it moves by -`shift`.
-    """
-
-    rate: Tensor | float
-    target: Tensor | None
-    shift: Tensor | None
-
-    @classmethod
-    def of(cls, loss: LocalLoss, lr: Tensor | float) -> OwnTerms | None:
-        """The terms of a local problem, or None when there are none."""
-        if loss.target is not None:
-            return cls(lr * loss.weight, loss.target, None)
-        linear = loss.problem.linear
-        return None if linear is None else cls(0.0, None, lr * linear)
-
-    def pull(self, part: Tensor, begin: int, end: int) -> None:
-        """Move the parameters [begin, end) in place."""
-        if self.target is not None:
-            part.lerp_(self.target[..., begin:end], self.rate)
-        elif self.shift is not None:
-            part.sub_(self.shift[..., begin:end])
-
-    def step(self, params: Tensor) -> Tensor:
-        """How far the terms push `params` back: lr times their gradient."""
-        if self.target is not None:
-            return self.rate * (params - self.target)
-        assert self.shift is not None
-        return self.shift
+from fedadmm.core.schedules import Schedule, at, check_floor, of_clients
+from fedadmm.core.solvers.descent import descend
+from fedadmm.core.solvers.local_loss import (
+    LocalLoss,
+    Objectives,
+    OneObjective,
+    OwnTerms,
+    Stepper,
+)
 
 
 class _Vectors(NamedTuple):
@@ -72,24 +48,13 @@ class _Vectors(NamedTuple):
     velocity: Tensor | None
 
 
-class SGDStepper:
-    """w <- w - lr (g + the gradient of the local problem's own terms), with optional momentum.
+class SGDStepper(Stepper):
+    """w <- w - lr (g + the gradient of the local problem's own terms), with optional momentum."""
 
-    Works on one client (D,) and on a stack of clients (K, D), given objectives of either kind.
-    An objective that offers `descend` makes plain steps without forming the gradient.
-    """
-
-    extra_gradients = 0
-
-    def __init__(
-        self, loss: LocalLoss, lr: Tensor | float, momentum: float, wants_gradient: bool = True
-    ) -> None:
-        self._objective: Any = loss.objective
+    def __init__(self, loss: LocalLoss, lr: Tensor | float, momentum: float) -> None:
+        self._objectives = loss.objectives
         self._momentum = momentum
-        self._fused = None
-        if not momentum and not wants_gradient:
-            self._fused = loss.objective.descend if loss.objective.descends else None
-        params = loss.objective.workspace(loss.problem.start)
+        params = loss.objectives.workspace(loss.problem.start)
         velocity = torch.zeros_like(params) if momentum else None
         self._vectors = _Vectors(params, lr, OwnTerms.of(loss, lr), velocity)
 
@@ -98,13 +63,10 @@ class SGDStepper:
         """The current iterate, live."""
         return self._vectors.params
 
-    def step(self, rows: Any) -> Tensor | None:
-        """One step on the given rows; the gradient of f_i, unless nobody wanted it."""
+    def step(self, rows: Any) -> Tensor:
+        """One step on the given rows; the gradient of f_i."""
         params, lr, terms, velocity = self._vectors
-        if self._fused is not None:
-            self._fused(params, rows, float(lr), None if terms is None else terms.pull)
-            return None
-        gradient: Tensor = self._objective.gradient(params, rows)
+        gradient = self._objectives.gradient(params, rows)
         if velocity is None:
             if terms is not None:
                 terms.pull(params, 0, params.shape[-1])
@@ -121,7 +83,7 @@ class SGDStepper:
         chosen = copy.copy(self)
         chosen._vectors = trees.select(self._vectors, clients)
         if isinstance(clients, Tensor):
-            chosen._objective = self._objective.select(clients.tolist())
+            chosen._objectives = self._objectives.select(clients.tolist())
         return chosen
 
 
@@ -133,8 +95,43 @@ def _add(into: Tensor, gradient: Tensor, factor: Tensor | float) -> None:
         into.add_(gradient, alpha=factor)
 
 
+class IterativeSolver(LocalSolver):
+    """A solver that makes steps until its stopping rule or its budget ends it."""
+
+    stacks: ClassVar[bool] = False
+    """Whether its steppers work on a stack of clients too."""
+
+    @abstractmethod
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        """The solver at work on a local problem."""
+
+    def solve(
+        self,
+        objective: Objective,
+        problem: LocalProblem,
+        stop: StoppingRule,
+        key: Key,
+        context: SolveContext = IN_NO_ROUND,
+    ) -> tuple[LocalResult, SolveInfo]:
+        """Run from the problem's start."""
+        result, (info,) = self.descend(OneObjective(objective), problem, stop, [key], context)
+        return result, info
+
+    def descend(
+        self,
+        objectives: Objectives,
+        problem: LocalProblem,
+        stop: StoppingRule,
+        keys: Sequence[Key],
+        context: SolveContext,
+    ) -> tuple[LocalResult, list[SolveInfo]]:
+        """Solve for all clients of `objectives` at once."""
+        make = partial(self.stepper, context=context)
+        return descend(objectives, problem, stop, keys, context, make, self.batch_size)
+
+
 @dataclass(frozen=True)
-class _Rated(LocalSolver):
+class _Rated(IterativeSolver):
     """A solver with a learning rate: a number, a schedule over rounds, or one number per client."""
 
     averages_gradients = True
@@ -145,10 +142,12 @@ class _Rated(LocalSolver):
     def __post_init__(self) -> None:
         check_floor(self, "lr", self.lr)
 
-    def rate(self, context: SolveContext) -> float:
-        """The learning rate of the one client that works."""
-        (client,) = context.clients
-        return at(self.lr, context.round_index, client)
+    def rate(self, loss: LocalLoss, context: SolveContext) -> Tensor | float:
+        """The learning rate of all who work, or a column of a stack's own ones."""
+        start = loss.problem.start
+        if isinstance(self.lr, Sequence) and start.ndim == 2:
+            return of_clients(self.lr, context.clients, start[:, :1])
+        return at(self.lr, context.round_index, context.clients[0])
 
 
 @part("solver", "sgd")
@@ -158,24 +157,18 @@ class SGD(_Rated):
     `lr` is a number, a schedule over rounds, or one number per client.
     """
 
+    stacks = True
+
     batch_size: Count | None = 32
     momentum: Probability = 0.0
 
-    def solve(
-        self,
-        objective: Objective,
-        problem: LocalProblem,
-        stop: StoppingRule,
-        key: Key,
-        context: SolveContext = IN_NO_ROUND,
-    ) -> tuple[LocalResult, SolveInfo]:
-        """Run SGD from the problem's start."""
-
-        def make(loss: LocalLoss) -> Stepper:
-            wants = context.needs.mean_gradient
-            return SGDStepper(loss, self.rate(context), self.momentum, wants)
-
-        return descend(objective, problem, stop, key, context, make, self.batch_size)
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        """The fastest stepper for what is asked."""
+        lr = self.rate(loss, context)
+        plain = None
+        if not self.momentum and not context.needs.mean_gradient:
+            plain = loss.objectives.plain_stepper(loss, lr)
+        return plain or SGDStepper(loss, lr, self.momentum)
 
 
 @part("solver", "gradient-descent")
@@ -185,40 +178,37 @@ class GradientDescent(_Rated):
     `lr` is a number, a schedule over rounds, or one number per client.
     """
 
-    def solve(
-        self,
-        objective: Objective,
-        problem: LocalProblem,
-        stop: StoppingRule,
-        key: Key,
-        context: SolveContext = IN_NO_ROUND,
-    ) -> tuple[LocalResult, SolveInfo]:
-        """Run gradient descent from the problem's start."""
-        return SGD(self.lr, batch_size=None).solve(objective, problem, stop, key, context)
+    stacks = True
+
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        """That of SGD, without momentum."""
+        return SGD(self.lr, batch_size=None).stepper(loss, context)
 
 
-class _AcceleratedStepper:
+class _AcceleratedStepper(Stepper):
     """FISTA's extrapolation with the gradient restart of O'Donoghue and Candes."""
 
-    extra_gradients = 0
-
     def __init__(self, loss: LocalLoss, lr: float) -> None:
-        self.params = loss.problem.start.clone()
+        self._params = loss.problem.start.clone()
         self._loss = loss
         self._lr = lr
-        self._ahead = self.params.clone()
+        self._ahead = self._params.clone()
         self._t = 1.0
 
+    @property
+    def params(self) -> Tensor:
+        return self._params
+
     def step(self, rows: Tensor | None) -> Tensor:
-        own = self._loss.objective.gradient(self._ahead, rows).clone()
+        own = self._loss.objectives.gradient(self._ahead, rows).clone()
         gradient = self._loss.complete(self._ahead, own)
         following = self._ahead - self._lr * gradient
-        way = following - self.params
+        way = following - self._params
         if float((gradient * way).sum()) > 0:
             self._t = 1.0
         t = (1 + math.sqrt(1 + 4 * self._t**2)) / 2
         self._ahead = following + ((self._t - 1) / t) * way
-        self.params, self._t = following, t
+        self._params, self._t = following, t
         return own
 
 
@@ -230,29 +220,19 @@ class AcceleratedGradient(_Rated):
     1 / (L + weight).
     """
 
-    def solve(
-        self,
-        objective: Objective,
-        problem: LocalProblem,
-        stop: StoppingRule,
-        key: Key,
-        context: SolveContext = IN_NO_ROUND,
-    ) -> tuple[LocalResult, SolveInfo]:
-        """Run accelerated gradient descent from the problem's start."""
-
-        def make(loss: LocalLoss) -> Stepper:
-            return _AcceleratedStepper(loss, self.rate(context))
-
-        return descend(objective, problem, stop, key, context, make, None)
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        """Nesterov's steps."""
+        return _AcceleratedStepper(loss, float(self.rate(loss, context)))
 
 
-class _LBFGSStepper:
+class _LBFGSStepper(Stepper):
     """One iteration of torch.optim.LBFGS with a strong Wolfe line search per step."""
 
     def __init__(self, loss: LocalLoss, lr: float, history: int) -> None:
-        self.params = loss.problem.start.clone()
+        assert isinstance(loss.objectives, OneObjective)  # it does not stack
+        self._value = loss.objectives.value
         self._loss = loss
-        self._variable = torch.nn.Parameter(self.params, requires_grad=True)
+        self._variable = torch.nn.Parameter(loss.problem.start.clone(), requires_grad=True)
         self._optimizer = torch.optim.LBFGS(
             [self._variable],
             lr=lr,
@@ -263,41 +243,36 @@ class _LBFGSStepper:
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",
         )
-        self.extra_gradients = 0
+        self._tried = 0
 
-    def step(self, rows: Tensor | None) -> Tensor:
+    @property
+    def params(self) -> Tensor:
+        return self._variable.detach()
+
+    def step(self, rows: Tensor | None) -> None:
         def closure() -> float:
-            point = self._variable.detach()
+            point = self.params
             self._variable.grad = self._loss.gradient(point)
-            self.extra_gradients += 1
-            return float(self._loss.value(point))
+            self._tried += 1
+            return float(self._loss.complete_value(point, self._value(point)))
 
-        if float(torch.linalg.vector_norm(self._loss.gradient(self.params))) > 0:
+        if float(norm(self._loss.gradient(self.params))) > 0:
             self._optimizer.step(closure)  # type: ignore[no-untyped-call]
-        self.params = self._variable.detach()
-        return self.params
+
+    def passes(self, stepped: float) -> float:
+        """One for each step, and those of the line searches."""
+        return stepped + self._tried
 
 
 @part("solver", "lbfgs")
-class LBFGS(LocalSolver):
+class LBFGS(IterativeSolver):
     """L-BFGS (`torch.optim.LBFGS`, strong Wolfe); one epoch is one iteration."""
 
     lr: Positive = 1.0
     history: Count = 10
 
-    def solve(
-        self,
-        objective: Objective,
-        problem: LocalProblem,
-        stop: StoppingRule,
-        key: Key,
-        context: SolveContext = IN_NO_ROUND,
-    ) -> tuple[LocalResult, SolveInfo]:
-        """Run L-BFGS from the problem's start."""
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        """Iterations with a line search."""
         if context.needs.mean_gradient:
             raise ParameterError("LBFGS: its steps have no mean gradient, but one was asked for")
-
-        def make(loss: LocalLoss) -> Stepper:
-            return _LBFGSStepper(loss, self.lr, self.history)
-
-        return descend(objective, problem, stop, key, context, make, None)
+        return _LBFGSStepper(loss, self.lr, self.history)

@@ -25,10 +25,10 @@ from fedadmm.core.protocols import (
     Upload,
     norm,
 )
+from fedadmm.core.solvers.first_order import IterativeSolver
 from fedadmm.run.client import Job, client_key, client_record, global_vector, reported_loss
 from fedadmm.run.engines.choice import EngineChoice
-from fedadmm.run.engines.stacked import StackedObjective, Stacker, refusal, solve_stack
-from fedadmm.run.engines.stacked.stacking import as_sgd
+from fedadmm.run.engines.stacked import StackedObjective, Stacker, refusal
 
 STACK_BYTES = 32 * 2**20
 """How much one vector a client may take in a stack: a solve works on about six of them."""
@@ -124,19 +124,17 @@ class VectorisedEngine(Engine):
         self, stack: _Stack, problem: LocalProblem, download: Download, round_index: int
     ) -> tuple[LocalResult, list[SolveInfo]]:
         job, count = self._job, len(stack.clients)
-        needs = job.algorithm.needs
+        needs, start = job.algorithm.needs, problem.start.expand(count, -1)
         if not needs.local_solve:
-            start = problem.start.expand(count, -1)
             info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
             return LocalResult(start, stack.objective.gradient(start)), [info] * count
-        solver = as_sgd(job.solver)
-        assert solver is not None
+        assert isinstance(job.solver, IterativeSolver)
         keys = [client_key(job, round_index, client) for client in stack.clients]
         own = job.algorithm.local_params(stack.state)
-        context = SolveContext(
-            round_index, needs, global_vector(self._job, download), own, stack.clients
-        )
-        return solve_stack(stack.objective, problem, job.stop, keys, context, solver)
+        theta = global_vector(job, download)
+        context = SolveContext(round_index, needs, theta, own, stack.clients)
+        stacked = problem._replace(start=start)
+        return job.solver.descend(stack.objective, stacked, job.stop, keys, context)
 
 
 def _describe(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedadmm.run.engines.stacked.descent import solve_stack
 from fedadmm.run.engines.stacked.objective import StackedObjective
 from fedadmm.run.engines.stacked.stacking import Stacker, refusal
 
-__all__ = ["StackedObjective", "Stacker", "refusal", "solve_stack"]
+__all__ = ["StackedObjective", "Stacker", "refusal"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from fedadmm.core import trees
 from fedadmm.core.objectives.flat import FlatModule, Slot
 from fedadmm.core.objectives.kernels import Network, Sink
 from fedadmm.core.objectives.model import Loss
+from fedadmm.core.rng import Key
+from fedadmm.core.solvers.local_loss import LocalLoss, OwnTerms, Stepper
 from fedadmm.run.engines.stacked.rows import Batch, StackedRows
 
 
@@ -110,12 +114,27 @@ def _pulled_back(error: Tensor, batch: Batch) -> Tensor:
 class StackedObjective:
     """f_i of many clients, in order of falling size where all their rows are wanted."""
 
-    descends = False
-
     def __init__(self, core: Core, rows: StackedRows, ridge: Tensor | None = None) -> None:
         self.core = core
         self.rows = rows
         self._ridge = ridge
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of rows of every client."""
+        return self.rows.sizes
+
+    def batches(
+        self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
+    ) -> Iterator[tuple[int, Batch]]:
+        """The mini-batches of one epoch, and of how many clients each is."""
+        return ((b.clients, b) for b in self.rows.epoch(keys, epoch, batch_size, limits))
+
+    def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> BlockStepper | None:
+        """Hand-written passes into blocks, which have one rate for all clients."""
+        if isinstance(self.core, NetworkCore) and not isinstance(lr, Tensor):
+            return BlockStepper(self, self.core, loss, lr)
+        return None
 
     def select(self, clients: Sequence[int]) -> StackedObjective:
         """Some of the clients, in the given order."""
@@ -142,3 +161,56 @@ class StackedObjective:
     def evaluation_gradient(self, params: Tensor) -> Tensor:
         """The same: nothing that stacks behaves differently in training."""
         return self.gradient(params)
+
+
+class BlockStepper(Stepper):
+    """Plain SGD with hand-written passes: gradients go straight into the parameters.
+
+    A matrix product can only be accumulated into contiguous memory, so the layers' parameters
+    are kept apart while the solve lasts.
+    """
+
+    def __init__(self, objective: StackedObjective, core: NetworkCore, loss: LocalLoss, lr: float):
+        self._objective = objective
+        self._core = core
+        self._lr = lr
+        self._terms = OwnTerms.of(loss, lr)
+        self._blocks = [block.clone() for block in core.blocks(loss.problem.start)]
+
+    @property
+    def params(self) -> Tensor:
+        """The current iterates (K, D), as a copy."""
+        return joined(self._blocks)
+
+    def step(self, rows: Batch | None) -> None:
+        """One step on the given rows."""
+        if rows is not None:
+            self._accumulate(rows)
+            return
+        parts = self._objective.rows.full()
+        if len(parts) == 1:
+            self._accumulate(parts[0])
+            return
+        gradient = self._objective.gradient(self.params)
+        for index, (block, slot) in enumerate(zip(self._blocks, self._core.slots, strict=True)):
+            self._pull(index)
+            block.sub_(gradient[:, slot.begin : slot.end].view_as(block), alpha=self._lr)
+
+    def select(self, clients: Tensor | slice) -> BlockStepper:
+        """The stepper of some clients: of the same memory (slice) or a copy."""
+        chosen = copy.copy(self)
+        chosen._blocks = [block[clients] for block in self._blocks]
+        chosen._terms = trees.select(self._terms, clients)
+        if isinstance(clients, Tensor):
+            chosen._objective = self._objective.select(clients.tolist())
+        return chosen
+
+    def _accumulate(self, batch: Batch) -> None:
+        before = None if self._terms is None else self._pull
+        sink = Sink(self._blocks, -self._lr, keep=True, before=before)
+        self._core.network.differentiate(self._blocks, *batch, sink)
+
+    def _pull(self, index: int) -> None:
+        if self._terms is not None:
+            slot, block = self._core.slots[index], self._blocks[index]
+            self._terms.pull(block.view(len(block), -1), slot.begin, slot.end)

@@ -15,7 +15,7 @@ from fedadmm.core.objectives.closed_form import (
     ModelObjective,
     Quadratic,
 )
-from fedadmm.core.solvers import SGD, GradientDescent
+from fedadmm.core.solvers.first_order import IterativeSolver
 from fedadmm.run.client import Job
 from fedadmm.run.engines.stacked.objective import (
     Core,
@@ -32,16 +32,10 @@ Stackable = Quadratic | LeastSquares | LogisticRegression | ModelObjective
 KINDS = (Quadratic, LeastSquares, LogisticRegression, ModelObjective)
 
 
-def as_sgd(solver: object) -> SGD | None:
-    """The solver as SGD, or None when it is something else."""
-    if isinstance(solver, GradientDescent):
-        return SGD(solver.lr, batch_size=None)
-    return solver if isinstance(solver, SGD) else None
-
-
 def refusal(job: Job) -> str | None:
     """Why a job's clients cannot run stacked, or None when they can."""
-    if job.algorithm.needs.local_solve and as_sgd(job.solver) is None:
+    stacks = isinstance(job.solver, IterativeSolver) and job.solver.stacks
+    if job.algorithm.needs.local_solve and not stacks:
         return f"the solver is {type(job.solver).__name__}, but must be SGD or GradientDescent"
     client: Any = job.problem.clients[0]
     if type(client) not in KINDS:

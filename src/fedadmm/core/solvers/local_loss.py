@@ -1,0 +1,205 @@
+"""The local problem as a function: what is measured of it, and what its own terms do in a step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedadmm.core.protocols import LocalProblem, Objective
+from fedadmm.core.rng import Key, permutation
+
+
+class Objectives(Protocol):
+    """The f_i that one solve works on: one client's, of vectors (D,), or a stack's, of (K, D)."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The number of rows of every client."""
+
+    def gradient(self, params: Tensor, rows: Any = None, /) -> Tensor:
+        """The gradients over a mini-batch of `batches`, or over all data; maybe in a buffer."""
+
+    def evaluation_gradient(self, params: Tensor, /) -> Tensor:
+        """The gradients over all data, for measuring."""
+
+    def workspace(self, params: Tensor, /) -> Tensor:
+        """A copy of `params` that a stepper may change in place and take gradients at."""
+
+    def batches(
+        self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
+    ) -> Iterator[tuple[int, Any]]:
+        """The mini-batches of one epoch, and of how many clients each is: the first k.
+
+        Client i makes `limits[i]` steps, which never rise.
+        """
+
+    def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> Stepper | None:
+        """SGD that never forms a gradient, where that is faster; None where it is not."""
+
+    def select(self, clients: Sequence[int]) -> Objectives:
+        """Some of the clients, in the given order."""
+
+
+class Stepper(ABC):
+    """One solver at work on a local problem, or on those of a stack."""
+
+    @property
+    @abstractmethod
+    def params(self) -> Tensor:
+        """The current iterate, live or as a copy."""
+
+    @abstractmethod
+    def step(self, rows: Any) -> Tensor | None:
+        """Make one step; return the gradient of f_i that it used, unless nobody wanted it."""
+
+    def select(self, clients: Tensor | slice) -> Stepper:
+        """The stepper of some clients of a stack: of the same memory (slice) or a copy.
+
+        That of one client is all there is to select from.
+        """
+        return self
+
+    def passes(self, stepped: float) -> float:
+        """The gradients evaluated so far by a client, in passes, after steps over so many."""
+        return stepped
+
+
+class LocalLoss:
+    """L(w) = f_i(w) + <linear, w> + (weight/2) ||w - centre||^2 and its gradient.
+
+    grad L(w) = grad f_i(w) + weight * w + offset, with offset = linear - weight * centre computed
+    once; `offset` is None and `weight` 0.0 for the bare f_i.  A tensor of weights is positive.
+    """
+
+    def __init__(self, objectives: Objectives, problem: LocalProblem) -> None:
+        self.objectives = objectives
+        self.problem = problem
+        self.weight = _number(problem.weight) if problem.centre is not None else 0.0
+
+    @cached_property
+    def offset(self) -> Tensor | None:
+        """linear - weight * centre."""
+        if self.problem.centre is None or _is_zero(self.weight):
+            return self.problem.linear
+        pull = -self.weight * self.problem.centre
+        return pull if self.problem.linear is None else self.problem.linear + pull
+
+    @cached_property
+    def target(self) -> Tensor | None:
+        """centre - linear / weight, the minimiser of the terms beside f_i; None without weight."""
+        if self.problem.centre is None or _is_zero(self.weight):
+            return None
+        if self.problem.linear is None:
+            return self.problem.centre
+        return self.problem.centre - self.problem.linear / self.weight
+
+    def gradient(self, params: Tensor) -> Tensor:
+        """The gradient of L over all data as a new tensor, for measuring."""
+        return self.complete(params, self.objectives.evaluation_gradient(params))
+
+    def complete(self, params: Tensor, gradient: Tensor) -> Tensor:
+        """From the gradient of f_i to the gradient of L, as a new tensor."""
+        if _is_zero(self.weight):
+            return gradient.clone() if self.offset is None else gradient + self.offset
+        total = gradient + self.weight * params
+        return total if self.offset is None else total.add_(self.offset)
+
+    def complete_value(self, params: Tensor, value: Tensor) -> Tensor:
+        """From f_i to L, up to the constant (weight/2) ||centre||^2."""
+        if self.offset is not None:
+            value = value + (self.offset * params).sum()
+        return value + (self.weight * params.square()).sum() / 2
+
+
+def _number(weight: Tensor | float) -> Tensor | float:
+    """A weight that all clients share as a plain number, which is faster to work with."""
+    return float(weight) if isinstance(weight, Tensor) and weight.numel() == 1 else weight
+
+
+def _is_zero(weight: Tensor | float) -> bool:
+    return not isinstance(weight, Tensor) and weight == 0.0
+
+
+class OwnTerms(NamedTuple):
+    """What the terms of the local problem beside f_i do in one gradient step.
+
+    With a quadratic term w moves by `rate` = lr * weight of the way to `target`, where the terms
+    are stationary; with a linear term alone it moves by -`shift`.
+    """
+
+    rate: Tensor | float
+    target: Tensor | None
+    shift: Tensor | None
+
+    @classmethod
+    def of(cls, loss: LocalLoss, lr: Tensor | float) -> OwnTerms | None:
+        """The terms of a local problem, or None when there are none."""
+        if loss.target is not None:
+            return cls(lr * loss.weight, loss.target, None)
+        linear = loss.problem.linear
+        return None if linear is None else cls(0.0, None, lr * linear)
+
+    def pull(self, part: Tensor, begin: int, end: int) -> None:
+        """Move the parameters [begin, end) in place."""
+        if self.target is not None:
+            part.lerp_(self.target[..., begin:end], self.rate)
+        elif self.shift is not None:
+            part.sub_(self.shift[..., begin:end])
+
+    def step(self, params: Tensor) -> Tensor:
+        """How far the terms push `params` back: lr times their gradient."""
+        if self.target is not None:
+            return self.rate * (params - self.target)
+        assert self.shift is not None
+        return self.shift
+
+
+class OneObjective:
+    """One client's objective in the role of a stack's: its vectors have no client dimension."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self.sizes = [objective.num_samples]
+        self.value = objective.value
+        self.gradient = objective.gradient
+        self.workspace = objective.workspace
+        self.evaluation_gradient = objective.evaluation_gradient
+
+    def batches(
+        self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The rows of one epoch's mini-batches."""
+        (key,), (limit,), (size,) = keys, limits, self.sizes
+        for rows in islice(torch.split(permutation(key, epoch, size), batch_size), limit):
+            yield 1, rows
+
+    def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> Stepper | None:
+        """The objective's own step, if it has one."""
+        return _OwnStepper(self._objective, loss, float(lr)) if self._objective.descends else None
+
+    def select(self, clients: Sequence[int]) -> OneObjective:
+        """The one client that there is."""
+        return self
+
+
+class _OwnStepper(Stepper):
+    """Plain SGD by the objective's `descend`."""
+
+    def __init__(self, objective: Objective, loss: LocalLoss, lr: float) -> None:
+        terms = OwnTerms.of(loss, lr)
+        self._objective, self._lr = objective, lr
+        self._pull = None if terms is None else terms.pull
+        self._params = objective.workspace(loss.problem.start)
+
+    @property
+    def params(self) -> Tensor:
+        return self._params
+
+    def step(self, rows: Tensor | None) -> None:
+        self._objective.descend(self._params, rows, self._lr, self._pull)
