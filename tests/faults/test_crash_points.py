@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
+from fedadmm.core import files as core_files
 from fedadmm.run.state import Checkpoints, files
 from support.resumable import fingerprints, make_store, run, untimed
 
@@ -20,38 +21,42 @@ class Death(BaseException):
     """Not an Exception: nothing may catch it, as nothing can catch a kill."""
 
 
-class Disk:
+class Disk(core_files.Disk):
     """Counts calls, dies before one of them, and knows which files were synchronised."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, last_call: int, torn: bool) -> None:
+    def __init__(self, last_call: int, torn: bool) -> None:
         self.calls = 0
         self._last_call = last_call
         self._torn = torn
         self.synchronised: set[int] = set()
-        monkeypatch.setattr(files.os, "replace", self._counted(os.replace))
-        monkeypatch.setattr(files.os, "fsync", self._counted(self._fsync))
-        monkeypatch.setattr(Path, "unlink", self._counted(Path.unlink))
-        monkeypatch.setattr(files, "_save", self._counted(files._save))
-        monkeypatch.setattr(files, "_save_text", self._counted(files._save_text))
 
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self.calls == self._last_call:
-                if self._torn and call in (SAVE, SAVE_TEXT):
-                    call(*arguments)
-                    os.truncate(arguments[0], os.path.getsize(arguments[0]) // 2)
-                raise Death
-            result = call(*arguments, **options)
-            if call in (SAVE, SAVE_TEXT):  # new contents, perhaps in the place of a lost file
-                self.synchronised.discard(arguments[0].stat().st_ino)
-            return result
+    def _count(self) -> None:
+        """The dead do nothing: not even what they would do about an error."""
+        self.calls += 1
+        if self.calls >= self._last_call:
+            raise Death
 
-        return counted
+    def create(self, path: Path) -> BinaryIO:
+        last = self.calls + 1 == self._last_call
+        if not (self._torn and last):
+            self._count()
+        stream = super().create(path)
+        # New contents, perhaps in the place of a lost file.
+        self.synchronised.discard(path.stat().st_ino)
+        return Torn(self, stream) if last else stream
 
-    def _fsync(self, handle: int) -> None:
+    def sync(self, path: Path) -> None:
         """Only noted: the power that is lost here is not the machine's."""
-        self.synchronised.add(os.fstat(handle).st_ino)
+        self._count()
+        self.synchronised.add(path.stat().st_ino)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._count()
+        super().replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        self._count()
+        super().remove(path)
 
     def lose_power(self, directory: Path) -> None:
         """Empty every file whose contents had not reached the disk."""
@@ -60,7 +65,25 @@ class Disk:
                 os.truncate(path, 0)
 
 
-SAVE, SAVE_TEXT = files._save, files._save_text
+class Unhurried(core_files.Disk):
+    """Nobody waits for the disk: no power is cut here."""
+
+    def sync(self, path: Path) -> None:
+        pass
+
+
+class Torn(io.BytesIO):
+    """Writes half of what it is given, and dies."""
+
+    def __init__(self, disk: Disk, stream: BinaryIO) -> None:
+        super().__init__()
+        self._disk, self._stream = disk, stream
+
+    def write(self, data: Any) -> int:
+        with self._stream:
+            self._stream.write(data[: len(data) // 2])
+        self._disk._count()
+        raise AssertionError("it should have died")
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
@@ -72,16 +95,15 @@ def test_every_crash_point_leaves_a_resumable_run(kind: str, tmp_path: Path) -> 
     while died:
         number += 1
         directory = tmp_path / str(number)
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            disk = Disk(monkeypatch, number, torn=number % 4 < 2)
+        disk = Disk(number, torn=number % 4 < 2)
+        with core_files.using(disk):
             try:
                 save_to(directory, kind, resume=False)
                 died = False
             except Death:
                 if number % 2:
                     disk.lose_power(directory)
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(files.os, "fsync", lambda handle: None)
+        with core_files.using(Unhurried()):
             result = save_to(directory, kind, resume=True)
         assert fingerprints(result) == fingerprints(reference)
         done = len(result.history)

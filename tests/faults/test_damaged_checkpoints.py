@@ -7,11 +7,12 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 import fedadmm as fa
+from fedadmm.core import files as core_files
 from fedadmm.run.state import Checkpoints, files
 from support.resumable import assert_continued, contents, interrupted, make_store, run
 
@@ -138,33 +139,28 @@ def test_with_every_checkpoint_damaged_the_directory_is_named(
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 @pytest.mark.parametrize("failing", range(1, 4))
-def test_a_full_disk_leaves_the_checkpoint_before(
-    failing: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_checkpoint_before(failing: int, kind: str, tmp_path: Path) -> None:
     """The file system refuses the first, second or third file of the fourth checkpoint."""
     store = make_store(kind, tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoint")
-    save, save_text = files._save, files._save_text
     left = [failing]
 
-    def limited(call: Any) -> Any:
-        def write(path: Path, *arguments: Any) -> None:
+    class Full(core_files.Disk):
+        def create(self, path: Path) -> BinaryIO:
+            stream = super().create(path)
             if path.name.startswith("round-00000004"):
                 left[0] -= 1
                 if left[0] == 0:
-                    path.write_bytes(b"half")
+                    stream.write(b"half")
+                    stream.close()
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            call(path, *arguments)
+            return stream
 
-        return write
-
-    monkeypatch.setattr(files, "_save", limited(save))
-    monkeypatch.setattr(files, "_save_text", limited(save_text))
-    with pytest.raises(fa.StateError, match=r"round-00000004.*No space left on device"):
+    told = pytest.raises(fa.StateError, match=r"round-00000004.*No space left on device")
+    with core_files.using(Full()), told:
         run(8, store=store, checkpoints=checkpoints)
     assert not [p for p in tmp_path.rglob("*") if "00000004" in p.name]
     again = Checkpoints(tmp_path / "checkpoint")
     assert again.latest_round() == 3
-    monkeypatch.undo()
     result = run(8, store=make_store(kind, tmp_path), checkpoints=again, resume=True)
     assert_continued(result, run(8), 3)

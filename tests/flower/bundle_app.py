@@ -142,10 +142,9 @@ def main(grid, context):
     for name in context.run_config["algorithms"].split(","):
         Broadcast.content = labelled(content, name)
         folder = Path(context.run_config["run-dir"]) / name
-        with RunDirectory(folder) as directory:
-            settings = federation(name, **settings_of(context.run_config))
-            outcome = serve(settings, grid, folder, [directory])
-            directory.finish(outcome)
+        directory = RunDirectory(folder)
+        settings = federation(name, **settings_of(context.run_config))
+        directory.finish(serve(settings, grid, folder, [directory]))
 
 
 client = ClientApp()

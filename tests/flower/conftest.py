@@ -14,7 +14,10 @@ with warnings.catch_warnings():
 @pytest.fixture
 def quick(monkeypatch):
     """The server waits in made-up time, and nobody waits for the disk: no power is cut here."""
+    from fedadmm.core import clock
+
     from .harness import Clock
 
-    monkeypatch.setattr("fedadmm.flower.server.exchange.time", Clock())
     monkeypatch.setattr("os.fsync", lambda _: None)
+    with clock.using(Clock()):
+        yield

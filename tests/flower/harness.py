@@ -15,6 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 import fedadmm as fa
+from fedadmm.core import clock
 from fedadmm.core.protocols import Objective
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol.messages import record_template
@@ -59,13 +60,13 @@ def federation(algorithm: Any, rounds: int = 6, **changes: Any) -> Federation:
     return Federation(**(settings | changes))
 
 
-class Clock:
+class Clock(clock.Clock):
     """Time that passes only when somebody waits for it: tests neither hurry nor dawdle."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
-    def monotonic(self) -> float:
+    def now(self) -> float:
         return self._now
 
     def sleep(self, seconds: float) -> None:

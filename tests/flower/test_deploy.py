@@ -188,8 +188,8 @@ def test_status_tells_how_each_site_does(tmp_path, quick):
             grid.wipe(1)
         grid.offline = {3} if report.record["round"] >= 2 else set()
 
-    with RunDirectory(tmp_path / "server") as written:
-        run_through(settings, grid, tmp_path, lambda report: (written(report), act(report)))
+    written = RunDirectory(tmp_path / "server")
+    run_through(settings, grid, tmp_path, lambda report: (written(report), act(report)))
     done = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "server"), "--json"])
     found = json.loads(done.stdout)
     assert found["processes"] == []

@@ -9,11 +9,11 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.errors import StateError
+from fedadmm.core.files import locked
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.site.state import SiteState
-from fedadmm.run.state.locks import locked
 
 from .harness import (
     CLIENTS,

@@ -16,7 +16,14 @@ import fedadmm as fa
 from fedadmm.run.engines.auto import AutoEngine
 from fedadmm.run.engines.workers import Workers
 from fedadmm.run.loop import RoundReport
-from fedadmm.run.state import Checkpoints, DiskStore, files, params_sha256
+from fedadmm.run.state import (
+    Checkpoints,
+    DiskStore,
+    checkpoint,
+    files,
+    params_sha256,
+    record_files,
+)
 from support.models import small_federation
 from support.resumable import (
     CLIENTS,
@@ -287,13 +294,14 @@ def test_a_checkpoint_writes_only_what_changed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[str, list[int]]] = []
-    save = files._save
+    write = files.write_tensors
 
-    def noting(path: Path, contents: files.Contents) -> None:
+    def noting(path: Path, contents: files.Contents, *, durable: bool) -> None:
         written.append((path.name.split(".safetensors")[0], contents.tensors.get("ids", [])))
-        save(path, contents)
+        write(path, contents, durable=durable)
 
-    monkeypatch.setattr(files, "_save", noting)
+    for module in (checkpoint, record_files):
+        monkeypatch.setattr(module, "write_tensors", noting)
     # Two clients a round: nobody comes twice in four rounds, so nothing is merged.
     options: Any = {"sampler": fa.CyclicSampling(2), "store": make_store(kind, tmp_path)}
     run(4, checkpoints=Checkpoints(tmp_path / "checkpoint"), **options)

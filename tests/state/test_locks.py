@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from fedadmm.core.errors import StateError
-from fedadmm.run.state.locks import locked
+from fedadmm.core.files import locked
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from fedadmm.run.state.locks import locked
+from fedadmm.core.files import locked
 with locked(Path(sys.argv[1]), 1.0):
     child = os.fork() if sys.argv[2] == "with a worker" else -1
     if child:

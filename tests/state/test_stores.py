@@ -6,15 +6,16 @@ import errno
 import os
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import fedadmm as fa
+from fedadmm.core import files
 from fedadmm.core.protocols import ClientRecord
-from fedadmm.run.state import DiskStore, MemoryStore, files, records
+from fedadmm.run.state import DiskStore, MemoryStore, records
 from support.resumable import fingerprints, run
 
 SIZE = 10
@@ -251,17 +252,16 @@ def test_methods_without_client_state_write_no_files(tmp_path: Path) -> None:
     assert sorted(result.clients) == sorted({c for r in result.history for c in r["clients"]})
 
 
-def test_a_full_disk_is_a_state_error_that_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_state_error_that_names_the_file(tmp_path: Path) -> None:
     store = bound(DiskStore(tmp_path))
     store.commit(5, record(1), 0)
 
-    def full(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    class Full(files.Disk):
+        def create(self, path: Path) -> BinaryIO:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files, "_save", full)
-    with pytest.raises(fa.StateError, match=r"5-2\.safetensors: No space left on device"):
+    told = pytest.raises(fa.StateError, match=r"5-2\.safetensors: No space left on device")
+    with files.using(Full()), told:
         store.commit(5, record(2), 1)
     assert same(store.get(5), record(1))
 

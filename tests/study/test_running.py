@@ -10,8 +10,8 @@ import pytest
 
 import fedadmm as fa
 from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.files import locked
 from fedadmm.run.state import params_sha256
-from fedadmm.run.state.locks import locked
 from fedadmm.study import loading
 from fedadmm.study.config import Run, resolve
 from fedadmm.study.rundir import RunDir
@@ -272,6 +272,5 @@ def test_news_are_the_records_since_the_last_look(tmp_path: Path) -> None:
         assert reader.news() == []
         stream.write('ss": 1.0}\n')
     assert reader.news() == [{"round": 3, "loss": 1.0}]
-    folder.close()
     folder.keep(1)
     assert reader.news() == [{"round": 1}]

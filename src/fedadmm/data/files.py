@@ -10,8 +10,6 @@ import csv
 import gzip
 import io
 import math
-import os
-import tempfile
 import warnings
 import zipfile
 import zlib
@@ -150,19 +148,3 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
         data = read_exactly(stream, size, path, f"array {member.filename}")
         refuse_more(stream, path)
     return data.view(dtype).reshape(shape, order="F" if fortran else "C")
-
-
-@contextmanager
-def replace_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Write a file under its name only once it is complete; a failure leaves nothing behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

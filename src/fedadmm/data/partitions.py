@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedadmm.core.errors import DataError, ParameterError, check_count, check_positive, check_range
+from fedadmm.core.files import make_directory, replacing
 from fedadmm.core.rng import Key, derive, numpy_generator
-from fedadmm.data.files import read_npz, replace_atomically
+from fedadmm.data.files import read_npz
 
 Indices = NDArray[np.int64]
 
@@ -52,7 +53,8 @@ class Partition:
 
     def save(self, path: str | Path) -> None:
         """Write the partition as .npz, atomically."""
-        with replace_atomically(Path(path)) as stream:
+        make_directory(Path(path).parent)
+        with replacing(Path(path)) as stream:
             np.savez_compressed(stream, indices=self.indices, offsets=self.offsets)
 
     @classmethod

@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedadmm.core.errors import DataError, ParameterError
+from fedadmm.core.files import replacing
 from fedadmm.data.download import download
-from fedadmm.data.files import read_chunks, replace_atomically
+from fedadmm.data.files import read_chunks
 
 VARIABLE = "FEDADMM_DATA"
 """Names the folder whose subfolders (mnist, fashion-mnist, femnist, …) hold the data sets."""
@@ -137,7 +138,7 @@ class Source:
                     stream = members.extractfile(member) if file and member.isfile() else None
                     if file is None or stream is None or member.size != file.size:
                         continue
-                    with replace_atomically(cache / file.name) as into:
+                    with replacing(cache / file.name) as into:
                         into.write(stream.read(file.size))
                     file.verify(cache / file.name)
         except (tarfile.TarError, OSError, EOFError) as error:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedadmm.core.errors import DataError
+from fedadmm.core.files import make_directory, replacing
 from fedadmm.core.problem import Problem
 from fedadmm.data.federated import FederatedData
-from fedadmm.data.files import replace_atomically
 
 
 class Summary(NamedTuple):
@@ -103,7 +103,8 @@ def draw(
     axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True)
     axes.set_xlabel("client")
     axes.set_ylabel("rows")
-    with replace_atomically(path) as stream:
+    make_directory(path.parent)
+    with replacing(path) as stream:
         figure.savefig(stream, format="png", dpi=120)
 
 

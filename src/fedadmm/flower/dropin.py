@@ -219,9 +219,9 @@ class DropIn:
             flat.module.load_state_dict(initial_arrays.to_torch_state_dict())
             start = flat.vector.clone()
         federation = self.federation(num_rounds, start)
-        with RunDirectory(Path(run_dir)) as directory:
-            outcome = serve(federation, grid, directory.path, [observe, directory])
-            directory.finish(outcome)
+        directory = RunDirectory(Path(run_dir))
+        outcome = serve(federation, grid, directory.path, [observe, directory])
+        directory.finish(outcome)
         return Result(arrays=arrays(outcome.params), evaluate_metrics_serverapp=measured)
 
     def mod(self, message: Message, context: Context, call_next: Next) -> Message:

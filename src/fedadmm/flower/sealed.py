@@ -10,11 +10,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedadmm.core import files
 from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol.codec import Packed, decode, encode
 from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.run.state.digest import content_sha256
-from fedadmm.run.state.files import explained, make_directory, write_bytes
 
 _SEAL = "sha256"
 _MOST_HEADER = 100_000_000
@@ -25,23 +25,17 @@ class DamageError(StateError):
     """A file was read, and what it holds is not what was written."""
 
 
-def make_private_directory(folder: Path) -> None:
-    """A folder that nobody else on the machine can look into."""
-    make_directory(folder)
-    with explained("protect", folder):
-        folder.chmod(0o700)
-
-
 def write(path: Path, packed: Packed, **vouched: Tensor) -> None:
     """Write a file durably; `vouched` are tensors whose digest stands in the plain values."""
     sealed = packed.plain | {_SEAL: _seal(packed)}
-    write_bytes(path, encode(Packed(packed.tensors | vouched, sealed)), durable=True)
+    files.write(path, encode(Packed(packed.tensors | vouched, sealed)))
 
 
-def read(path: Path, *vouched: str) -> Packed:
-    """What was written; a DamageError when the file holds something else."""
-    with explained("read", path):
-        data = path.read_bytes()
+def read(path: Path, *vouched: str) -> Packed | None:
+    """What was written; None without a file, a DamageError when it holds something else."""
+    data = files.read_if_there(path)
+    if data is None:
+        return None
     try:
         packed = decode(data, _MOST_HEADER)
     except RefusedError as error:

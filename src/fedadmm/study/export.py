@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study.recorded import read_run
-from fedadmm.study.rundir import RunDir, runs_below, write_bytes
+from fedadmm.study.rundir import RunDir, runs_below
 
 FORMATS = ("csv", "parquet")
 
@@ -45,7 +46,7 @@ def _csv(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None:
     writer.writerow({key: _joined(key) for key in columns})
     for row in rows:
         writer.writerow({key: _joined(value) for key, value in row.items()})
-    write_bytes(path, text.getvalue().encode())
+    files.write(path, text.getvalue().encode())
 
 
 def _joined(value: Any) -> Any:
@@ -67,4 +68,4 @@ def _parquet(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None
     table = pyarrow.table({key: [row.get(key) for row in rows] for key in columns})
     content = io.BytesIO()
     parquet.write_table(table, content)
-    write_bytes(path, content.getvalue())
+    files.write(path, content.getvalue())

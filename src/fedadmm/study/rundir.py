@@ -13,11 +13,11 @@ import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from fedadmm.core.errors import ConfigError, DataError
+from fedadmm.core import files
+from fedadmm.core.errors import ConfigError, DataError, StateError
 from fedadmm.run.loop import Record
 from fedadmm.study import records as reading
 from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary
@@ -37,36 +37,18 @@ _ROOM = 1 << 20
 
 def create(directory: Path, room: int = 0) -> None:
     """Make a folder and be sure that it can be written, with `room` bytes beyond the usual."""
-    probe = directory / f".probe-{os.getpid()}"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with probe.open("wb") as stream:
-            os.posix_fallocate(stream.fileno(), 0, _ROOM + room)
-    except OSError as error:
-        reason = error.strerror or str(error)
+        files.make_directory(directory)
+        files.reserve(directory / f"probe.{os.getpid()}{files.TEMPORARY}", _ROOM + room)
+    except StateError as error:
+        cause = error.__cause__
+        reason = cause.strerror if isinstance(cause, OSError) else error
         raise ConfigError(f"--out is '{directory}', but cannot be written ({reason})") from None
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file, or leave the old one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a whole text, or leave the old one."""
-    write_bytes(path, text.encode())
+    files.write(path, text.encode())
 
 
 def write_toml(path: Path, tree: Mapping[str, Any]) -> None:
@@ -95,8 +77,8 @@ def plain(value: Any) -> Any:
 def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON document."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        value = json.loads(files.read(path))
+    except (StateError, ValueError) as error:
         raise DataError(f"{path}: is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}: is not a JSON object")
@@ -108,7 +90,6 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._metrics: TextIO | None = None
         self._seen = 0
 
     @property
@@ -160,26 +141,16 @@ class RunDir:
 
     def append(self, record: Mapping[str, Any], durable: bool = False) -> None:
         """Append one round; `durable` waits until a power cut cannot take it back."""
-        if self._metrics is None:
-            self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
-        self._metrics.write(_line(record))
-        self._metrics.flush()
-        if durable:
-            os.fsync(self._metrics.fileno())
+        files.append(self.path / METRICS, _line(record).encode(), durable=durable)
 
-    def close(self, summary: Summary | None = None) -> None:
-        """End the writing, with what the run came to unless it broke off."""
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
-        if summary is not None:
-            write_json(self.path / SUMMARY, summary)
+    def close(self, summary: Summary) -> None:
+        """Say what the run came to."""
+        write_json(self.path / SUMMARY, summary)
 
     def abandon(self) -> None:
         """Take back what was begun, when it was refused before its first round."""
-        self.close()
         for name in (CONFIG, METRICS, SUMMARY, PARTITION):
-            (self.path / name).unlink(missing_ok=True)
+            files.remove(self.path / name)
 
     def write_report(self, page: str) -> Path:
         """Write the page and return its path."""
@@ -217,7 +188,7 @@ class RunDir:
     def records(self) -> list[Record]:
         """The records so far; a last line that is not complete yet is left out."""
         path = self.path / METRICS
-        return list(_lines(path, path.read_bytes())) if path.is_file() else []
+        return list(_lines(path, files.read_if_there(path) or b""))
 
     def news(self) -> list[Record]:
         """The records that were not there at the last call, without reading the others again."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.core.problem import Problem
 from fedadmm.run.loop import Ending, Record, RoundReport
 from fedadmm.run.resuming import interrupts_deferred
 from fedadmm.run.simulation import Result, simulate
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore, params_sha256
-from fedadmm.run.state.locks import locked
 from fedadmm.study import loading, records, words
 from fedadmm.study.config import Run, resolve
 from fedadmm.study.messages import suggestion
@@ -72,7 +72,8 @@ def run(
     if finished is not None:
         return finished
     create(directory)
-    with locked(directory, _PATIENCE):
+    with files.locked(directory, _PATIENCE):
+        files.remove_leftovers(directory)
         finished = _finished(chosen, folder, resume)  # by the process that was waited for
         if finished is not None:
             return finished

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fedadmm.core import files
 from fedadmm.core.errors import EngineError
 
 PROCESSES = "processes.json"
@@ -214,9 +215,8 @@ def end_group(group: int, known: set[int] | None = None, grace: float = GRACE) -
 def record(folder: Path, groups: Sequence[Group]) -> None:
     """Note which groups belong to a deployment."""
     path = folder / PROCESSES
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps([group.recorded()._asdict() for group in groups], indent=1))
-    os.replace(partial, path)
+    document = json.dumps([group.recorded()._asdict() for group in groups], indent=1)
+    files.write(path, document.encode())
 
 
 def recorded(folder: Path) -> list[tuple[Recorded, bool]]:

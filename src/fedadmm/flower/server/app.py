@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedadmm.core import files
 from fedadmm.core.errors import ConfigError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.service import Observer, Outcome, Service
-from fedadmm.run.state.files import make_directory
-from fedadmm.run.state.locks import locked
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -39,9 +38,9 @@ def server_app(federation: Federation, observers: Sequence[Observer] = ()) -> Se
             raise ConfigError(
                 f"run-config: accept-rollback is {accepts!r}, but must be true or false"
             )
-        with RunDirectory(run_folder(context)) as directory:
-            run = replace(federation, accept_rollback=accepts)
-            directory.finish(serve(run, grid, directory.path, [directory, *observers]))
+        directory = RunDirectory(run_folder(context))
+        run = replace(federation, accept_rollback=accepts)
+        directory.finish(serve(run, grid, directory.path, [directory, *observers]))
 
     app = ServerApp()
     app.main()(main)
@@ -67,6 +66,7 @@ def serve(
     Two servers on one checkpoint would acknowledge what the other never folded: the second waits,
     and is refused.
     """
-    make_directory(folder)
-    with torch.no_grad(), locked(folder, _PREDECESSOR):
+    files.make_directory(folder)
+    with torch.no_grad(), files.locked(folder, _PREDECESSOR):
+        files.remove_leftovers(folder)
         return Service(federation, grid, folder, list(observers)).run()

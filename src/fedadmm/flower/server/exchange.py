@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedadmm.core import clock
 from fedadmm.flower.protocol.refusal import printable
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Exchange:
 
     def now(self) -> float:
         """Seconds on a clock that only goes forward."""
-        return time.monotonic()
+        return clock.now()
 
     def seats(self) -> dict[int, Seat]:
         """The nodes that are online."""
@@ -91,7 +91,7 @@ class Exchange:
 
     def pause(self) -> None:
         """Let some time pass before the next look."""
-        time.sleep(self._poll)
+        clock.sleep(self._poll)
 
     def forget(self) -> None:
         """Wait no longer for what is still out."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedadmm
+from fedadmm.core import files
 from fedadmm.core.errors import DataError
 from fedadmm.run.loop import RoundReport
 from fedadmm.run.state.digest import params_sha256
@@ -23,10 +24,7 @@ MODEL, EVENTS = "model.safetensors", "events.jsonl"
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """What was refused, missing, lost or repaired so far; a line that is not whole is left out."""
-    try:
-        lines = (path / EVENTS).read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
+    lines = (files.read_if_there(path / EVENTS) or b"").split(b"\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
     except (ValueError, RecursionError):
@@ -47,12 +45,6 @@ class RunDirectory:
         self._folder = RunDir(path)
         self._begun = False
 
-    def __enter__(self) -> RunDirectory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.close()
-
     def __call__(self, report: RoundReport) -> None:
         """Append one round."""
         if not self._begun:
@@ -64,8 +56,8 @@ class RunDirectory:
 
     def _note(self, events: Sequence[dict[str, Any]]) -> None:
         if events:
-            with (self.path / EVENTS).open("a", encoding="utf-8") as stream:
-                stream.writelines(json.dumps(event) + "\n" for event in events)
+            lines = "".join(json.dumps(event) + "\n" for event in events)
+            files.append(self.path / EVENTS, lines.encode())
 
     def finish(self, outcome: Outcome, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """Leave the model and the summary."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedadmm.core import trees
+from fedadmm.core import files, trees
 from fedadmm.core.errors import StateError
 from fedadmm.flower import sealed
 from fedadmm.flower.federation import Federation
@@ -32,9 +32,9 @@ from fedadmm.run.client import Job
 from fedadmm.run.loop import RunState
 from fedadmm.run.resuming import known_from, plain_known
 from fedadmm.run.state.digest import params_sha256
-from fedadmm.run.state.files import read_tensors, remove, remove_leftovers
+from fedadmm.run.state.files import read_tensors
 
-SERVER = "server.safetensors"
+SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
 _VALUES = "values"
 
 
@@ -86,8 +86,8 @@ class ServerState:
     def __init__(
         self, folder: Path, keep_contributions: bool, fingerprint: Mapping[str, str]
     ) -> None:
-        sealed.make_private_directory(folder)
-        remove_leftovers(folder)
+        files.make_private_directory(folder)
+        files.remove_leftovers(folder)
         self._folder = folder
         self._keep = keep_contributions
         self._fingerprint = dict(fingerprint)
@@ -95,8 +95,6 @@ class ServerState:
     def load(self, template: RunState) -> Saved | None:
         """The last checkpoint, or None for a run that begins."""
         path = self._folder / SERVER
-        if not path.exists():
-            return None
         try:
             packed = sealed.read(path)
         except DamageError:
@@ -106,6 +104,8 @@ class ServerState:
                     "that version, or begin a new one in another folder"
                 ) from None
             raise
+        if packed is None:
+            return None
         values = json.loads(str(packed.plain.pop(_VALUES)))
         self._compare(values["fingerprint"])
         state = unpack(template, packed)
@@ -159,9 +159,10 @@ class ServerState:
         if entry.version == 0:
             return None
         path = self._path(client, entry)
-        if not path.exists():
+        packed = sealed.read(path)
+        if packed is None:
             raise DamageError(f"{path} is not there")
-        return unpack(template, sealed.read(path))
+        return unpack(template, packed)
 
     def _add(self, ledger: ServerLedger, brought: Mapping[int, Any]) -> dict[int, str]:
         unkept = {}
@@ -181,22 +182,20 @@ class ServerState:
         return unkept
 
     def _sweep(self, ledger: ServerLedger) -> None:
-        needed = {self._path(client, entry) for client, entry in ledger.entries.items()}
-        for path in self._folder.glob("contribution-*.safetensors"):
-            if path not in needed:
-                remove(path)
+        needed = {self._path(client, entry).name for client, entry in ledger.entries.items()}
+        for name in files.names(self._folder):
+            if name.startswith(_CONTRIBUTION) and name not in needed:
+                files.remove(self._folder / name)
 
     def _path(self, client: int, entry: Entry) -> Path:
-        name = f"contribution-{client}-{entry.incarnation}-{entry.version}.safetensors"
-        return self._folder / name
+        number = f"{client}-{entry.incarnation}-{entry.version}"
+        return self._folder / f"{_CONTRIBUTION}{number}.safetensors"
 
 
 def read_ledger(folder: Path) -> dict[int, Entry]:
     """What a checkpoint knows of each client, for whoever only looks; nothing before the first."""
-    path = folder / SERVER
-    if not path.exists():
-        return {}
-    return _entries(json.loads(str(sealed.read(path).plain[_VALUES])))
+    packed = sealed.read(folder / SERVER)
+    return {} if packed is None else _entries(json.loads(str(packed.plain[_VALUES])))
 
 
 def _entries(values: Mapping[str, Any]) -> dict[int, Entry]:

@@ -12,7 +12,6 @@ crash picks, both files are whole.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from fedadmm.core import files
 from fedadmm.core.errors import StateError
 from fedadmm.flower import sealed
 from fedadmm.flower.protocol.admission import is_sealed
@@ -27,8 +27,6 @@ from fedadmm.flower.protocol.codec import Packed, pack, unpack
 from fedadmm.flower.protocol.ledger import ClientLedger, Kind, Reply, Slot, slot_of
 from fedadmm.flower.sealed import DamageError
 from fedadmm.core.protocols import ClientRecord
-from fedadmm.run.state.files import explained, remove, remove_leftovers, sync
-from fedadmm.run.state.locks import locked
 
 ACKED, PENDING, DAMAGED = "acked.safetensors", "pending.safetensors", ".damaged"
 _REPLY, _BODY = "reply", "body"
@@ -50,15 +48,16 @@ class SiteState:
     """The folder of one client in one run."""
 
     def __init__(self, folder: Path) -> None:
-        sealed.make_private_directory(folder)
+        files.make_private_directory(folder.parent)
+        files.make_private_directory(folder)
         self._folder = folder
         self._files: dict[str, _File] = {}
 
     @contextmanager
     def locked(self, timeout: float = 60.0) -> Iterator[None]:
         """Hold the folder: a restarted node may meet the process it left behind."""
-        with locked(self._folder, timeout):
-            remove_leftovers(self._folder)
+        with files.locked(self._folder, timeout):
+            files.remove_leftovers(self._folder)
             self._files = {}
             yield
 
@@ -68,17 +67,15 @@ class SiteState:
 
     def promote(self) -> None:
         """The server folded the last upload: its state is the acknowledged one now."""
-        with explained("replace", self._folder / ACKED):
-            os.replace(self._folder / PENDING, self._folder / ACKED)
-        sync(self._folder)
+        files.replace(self._folder / PENDING, self._folder / ACKED)
         self._files[ACKED] = self._files.pop(PENDING)
 
     def forget(self) -> None:
         """The server started this client again: nothing that was counts any more."""
         for name in (PENDING, ACKED):
-            remove(self._folder / name)
+            files.remove(self._folder / name)
             self._files.pop(name, None)
-        sync(self._folder)
+        files.sync(self._folder)
 
     def acked(self, template: ClientRecord) -> ClientRecord | None:
         """The acknowledged state; None is the initial one."""
@@ -108,23 +105,26 @@ class SiteState:
         return None if file is None else slot_of(file.reply)
 
     def _read(self, name: str) -> _File | None:
-        path = self._folder / name
-        if name not in self._files and path.exists():
+        if name not in self._files:
             try:
-                self._files[name] = _read_file(path)
+                file = _read_file(self._folder / name)
             except DamageError:
                 self._put_aside(name)
+                return None
+            if file is not None:
+                self._files[name] = file
         return self._files.get(name)
 
     def _put_aside(self, name: str) -> None:
-        with explained("put aside", self._folder / name):
-            os.replace(self._folder / name, self._folder / (name + DAMAGED))
+        files.replace(self._folder / name, self._folder / (name + DAMAGED))
         self._files.pop(name, None)
 
 
-def _read_file(path: Path) -> _File:
+def _read_file(path: Path) -> _File | None:
     # The digest of the body stands in the reply, so that it is hashed only when it is sent again.
     packed = sealed.read(path, _BODY)
+    if packed is None:
+        return None
     try:
         fields = json.loads(str(packed.plain.pop(_REPLY)))
         reply = Reply(**fields)._replace(kind=Kind(fields["kind"]))

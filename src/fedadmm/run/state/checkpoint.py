@@ -21,9 +21,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from fedadmm.core import files
 from fedadmm.core.errors import StateError, check_count
-from fedadmm.run.state import disk, files, record_files
-from fedadmm.run.state.files import Contents
+from fedadmm.run.state import disk, record_files
+from fedadmm.run.state.files import Contents, read_json, read_tensors, write_json, write_tensors
 
 KEPT = 2
 FORMAT = 1
@@ -131,7 +132,7 @@ class Checkpoints:
             store.restore(*(restored + [iter(())] * KEPT)[:KEPT])
         if not kept:
             return None
-        server = files.read_tensors(self.directory / kept[0].server["file"])
+        server = read_tensors(self.directory / kept[0].server["file"])
         return Checkpoint(kept[0].round, server.tensors, kept[0].values)
 
     def save(
@@ -154,7 +155,7 @@ class Checkpoints:
                 _plain(fingerprint),
             )
             files.sync(self.directory)
-            files.write_json(self.directory / _manifest_name(manifest.round), manifest._asdict())
+            write_json(self.directory / _manifest_name(manifest.round), manifest._asdict())
         except StateError:
             self._sweep()
             raise
@@ -172,7 +173,7 @@ class Checkpoints:
         contents = Contents(tensors, {"round": str(number)})
         path = self.directory / f"round-{number:08d}.{name}.safetensors"
         # Its name need not be durable before the manifest's: the folder is synchronised once.
-        files.write_tensors(path, contents, durable=False)
+        write_tensors(path, contents, durable=False)
         files.sync(path)
         return {"file": path.name, "sha256": contents.sha256()}
 
@@ -196,14 +197,15 @@ class Checkpoints:
         return self._kept
 
     def _rounds(self) -> list[int]:
-        names = [path.name for path in self.directory.glob("round-*.json")]
-        found = [match for name in names if (match := _NAME.fullmatch(name))]
-        return sorted((int(match[1]) for match in found), reverse=True)
+        if not files.exists(self.directory):
+            return []
+        found = [match for name in files.names(self.directory) if (match := _NAME.fullmatch(name))]
+        return sorted((int(match[1]) for match in found if match[2] == "json"), reverse=True)
 
     def _verified(self, number: int, checked: set[str]) -> _Manifest:
         path = self.directory / _manifest_name(number)
         try:
-            manifest = _Manifest(**files.read_json(path))
+            manifest = _Manifest(**read_json(path))
         except TypeError:
             raise StateError(f"{path} is damaged: it lacks a field") from None
         if manifest.format != FORMAT:
@@ -220,12 +222,12 @@ class Checkpoints:
     def _read(self, entry: dict[str, Any], checked: set[str]) -> None:
         """Read a file to see whether it is whole, unless another checkpoint made us do so."""
         if entry["sha256"] not in checked:
-            files.read_tensors(self.directory / entry["file"], entry["sha256"])
+            read_tensors(self.directory / entry["file"], entry["sha256"])
             checked.add(entry["sha256"])
 
     def _parts(self, manifest: _Manifest) -> Iterator[dict[str, Tensor]]:
         for part in reversed(manifest.parts):
-            yield files.read_tensors(self.directory / part["file"], part["sha256"]).tensors
+            yield read_tensors(self.directory / part["file"], part["sha256"]).tensors
 
     def _check_store(self, manifest: _Manifest, store: SnapshotStore) -> None:
         expected, found = manifest.store, self._relative(store.directory)
@@ -242,17 +244,16 @@ class Checkpoints:
     def _probe(self) -> None:
         """Find out before round 0 whether anything can be written here."""
         probe = self.directory / f"probe{files.TEMPORARY}"
-        with files.explained("write", probe):
-            probe.write_bytes(b"")
+        files.write(probe, b"", durable=False)
         files.remove(probe)
 
     def _sweep(self) -> None:
         """Remove every file of ours that no kept checkpoint names, manifests first."""
         named: set[str] = set().union(*(manifest.names() for manifest in self._kept or []))
-        ours = (p for p in self.directory.iterdir() if _NAME.fullmatch(p.name))
-        for path in sorted(ours, key=lambda path: path.suffix != ".json"):
-            if path.name not in named:
-                files.remove(path)
+        ours = (name for name in files.names(self.directory) if _NAME.fullmatch(name))
+        for name in sorted(ours, key=lambda name: not name.endswith(".json")):
+            if name not in named:
+                files.remove(self.directory / name)
 
     def _warn(self, sentence: str) -> None:
         self.warnings.append(sentence)

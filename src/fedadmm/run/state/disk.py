@@ -21,10 +21,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core import trees
+from fedadmm.core import files, trees
 from fedadmm.core.errors import StateError, check_choice, check_count
 from fedadmm.core.protocols import ClientRecord
-from fedadmm.run.state import files, record_files
+from fedadmm.run.state import record_files
 from fedadmm.run.state.record_files import NO_FILE, Options, RecordFiles
 from fedadmm.run.state.records import Layout
 

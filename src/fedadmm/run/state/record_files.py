@@ -16,11 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm.core import files
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord
-from fedadmm.run.state import files, records
+from fedadmm.run.state import records
 from fedadmm.run.state.digest import content_sha256
-from fedadmm.run.state.files import Contents
+from fedadmm.run.state.files import Contents, read_tensors, write_tensors
 
 FOLDER_CLIENTS = 1000
 NO_FILE = 0
@@ -65,10 +66,9 @@ class RecordFiles:
         if self._options.durable:
             metadata["sha256"] = content_sha256(named, metadata)
         path = path_of(self._directory, client, version)
-        if not path.parent.is_dir():
+        if not files.exists(path.parent):
             files.make_directory(path.parent)
-            files.sync(self._directory)
-        files.write_tensors(path, Contents(named, metadata), durable=self._options.durable)
+        write_tensors(path, Contents(named, metadata), durable=self._options.durable)
         return version, records.rebuild(self._layout.template, named, path)
 
     def read(self, client: int, version: int, check: bool) -> ClientRecord:
@@ -76,7 +76,7 @@ class RecordFiles:
         if version == NO_FILE:
             return self._layout.template
         path = path_of(self._directory, client, version)
-        contents = files.read_tensors(path)
+        contents = read_tensors(path)
         claimed = contents.metadata.get("sha256")
         if check and claimed is not None:
             metadata = {k: v for k, v in contents.metadata.items() if k != "sha256"}
@@ -92,23 +92,27 @@ def path_of(directory: Path, client: int, version: int) -> Path:
 
 def existing(directory: Path) -> Iterator[tuple[int, int]]:
     """Every (client, version) in the folder."""
-    for path in directory.glob("*/*.safetensors"):
-        match = _NAME.fullmatch(path.name)
-        if match is not None:
-            yield int(match[1]), int(match[2])
+    for folder in _folders(directory):
+        for name in files.names(folder):
+            if (match := _NAME.fullmatch(name)) is not None:
+                yield int(match[1]), int(match[2])
 
 
 def remove_leftovers(directory: Path) -> None:
     """Take away what a crash left half-written."""
-    for path in directory.glob(f"*/*{files.TEMPORARY}"):
-        files.remove(path)
+    for folder in _folders(directory):
+        files.remove_leftovers(folder)
+
+
+def _folders(directory: Path) -> list[Path]:
+    return [directory / name for name in files.names(directory) if name.isdigit()]
 
 
 def digest(directory: Path, client: int, version: int) -> str:
     """The digest of a version as it is on the disk."""
     if version == NO_FILE:
         return content_sha256({}, {})
-    return files.read_tensors(path_of(directory, client, version)).sha256()
+    return read_tensors(path_of(directory, client, version)).sha256()
 
 
 def pack(entries: list[tuple[int, int, str]]) -> dict[str, Tensor]:

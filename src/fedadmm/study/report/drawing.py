@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedadmm.core import files
 from fedadmm.study.report.content import Content
 from fedadmm.study.report.curves import Axis
 from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Section, Strip
 from fedadmm.study.report.palette import Style, styles_of
-from fedadmm.study.rundir import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
     for path in paths:
         form, content = path.suffix[1:], io.BytesIO()
         figure.savefig(content, format=form, dpi=160, metadata=_undated(form))
-        write_bytes(path, content.getvalue())
+        files.write(path, content.getvalue())
     return paths
 
 

@@ -1,0 +1,295 @@
+"""Files that are either whole or not there, and folders that one process holds.
+
+A file is written under a temporary name, synchronised, and renamed; its folder is synchronised
+too.  A crash between any two of these calls leaves the old file or the new one, and at worst a
+temporary file, which `remove_leftovers` takes away at the next start.
+
+All calls to the operating system are those of `Disk`; a simulation puts its own in its place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import fnmatch
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from fedadmm.core import clock
+from fedadmm.core.errors import StateError
+
+TEMPORARY = ".tmp"
+_LEFTOVERS = (f"*{TEMPORARY}", f"{TEMPORARY}??????")
+"""Our temporary names, and those that safetensors chose when it still wrote files itself."""
+_LOCK = ".lock"
+_LOOK_AGAIN = 0.05
+
+
+class Held(Protocol):
+    """A lock that was taken."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+_held: set[Held] = set()
+
+
+class Disk:
+    """The calls to the operating system that everything else here is made of."""
+
+    def read(self, path: Path) -> bytes:
+        """All bytes of a file."""
+        return path.read_bytes()
+
+    def create(self, path: Path) -> BinaryIO:
+        """A new file, or an emptied one, to be written and closed."""
+        return path.open("wb")
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Write at the end of a file."""
+        with path.open("ab") as stream:
+            stream.write(data)
+
+    def reserve(self, path: Path, size: int) -> None:
+        """Make a file that takes up so many bytes."""
+        with path.open("wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, size)
+
+    def sync(self, path: Path) -> None:
+        """Force a file, or the names in a folder, to the disk."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Give a file another name, in the place of what had it."""
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        """Take a file away, if it is there."""
+        path.unlink(missing_ok=True)
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is something of that name; what cannot be told is an error."""
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def names(self, folder: Path) -> list[str]:
+        """What is in a folder, sorted."""
+        return sorted(os.listdir(folder))
+
+    def make_directory(self, path: Path) -> None:
+        """Create a folder in one that is there; one that is there already stays."""
+        path.mkdir(exist_ok=True)
+
+    def protect(self, path: Path, mode: int) -> None:
+        """Say who may do what with a file."""
+        path.chmod(mode)
+
+    def lock(self, path: Path) -> Held | None:
+        """Take a lock, which the system lets go of when the process ends; None if it is taken."""
+        handle = path.open("a+")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            handle.truncate(0)
+            handle.write(f"{os.getpid()}\n")
+            handle.flush()
+        except BlockingIOError:
+            handle.close()
+            return None
+        except BaseException:
+            handle.close()
+            raise
+        return handle
+
+
+_disk = Disk()
+
+
+@contextmanager
+def using(disk: Disk) -> Iterator[None]:
+    """Work on another disk."""
+    global _disk
+    before, _disk = _disk, disk
+    try:
+        yield
+    finally:
+        _disk = before
+
+
+@contextmanager
+def explained(what: str, path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into a StateError that names file and cause."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(f"cannot {what} {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A stream whose bytes get the name only once they are complete; an OSError if they cannot.
+
+    `durable` waits until not even a power cut can take them back.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with _disk.create(temporary) as stream:
+            yield stream
+        if durable:
+            _disk.sync(temporary)
+        _disk.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            _disk.remove(temporary)
+        raise
+    if durable:
+        _disk.sync(path.parent)
+
+
+def write(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Put bytes into a file, atomically."""
+    with explained("write", path), replacing(path, durable=durable) as stream:
+        stream.write(data)
+
+
+def append(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write at the end of a file; `durable` waits until a power cut cannot take it back."""
+    with explained("write", path):
+        fresh = durable and not _disk.exists(path)
+        _disk.append(path, data)
+        if durable:
+            _disk.sync(path)
+        if fresh:
+            _disk.sync(path.parent)
+
+
+def read(path: Path) -> bytes:
+    """All bytes of a file."""
+    with explained("read", path):
+        return _disk.read(path)
+
+
+def read_if_there(path: Path) -> bytes | None:
+    """All bytes of a file; None when there is none, which a file that cannot be read is not."""
+    with explained("read", path):
+        try:
+            return _disk.read(path)
+        except FileNotFoundError:
+            return None
+
+
+def replace(source: Path, target: Path) -> None:
+    """Give a file another name, so that a power cut cannot take it back."""
+    with explained("replace", target):
+        _disk.replace(source, target)
+        _disk.sync(target.parent)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something of that name."""
+    with explained("look for", path):
+        return _disk.exists(path)
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder, sorted."""
+    with explained("look into", folder):
+        return _disk.names(folder)
+
+
+def make_directory(path: Path) -> None:
+    """Create a folder and its parents, so that a power cut cannot take it back.
+
+    One that is there already may have been made by a process that died before that was sure.
+    """
+    with explained("create the folder", path):
+        missing = [path]
+        while not _disk.exists(missing[-1].parent):
+            missing.append(missing[-1].parent)
+        for folder in reversed(missing):
+            _disk.make_directory(folder)
+            with suppress(PermissionError):  # who may not look into the parent did not make it
+                _disk.sync(folder.parent)
+
+
+def make_private_directory(path: Path) -> None:
+    """A folder that nobody else on the machine can look into."""
+    make_directory(path)
+    with explained("protect", path):
+        _disk.protect(path, 0o700)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Find out whether so many bytes can be written there."""
+    with explained("write", path):
+        try:
+            _disk.reserve(path, size)
+        finally:
+            with suppress(OSError):
+                _disk.remove(path)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    with explained("synchronise", path):
+        _disk.sync(path)
+
+
+def remove(path: Path) -> None:
+    """Take a file away that nothing names any more."""
+    with explained("remove", path):
+        _disk.remove(path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Take away what a crash left half-written; nobody else may be at work in the folder."""
+    for name in names(folder):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _LEFTOVERS):
+            remove(folder / name)
+
+
+@contextmanager
+def locked(folder: Path, timeout: float) -> Iterator[None]:
+    """Hold a folder; after `timeout` seconds of somebody else holding it, refuse.
+
+    The system lets go of the lock when the process ends, killed or not.  The file stays behind: who
+    removes it may remove the one that another process has just locked.
+    """
+    path, deadline = folder / _LOCK, clock.now() + timeout
+    while True:
+        with explained("lock", path):
+            held = _disk.lock(path)
+        if held is not None:
+            break
+        if clock.now() > deadline:
+            owner = read(path).decode(errors="replace").strip()
+            raise StateError(
+                f"{folder} is in use by process {owner or 'unknown'}; "
+                f"waited {timeout:g} s for it to end"
+            )
+        clock.sleep(_LOOK_AGAIN)
+    _held.add(held)
+    try:
+        yield
+    finally:
+        _held.discard(held)
+        held.close()
+
+
+def _let_go_in_child() -> None:
+    """A forked worker shares its parent's lock, and would keep it when the parent is killed."""
+    for handle in _held:
+        handle.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
