@@ -10,7 +10,7 @@ import pytest
 from annotated_types import Ge, Gt, Lt
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import FAMILIES, Count, Positive, part
+from fedadmm.core.parts import FAMILIES, Count, Positive, Share, checked_arguments, part
 from fedadmm.core.schedules import Geometric, Schedule
 
 
@@ -88,3 +88,35 @@ def test_a_subclass_keeps_the_rules_of_its_parent_and_adds_its_own_ranges(kind):
         Narrow(1.0, share=0.5)
     with pytest.raises(ParameterError, match="must be larger with mode='b'"):
         Narrow(1.0, mode="b")
+
+
+def test_a_name_belongs_to_one_class_which_may_be_defined_again(kind):
+    class Other:
+        pass
+
+    with pytest.raises(ParameterError, match=r"^test-family: name 'sample' is taken already$"):
+        part("test-family", "sample")(Other)
+    assert FAMILIES["test-family"]["sample"] is kind
+    again = part("test-family", "narrow")(type("Sample", (kind,), {"__qualname__": "Same"}))
+    redefined = part("test-family", "narrow")(type("Sample", (kind,), {"__qualname__": "Same"}))
+    assert FAMILIES["test-family"]["narrow"] is redefined is not again
+
+
+@checked_arguments
+def _scaled(size: Count, /, share: Share = 2.0, *, mode: Literal["a", "b"] = "a") -> float:
+    return size * share
+
+
+def test_a_function_refuses_an_argument_outside_its_annotation():
+    assert _scaled(3, 0.5) == 1.5
+    assert _scaled(3) == 6.0  # a default is the function's own business
+    for call, message in (
+        (lambda: _scaled(0), "_scaled: size is 0, but must be a whole number of at least 1"),
+        (lambda: _scaled(1, share=1.5), "_scaled: share is 1.5, but must be > 0 and <= 1"),
+        (lambda: _scaled(1, mode="c"), "_scaled: mode is 'c', but must be one of 'a', 'b'"),
+    ):
+        with pytest.raises(ParameterError) as refusal:
+            call()
+        assert str(refusal.value) == message
+    with pytest.raises(TypeError, match="missing a required"):
+        _scaled()

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.parts import part
 from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.regularizers import L1
 from fedadmm.data import Dataset, FederatedData, Normalise, Partition, partitions, problems
@@ -301,7 +302,7 @@ def test_every_problem_has_frozen_plain_options_with_defaults(name: str) -> None
         assert isinstance(getattr(options, field.name), str | int | float | bool | None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.clients = 3
-    assert problems.entry(name).summary
+    assert problems.options(name).summary
 
 
 @pytest.mark.parametrize(
@@ -323,8 +324,8 @@ def test_every_problem_has_frozen_plain_options_with_defaults(name: str) -> None
         (lambda: problems.load("synthetic", lazy=True, partition="iid"), "works only with"),
         (lambda: problems.from_data(own_rows(), shards=3), "unexpected keyword argument"),
         (
-            lambda: problems.register(problems.entry("digits")),
-            "name 'digits' is taken already",
+            lambda: part("problem", "digits")(type("Own", (), {})),
+            "problem: name 'digits' is taken already",
         ),
     ],
 )
@@ -459,9 +460,11 @@ def test_hospitals_are_learnable() -> None:
 
 
 @pytest.mark.skipif(not os.environ.get("FEDADMM_DATA"), reason="FEDADMM_DATA is not set")
-@pytest.mark.parametrize("name", [name for name in problems.names() if problems.entry(name).sites])
+@pytest.mark.parametrize(
+    "name", [name for name in problems.names() if problems.options(name).sites]
+)
 def test_a_site_alone_is_the_client_that_it_is_among_others(name: str) -> None:
-    sites = problems.entry(name).sites
+    sites = problems.options(name).sites
     together = problems.load(name)
     assert list(sites.names) == together.data.client_names()
     assert sites.inputs == together.data.rows.inputs.shape[1]

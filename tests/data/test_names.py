@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fedadmm.core.errors import ParameterError
 from fedadmm.data import problems
 from fedadmm.data.sources import SOURCES, source
 from fedadmm.study.config import resolve
@@ -30,7 +29,7 @@ def test_these_are_all_names_and_short_forms() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_data_set_is_a_problem_of_the_same_name(name: str) -> None:
-    assert problems.entry(name).name == problems.entry(name).dataset == NAMES[name]
+    assert problems.options(name).name == problems.options(name).dataset() == NAMES[name]
     config = resolve({"problem": {"name": name}})
     assert config.name("problem") == NAMES[name]
     assert resolve(config.tree) == config
@@ -69,11 +68,8 @@ def _with_short_form(short: str):
     return replace(SOURCES["femnist"], aliases=(short,))
 
 
-def test_a_short_form_cannot_be_registered_as_another_problem() -> None:
-    other = problems.entry("digits")
-    taken = problems.Entry("heart", other.options, other.make, "something else")
-    with pytest.raises(ParameterError, match="name 'heart' is taken already"):
-        problems.register(taken)
+def test_no_short_form_is_the_name_of_another_problem() -> None:
+    assert not set(SHORT) & set(problems.names())
 
 
 def test_the_objective_is_left_out_for_large_problems_only() -> None:

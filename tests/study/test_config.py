@@ -14,7 +14,7 @@ from fedadmm.core.parts import FAMILIES
 from fedadmm.core.schedules import Geometric, Piecewise
 from fedadmm.study import loading
 from fedadmm.study.comparing import comparison_model
-from fedadmm.study.config import resolve
+from fedadmm.study.config import resolve, run_model
 from fedadmm.study.parts import model_of
 from fedadmm.study.registry import families
 from support.commands import SMALL
@@ -177,3 +177,38 @@ def test_the_schema_knows_every_part() -> None:
     text = json.dumps(comparison_model().model_json_schema())
     for name in (name for parts in (*families().values(), FAMILIES["schedule"]) for name in parts):
         assert f'"const": "{name}"' in text
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "range_"),
+    [
+        ("algorithm-fedadmm", "rho", {"exclusiveMinimum": 0}),
+        ("sampler-uniform", "size", {"minimum": 1}),
+        ("sampler-uniform", "size", {"exclusiveMinimum": 0, "maximum": 1}),
+        ("problem-digits", "clients", {"minimum": 1}),
+        ("problem-digits", "validation", {"minimum": 0, "exclusiveMaximum": 1}),
+        ("problem-heart-disease", "test_fraction", {"exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+        ("problem-quadratics", "conditioning", {"minimum": 1}),
+    ],
+)
+def test_the_json_schema_says_the_ranges(table: str, key: str, range_: dict[str, float]) -> None:
+    definition = run_model().model_json_schema()["$defs"][table]
+    told = definition["properties"][key]
+    choices = told.get("anyOf") or told.get("oneOf") or [told]
+    words = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+    ranges = [{w: n for w, n in one.items() if w in words} for one in choices]
+    assert range_ in ranges
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"clients": 0}, "problem.clients is 0, but must be a whole number of at least 1"),
+        ({"validation": 1.0}, "problem.validation is 1.0, but must be >= 0 and < 1"),
+        ({"weights": "size"}, "problem.weights is 'size', but must be one of 'uniform', 'samples'"),
+    ],
+)
+def test_a_problem_refuses_in_the_words_of_its_annotation(table: dict, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve({"problem": {"name": "digits"} | table})
+    assert str(refused.value) == words

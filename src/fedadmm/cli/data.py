@@ -28,10 +28,10 @@ def list_(as_json: options.AsJson = False) -> None:
     from fedadmm.data import catalogue, problems
 
     found = catalogue.list_datasets()
-    entries = [problems.entry(name) for name in problems.names()]
+    entries = [problems.options(name) for name in problems.names()]
     if as_json:
         rows = [info._asdict() | {"folder": str(info.folder)} for info in found]
-        named = [{"name": e.name, "summary": e.summary, "dataset": e.dataset} for e in entries]
+        named = [{"name": e.name, "summary": e.summary, "dataset": e.dataset()} for e in entries]
         print_json({"datasets": rows, "problems": named})
         return
     from rich.console import Console
@@ -45,7 +45,7 @@ def list_(as_json: options.AsJson = False) -> None:
         )
     named_table = Table("problem", "what", "needs", title="Problems")
     for entry in entries:
-        named_table.add_row(entry.name, entry.summary, entry.dataset or "nothing")
+        named_table.add_row(entry.name, entry.summary, entry.dataset() or "nothing")
     console = Console()
     console.print(sets)
     console.print(named_table)

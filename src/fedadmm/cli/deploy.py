@@ -47,7 +47,7 @@ def local(
     problem = tree.setdefault("problem", {})
     if isinstance(problem, dict):
         name = problems.canonical(problem.get("name", "digits"))
-        if name in problems.names() and problems.entry(name).sites is None:
+        if name in problems.names() and problems.options(name).sites is None:
             loading.assign(tree, "problem.clients", clients)
     options.apply(tree, {}, sets)
     resolved = config.resolve(tree)

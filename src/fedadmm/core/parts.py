@@ -7,21 +7,25 @@
 The decorator makes the class a frozen dataclass, puts it into its family, and checks every field
 against its annotation whenever one is made: ranges and choices stand in the annotation
 (`Annotated[float, Gt(0)]`, `Literal[...]`), where the constructor, the configuration, its JSON
-schema and the docs read the same.  `__post_init__` keeps only the rules between fields.
+schema and the docs read the same.  `__post_init__` keeps only the rules between fields.  What no
+configuration names is checked in the same way: a dataclass under `checked`, a function under
+`checked_arguments`.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, wraps
 from numbers import Integral, Real
 from typing import (
     Annotated,
     Any,
     Literal,
+    ParamSpec,
     TypeVar,
     Union,
     dataclass_transform,
@@ -35,6 +39,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from fedadmm.core.errors import ParameterError
 
 Made = TypeVar("Made")
+Given = ParamSpec("Given")
 
 Positive = Annotated[float, Gt(0)]
 """A finite number above zero."""
@@ -42,6 +47,8 @@ NotNegative = Annotated[float, Ge(0)]
 """A finite number of at least zero."""
 Count = Annotated[int, Ge(1)]
 """A whole number of at least one."""
+Natural = Annotated[int, Ge(0)]
+"""A whole number of at least zero."""
 Share = Annotated[float, Gt(0), Le(1)]
 """A fraction of a whole: above zero, at most one."""
 Probability = Annotated[float, Ge(0), Lt(1)]
@@ -52,30 +59,65 @@ FAMILIES: dict[str, dict[str, type[Any]]] = {}
 
 
 @dataclass_transform(frozen_default=True)
+def checked(kind: type[Made]) -> type[Made]:
+    """Make a class a frozen dataclass whose fields are checked against their annotations."""
+    between = kind.__dict__.get("__post_init__", getattr(kind, "_rules_between_fields", None))
+
+    def __post_init__(self: Any) -> None:  # noqa: N807
+        check_fields(self)
+        if between is not None:
+            between(self)
+
+    kind.__post_init__ = __post_init__  # type: ignore[attr-defined]
+    kind._rules_between_fields = between  # type: ignore[attr-defined]
+    return dataclass(frozen=True)(kind)
+
+
+@dataclass_transform(frozen_default=True)
 def part(family: str, name: str) -> Callable[[type[Made]], type[Made]]:
-    """Register a class as the part `name` of a family, and check its fields."""
+    """Register a class as the part `name` of a family, and check its fields.
+
+    A name that another class has is refused; the same class may be defined again.
+    """
 
     def made(kind: type[Made]) -> type[Made]:
-        between = kind.__dict__.get("__post_init__", getattr(kind, "_rules_between_fields", None))
-
-        def __post_init__(self: Any) -> None:  # noqa: N807
-            check_fields(self)
-            if between is not None:
-                between(self)
-
-        kind.__post_init__ = __post_init__  # type: ignore[attr-defined]
-        kind._rules_between_fields = between  # type: ignore[attr-defined]
+        known = FAMILIES.setdefault(family, {})
+        if name in known and _home(known[name]) != _home(kind):
+            raise ParameterError(f"{family}: name {name!r} is taken already")
         kind.name = name  # type: ignore[attr-defined]
-        FAMILIES.setdefault(family, {})[name] = kind
-        return dataclass(frozen=True)(kind)
+        known[name] = kind
+        return checked(kind)
 
     return made
+
+
+def _home(kind: type[Any]) -> tuple[str, str]:
+    return kind.__module__, kind.__qualname__
+
+
+def checked_arguments(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Check what a function is given against the annotations of its parameters."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        hints = _hints(function)
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            _check(function.__name__, name, value, hints[name])
+        return function(*args, **kwargs)
+
+    return call
+
+
+@cache
+def _hints(annotated: Any) -> dict[str, Any]:
+    return get_type_hints(annotated, include_extras=True)
 
 
 @cache
 def annotations_of(kind: Any) -> dict[str, Any]:
     """The annotations of a class's fields, ranges included."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     return {field.name: hints[field.name] for field in fields(kind) if field.init}
 
 
@@ -83,13 +125,15 @@ def check_fields(made: Any) -> None:
     """Refuse a field whose value is not what its annotation says."""
     kind: Any = type(made)
     for name, annotation in annotations_of(kind).items():
-        value = getattr(made, name)
-        refused = _refused(value, annotation)
-        if refused is not None:
-            raise ParameterError(
-                f"{type(made).__name__}: {name}{refused.where} is {refused.value!r}, but must be "
-                f"{refused.allowed}"
-            )
+        _check(kind.__name__, name, getattr(made, name), annotation)
+
+
+def _check(owner: str, name: str, value: object, annotation: Any) -> None:
+    refused = _refused(value, annotation)
+    if refused is not None:
+        raise ParameterError(
+            f"{owner}: {name}{refused.where} is {refused.value!r}, but must be {refused.allowed}"
+        )
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ _EXPORTS = {
     "fedadmm.data.loaders.digits": "digits",
     "fedadmm.data.federated": "FederatedData",
     "fedadmm.data.loaders.femnist": "femnist",
+    "fedadmm.data.generators": "MixedRows SyntheticUsers",
     "fedadmm.data.loaders.heart": "heart",
     "fedadmm.data.loaders.idx": "fashion_mnist idx_folder mnist mnist_writers",
     "fedadmm.data.partitions": "Partition",
-    "fedadmm.data.regression": "MixedRows",
     "fedadmm.data.summary": "Summary summarise",
-    "fedadmm.data.synthetic": "SyntheticUsers",
     "fedadmm.data.loaders.tabular": "tabular",
     "fedadmm.data.loaders.text": "shakespeare",
 }

@@ -18,8 +18,8 @@ import torch
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.problem import Problem
-from fedadmm.data import models, problems
-from fedadmm.data.problems import Sites
+from fedadmm.data import models
+from fedadmm.data.problems import NamedProblem, Sites
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
@@ -90,7 +90,7 @@ def federation(config: Run, deployment: Deployment, problem: Problem | None = No
 
 def sites(config: Run) -> Sites | None:
     """How the problem's clients are deployed with one file each, if they are."""
-    return problems.entry(config.name("problem")).sites
+    return config.problem.sites if isinstance(config.problem, NamedProblem) else None
 
 
 def _without_rows(config: Run, deployment: Deployment, apart: Sites) -> Federation:

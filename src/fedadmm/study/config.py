@@ -22,11 +22,20 @@ from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalSolver, Regularizer, Sampler, StoppingRule
 from fedadmm.core.stopping import Epochs
 from fedadmm.data import problems
+from fedadmm.data.problems import NamedProblem
 from fedadmm.run.engines import EngineChoice, default_engine
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.study.messages import refusal
 from fedadmm.study.parts import NOBODY, Part, table_of, union_of
-from fedadmm.study.registry import Stranger, defaults, families, is_stranger, part_of, strangers
+from fedadmm.study.registry import (
+    ProblemOptions,
+    Stranger,
+    defaults,
+    families,
+    is_stranger,
+    part_of,
+    strangers,
+)
 
 Tree = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
@@ -211,7 +220,7 @@ class Run:
     threads: int | Literal["auto"]
     tolerance: float | None
     trackers: tuple[str, ...]
-    problem: Any
+    problem: NamedProblem | ProblemOptions
     """The options of the problem, which `load_problem` makes."""
     regularizer: Regularizer
     algorithm: AnyAlgorithm
@@ -241,13 +250,9 @@ class Run:
 
     def load_problem(self) -> Problem:
         """The problem with its regulariser; may read files."""
-        name = self.name("problem")
-        if is_stranger(name):
-            own: Problem = self.problem.load()
-            return replace(own, regularizer=self.regularizer)
-        return problems.entry(name).make(
-            self.problem, problems.Extras(regularizer=self.regularizer)
-        )
+        if isinstance(self.problem, NamedProblem):
+            return self.problem.make(problems.Extras(regularizer=self.regularizer))
+        return replace(self.problem.load(), regularizer=self.regularizer)
 
 
 _MOST = {("problem", "clients"): 1_000_000, ("engine", "workers"): 1024}

@@ -16,26 +16,29 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     Union,
     cast,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
+    GetJsonSchemaHandler,
     PrivateAttr,
     Tag,
     create_model,
     model_validator,
 )
 from pydantic import Field as Key
+from pydantic_core import CoreSchema
 
-from fedadmm.core.parts import FAMILIES
+from fedadmm.core.parts import FAMILIES, annotations_of
 from fedadmm.core.schedules import Schedule
 from fedadmm.study.registry import Stranger, defaults, families, part_of
 
@@ -84,8 +87,8 @@ NOBODY: frozenset[Stranger] = frozenset()
 @cache
 def model_of(family: str, name: str, strangers: frozenset[Stranger] = NOBODY) -> type[Part]:
     """The model of one part; `strangers` are those that its schedules may be besides ours."""
-    part = part_of(family, name)
-    hints = get_type_hints(part)
+    part: Any = part_of(family, name)
+    hints = annotations_of(part)
     given = defaults().get(family, {}).get(name, {})
     keys: dict[str, Any] = {"name": (Literal[name], ...)}
     for field in fields(part):
@@ -138,6 +141,8 @@ def translate(annotation: Any, strangers: frozenset[Stranger] = NOBODY) -> Any:
         if Schedule in args:
             return _with_schedules(plain, strangers)
         return Union[plain]  # noqa: UP007
+    if origin is Annotated:
+        return Annotated[translate(args[0], strangers), _Range(args[1:])]
     if origin is Literal or not args:
         return annotation
     if issubclass(origin, Mapping):
@@ -147,6 +152,30 @@ def translate(annotation: Any, strangers: frozenset[Stranger] = NOBODY) -> Any:
     if issubclass(origin, Sequence):
         return list[translate(args[0], strangers)]  # type: ignore[misc]
     return annotation
+
+
+class _Range(NamedTuple):
+    """The range of a number, for the JSON schema: the part itself refuses, in its own words."""
+
+    rules: tuple[Any, ...]
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        told = handler(schema)
+        for rule in self.rules:
+            for kind, word, limit in _SCHEMA_WORDS:
+                if isinstance(rule, kind):
+                    told[word] = getattr(rule, limit)
+        return told
+
+
+_SCHEMA_WORDS = (
+    (Gt, "exclusiveMinimum", "gt"),
+    (Ge, "minimum", "ge"),
+    (Lt, "exclusiveMaximum", "lt"),
+    (Le, "maximum", "le"),
+)
 
 
 def _whole_keys(table: Any) -> Any:

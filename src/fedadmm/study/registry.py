@@ -36,7 +36,7 @@ from fedadmm.run.engines import EngineChoice
 from fedadmm.theory import incentives
 
 _REGISTERED = (
-    *(algorithms, regularizers, schedules, solvers, stopping),
+    *(problems, algorithms, regularizers, schedules, solvers, stopping),
     *(sampling, adaptive_sampling, engines, outputs, incentives),
 )
 """Importing these fills the families."""
@@ -44,14 +44,13 @@ _REGISTERED = (
 Parts = dict[str, type[Any]]
 """Name in configurations -> frozen dataclass."""
 
-_TABLES = ("regularizer", "algorithm", "solver", "stop", "sampler", "engine", "output")
+_TABLES = ("problem", "regularizer", "algorithm", "solver", "stop", "sampler", "engine", "output")
 
 
 @cache
 def families() -> dict[str, Parts]:
     """Table of a configuration -> the parts it can name."""
-    known = {"problem": {name: problems.options(name) for name in problems.names()}}
-    return known | {table: FAMILIES[table] for table in _TABLES}
+    return {table: FAMILIES[table] for table in _TABLES}
 
 
 @cache

@@ -5,27 +5,23 @@ from fedadmm.data.problems import recorded as recorded
 from fedadmm.data.problems import theory as theory
 from fedadmm.data.problems.federation import SplitOptions, from_data
 from fedadmm.data.problems.registry import (
-    Entry,
     Extras,
+    NamedProblem,
     Sites,
     canonical,
-    entry,
     load,
     names,
     options,
-    register,
 )
 
 __all__ = [
-    "Entry",
     "Extras",
+    "NamedProblem",
     "Sites",
     "SplitOptions",
     "canonical",
-    "entry",
     "from_data",
     "load",
     "names",
     "options",
-    "register",
 ]

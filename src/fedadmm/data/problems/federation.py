@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
+from abc import abstractmethod
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from fedadmm.core.errors import DataError, ParameterError, check_choice, check_count, check_range
+from fedadmm.core.errors import DataError, ParameterError, check_choice
 from fedadmm.core.objectives.closed_form import Loss
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Probability, checked
 from fedadmm.core.problem import Buffers, Lazy, Problem
 from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
@@ -22,31 +23,32 @@ from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.federated import FederatedData, align
 from fedadmm.data.partitions import Partition
 from fedadmm.data.problems.held_out import Split, choose_loss
+from fedadmm.data.problems.registry import Extras, NamedProblem
 
 PARTITIONS = ("iid", "shards", "dirichlet", "imbalanced", "lognormal", "natural")
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class SplitOptions:
     """What a problem made from rows lets you choose; plain fields, so that configurations can."""
 
-    clients: int | None = None
+    clients: Count | None = None
     """How many clients; None takes every natural client (writer, hospital, speaker)."""
     partition: str = "iid"
     """iid, shards, dirichlet, imbalanced, lognormal, natural, or the path of a saved .npz."""
-    shards_per_client: int = 2
+    shards_per_client: Count = 2
     """shards: how many label shards a client gets."""
-    dirichlet_alpha: float = 0.5
+    dirichlet_alpha: Positive = 0.5
     """dirichlet: the concentration; small is heterogeneous."""
-    min_size: int = 1
+    min_size: Count = 1
     """dirichlet, lognormal: no client holds fewer rows."""
-    size_sigma: float = 1.0
+    size_sigma: NotNegative = 1.0
     """lognormal: the standard deviation of the logarithm of the sizes."""
-    imbalanced_shards: int = 10_000
+    imbalanced_shards: Count = 10_000
     """imbalanced: into how many shards the label-sorted rows are cut."""
-    partition_seed: int = 0
+    partition_seed: Natural = 0
     """The split is a function of this seed, and of nothing else that is random."""
-    validation: float = 0.0
+    validation: Probability = 0.0
     """Which part of every client's rows is kept from training."""
     weights: Literal["uniform", "samples"] = "uniform"
     """a_i: 1/n, or n_i/N by training rows."""
@@ -56,28 +58,26 @@ class SplitOptions:
     """The variant of the model in the authors' published program."""
     normalise: Literal["batch", "once"] = "batch"
     """Turn stored rows into floats batch by batch, or once into one tensor (more memory)."""
-    max_train: int | None = None
+    max_train: Count | None = None
     """Use only this many training rows, chosen by `partition_seed`."""
-    max_test: int | None = None
+    max_test: Count | None = None
     """Use only this many test rows, chosen by `partition_seed`."""
 
     def __post_init__(self) -> None:
-        if self.clients is not None:
-            check_count(self, "clients", self.clients)
         if not self.partition.endswith(".npz"):
             check_choice(self, "partition", self.partition, PARTITIONS)
-        check_count(self, "shards_per_client", self.shards_per_client)
-        check_range(self, "dirichlet_alpha", self.dirichlet_alpha, 0.0, open_low=True)
-        check_count(self, "min_size", self.min_size)
-        check_range(self, "size_sigma", self.size_sigma, 0.0)
-        check_count(self, "imbalanced_shards", self.imbalanced_shards)
-        check_count(self, "partition_seed", self.partition_seed, 0)
-        check_range(self, "validation", self.validation, 0.0, 1.0, open_high=True)
-        check_choice(self, "weights", self.weights, ("uniform", "samples"))
-        check_choice(self, "normalise", self.normalise, ("batch", "once"))
-        for field in ("max_train", "max_test"):
-            if getattr(self, field) is not None:
-                check_count(self, field, getattr(self, field))
+
+
+class RowsProblem(SplitOptions, NamedProblem):
+    """A named problem made from rows: it says which, and the options say the rest."""
+
+    @abstractmethod
+    def rows(self) -> TrainTest:
+        """The rows of all clients; may read files."""
+
+    def make(self, extras: Extras) -> Problem:
+        """The problem of training the model on the rows."""
+        return federate(self.rows(), self, name=self.name, **extras._asdict())
 
 
 def split(dataset: Dataset, options: SplitOptions) -> Partition:

@@ -1,13 +1,15 @@
-"""Problems by name: a frozen dataclass of options and a function that makes the problem."""
+"""Problems by name: a part whose fields are the options, and which makes the problem."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import FAMILIES
 from fedadmm.core.problem import Buffers, Problem
 from fedadmm.core.protocols import Regularizer
 from fedadmm.data import models
@@ -42,38 +44,27 @@ class Sites:
     """Makes the problem of one client alone, from the options, its file and its number."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One named problem."""
+class NamedProblem(ABC):
+    """What a part of the family `problem` is: its fields are what a configuration may set."""
 
-    name: str
-    options: type[Any]
-    """A frozen dataclass; its fields are what a configuration may set."""
-    make: Callable[[Any, Extras], Problem]
-    summary: str
-    sites: Sites | None = None
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    sites: ClassVar[Sites | None] = None
     """How its clients can be deployed without anybody's seeing another's rows, if they can."""
 
-    @property
-    def dataset(self) -> str | None:
+    @abstractmethod
+    def make(self, extras: Extras) -> Problem:
+        """The problem; may read files."""
+
+    @classmethod
+    def dataset(cls) -> str | None:
         """The data set it is made from, which has its name; None when nothing has to be fetched."""
-        return self.name if self.name in SOURCES else None
-
-
-_ENTRIES: dict[str, Entry] = {}
-
-
-def register(entry: Entry) -> Entry:
-    """Make a problem known under its name; a taken name is refused."""
-    if canonical(entry.name) in _ENTRIES:
-        raise ParameterError(f"problem: name {entry.name!r} is taken already")
-    _ENTRIES[entry.name] = entry
-    return entry
+        return cls.name if cls.name in SOURCES else None
 
 
 def names() -> list[str]:
     """The names of all problems."""
-    return sorted(_ENTRIES)
+    return sorted(FAMILIES["problem"])
 
 
 def canonical(name: str) -> str:
@@ -81,19 +72,12 @@ def canonical(name: str) -> str:
     return next((one.name for one in SOURCES.values() if name in one.aliases), name)
 
 
-def entry(name: str) -> Entry:
-    """The entry of a problem, by its name or a short form of it."""
-    chosen = _ENTRIES.get(canonical(name))
+def options(name: str) -> type[NamedProblem]:
+    """The part that a name, or a short form of it, stands for."""
+    chosen = FAMILIES["problem"].get(canonical(name))
     if chosen is None:
-        raise ParameterError(
-            f"problem: name is {name!r}, but must be one of {', '.join(sorted(_ENTRIES))}"
-        )
+        raise ParameterError(f"problem: name is {name!r}, but must be one of {', '.join(names())}")
     return chosen
-
-
-def options(name: str) -> type[Any]:
-    """The frozen dataclass of options of a named problem."""
-    return entry(name).options
 
 
 def load(
@@ -107,13 +91,13 @@ def load(
 
     `model` may also be a module or a function that makes one, `partition` also a `Partition`.
     """
-    chosen = entry(name)
+    chosen: Any = options(name)
     model, partition = choices.get("model"), choices.get("partition")
     if model is not None and not isinstance(model, str):
         del choices["model"]
     if isinstance(partition, Partition):
         del choices["partition"]
-    known = [field.name for field in fields(chosen.options)]
+    known = [field.name for field in fields(chosen)]
     objects = {"model": model, "partition": partition}
     for field in [*choices, *(key for key, value in objects.items() if value is not None)]:
         if field not in known:
@@ -124,4 +108,5 @@ def load(
         regularizer=regularizer,
         buffers=buffers,
     )
-    return chosen.make(chosen.options(**choices), extras)
+    problem: Problem = chosen(**choices).make(extras)
+    return problem

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from fedadmm.core.errors import check_choice, check_count, check_positive, check_range
 from fedadmm.core.objectives.closed_form import Quadratic
+from fedadmm.core.parts import Count, Natural, NotNegative, Positive, checked, part
 from fedadmm.core.problem import Facts, LazyClients, Problem
 from fedadmm.core.protocols import Objective, Regularizer
 from fedadmm.core.regularizers import Zero
@@ -35,27 +35,21 @@ from fedadmm.data.problems.nonconvex import (
     RobustRegression,
     Saturating,
 )
-from fedadmm.data.problems.registry import Entry, Extras, register
+from fedadmm.data.problems.registry import Extras, NamedProblem
 
 LEAST_WEIGHT = 0.5
 """No coordinate of a separable objective weighs less."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TheoryOptions:
+@checked
+class TheoryOptions(NamedProblem):
     """What the problems with a known optimum have in common."""
 
-    clients: int = 20
-    dimension: int = 10
-    heterogeneity: float = 1.0
+    clients: Count = 20
+    dimension: Count = 10
+    heterogeneity: NotNegative = 1.0
     """How strongly the two clients of a pair pull apart; 0 lets all agree on the minimiser."""
-    data_seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_count(self, "clients", self.clients)
-        check_count(self, "dimension", self.dimension)
-        check_range(self, "heterogeneity", self.heterogeneity, 0.0)
-        check_count(self, "data_seed", self.data_seed, 0)
+    data_seed: Natural = 0
 
     def normal(self, purpose: str, *indices: int, rows: int | None = None) -> Tensor:
         """Standard normal numbers: (dimension,) or (rows, dimension)."""
@@ -74,7 +68,7 @@ class TheoryOptions:
         return 1.0 if client % 2 == 0 else -1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@part("problem", "quadratics")
 class QuadraticsOptions(TheoryOptions):
     """f_i(x) = (x - x*)' A_i (x - x*) / 2 + <g_i, x - x*>, with A_i rotated at random.
 
@@ -83,13 +77,15 @@ class QuadraticsOptions(TheoryOptions):
     x* - A_i^-1 g_i.
     """
 
-    smoothness: float = 1.0
-    conditioning: float = 10.0
+    summary: ClassVar[str] = "heterogeneous, strongly convex, x* known"
+    smoothness: Positive = 1.0
+    conditioning: Annotated[float, Ge(1)] = 10.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "smoothness", self.smoothness)
-        check_range(self, "conditioning", self.conditioning, 1.0)
+    def make(self, extras: Extras) -> Problem:
+        """The problem with its known facts."""
+        planted = _planted(self, extras)
+        build = partial(_quadratic, self, *planted)
+        return _problem(self, planted, build, (self.smoothness, 0.0), extras)
 
 
 def _quadratic(options: QuadraticsOptions, optimum: Tensor, lean: Tensor, client: int) -> Quadratic:
@@ -104,17 +100,20 @@ def _quadratic(options: QuadraticsOptions, optimum: Tensor, lean: Tensor, client
     return Quadratic(matrix, matrix @ optimum - pull, constant)
 
 
-def _quadratics(options: QuadraticsOptions, extras: Extras) -> Problem:
-    planted = _planted(options, extras)
-    build = partial(_quadratic, options, *planted)
-    return _problem("quadratics", options, planted, build, (options.smoothness, 0.0), extras)
-
-
-@dataclass(frozen=True, kw_only=True)
+@part("problem", "saturating")
 class SaturatingOptions(TheoryOptions):
     """Bounded, nowhere coercive: sums of t^2 / (1 + t^2), see `Saturating`."""
 
-    heterogeneity: float = 0.5
+    summary: ClassVar[str] = "non-convex, bounded; L, F* known"
+    heterogeneity: NotNegative = 0.5
+
+    def make(self, extras: Extras) -> Problem:
+        """The problem with its known facts."""
+        planted = _planted(self, extras)
+        build = partial(_saturate, self, planted.optimum)
+        first = build(0)
+        curvature = (first.smoothness, first.weak_convexity)
+        return _problem(self, planted, _leaning(build, planted), curvature, extras)
 
 
 def _weights(options: TheoryOptions, client: int) -> Tensor:
@@ -129,26 +128,24 @@ def _saturate(options: SaturatingOptions, optimum: Tensor, client: int) -> Satur
     return Saturating(optimum, _weights(options, client), tilt)
 
 
-def _saturating(options: SaturatingOptions, extras: Extras) -> Problem:
-    planted = _planted(options, extras)
-    build = partial(_saturate, options, planted.optimum)
-    first = build(0)
-    curvature = (first.smoothness, first.weak_convexity)
-    return _problem("saturating", options, planted, _leaning(build, planted), curvature, extras)
-
-
-@dataclass(frozen=True, kw_only=True)
+@part("problem", "cosine-quadratics")
 class CosineOptions(TheoryOptions):
     """Quadratics with waves on them, see `CosineQuadratic`."""
 
-    heterogeneity: float = 0.5
-    wave: float = 1.0
-    frequency: float = 2.0
+    summary: ClassVar[str] = "non-convex, many minima; L, F* known"
+    heterogeneity: NotNegative = 0.5
+    wave: NotNegative = 1.0
+    frequency: Positive = 2.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self, "wave", self.wave, 0.0)
-        check_positive(self, "frequency", self.frequency)
+    def make(self, extras: Extras) -> Problem:
+        """The problem with its known facts."""
+        planted = _planted(self, extras)
+        build = partial(_cosine, self, planted.optimum)
+        first = build(0)
+        waves = first.smoothness - float(first.weights.max())
+        curvature = (first.smoothness, max(0.0, waves - LEAST_WEIGHT))
+        clients = _leaning(build, planted)
+        return _problem(self, planted, clients, curvature, extras)
 
 
 def _cosine(options: CosineOptions, optimum: Tensor, client: int) -> CosineQuadratic:
@@ -157,32 +154,25 @@ def _cosine(options: CosineOptions, optimum: Tensor, client: int) -> CosineQuadr
     return CosineQuadratic(optimum, weights, tilt, options.wave, options.frequency)
 
 
-def _cosines(options: CosineOptions, extras: Extras) -> Problem:
-    planted = _planted(options, extras)
-    build = partial(_cosine, options, planted.optimum)
-    first = build(0)
-    waves = first.smoothness - float(first.weights.max())
-    curvature = (first.smoothness, max(0.0, waves - LEAST_WEIGHT))
-    clients = _leaning(build, planted)
-    return _problem("cosine-quadratics", options, planted, clients, curvature, extras)
-
-
-@dataclass(frozen=True, kw_only=True)
+@part("problem", "robust-regression")
 class RobustOptions(TheoryOptions):
     """Regression without noise under a bounded loss, see `RobustRegression`; L = smoothness.
 
     `heterogeneity` moves the mean of each client's rows; all clients agree on the minimiser.
     """
 
-    rows: int = 30
+    summary: ClassVar[str] = "non-convex robust loss; L, F* known"
+    rows: Count = 30
     loss: Literal["geman-mcclure", "welsch"] = "geman-mcclure"
-    smoothness: float = 1.0
+    smoothness: Positive = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count(self, "rows", self.rows)
-        check_choice(self, "loss", self.loss, ("geman-mcclure", "welsch"))
-        check_positive(self, "smoothness", self.smoothness)
+    def make(self, extras: Extras) -> Problem:
+        """The problem with its known facts."""
+        planted = _planted(self, extras)
+        build = partial(_robust, self, planted.optimum)
+        curvature = (self.smoothness, self.smoothness * CONCAVITY[self.loss])
+        clients = _leaning(build, planted)
+        return _problem(self, planted, clients, curvature, extras)
 
 
 def _robust(options: RobustOptions, optimum: Tensor, client: int) -> RobustRegression:
@@ -191,14 +181,6 @@ def _robust(options: RobustOptions, optimum: Tensor, client: int) -> RobustRegre
     largest = torch.linalg.matrix_norm(rows, 2).square() / options.rows
     rows = rows * (options.smoothness / largest).sqrt()
     return RobustRegression(rows, rows @ optimum, options.loss)
-
-
-def _robusts(options: RobustOptions, extras: Extras) -> Problem:
-    planted = _planted(options, extras)
-    build = partial(_robust, options, planted.optimum)
-    curvature = (options.smoothness, options.smoothness * CONCAVITY[options.loss])
-    clients = _leaning(build, planted)
-    return _problem("robust-regression", options, planted, clients, curvature, extras)
 
 
 class Planted(NamedTuple):
@@ -234,7 +216,6 @@ def _start(options: TheoryOptions, regularizer: Regularizer, seed: int) -> Tenso
 
 
 def _problem(
-    name: str,
     options: TheoryOptions,
     planted: Planted,
     build: Callable[[int], Objective],
@@ -254,15 +235,5 @@ def _problem(
             optimum=planted.optimum,
             weak_convexity=weak_convexity,
         ),
-        name=name,
+        name=options.name,
     )
-
-
-register(
-    Entry("quadratics", QuadraticsOptions, _quadratics, "heterogeneous, strongly convex, x* known")
-)
-register(Entry("saturating", SaturatingOptions, _saturating, "non-convex, bounded; L, F* known"))
-register(
-    Entry("cosine-quadratics", CosineOptions, _cosines, "non-convex, many minima; L, F* known")
-)
-register(Entry("robust-regression", RobustOptions, _robusts, "non-convex robust loss; L, F* known"))

@@ -1,24 +1,18 @@
-"""synthetic(alpha, beta) of Li et al. (FedProx), as the well-known generator draws it.
-
-    n_i = int(LogNormal(4, 2)) + 50
-    u_i ~ N(0, alpha),  B_i ~ N(0, beta)            alpha, beta are standard deviations
-    W_i, b_i ~ N(u_i, 1),  v_i ~ N(B_i, 1)
-    x ~ N(v_i, diag(j^-1.2)),  y = argmax(x W_i + b_i)
-
-alpha moves the users' models apart, beta their inputs.  In the iid variant all users share one
-W, b ~ N(0, 1), and v_i = 0.  The first 90 % of a user's rows are for training.
-"""
+"""Rows from random generators: synthetic(alpha, beta) and the regression of FedADMM-InSa."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 
-from fedadmm.core.errors import check_count, check_range
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.objectives.closed_form import LeastSquares
+from fedadmm.core.parts import Count, Natural, NotNegative, checked
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.federated import Rows
@@ -26,25 +20,27 @@ from fedadmm.data.federated import Rows
 _FEATURES, _CLASSES = 60, 10
 
 
-@dataclass(frozen=True)
+@checked
 class SyntheticUsers:
-    """The users, each a function of the seed and of its number: any one can be drawn alone."""
+    """synthetic(alpha, beta) of Li et al. (FedProx), as the well-known generator draws it.
 
-    alpha: float = 0.0
-    beta: float = 0.0
+        n_i = int(LogNormal(4, 2)) + 50
+        u_i ~ N(0, alpha),  B_i ~ N(0, beta)            alpha, beta are standard deviations
+        W_i, b_i ~ N(u_i, 1),  v_i ~ N(B_i, 1)
+        x ~ N(v_i, diag(j^-1.2)),  y = argmax(x W_i + b_i)
+
+    alpha moves the users' models apart, beta their inputs.  In the iid variant all users share one
+    W, b ~ N(0, 1), and v_i = 0.  The first 90 % of a user's rows are for training.  Each user is a
+    function of the seed and of its number: any one can be drawn alone.
+    """
+
+    alpha: NotNegative = 0.0
+    beta: NotNegative = 0.0
     iid: bool = False
-    users: int = 30
-    seed: int = 0
-    max_samples: int | None = None
+    users: Count = 30
+    seed: Natural = 0
+    max_samples: Annotated[int, Ge(2)] | None = None
     """No user holds more rows; the law has a heavy tail, a few users among many are huge."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "alpha", self.alpha, 0.0)
-        check_range(self, "beta", self.beta, 0.0)
-        check_count(self, "users", self.users)
-        check_count(self, "seed", self.seed, 0)
-        if self.max_samples is not None:
-            check_count(self, "max_samples", self.max_samples, 2)
 
     def _generator(self, purpose: str, *indices: int) -> np.random.Generator:
         return numpy_generator(derive(self.seed, f"synthetic/{purpose}", *indices))
@@ -107,3 +103,52 @@ def _dataset(rows: list[Rows], users: range) -> Dataset:
         group_names=tuple(f"user {user}" for user in users),
         name="synthetic",
     )
+
+
+@checked
+class MixedRows:
+    """The linear regression of FedADMM-InSa: rows from three distributions, dealt at random.
+
+    A third of the rows is drawn from Student's t with five degrees of freedom, a third uniformly
+    from (-5, 5), a third from N(0, 1): features and target alike, without any linear relation
+    between them.  The rows are then shuffled and dealt evenly.  One client is drawn at a time.
+    """
+
+    clients: Count = 200
+    rows: Count = 50_000
+    features: Count = 5_000
+    ridge: NotNegative = 0.01
+    seed: Natural = 0
+
+    def __post_init__(self) -> None:
+        if self.rows % self.clients:
+            raise ParameterError(
+                f"MixedRows: rows is {self.rows}, but must be a multiple of the {self.clients} "
+                "clients"
+            )
+
+    @cached_property
+    def kinds(self) -> NDArray[np.int8]:
+        """Each row's distribution (0: t, 1: uniform, 2: normal), client by client."""
+        third = -(-self.rows // 3)
+        kinds = np.full(self.rows, 2, np.int8)
+        kinds[:third] = 0
+        kinds[third : 2 * third] = 1
+        shuffled: NDArray[np.int8] = numpy_generator(derive(self.seed, "mixed/kinds")).permutation(
+            kinds
+        )
+        return shuffled
+
+    def draw(self, client: int) -> LeastSquares:
+        """f_i(w) = ||A w - b||^2 / (2m) + ridge ||w||^2 / 2, in float32."""
+        each = self.rows // self.clients
+        kinds = self.kinds[client * each : (client + 1) * each]
+        generator = numpy_generator(derive(self.seed, "mixed/client", client))
+        values = np.empty((each, self.features + 1), np.float32)
+        student, uniform, normal = (np.flatnonzero(kinds == kind) for kind in range(3))
+        width = self.features + 1
+        values[student] = generator.standard_t(5, (len(student), width))
+        values[uniform] = generator.uniform(-5, 5, (len(uniform), width))
+        values[normal] = generator.standard_normal((len(normal), width), np.float32)
+        table = torch.from_numpy(values)
+        return LeastSquares(table[:, :-1].contiguous(), table[:, -1].contiguous(), self.ridge)
