@@ -153,9 +153,11 @@ def test_steps_to_reduce_by_hand_and_on_a_quadratic() -> None:
 
 
 def test_domain_errors_name_the_field() -> None:
-    with pytest.raises(ParameterError, match="recommend: probabilities is empty"):
+    with pytest.raises(ParameterError, match="Situation: probabilities is empty"):
         recommend(Situation(1.0, ()))
-    with pytest.raises(ParameterError, match=r"probabilities is 0.0, but must be > 0 and <= 1"):
+    with pytest.raises(
+        ParameterError, match=r"probabilities\[1\] is 0.0, but must be > 0 and <= 1"
+    ):
         recommend(Situation(1.0, (0.5, 0.0)))
     with pytest.raises(ParameterError, match=r"strong_convexity is 2.0, but must be >= 0 and <= 1"):
         recommend(Situation(1.0, (0.5,), strong_convexity=2.0))

@@ -51,6 +51,8 @@ Natural = Annotated[int, Ge(0)]
 """A whole number of at least zero."""
 Share = Annotated[float, Gt(0), Le(1)]
 """A fraction of a whole: above zero, at most one."""
+Fraction = Annotated[float, Gt(0), Lt(1)]
+"""A true fraction: above zero, below one."""
 Probability = Annotated[float, Ge(0), Lt(1)]
 """A probability that leaves a chance for the other side."""
 
@@ -96,17 +98,24 @@ def _home(kind: type[Any]) -> tuple[str, str]:
 
 
 def checked_arguments(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Check what a function is given against the annotations of its parameters."""
+    """Check what a function is given where an annotation of it holds a range or choices."""
     signature = inspect.signature(function)
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        hints = _hints(function)
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
-            _check(function.__name__, name, value, hints[name])
+        given = signature.bind(*args, **kwargs).arguments
+        for name, annotation in _hints(function).items():
+            if name in given and _restricts(annotation):
+                _check(function.__name__, name, given[name], annotation)
         return function(*args, **kwargs)
 
     return call
+
+
+@cache
+def _restricts(annotation: Any) -> bool:
+    inner = get_args(annotation)
+    return get_origin(annotation) in (Annotated, Literal) or any(map(_restricts, inner))
 
 
 @cache

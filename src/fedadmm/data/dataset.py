@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedadmm.core.errors import DataError, ParameterError, check_range
+from fedadmm.core.errors import DataError, ParameterError
+from fedadmm.core.parts import Fraction, checked_arguments
 from fedadmm.core.rng import derive, numpy_generator
 
 Prepare = Callable[[Tensor], Tensor]
@@ -149,12 +150,12 @@ class TrainTest(NamedTuple):
     test: Dataset | None = None
 
 
-def hold_out(rows: Dataset, fraction: float = 0.2, seed: int = 0) -> TrainTest:
+@checked_arguments
+def hold_out(rows: Dataset, fraction: Fraction = 0.2, seed: int = 0) -> TrainTest:
     """Split off a random part of the rows, of every natural client's rows where there are any.
 
     A client with a single row keeps it for training.
     """
-    check_range("hold_out", "fraction", fraction, 0.0, 1.0, open_low=True, open_high=True)
     groups = np.zeros(len(rows), np.int64) if rows.groups is None else rows.groups
     shuffled = numpy_generator(derive(seed, "hold-out")).permutation(len(rows))
     order = shuffled[np.argsort(groups[shuffled], kind="stable")]

@@ -12,12 +12,14 @@ import itertools
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from fedadmm.core.errors import ParameterError, check_count
+from fedadmm.core.parts import Count, checked_arguments
 from fedadmm.core.rng import Key, derive
 
 Factory = Callable[..., nn.Module]
@@ -90,17 +92,15 @@ def mlp(*sizes: int, as_released: bool = False) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def linear(inputs: int, outputs: int = 1, bias: bool = True) -> nn.Module:
+@checked_arguments
+def linear(inputs: Count, outputs: Count = 1, bias: bool = True) -> nn.Module:
     """Linear regression."""
-    check_count("linear", "inputs", inputs)
-    check_count("linear", "outputs", outputs)
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs, bias=bias))
 
 
-def logistic(inputs: int, classes: int = 2, bias: bool = True) -> nn.Module:
+@checked_arguments
+def logistic(inputs: Count, classes: Annotated[int, Ge(2)] = 2, bias: bool = True) -> nn.Module:
     """Logistic regression: one score for two classes, else one score a class."""
-    check_count("logistic", "inputs", inputs)
-    check_count("logistic", "classes", classes, 2)
     return linear(inputs, 1 if classes == 2 else classes, bias)
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedadmm.core.errors import DataError, ParameterError, check_count, check_positive, check_range
+from fedadmm.core.errors import DataError, ParameterError, check_count
 from fedadmm.core.files import make_directory, replacing
+from fedadmm.core.parts import Count, Natural, NotNegative, Positive, checked_arguments
 from fedadmm.core.rng import Key, derive, numpy_generator
 from fedadmm.data.files import read_npz
 
@@ -85,13 +86,13 @@ def iid(num_samples: int, clients: int, seed: Key) -> Partition:
     return Partition(order, _even_offsets(num_samples, clients))
 
 
-def shards(labels: ArrayLike, clients: int, seed: Key, *, per_client: int = 2) -> Partition:
+@checked_arguments
+def shards(labels: ArrayLike, clients: int, seed: Key, *, per_client: Count = 2) -> Partition:
     """Sort by label, cut into per_client * clients shards, deal per_client shards to each client.
 
     McMahan et al. (2017) and Gong et al.; shards differ in size by at most one row, so that any
     number of clients works and no row is left over.
     """
-    check_count("shards", "per_client", per_client)
     values = _labels("shards", labels, clients)
     count = per_client * clients
     if count > len(values):
@@ -103,8 +104,9 @@ def shards(labels: ArrayLike, clients: int, seed: Key, *, per_client: int = 2) -
     return _deal(order, count, np.full(clients, per_client), generator)
 
 
+@checked_arguments
 def dirichlet(
-    labels: ArrayLike, clients: int, seed: Key, *, alpha: float = 0.5, min_size: int = 1
+    labels: ArrayLike, clients: int, seed: Key, *, alpha: Positive = 0.5, min_size: Natural = 1
 ) -> Partition:
     """Divide each label among the clients in proportions drawn from Dirichlet(alpha).
 
@@ -112,8 +114,6 @@ def dirichlet(
     rows of the client that is largest at that moment, so that the promise holds whenever
     clients * min_size rows exist.
     """
-    check_positive("dirichlet", "alpha", alpha)
-    check_count("dirichlet", "min_size", min_size, 0)
     values = _labels("dirichlet", labels, clients)
     if clients * min_size > len(values):
         raise ParameterError(
@@ -133,8 +133,9 @@ def dirichlet(
     return _by_owner(order, owners, clients, generator)
 
 
+@checked_arguments
 def imbalanced(
-    labels: ArrayLike, clients: int, seed: Key, *, shards: int = 10_000, members: int = 2
+    labels: ArrayLike, clients: int, seed: Key, *, shards: Count = 10_000, members: Count = 2
 ) -> Partition:
     """Gong's imbalanced volumes: a member of group j holds j shards, the last group the rest.
 
@@ -142,8 +143,6 @@ def imbalanced(
     200 clients, 10,000 shards and groups of two, 99 groups take 9,900 shards and the two members
     of the last group 50 each.
     """
-    check_count("imbalanced", "shards", shards)
-    check_count("imbalanced", "members", members)
     values = _labels("imbalanced", labels, clients)
     if clients % members:
         raise ParameterError(
@@ -163,12 +162,11 @@ def imbalanced(
     return _deal(order, shards, counts, generator)
 
 
+@checked_arguments
 def lognormal(
-    num_samples: int, clients: int, seed: Key, *, sigma: float = 1.0, min_size: int = 1
+    num_samples: int, clients: int, seed: Key, *, sigma: NotNegative = 1.0, min_size: Count = 1
 ) -> Partition:
     """Random rows with client sizes proportional to LogNormal(0, sigma), each >= min_size."""
-    check_range("lognormal", "sigma", sigma, 0.0)
-    check_count("lognormal", "min_size", min_size)
     spare = num_samples - clients * min_size
     if spare < 0:
         raise ParameterError(

@@ -35,8 +35,13 @@ from fedadmm.theory.gong import (
     gong_constants,
     gong_rho_min,
 )
-from fedadmm.theory.insa import insa_beta_bound, insa_sigma_bound
-from fedadmm.theory.local_solve import learning_rate_range, noise_floor, steps_to_reduce
+from fedadmm.theory.local_solve import (
+    insa_beta_bound,
+    insa_sigma_bound,
+    learning_rate_range,
+    noise_floor,
+    steps_to_reduce,
+)
 from fedadmm.theory.recommend import Advice, Situation, recommend
 from fedadmm.theory.wang import wang_bound, wang_constants, wang_eta_min
 

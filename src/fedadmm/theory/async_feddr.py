@@ -23,11 +23,8 @@ from typing import NamedTuple
 
 from fedadmm.core.errors import (
     ParameterError,
-    check_count,
-    check_not_negative,
-    check_positive,
-    check_range,
 )
+from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked_arguments
 from fedadmm.theory.search import positive_root
 
 _SLACK_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -54,13 +51,6 @@ class AsyncCertificate(NamedTuple):
     B: float
 
 
-def _check_setting(owner: str, n: int, tau: int, p_hat: float, L: float) -> None:
-    check_count(owner, "n", n)
-    check_count(owner, "tau", tau, low=0)
-    check_range(owner, "p_hat", p_hat, 0.0, 1.0, open_low=True)
-    check_positive(owner, "L", L)
-
-
 def _check_steps(
     owner: str, alpha: float, alpha_bar: float, eta: float, eta_bar: float, why: str
 ) -> None:
@@ -78,14 +68,14 @@ def _check_alpha(owner: str, alpha: float, alpha_bar: float, why: str) -> None:
         )
 
 
-def async_alpha_bar(n: int, tau: int) -> float:
+@checked_arguments
+def async_alpha_bar(n: Count, tau: Natural) -> float:
     """The limit of alpha (8): 1 if 2 tau² <= n, else 2/(2 + c) with c = (2 tau² - n)/n²."""
-    check_count("async_alpha_bar", "n", n)
-    check_count("async_alpha_bar", "tau", tau, low=0)
     return 2.0 / (2.0 + max(0, 2 * tau**2 - n) / n**2)
 
 
-def async_eta_bar(n: int, tau: int, L: float, alpha: float) -> float:
+@checked_arguments
+def async_eta_bar(n: Count, tau: Natural, L: Positive, alpha: float) -> float:
     """The limit of eta (8), with c = max(0, 2 tau² - n)/n².
 
         eta_bar = (sqrt(16 - 8 alpha - (7 + 12c + 4c²) alpha²) - alpha) / (2L [2 + (1 + c) alpha])
@@ -94,15 +84,15 @@ def async_eta_bar(n: int, tau: int, L: float, alpha: float) -> float:
     here, eta_bar then reaches 0 at alpha_bar as it must, and between this value and the printed
     one rho is negative.
     """
-    _check_setting("async_eta_bar", n, tau, 1.0, L)
     alpha_bar = async_alpha_bar(n, tau)
     _check_alpha("async_eta_bar", alpha, alpha_bar, f"n = {n} and tau = {tau}")
     c = max(0, 2 * tau**2 - n) / n**2
     return positive_root(2.0 - (2.0 + c) * alpha, alpha, 2.0 + (1.0 + c) * alpha) / L
 
 
+@checked_arguments
 def async_constants(
-    n: int, tau: int, T: int, p_hat: float, L: float, alpha: float, eta: float
+    n: Count, tau: Natural, T: Count, p_hat: Share, L: Positive, alpha: float, eta: float
 ) -> AsyncConstants:
     """alpha_bar and eta_bar (8), rho and D (9), C_hat (10), as printed but for eta_bar.
 
@@ -124,8 +114,6 @@ def async_constants(
         eta: step of the proximal operators, below eta_bar.
     """
     owner = "async_constants"
-    _check_setting(owner, n, tau, p_hat, L)
-    check_count(owner, "T", T)
     alpha_bar = async_alpha_bar(n, tau)
     why = f"n = {n}, tau = {tau} (Theorem 4.1)"
     _check_alpha(owner, alpha, alpha_bar, why)
@@ -141,16 +129,17 @@ def async_constants(
     return AsyncConstants(alpha_bar, eta_bar, rho, D, 2.0 * (1.0 + x) ** 2 * D / (n * eta**2 * rho))
 
 
+@checked_arguments
 def async_certificate(
-    n: int,
-    tau: int,
-    T: int,
-    p_hat: float,
-    L: float,
+    n: Count,
+    tau: Natural,
+    T: Natural,
+    p_hat: Share,
+    L: Positive,
     alpha: float,
     eta: float,
     *,
-    slack: float = 0.0,
+    slack: NotNegative = 0.0,
 ) -> AsyncCertificate:
     """The constants of a bound that holds: mean E||G_eta(xbar^k)||² <= (C_hat gap + B G0)/(K + 1).
 
@@ -178,9 +167,6 @@ def async_certificate(
         slack: s > 0 to cover `init="start"` (G0 = (1/n) sum ||grad f_i(x0)||²); 0 gives B = inf.
     """
     owner = "async_certificate"
-    _check_setting(owner, n, tau, p_hat, L)
-    check_count(owner, "T", T, low=0)
-    check_not_negative(owner, "slack", slack)
     excess = max(0, 2 * tau**2 - n)
     wide, c = 1.0 + slack, excess / n**2
     alpha_bar = 2.0 / (1.0 + wide * (1.0 + c))
@@ -207,6 +193,7 @@ def async_certificate(
     return AsyncCertificate(alpha_bar, eta_bar, rho, D, C_hat, B)
 
 
+@checked_arguments
 def async_feddr_bound(
     n: int,
     tau: int,
@@ -215,10 +202,10 @@ def async_feddr_bound(
     L: float,
     alpha: float,
     eta: float,
-    rounds: int,
-    gap: float,
+    rounds: Count,
+    gap: NotNegative,
     *,
-    start_gradient: float = 0.0,
+    start_gradient: NotNegative = 0.0,
 ) -> float:
     """The certified bound on the mean of E||G_eta(xbar^k)||² over k = 0 ... K, K = rounds.
 
@@ -240,9 +227,6 @@ def async_feddr_bound(
         gap: F(x0) - F*.
         start_gradient: G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
     """
-    check_count("async_feddr_bound", "rounds", rounds)
-    check_not_negative("async_feddr_bound", "gap", gap)
-    check_not_negative("async_feddr_bound", "start_gradient", start_gradient)
     exact = async_certificate(n, tau, T, p_hat, L, alpha, eta)
     if start_gradient == 0.0:
         return exact.C_hat * gap / (rounds + 1)

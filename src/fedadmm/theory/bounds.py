@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from fedadmm.core.errors import ParameterError, check_choice, check_positive
+from fedadmm.core.errors import ParameterError, check_choice
+from fedadmm.core.parts import Positive, checked_arguments
 from fedadmm.theory.async_feddr import async_feddr_bound
 from fedadmm.theory.feddr import feddr_bound, feddr_corollary_bound
 from fedadmm.theory.gong import gong_bound
@@ -55,7 +56,8 @@ def bound(theorem: str, rounds: int, **quantities: float) -> float:
     return _checked_bound(theorem, quantities)(rounds=rounds, **quantities)
 
 
-def rounds_needed(theorem: str, accuracy: float, **quantities: float) -> int:
+@checked_arguments
+def rounds_needed(theorem: str, accuracy: Positive, **quantities: float) -> int:
     """The smallest number of rounds after which the theorem's bound is at most `accuracy`.
 
     Args:
@@ -63,7 +65,6 @@ def rounds_needed(theorem: str, accuracy: float, **quantities: float) -> int:
         accuracy: the wanted mean of the squared measure (eps² of FedDR's Definition 2.2).
         **quantities: as in `bound`.
     """
-    check_positive("rounds_needed", "accuracy", accuracy)
     function = _checked_bound(theorem, quantities)
     rounds = first_count_where(
         lambda count: function(rounds=count, **quantities) <= accuracy, _ROUNDS_LIMIT

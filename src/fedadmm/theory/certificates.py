@@ -37,8 +37,7 @@ from fedadmm.theory import (
     gong_constants,
     gong_rho_min,
 )
-from fedadmm.theory.arrival_law import arrival_law
-from fedadmm.theory.local_errors import local_errors
+from fedadmm.theory.assumptions import arrival_law, local_errors
 
 Theorem = Literal["auto", "feddr", "wang", "gong", "async-feddr"]
 THEOREMS = ("auto", "feddr", "wang", "gong", "async-feddr")

@@ -18,15 +18,15 @@ The server must hold xtilde = mean of the xhat_i from the start, as with both ch
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from annotated_types import Ge, Lt
 
 from fedadmm.core.errors import (
     ParameterError,
-    check_count,
-    check_not_negative,
-    check_positive,
     check_range,
 )
+from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked_arguments
 from fedadmm.theory.search import positive_root
 
 _SLACK_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -43,14 +43,15 @@ class FedDRConstants(NamedTuple):
     C3: float
 
 
-def feddr_eta_max(L: float, alpha: float = 1.0, gamma4: float = 0.0) -> float:
+@checked_arguments
+def feddr_eta_max(
+    L: Positive, alpha: float = 1.0, gamma4: Annotated[float, Ge(0), Lt(0.5)] = 0.0
+) -> float:
     """The largest eta, itself excluded, that keeps beta of (35) positive: the condition (33).
 
     It solves 2 - alpha (1 + x) - 2x² - 4 gamma4 (1 + x²) = 0 for x = eta L; without slack
     (exact local solves) that is eta = (2 - alpha) / (2L).
     """
-    check_positive("feddr_eta_max", "L", L)
-    check_range("feddr_eta_max", "gamma4", gamma4, 0.0, 0.5, open_high=True)
     high = 2.0 - 4.0 * gamma4
     if not 0.0 < alpha < high:
         raise ParameterError(
@@ -60,14 +61,14 @@ def feddr_eta_max(L: float, alpha: float = 1.0, gamma4: float = 0.0) -> float:
     return positive_root(high - alpha, alpha, 2.0 + 4.0 * gamma4) / L
 
 
-def feddr_alpha_max(L: float, eta: float, gamma4: float = 0.0) -> float:
+@checked_arguments
+def feddr_alpha_max(
+    L: Positive, eta: Positive, gamma4: Annotated[float, Ge(0), Lt(0.5)] = 0.0
+) -> float:
     """The largest alpha, itself excluded, for a given eta: the condition (33) read the other way.
 
     alpha < (2 - 2x² - 4 gamma4 (1 + x²)) / (1 + x) with x = eta L; without slack 2 (1 - eta L).
     """
-    check_positive("feddr_alpha_max", "L", L)
-    check_positive("feddr_alpha_max", "eta", eta)
-    check_range("feddr_alpha_max", "gamma4", gamma4, 0.0, 0.5, open_high=True)
     x = eta * L
     alpha = (2.0 - 2.0 * x**2 - 4.0 * gamma4 * (1.0 + x**2)) / (1.0 + x)
     if alpha <= 0.0:
@@ -79,14 +80,15 @@ def feddr_alpha_max(L: float, eta: float, gamma4: float = 0.0) -> float:
     return alpha
 
 
+@checked_arguments
 def feddr_constants(
-    L: float,
-    eta: float,
+    L: Positive,
+    eta: Positive,
     alpha: float = 1.0,
-    p_hat: float = 1.0,
+    p_hat: Share = 1.0,
     *,
-    gamma1: float = 0.0,
-    gamma2: float = 0.0,
+    gamma1: NotNegative = 0.0,
+    gamma2: NotNegative = 0.0,
     gamma4: float = 0.0,
 ) -> FedDRConstants:
     """beta, rho1, rho2 (35) and C1, C2, C3 (5) of Theorem 3.1, for any 0 < alpha < 2.
@@ -112,11 +114,6 @@ def feddr_constants(
         gamma2: slack of the gradient mapping against local errors; 0 suits exact solves only.
         gamma4: slack of the descent against local errors; 0 suits exact solves only.
     """
-    check_positive("feddr_constants", "L", L)
-    check_positive("feddr_constants", "eta", eta)
-    check_range("feddr_constants", "p_hat", p_hat, 0.0, 1.0, open_low=True)
-    check_not_negative("feddr_constants", "gamma1", gamma1)
-    check_not_negative("feddr_constants", "gamma2", gamma2)
     eta_max = feddr_eta_max(L, alpha, gamma4)
     x = eta * L
     descent = 2.0 - alpha * (1.0 + x) - 2.0 * x**2 - 4.0 * gamma4 * (1.0 + x**2)
@@ -136,17 +133,18 @@ def feddr_constants(
     return FedDRConstants(beta, rho1, rho2, c1, rho1 * c1 + mapping, rho2 * c1)
 
 
+@checked_arguments
 def feddr_bound(
     L: float,
     eta: float,
     alpha: float,
     p_hat: float,
-    rounds: int,
-    gap: float,
+    rounds: Count,
+    gap: NotNegative,
     *,
-    error_sum: float = 0.0,
-    start_gradient: float = 0.0,
-    start_mapping: float = 0.0,
+    error_sum: NotNegative = 0.0,
+    start_gradient: NotNegative = 0.0,
+    start_mapping: NotNegative = 0.0,
 ) -> float:
     """Theorem 3.1 (5): a bound on the mean of E||G_eta(xbar^k)||² over k = 0 ... K, K = rounds.
 
@@ -175,11 +173,6 @@ def feddr_bound(
         start_gradient: G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
         start_mapping: ||G_eta(x0)||² for `init="start"` where prox_{eta g}(x0) differs from x0.
     """
-    check_count("feddr_bound", "rounds", rounds)
-    check_not_negative("feddr_bound", "gap", gap)
-    check_not_negative("feddr_bound", "error_sum", error_sum)
-    check_not_negative("feddr_bound", "start_gradient", start_gradient)
-    check_not_negative("feddr_bound", "start_mapping", start_mapping)
     exact = feddr_constants(L, eta, alpha, p_hat)
     if error_sum == 0.0 and start_gradient == 0.0:
         return (exact.C1 * gap + start_mapping) / (rounds + 1)
@@ -204,8 +197,9 @@ def feddr_bound(
     return (min(total(scale) for scale in _SLACK_SCALES) + start_mapping) / (rounds + 1)
 
 
+@checked_arguments
 def feddr_prox_start_excess(
-    L: float, eta: float, start_gradient: float, *, epsilon: float = 0.0
+    L: Positive, eta: float, start_gradient: NotNegative, *, epsilon: NotNegative = 0.0
 ) -> float:
     """What `init="prox"` adds to the gap of Theorem 3.1, with x = eta L and e = epsilon.
 
@@ -223,59 +217,51 @@ def feddr_prox_start_excess(
         start_gradient: G0 = (1/n) sum ||grad f_i(x0)||².
         epsilon: the largest eps_{i,0} of the initial solves; 0 for exact ones.
     """
-    check_positive("feddr_prox_start_excess", "L", L)
     check_range("feddr_prox_start_excess", "eta", eta, 0.0, 1.0 / L, open_low=True, open_high=True)
-    check_not_negative("feddr_prox_start_excess", "start_gradient", start_gradient)
-    check_not_negative("feddr_prox_start_excess", "epsilon", epsilon)
     x = eta * L
     moved = eta * math.sqrt(start_gradient) / (1.0 - x) + epsilon
     return moved**2 / eta + (1.0 + x) * epsilon**2 / (2.0 * eta)
 
 
-def feddr_corollary_bound(L: float, n: int, rounds: int, gap: float) -> float:
+@checked_arguments
+def feddr_corollary_bound(L: Positive, n: Count, rounds: Count, gap: NotNegative) -> float:
     """Corollary 3.1 (6), K = rounds: 160 L n / (3 (K + 1)) [F(x0) - F*].
 
     Exact local solves, alpha = 1, eta = 1/(3L), one client a round (p_i = 1/n). It is Theorem 3.1
     without slack: beta = 3L/(5n), C1 = 160 L n / 3. The remarks on the start in `feddr_bound` hold
     here too.
     """
-    check_positive("feddr_corollary_bound", "L", L)
-    check_count("feddr_corollary_bound", "n", n)
-    check_count("feddr_corollary_bound", "rounds", rounds)
-    check_not_negative("feddr_corollary_bound", "gap", gap)
     return 160.0 * L * n / (3.0 * (rounds + 1)) * gap
 
 
-def feddr_best_steps(L: float) -> tuple[float, float]:
+@checked_arguments
+def feddr_best_steps(L: Positive) -> tuple[float, float]:
     """The eta and alpha that make C1, and with it the bound for exact solves, smallest.
 
     C1 = (4L/p_hat) (1 + x)(1 + x²) / (alpha x (2 - 2x - alpha)) is smallest at alpha = 1 - x and
     3x³ + 3x² + 3x = 1: eta = 0.2531/L, alpha = 0.7469, C1 = 37.77 L/p_hat, where Corollary 3.1 has
     53.33 L/p_hat.
     """
-    check_positive("feddr_best_steps", "L", L)
     x = 0.25
     for _ in range(20):  # Newton's method on an increasing convex cubic
         x -= (3 * x**3 + 3 * x**2 + 3 * x - 1.0) / (9 * x**2 + 6 * x + 3.0)
     return x / L, 1.0 - x
 
 
-def feddr_accuracy(budget: float, k: int) -> float:
+@checked_arguments
+def feddr_accuracy(budget: Positive, k: Natural) -> float:
     """eps_{i,k} of Remark 3.1, sqrt(M / (2 (k + 1)²)): the squares sum to less than M = budget.
 
     k = 0 is the initial round with everybody; the solves of round k = 0, 1, … have eps_{i,k+1}.
     """
-    check_positive("feddr_accuracy", "budget", budget)
-    check_count("feddr_accuracy", "k", k, low=0)
     return math.sqrt(budget / 2.0) / (k + 1)
 
 
-def prox_error_bound(L: float, eta: float, gradient_norm: float) -> float:
+@checked_arguments
+def prox_error_bound(L: Positive, eta: float, gradient_norm: NotNegative) -> float:
     """The distance to the exact prox certified by a local gradient norm: ||grad|| / (1/eta - L).
 
     The local problem f_i(w) + ||w - v||²/(2 eta) is (1/eta - L)-strongly convex for eta < 1/L.
     """
-    check_positive("prox_error_bound", "L", L)
     check_range("prox_error_bound", "eta", eta, 0.0, 1.0 / L, open_low=True, open_high=True)
-    check_not_negative("prox_error_bound", "gradient_norm", gradient_norm)
     return gradient_norm / (1.0 / eta - L)

@@ -11,11 +11,8 @@ from typing import NamedTuple
 
 from fedadmm.core.errors import (
     ParameterError,
-    check_count,
-    check_not_negative,
-    check_positive,
-    check_range,
 )
+from fedadmm.core.parts import Count, NotNegative, Positive, Share, checked_arguments
 from fedadmm.theory.search import minimise_unimodal
 
 
@@ -27,13 +24,14 @@ class GongConstants(NamedTuple):
     c3: float
 
 
-def gong_rho_min(L: float) -> float:
+@checked_arguments
+def gong_rho_min(L: Positive) -> float:
     """The smallest rho of Theorem 1, itself excluded: (1 + sqrt(5)) L, where c1 becomes 0."""
-    check_positive("gong_rho_min", "L", L)
     return (1.0 + math.sqrt(5.0)) * L
 
 
-def gong_constants(L: float, rho: float, p_min: float) -> GongConstants:
+@checked_arguments
+def gong_constants(L: Positive, rho: Positive, p_min: Share) -> GongConstants:
     """c1, c2 and c3 of Theorem 1 (8).
 
         c1 = p_min ((rho - 2L)/2 - 2L²/rho)
@@ -45,9 +43,6 @@ def gong_constants(L: float, rho: float, p_min: float) -> GongConstants:
         rho: proximal coefficient, above `gong_rho_min(L)`.
         p_min: the smallest probability with which a client takes part in a round.
     """
-    check_positive("gong_constants", "L", L)
-    check_positive("gong_constants", "rho", rho)
-    check_range("gong_constants", "p_min", p_min, 0.0, 1.0, open_low=True)
     rho_min = gong_rho_min(L)
     if rho <= rho_min:
         raise ParameterError(
@@ -65,15 +60,16 @@ def gong_constants(L: float, rho: float, p_min: float) -> GongConstants:
     return GongConstants(c1, c2, c3)
 
 
+@checked_arguments
 def gong_bound(
     L: float,
     rho: float,
     p_min: float,
-    rounds: int,
-    gap: float,
+    rounds: Count,
+    gap: NotNegative,
     *,
-    epsilon_max: float = 0.0,
-    start_gradient: float = 0.0,
+    epsilon_max: NotNegative = 0.0,
+    start_gradient: NotNegative = 0.0,
 ) -> float:
     """The right-hand side of Theorem 1 (8): a bound on (1/(nT)) sum_{t<T} E[V^t], T = rounds.
 
@@ -98,10 +94,6 @@ def gong_bound(
         epsilon_max: the largest local accuracy, ||grad L_i||² <= epsilon_i (6).
         start_gradient: G0 = (1/n) sum ||grad f_i(x0)||²; 0 when the duals start at -grad f_i(x0).
     """
-    check_count("gong_bound", "rounds", rounds)
-    check_not_negative("gong_bound", "gap", gap)
-    check_not_negative("gong_bound", "epsilon_max", epsilon_max)
-    check_not_negative("gong_bound", "start_gradient", start_gradient)
     c1, c2, c3 = gong_constants(L, rho, p_min)
     descent = gap + epsilon_max / (2.0 * L)
     descent += start_gradient * (4.0 / rho + 0.5 / (rho - L))

@@ -1,25 +1,26 @@
-"""What a learning rate does to a local problem, which is (L + rho)-smooth.
+"""What a learning rate does to a local problem, and how inexact FedADMM-InSa's solves may be.
 
-Its strong convexity is convexity + rho, where `convexity` is that of the loss: -L for a loss that
-is not convex, so that rho > L is needed then.
+A local problem is (L + rho)-smooth.  Its strong convexity is convexity + rho, where `convexity` is
+that of the loss: -L for a loss that is not convex, so that rho > L is needed then.
 """
 
 from __future__ import annotations
 
 import math
 
-from fedadmm.core.errors import check_not_negative, check_positive, check_range
+from fedadmm.core.errors import check_positive, check_range
+from fedadmm.core.parts import Fraction, NotNegative, Positive, checked_arguments
 
 
-def learning_rate_range(L: float, rho: float) -> tuple[float, float]:
+@checked_arguments
+def learning_rate_range(L: Positive, rho: NotNegative) -> tuple[float, float]:
     """Where gradient steps on a local problem are stable: (0, 2/(L + rho))."""
-    check_positive("learning_rate_range", "L", L)
-    check_not_negative("learning_rate_range", "rho", rho)
     return 0.0, 2.0 / (L + rho)
 
 
+@checked_arguments
 def noise_floor(
-    L: float, rho: float, convexity: float, learning_rate: float, noise: float
+    L: float, rho: float, convexity: float, learning_rate: float, noise: NotNegative
 ) -> float:
     """Where E||grad L_i||² of local SGD levels off at the latest.
 
@@ -38,11 +39,11 @@ def noise_floor(
     smooth, strong = L + rho, convexity + rho
     check_positive("noise_floor", "convexity + rho", strong)
     check_range("noise_floor", "learning_rate", learning_rate, 0.0, 1.0 / smooth, open_low=True)
-    check_not_negative("noise_floor", "noise", noise)
     return learning_rate * smooth**2 * noise / strong
 
 
-def steps_to_reduce(L: float, rho: float, convexity: float, factor: float) -> int:
+@checked_arguments
+def steps_to_reduce(L: float, rho: float, convexity: float, factor: Fraction) -> int:
     """Gradient steps of length 1/(L + rho) after which the local gradient is `factor` of its start.
 
     The distance to the solution shrinks by 1 - 1/kappa a step, kappa = (L + rho)/(convexity + rho),
@@ -57,8 +58,29 @@ def steps_to_reduce(L: float, rho: float, convexity: float, factor: float) -> in
     """
     smooth, strong = L + rho, convexity + rho
     check_positive("steps_to_reduce", "convexity + rho", strong)
-    check_range("steps_to_reduce", "factor", factor, 0.0, 1.0, open_low=True, open_high=True)
     kappa = smooth / strong
     if kappa <= 1.0:
         return 1
     return max(1, math.ceil(math.log(factor / kappa) / math.log1p(-1.0 / kappa)))
+
+
+@checked_arguments
+def insa_sigma_bound(beta: Positive, c: Positive) -> float:
+    """The upper limit of sigma_i, itself excluded: sqrt(2) / (sqrt(2) + sqrt(beta/c)).
+
+    The criterion is ||e_i(u_i^{k+1})|| <= sigma_i ||e_i(u_i^k)|| with e_i the gradient of the
+    augmented Lagrangian of client i (Song, Wang and Zuazua 2024, slide "FedADMM-In: inexactness
+    criterion"). Convergence is
+    stated for full participation and losses that are c-strongly convex.
+
+    Args:
+        beta: penalty of the client.
+        c: strong convexity constant of the client's loss.
+    """
+    return math.sqrt(2.0) / (math.sqrt(2.0) + math.sqrt(beta / c))
+
+
+@checked_arguments
+def insa_beta_bound(sigma: Fraction, c: Positive) -> float:
+    """The penalty below which sigma is allowed, 2c (1/sigma - 1)²: `insa_sigma_bound` inverted."""
+    return 2.0 * c * (1.0 / sigma - 1.0) ** 2

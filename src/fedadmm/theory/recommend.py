@@ -10,13 +10,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedadmm.core.errors import (
-    ParameterError,
-    check_count,
-    check_not_negative,
-    check_positive,
-    check_range,
-)
+from fedadmm.core.errors import ParameterError, check_range
+from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked
 from fedadmm.theory.async_feddr import AsyncCertificate, async_alpha_bar, async_certificate
 from fedadmm.theory.feddr import (
     feddr_alpha_max,
@@ -25,13 +20,13 @@ from fedadmm.theory.feddr import (
     feddr_eta_max,
 )
 from fedadmm.theory.gong import gong_best_rho, gong_constants, gong_rho_min
-from fedadmm.theory.insa import insa_sigma_bound
-from fedadmm.theory.local_solve import learning_rate_range, noise_floor
+from fedadmm.theory.local_solve import insa_sigma_bound, learning_rate_range, noise_floor
 from fedadmm.theory.search import minimise_unimodal
 from fedadmm.theory.wang import wang_eta_min
 
 
-class Situation(NamedTuple):
+@checked
+class Situation:
     """What is known, or has been estimated, of a problem.
 
     Attributes:
@@ -48,15 +43,21 @@ class Situation(NamedTuple):
         window: T of the asynchronous theorem; 0 when every client may be the next at any time.
     """
 
-    L: float
-    probabilities: tuple[float, ...]
-    L_spread: float = 0.0
-    batch_noise: float = 0.0
-    strong_convexity: float | None = None
-    local_steps: int = 10
-    accuracy: float = 1e-3
-    tau: int | None = None
-    window: int = 0
+    L: Positive
+    probabilities: tuple[Share, ...]
+    L_spread: NotNegative = 0.0
+    batch_noise: NotNegative = 0.0
+    strong_convexity: NotNegative | None = None
+    local_steps: Count = 10
+    accuracy: Positive = 1e-3
+    tau: Natural | None = None
+    window: Natural = 0
+
+    def __post_init__(self) -> None:
+        if not self.probabilities:
+            raise ParameterError("Situation: probabilities is empty, but there must be a client")
+        if self.strong_convexity is not None:
+            check_range(self, "strong_convexity", self.strong_convexity, 0.0, self.L)
 
     @property
     def safe_smoothness(self) -> float:
@@ -82,7 +83,6 @@ class Advice(NamedTuple):
 
 def recommend(situation: Situation) -> tuple[Advice, ...]:
     """The allowed range and a recommended value of every parameter, each with a sentence."""
-    _check(situation)
     return (
         *_gong_rows(situation),
         *_wang_rows(situation),
@@ -92,24 +92,6 @@ def recommend(situation: Situation) -> tuple[Advice, ...]:
         *_insa_rows(situation),
         *_practice_rows(situation),
     )
-
-
-def _check(situation: Situation) -> None:
-    owner = "recommend"
-    check_positive(owner, "L", situation.L)
-    check_not_negative(owner, "L_spread", situation.L_spread)
-    check_not_negative(owner, "batch_noise", situation.batch_noise)
-    check_positive(owner, "accuracy", situation.accuracy)
-    check_count(owner, "local_steps", situation.local_steps)
-    check_count(owner, "window", situation.window, low=0)
-    if not situation.probabilities:
-        raise ParameterError("recommend: probabilities is empty, but there must be a client")
-    for probability in situation.probabilities:
-        check_range(owner, "probabilities", probability, 0.0, 1.0, open_low=True)
-    if situation.strong_convexity is not None:
-        check_range(owner, "strong_convexity", situation.strong_convexity, 0.0, situation.L)
-    if situation.tau is not None:
-        check_count(owner, "tau", situation.tau, low=0)
 
 
 def _learning_rate_row(

@@ -7,37 +7,37 @@ its inverse (Theorem 1 there), and Theorem 2 is FedDR's Theorem 3.1 at alpha = 1
 from __future__ import annotations
 
 import math
+from typing import Annotated
+
+from annotated_types import Ge, Lt
 
 from fedadmm.core.errors import (
     ParameterError,
-    check_count,
-    check_not_negative,
-    check_positive,
-    check_range,
 )
+from fedadmm.core.parts import Count, NotNegative, Positive, Share, checked_arguments
 from fedadmm.theory.feddr import FedDRConstants
 
 
-def wang_eta_min(L: float, gamma4: float = 0.0) -> float:
+@checked_arguments
+def wang_eta_min(L: Positive, gamma4: Annotated[float, Ge(0), Lt(0.25)] = 0.0) -> float:
     """The smallest penalty of Theorem 2, itself excluded.
 
         4L (1 + 2 gamma4) / (sqrt(9 - 16 gamma4 (1 + 4 gamma4)) - 1)
 
     Positive for gamma4 < 1/4 only; 2L without slack (exact local solves).
     """
-    check_positive("wang_eta_min", "L", L)
-    check_range("wang_eta_min", "gamma4", gamma4, 0.0, 0.25, open_high=True)
     root = math.sqrt(9.0 - 16.0 * gamma4 * (1.0 + 4.0 * gamma4))
     return 4.0 * L * (1.0 + 2.0 * gamma4) / (root - 1.0)
 
 
+@checked_arguments
 def wang_constants(
     L: float,
-    eta: float,
-    p_hat: float = 1.0,
+    eta: Positive,
+    p_hat: Share = 1.0,
     *,
-    gamma1: float = 0.0,
-    gamma2: float = 0.0,
+    gamma1: NotNegative = 0.0,
+    gamma2: NotNegative = 0.0,
     gamma4: float = 0.0,
 ) -> FedDRConstants:
     """The constants of Theorem 2 as printed, with h = 1/eta and x = hL.
@@ -61,10 +61,6 @@ def wang_constants(
         gamma2: slack; 0 suits exact solves only.
         gamma4: slack; 0 suits exact solves only.
     """
-    check_positive("wang_constants", "eta", eta)
-    check_range("wang_constants", "p_hat", p_hat, 0.0, 1.0, open_low=True)
-    check_not_negative("wang_constants", "gamma1", gamma1)
-    check_not_negative("wang_constants", "gamma2", gamma2)
     eta_min = wang_eta_min(L, gamma4)
     h = 1.0 / eta
     x = h * L
@@ -85,14 +81,15 @@ def wang_constants(
     return FedDRConstants(beta, rho1, rho2, c1, rho1 * c1, c3)
 
 
+@checked_arguments
 def wang_bound(
     L: float,
     eta: float,
     p_hat: float,
-    rounds: int,
-    gap: float,
+    rounds: Count,
+    gap: NotNegative,
     *,
-    error_sum: float = 0.0,
+    error_sum: NotNegative = 0.0,
     gamma1: float = 0.0,
     gamma2: float = 0.0,
     gamma4: float = 0.0,
@@ -115,9 +112,6 @@ def wang_bound(
         gamma2: slack; above 0 when error_sum is.
         gamma4: slack; above 0 when error_sum is.
     """
-    check_count("wang_bound", "rounds", rounds)
-    check_not_negative("wang_bound", "gap", gap)
-    check_not_negative("wang_bound", "error_sum", error_sum)
     constants = wang_constants(L, eta, p_hat, gamma1=gamma1, gamma2=gamma2, gamma4=gamma4)
     if error_sum == 0.0:
         return constants.C1 * gap / (rounds + 1)

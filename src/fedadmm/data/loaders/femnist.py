@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedadmm.core.errors import DataError, check_choice
+from fedadmm.core.errors import DataError
+from fedadmm.core.parts import checked_arguments
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
 from fedadmm.data.files import read_npz, read_text
 from fedadmm.data.sources import source
@@ -26,13 +27,13 @@ User = tuple[str, NDArray[np.uint8], NDArray[np.int64]]
 """A writer with pixels (rows, 784) and labels."""
 
 
+@checked_arguments
 def femnist(path: str | Path | None = None, subset: Subset = "all") -> TrainTest:
     """Handwritten characters (rows, 1, 28, 28) by writer, training and test rows of each.
 
     `path` is an .npz or LEAF's `data` folder with `train` and `test`; without it, the data set's
     folder is searched for either.  `subset` keeps digits (10 classes) or letters (26).
     """
-    check_choice("femnist", "subset", subset, tuple(_LABELS))
     if path is None:
         files = source("femnist")
         path = files.stand_in() or files.locate("femnist_leaf_subset.npz")

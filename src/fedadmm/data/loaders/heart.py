@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedadmm.core.errors import DataError, check_range
+from fedadmm.core.errors import DataError
+from fedadmm.core.parts import Fraction, checked_arguments
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.files import read_csv
@@ -29,7 +30,8 @@ _FILES = {
 Table = NDArray[np.float64]
 
 
-def heart(test_fraction: float = 0.2, seed: int = 0) -> TrainTest:
+@checked_arguments
+def heart(test_fraction: Fraction = 0.2, seed: int = 0) -> TrainTest:
     """13 measurements of each patient, and whether the heart is diseased; clients are hospitals.
 
     Missing values are filled with the hospital's median (of a category: its most frequent value),
@@ -37,7 +39,6 @@ def heart(test_fraction: float = 0.2, seed: int = 0) -> TrainTest:
     that hospital alone: no hospital sees another's patients, and no test row is looked at.  A
     column that a hospital never measured is 0, its mean, for all its patients.
     """
-    check_range("heart", "test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
     paths = dict(zip(_FILES, hospital_files(), strict=True))
     return read_hospitals(paths, test_fraction, seed)
 

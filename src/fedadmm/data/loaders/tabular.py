@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedadmm.core.errors import DataError, check_choice
+from fedadmm.core.errors import DataError
+from fedadmm.core.parts import checked_arguments
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.files import EXPANSION, read_csv, read_npz
 
@@ -26,6 +27,7 @@ class Columns(NamedTuple):
     clients: NDArray[Any] | None
 
 
+@checked_arguments
 def tabular(
     path: str | Path,
     *,
@@ -42,7 +44,6 @@ def tabular(
     with `kind="numbers"`, real numbers to regress on.  A value that is missing or not finite is
     refused with its file and line.
     """
-    check_choice("tabular", "kind", kind, ("classes", "numbers"))
     root = Path(path)
     files = (
         [root]

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedadmm.core.errors import DataError, check_count, check_range
+from fedadmm.core.errors import DataError
+from fedadmm.core.parts import Count, Probability, checked_arguments
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.files import read_text
 from fedadmm.data.sources import source
@@ -16,23 +17,20 @@ from fedadmm.data.sources import source
 Codes = NDArray[np.uint8]
 
 
+@checked_arguments
 def shakespeare(
     path: str | Path | None = None,
     *,
-    length: int = 80,
-    stride: int = 1,
-    test_fraction: float = 0.2,
-    min_rows: int = 2,
+    length: Count = 80,
+    stride: Count = 1,
+    test_fraction: Probability = 0.2,
+    min_rows: Count = 2,
 ) -> TrainTest:
     """Rows of `length` characters and the character that follows, by speaker.
 
     The last part of each speaker's text is for testing; no test row overlaps the text of a
     training row.  Speakers with fewer than `min_rows` training rows are left out.
     """
-    check_count("shakespeare", "length", length)
-    check_count("shakespeare", "stride", stride)
-    check_count("shakespeare", "min_rows", min_rows)
-    check_range("shakespeare", "test_fraction", test_fraction, 0.0, 1.0, open_high=True)
     path = Path(path or source("shakespeare").locate("tinyshakespeare.txt"))
     text = read_text(path)
     alphabet = sorted(set(text))

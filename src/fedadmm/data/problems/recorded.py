@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from annotated_types import Gt, Lt
-
-from fedadmm.core.parts import Count, Probability, part
+from fedadmm.core.parts import Count, Fraction, Probability, part
 from fedadmm.core.problem import Problem
 from fedadmm.data.dataset import TrainTest, hold_out
 from fedadmm.data.loaders.cifar import HALVES, NORMALISE, cifar10, cifar10_small
@@ -136,7 +134,7 @@ class HeartOptions(RowsProblem):
     )
     partition: str = "natural"
     model: str = "logistic"
-    test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
+    test_fraction: Fraction = 0.2
     """Which part of each hospital's patients is held out, chosen by `partition_seed`."""
 
     def rows(self) -> TrainTest:
