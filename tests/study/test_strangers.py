@@ -66,6 +66,20 @@ def test_a_schedule_may_be_a_stranger_too() -> None:
         resolve(wrong)
 
 
+def test_a_model_may_be_a_stranger_too() -> None:
+    def start(model: str) -> Any:
+        table = {"name": "digits", "clients": 4, "model": model}
+        return resolve(SMALL | {"problem": table}).load_problem().start(0)
+
+    assert start("support.strangers:perceptron").equal(start("mlp-64-32-10"))
+    with pytest.raises(ConfigError, match=r"^model: name is 'nowhere:Net', which cannot be import"):
+        start("nowhere:Net")
+    with pytest.raises(
+        fa.ParameterError, match=r"'support.commands:SMALL' is no function or class"
+    ):
+        start("support.commands:SMALL")
+
+
 def test_a_mistake_in_a_strangers_table_is_named() -> None:
     with pytest.raises(ConfigError, match=r"solver.lr is -1.0, but must be > 0 and finite"):
         resolve(SMALL | {"solver": {"name": "support.strangers:Solver", "lr": -1.0}})

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedadmm as fa
 from fedadmm.core.parts import Positive
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import ClientStateStore, Engine, Regularizer, Sampler
+from fedadmm.data import models
 from fedadmm.run.engines import EngineChoice, Job, Sequential
 
 
@@ -94,6 +95,11 @@ class Halving:
 
     def __call__(self, round_index: int) -> float:
         return self.first * 0.5**round_index
+
+
+def perceptron(inputs: int, classes: int) -> nn.Module:
+    """The model of `digits` by another name."""
+    return models.mlp(inputs, 32, classes)
 
 
 class Tracker:

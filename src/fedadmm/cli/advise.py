@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,7 +82,7 @@ def _document(counsel: Counsel) -> dict[str, Any]:
         "clients": counsel.clients,
         "parameters": counsel.parameters,
         "estimate": found._asdict() | {"L": found.largest, "L_spread": found.spread},
-        "situation": counsel.situation._asdict(),
+        "situation": asdict(counsel.situation),
         "advice": [row._asdict() for row in counsel.advice],
         "rounds": counsel.rounds,
         "remarks": counsel.remarks,

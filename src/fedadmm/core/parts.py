@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, wraps
+from importlib import import_module
 from numbers import Integral, Real
 from typing import (
     Annotated,
@@ -36,7 +39,7 @@ from typing import (
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from fedadmm.core.errors import ParameterError
+from fedadmm.core.errors import ConfigError, ParameterError
 
 Made = TypeVar("Made")
 Given = ParamSpec("Given")
@@ -271,3 +274,23 @@ def _meets(number: float, rule: Any) -> bool:
 
 def _choices(args: tuple[object, ...]) -> str:
     return "one of " + ", ".join(repr(choice) for choice in args)
+
+
+def is_stranger(name: object) -> bool:
+    """Whether a name is that of a part that is not ours."""
+    return isinstance(name, str) and ":" in name
+
+
+def imported(subject: str, name: str) -> Any:
+    """What `package.module:Name` names; a file in the current folder counts as a module."""
+    module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:  # at the end, so that it hides nothing that is installed
+        sys.path.append(here)
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"{subject}, which cannot be imported ({error}); it must be package.module:Name, and "
+            "a file in the current folder counts as a module"
+        ) from None

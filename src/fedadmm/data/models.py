@@ -19,7 +19,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from fedadmm.core.errors import ParameterError, check_count
-from fedadmm.core.parts import Count, checked_arguments
+from fedadmm.core.parts import Count, checked_arguments, imported, is_stranger
 from fedadmm.core.rng import Key, derive
 
 Factory = Callable[..., nn.Module]
@@ -129,7 +129,8 @@ NAMES: dict[str, Factory] = {
     "logistic": logistic,
     "char-lstm": CharLSTM,
 }
-"""The named models; besides, `mlp-A-B-…-Z` is a perceptron with these layer sizes."""
+"""The named models; besides, `mlp-A-B-…-Z` is a perceptron with these layer sizes, and
+`package.module:Name` a function or class of yours that makes a module."""
 
 
 def factory(model: Model, **options: Any) -> Callable[[], nn.Module]:
@@ -154,7 +155,12 @@ def resolve(model: str | Factory) -> Factory:
         return NAMES[model]
     if re.fullmatch(r"mlp(-\d+){2,}", model):
         return partial(mlp, *(int(size) for size in model.split("-")[1:]))
-    allowed = ", ".join([*sorted(NAMES), "mlp-IN-…-OUT"])
+    if is_stranger(model):
+        make: Factory = imported(f"model: name is {model!r}", model)
+        if callable(make):
+            return make
+        raise ParameterError(f"model: {model!r} is no function or class, but must make a module")
+    allowed = ", ".join([*sorted(NAMES), "mlp-IN-…-OUT", "package.module:Name"])
     raise ParameterError(f"model: name is {model!r}, but must be one of {allowed}")
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import Field, ValidationError, create_model
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.parts import is_stranger
 from fedadmm.study import loading, registry
 from fedadmm.study.config import Count, Natural, Run, RunConfig, Table, Tree, resolve, run_model
 from fedadmm.study.grid import Cell, Trial, choose, complete, ranking, search, slug, target_of
@@ -149,7 +150,7 @@ def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[Method
     picked: list[MethodTable] = []
     for name in names:
         found = [entry for entry in methods if name in (entry.label, entry.algorithm.get("name"))]
-        if not found and name not in known and not registry.is_stranger(name):
+        if not found and name not in known and not is_stranger(name):
             raise ConfigError(f"--algorithms names {name!r}; {suggestion(name, known)}")
         picked += found or [MethodTable(algorithm={"name": name})]
     return picked

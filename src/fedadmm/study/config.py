@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.outputs import AnyOutput
+from fedadmm.core.parts import is_stranger
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalSolver, Regularizer, Sampler, StoppingRule
 from fedadmm.core.stopping import Epochs
@@ -32,7 +33,6 @@ from fedadmm.study.registry import (
     Stranger,
     defaults,
     families,
-    is_stranger,
     part_of,
     strangers,
 )

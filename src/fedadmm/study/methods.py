@@ -9,11 +9,12 @@ import torch
 
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import is_stranger
 from fedadmm.core.protocols import AnyAlgorithm, LocalResult, Round
 from fedadmm.run.engines import default_engine
 from fedadmm.study.messages import allowed, suggestion
 from fedadmm.study.parts import model_of
-from fedadmm.study.registry import families, is_stranger, part_of
+from fedadmm.study.registry import families, part_of
 
 _LENGTH = 1000
 """Long enough for scalars in a message to be seen as what they are: next to nothing."""

@@ -6,13 +6,11 @@ constructor call.  `package.module:Name` names a part that is not ours, in every
 
 from __future__ import annotations
 
-import os
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
-from importlib import import_module, resources
+from importlib import resources
 from typing import Any, Protocol, cast
 
 from fedadmm import algorithms
@@ -27,7 +25,7 @@ from fedadmm.core import (
 )
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.outputs import Output
-from fedadmm.core.parts import FAMILIES
+from fedadmm.core.parts import FAMILIES, imported, is_stranger
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Algorithm, LocalSolver, Regularizer, Sampler, StoppingRule
 from fedadmm.data import problems
@@ -84,11 +82,6 @@ Stranger = tuple[str, str]
 """Family and name of a part that is not ours."""
 
 
-def is_stranger(name: object) -> bool:
-    """Whether a name is that of a part that is not ours."""
-    return isinstance(name, str) and ":" in name
-
-
 def strangers(tree: Mapping[str, Any]) -> frozenset[Stranger]:
     """The parts of a configuration that are not ours; each can be imported and is what it must be.
 
@@ -122,21 +115,6 @@ def part_of(family: str, name: str) -> type[Any]:
     if reason is not None:
         raise ConfigError(f"{family}.name is {name!r}, which {reason}")
     return cast(type[Any], part)
-
-
-def imported(subject: str, name: str) -> Any:
-    """What `package.module:Name` names; a file in the current folder counts as a module."""
-    module, _, attribute = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:  # at the end, so that it hides nothing that is installed
-        sys.path.append(here)
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ConfigError(
-            f"{subject}, which cannot be imported ({error}); it must be package.module:Name, and "
-            "a file in the current folder counts as a module"
-        ) from None
 
 
 def _unfit(part: Any, role: type[Any]) -> str | None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.parts import imported, is_stranger
 from fedadmm.run.loop import Record
-from fedadmm.study import records, registry
+from fedadmm.study import records
 from fedadmm.study.messages import suggestion
 
 
@@ -95,10 +96,10 @@ def tracker(name: str) -> Tracker:
     """A tracker by its name, or any other as package.module:name."""
     if name in TRACKERS:
         return TRACKERS[name]()
-    if not registry.is_stranger(name):
+    if not is_stranger(name):
         near = suggestion(name, [*TRACKERS, "package.module:name"])
         raise ConfigError(f"trackers names {name!r}, which is not known; {near}")
-    kind = registry.imported(f"trackers names {name!r}", name)
+    kind = imported(f"trackers names {name!r}", name)
     missing = [member for member in ("start", "record", "finish") if not hasattr(kind, member)]
     if not isinstance(kind, type) or missing:
         raise ConfigError(
