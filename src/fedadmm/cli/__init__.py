@@ -1,8 +1,8 @@
 """The command line.
 
-Every command is a module of this package with a function `register(app)`; adding one is adding
-its name to COMMANDS.  Modules import typer at their top and everything heavy inside the command,
-so that `fedadmm --help` answers at once.
+Every command is a module of this package that adds itself to `app`; adding one is adding its name
+to COMMANDS.  Modules import typer at their top and everything heavy inside the command, so that
+`fedadmm --help` answers at once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _fedadmm(
 
 
 for _command in COMMANDS:
-    import_module(f"fedadmm.cli.{_command}").register(app)
+    import_module(f"fedadmm.cli.{_command}")
 
 
 def main() -> None:

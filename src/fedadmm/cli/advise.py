@@ -9,19 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 
 if TYPE_CHECKING:
     from fedadmm.study.advising import Counsel
 
-EXAMPLE = "Example: fedadmm advise digits --write config.toml"
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("advise", epilog=EXAMPLE)(advise)
-
-
+@app.command(epilog="Example: fedadmm advise digits --write config.toml")
 def advise(
     source: Annotated[
         str,
@@ -44,7 +38,7 @@ def advise(
     from fedadmm.study.advising import advise as counsel_for
 
     tree = _tree(source)
-    options.apply(tree, {"seed": seed}, sets)
+    options.apply(tree)
     counsel = counsel_for(config.resolve(tree), clients=clients, rows=rows)
     if write is not None:
         rundir.write_toml(write, counsel.config)

@@ -6,14 +6,10 @@ from typing import Annotated
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("algorithms", epilog="Example: fedadmm algorithms fedadmm")(algorithms)
-
-
+@app.command(epilog="Example: fedadmm algorithms fedadmm")
 def algorithms(
     name: Annotated[
         str | None, typer.Argument(help="One method, with all its keys.", show_default=False)

@@ -7,16 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedadmm.cli import options
-
-EXAMPLE = "Example: fedadmm bench mlp --repeats 3"
+from fedadmm.cli import app, options
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("bench", epilog=EXAMPLE)(measure)
-
-
+@app.command("bench", epilog="Example: fedadmm bench mlp --repeats 3")
 def measure(
     workload: Annotated[
         str | None,

@@ -8,21 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
     from fedadmm.study.comparing import Comparison
     from fedadmm.study.results import Results
 
-EXAMPLE = "Example: fedadmm compare quickstart --algorithms fedavg,fedadmm --seeds 0,1,2 --out DIR"
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("compare", epilog=EXAMPLE)(compare)
-
-
+@app.command(
+    epilog="Example: fedadmm compare quickstart --algorithms fedavg,fedadmm --seeds 0,1,2 --out DIR"
+)
 def compare(
     source: options.Source = None,
     algorithms: Annotated[
@@ -32,9 +28,7 @@ def compare(
         ),
     ] = None,
     rounds: options.Rounds = None,
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", "--seed", help="The seeds, as in 0,1,2.")
-    ] = None,
+    seeds: options.Seeds = None,
     out: options.Out = None,
     resume: options.Resume = False,
     checkpoint_every: options.CheckpointEvery = None,
@@ -56,17 +50,7 @@ def compare(
     from fedadmm.study import comparing, loading
 
     tree = loading.read(options.source_or_run(source, out, comparing.PLAN, resume))
-    shortcuts = {
-        "rounds": rounds,
-        "seeds": options.whole_numbers(seeds, "--seeds"),
-        "checkpoint.every": checkpoint_every,
-        "engine.name": engine,
-        "engine.workers": workers,
-        "engine.address": ray_address,
-        "device": device,
-        "precision": precision,
-    }
-    options.apply(tree, shortcuts, sets)
+    options.apply(tree, seeds=options.whole_numbers(seeds, "--seeds"))
     plan = comparing.plan(tree, options.listed(algorithms, "--algorithms"))
     if print_config:
         typer.echo(loading.write(plan.complete()), nl=False)
@@ -79,24 +63,18 @@ def compare(
 def _compare(
     plan: Comparison, folder: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
 ) -> None:
-    from fedadmm.cli.display import live, print_json
+    from fedadmm.cli.display import draw, live, print_json, print_places
     from fedadmm.study import comparing
 
     count = options.processes(jobs, (method.run for method in plan.methods))
     with live(plan.runs()) as watch:
         result = comparing.compare(plan, folder, resume=resume, processes=count, watch=watch)
-    page = None
-    if report:
-        from fedadmm.study.report import write_report
-
-        page = str(write_report(folder))
+    page = draw(folder, report)
     if as_json:
         print_json(result | {"directory": str(folder), "report": page})
         return
     _print(result, folder)
-    typer.echo(f"runs    {folder}")
-    if page is not None:
-        typer.echo(f"report  {page}")
+    print_places("runs", folder, page)
 
 
 def _print(result: Mapping[str, Any], folder: Path) -> None:

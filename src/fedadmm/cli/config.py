@@ -6,17 +6,13 @@ from typing import Annotated
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 
-app = typer.Typer(no_args_is_help=True, help="Presets, and the schema of configuration files.")
-
-
-def register(parent: typer.Typer) -> None:
-    """Add the commands."""
-    parent.add_typer(app, name="config", epilog="Example: fedadmm config schema > schema.json")
+commands = typer.Typer(no_args_is_help=True, help="Presets, and the schema of configuration files.")
+app.add_typer(commands, name="config", epilog="Example: fedadmm config schema > schema.json")
 
 
-@app.command(epilog="Example: fedadmm config presets")
+@commands.command(epilog="Example: fedadmm config presets")
 def presets(as_json: options.AsJson = False) -> None:
     """List the presets and what each is."""
     from fedadmm.cli.display import print_json
@@ -30,7 +26,7 @@ def presets(as_json: options.AsJson = False) -> None:
         typer.echo(f"{name:20} {text}")
 
 
-@app.command(epilog="Example: fedadmm config show quickstart > mine.toml")
+@commands.command(epilog="Example: fedadmm config show quickstart > mine.toml")
 def show(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
 ) -> None:
@@ -45,7 +41,7 @@ def show(
     typer.echo(known[name], nl=False)
 
 
-@app.command(epilog="Example: fedadmm config schema > fedadmm.schema.json")
+@commands.command(epilog="Example: fedadmm config schema > fedadmm.schema.json")
 def schema() -> None:
     """Print the JSON schema of configuration files."""
     from fedadmm.cli.display import print_json

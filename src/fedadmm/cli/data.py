@@ -7,21 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 
 _Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A data set, as `data list` shows it, or its alias.")
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Data sets and how problems split them.")
+commands = typer.Typer(no_args_is_help=True, help="Data sets and how problems split them.")
+app.add_typer(commands, name="data", epilog="Example: fedadmm data show digits")
 
 
-def register(parent: typer.Typer) -> None:
-    """Add the commands."""
-    parent.add_typer(app, name="data", epilog="Example: fedadmm data show digits")
-
-
-@app.command("list", epilog="Example: fedadmm data list")
+@commands.command("list", epilog="Example: fedadmm data list")
 def list_(as_json: options.AsJson = False) -> None:
     """List the data sets, whether they are on this machine, and the named problems."""
     from fedadmm.cli.display import print_json
@@ -51,7 +47,7 @@ def list_(as_json: options.AsJson = False) -> None:
     console.print(named_table)
 
 
-@app.command(epilog="Example: fedadmm data fetch mnist")
+@commands.command(epilog="Example: fedadmm data fetch mnist")
 def fetch(name: _Name, as_json: options.AsJson = False) -> None:
     """Download a data set unless it is on this machine, and check every file."""
     import sys
@@ -67,7 +63,7 @@ def fetch(name: _Name, as_json: options.AsJson = False) -> None:
     typer.echo(f"{found}  {folder}")
 
 
-@app.command(epilog="Example: fedadmm data path mnist")
+@commands.command(epilog="Example: fedadmm data path mnist")
 def path(name: _Name, as_json: options.AsJson = False) -> None:
     """Print the folder of a data set that is on this machine."""
     from fedadmm.cli.display import print_json
@@ -81,7 +77,7 @@ def path(name: _Name, as_json: options.AsJson = False) -> None:
     typer.echo(str(folder))
 
 
-@app.command(epilog="Example: fedadmm data check mnist")
+@commands.command(epilog="Example: fedadmm data check mnist")
 def check(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="A data set; all of them if absent.")
@@ -103,7 +99,9 @@ def check(
         raise typer.Exit(2)
 
 
-@app.command(epilog="Example: fedadmm data show mnist --set clients=100 --set partition=shards")
+@commands.command(
+    epilog="Example: fedadmm data show mnist --set clients=100 --set partition=shards"
+)
 def show(
     problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="A named problem.")],
     sets: Annotated[

@@ -7,19 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 from fedadmm.cli.group import resumable
 
-app = typer.Typer(no_args_is_help=True, help="Real federations on Flower, here or over a network.")
+commands = typer.Typer(
+    no_args_is_help=True, help="Real federations on Flower, here or over a network."
+)
+app.add_typer(commands, name="deploy", epilog="Example: fedadmm deploy local --clients 4 --tls")
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a deployment.")]
 
 
-def register(parent: typer.Typer) -> None:
-    """Add the commands."""
-    parent.add_typer(app, name="deploy", epilog="Example: fedadmm deploy local --clients 4 --tls")
-
-
-@app.command(epilog="Example: fedadmm deploy local hospitals --clients 4 --tls")
+@commands.command(epilog="Example: fedadmm deploy local hospitals --clients 4 --tls")
 def local(
     source: options.Source = "hospitals",
     clients: Annotated[int, typer.Option("--clients", min=1, help="How many SuperNodes.")] = 4,
@@ -43,13 +41,12 @@ def local(
     from fedadmm.study import config, loading
 
     tree = loading.run_only(loading.read(source or "hospitals"))
-    options.apply(tree, {"rounds": rounds}, None)
     problem = tree.setdefault("problem", {})
     if isinstance(problem, dict):
         name = problems.canonical(problem.get("name", "digits"))
         if name in problems.names() and problems.options(name).sites is None:
             loading.assign(tree, "problem.clients", clients)
-    options.apply(tree, {}, sets)
+    options.apply(tree)
     resolved = config.resolve(tree)
     base = f"{Path(source or 'run').stem}-{resolved.label}-deployed"
     folder = options.output_folder(out, base, resume)
@@ -87,7 +84,7 @@ def _local(
     report: bool,
     as_json: bool,
 ) -> None:
-    from fedadmm.cli.display import live, print_json
+    from fedadmm.cli.display import draw, live, print_json, print_places
     from fedadmm.flower.local.run import run_locally
     from fedadmm.study.pool import Event
 
@@ -102,11 +99,7 @@ def _local(
             watch=lambda record: watch(Event("record", 0, record)),
         )
     compared = _compared(resolved, folder)
-    page = None
-    if report:
-        from fedadmm.study.report import write_report
-
-        page = str(write_report(folder))
+    page = draw(folder, report)
     if as_json:
         print_json(summary | {"directory": str(folder), "report": page, "comparison": compared})
         return
@@ -117,9 +110,7 @@ def _local(
     typer.echo(f"network {refused or 'nothing lost, nothing refused'}")
     if compared is not None:
         _print_comparison(compared)
-    typer.echo(f"run     {folder}")
-    if page is not None:
-        typer.echo(f"report  {page}")
+    print_places("run", folder, page)
 
 
 def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
@@ -149,7 +140,7 @@ def _print_comparison(compared: dict[str, Any]) -> None:
     Console().print(table)
 
 
-@app.command(epilog="Example: fedadmm deploy init study --clients 4 --host fl.example.org")
+@commands.command(epilog="Example: fedadmm deploy init study --clients 4 --host fl.example.org")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
     clients: Annotated[int, typer.Option("--clients", min=1, help="How many sites.")] = 2,
@@ -185,7 +176,7 @@ def init(
     typer.echo(f"follow  {made.commands}  (server first, then each site)")
 
 
-@app.command(epilog="Example: fedadmm deploy gateway --listen 0.0.0.0:9443 --keys keys")
+@commands.command(epilog="Example: fedadmm deploy gateway --listen 0.0.0.0:9443 --keys keys")
 def gateway(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where the sites come in.")
@@ -203,7 +194,7 @@ def gateway(
     run_gateway(listen, superlink, keys)
 
 
-@app.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
+@commands.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Say which processes of a deployment run, how far the training is, how each site does."""
     from fedadmm.cli.display import print_json
@@ -228,7 +219,7 @@ def _site_line(site: dict[str, Any]) -> str:
     return "; ".join(words) + (f" (last: {site['last_refusal']})" if refused else "")
 
 
-@app.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")
+@commands.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")
 def stop(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Take down whatever a local deployment left running; its run can be resumed."""
     from fedadmm.cli.display import print_json

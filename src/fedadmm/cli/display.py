@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,22 @@ def print_json(document: Mapping[str, Any]) -> None:
 
     stream = click.get_current_context().meta.get(STDOUT)
     typer.echo(json.dumps(plain(document), indent=2, allow_nan=False), file=stream)
+
+
+def draw(folder: Path, wanted: bool) -> str | None:
+    """Write the report of a folder, if it is wanted, and say where it is."""
+    if not wanted:
+        return None
+    from fedadmm.study.report import write_report
+
+    return str(write_report(folder))
+
+
+def print_places(word: str, folder: Path, page: str | None) -> None:
+    """Where the results lie, and their report."""
+    typer.echo(f"{word:7} {folder}")
+    if page is not None:
+        typer.echo(f"report  {page}")
 
 
 class Live:

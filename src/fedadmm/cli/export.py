@@ -7,14 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("export", epilog="Example: fedadmm export runs/quickstart --format parquet")(export)
-
-
+@app.command(epilog="Example: fedadmm export runs/quickstart --format parquet")
 def export(
     directory: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run, or the folder of a comparison or sweep.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import click
 import typer
 
 from fedadmm.cli.group import only_one_document
@@ -24,8 +25,10 @@ Source = Annotated[
         show_default=False,
     ),
 ]
+Algorithm = Annotated[str | None, typer.Option("--algorithm", help="The method.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="How many rounds.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The seed of everything random.")]
+Seeds = Annotated[str | None, typer.Option("--seeds", "--seed", help="The seeds, as in 0,1,2.")]
 Out = Annotated[
     Path | None, typer.Option("--out", help="The folder to write; a new one under runs/ if absent.")
 ]
@@ -65,18 +68,35 @@ PrintConfig = Annotated[
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")]
 
 
-def apply(tree: Tree, shortcuts: dict[str, Any], sets: list[str] | None) -> None:
-    """Write shortcuts that were given into a configuration, then every --set."""
+_KEYS = {
+    "algorithm": "algorithm.name",
+    "rounds": "rounds",
+    "seed": "seed",
+    "checkpoint_every": "checkpoint.every",
+    "engine": "engine.name",
+    "workers": "engine.workers",
+    "ray_address": "engine.address",
+    "device": "device",
+    "precision": "precision",
+    "trackers": "trackers",
+}
+"""Option -> the key of a configuration that it is short for."""
+
+
+def apply(tree: Tree, **others: Any) -> None:
+    """Write the options of this command line into a configuration, then every --set."""
     from fedadmm.study.loading import assign, assign_all
     from fedadmm.study.methods import own_engine
 
-    if shortcuts.get("engine.name") is None:
-        for key, value in own_engine(shortcuts.get("algorithm.name")).items():
+    given = click.get_current_context().params
+    if given.get("engine") is None:
+        for key, value in own_engine(given.get("algorithm")).items():
             assign(tree, f"engine.{key}", value)
-    for key, value in shortcuts.items():
-        if value is not None:
-            assign(tree, key, value)
-    assign_all(tree, sets or ())
+    shortcuts: dict[str, Any] = {key: given.get(option) for option, key in _KEYS.items()}
+    for path, setting in (shortcuts | others).items():
+        if setting is not None and setting != ():  # click has a tuple for what may be repeated
+            assign(tree, path, list(setting) if isinstance(setting, tuple) else setting)
+    assign_all(tree, given["sets"] or ())
 
 
 def listed(text: str | None, option: str) -> list[str]:

@@ -7,16 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("report", epilog="Example: fedadmm report runs/quickstart --figures figures")(
-        report
-    )
-
-
+@app.command(epilog="Example: fedadmm report runs/quickstart --figures figures")
 def report(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run, or the folder of a comparison.")

@@ -7,20 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
     from fedadmm.study.reproducing import Reproduction
 
-EXAMPLE = "Example: fedadmm reproduce wang-fig2 --scale quick"
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("reproduce", epilog=EXAMPLE)(reproduce)
-
-
+@app.command(epilog="Example: fedadmm reproduce wang-fig2 --scale quick")
 def reproduce(
     identifier: Annotated[
         str | None, typer.Argument(metavar="ID", help="A table or figure; lists them if absent.")

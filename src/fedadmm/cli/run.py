@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
     from fedadmm.study.config import Run
 
-EXAMPLE = "Example: fedadmm run quickstart --algorithm fedadmm --set algorithm.rho=0.1 --rounds 50"
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("run", epilog=EXAMPLE)(run)
-
-
+@app.command(
+    epilog="Example: fedadmm run quickstart --algorithm fedadmm --set algorithm.rho=0.1 --rounds 50"
+)
 def run(
     source: options.Source = None,
-    algorithm: Annotated[str | None, typer.Option("--algorithm", help="The method.")] = None,
+    algorithm: options.Algorithm = None,
     rounds: options.Rounds = None,
     seed: options.Seed = None,
     out: options.Out = None,
@@ -49,19 +45,7 @@ def run(
 
     origin = options.source_or_run(source, out, rundir.CONFIG, resume)
     tree = loading.run_only(loading.read(origin))
-    shortcuts = {
-        "algorithm.name": algorithm,
-        "rounds": rounds,
-        "seed": seed,
-        "checkpoint.every": checkpoint_every,
-        "engine.name": engine,
-        "engine.workers": workers,
-        "engine.address": ray_address,
-        "device": device,
-        "precision": precision,
-        "trackers": trackers or None,
-    }
-    options.apply(tree, shortcuts, sets)
+    options.apply(tree)
     chosen = resolve(tree)
     if print_config:
         typer.echo(loading.write(chosen.tree), nl=False)
@@ -73,7 +57,7 @@ def run(
 
 
 def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
-    from fedadmm.cli.display import live, print_json
+    from fedadmm.cli.display import draw, live, print_json, print_places
     from fedadmm.study import records, words
     from fedadmm.study.pool import Event
     from fedadmm.study.running import run as run_experiment
@@ -86,11 +70,7 @@ def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -
             resume=resume,
             watchers=[lambda record: watch(Event("record", 0, record))],
         )
-    page = None
-    if report:
-        from fedadmm.study.report import write_report
-
-        page = str(write_report(folder))
+    page = draw(folder, report)
     if as_json:
         print_json(summary | {"directory": str(folder), "report": page})
         return
@@ -101,6 +81,4 @@ def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -
     typer.echo(f"{measured or 'nothing measured'}; {sent} sent in {summary['rounds']} rounds")
     for warning in summary.get("warnings", ()):
         typer.echo(f"warning: {warning}")
-    typer.echo(f"run     {folder}")
-    if page is not None:
-        typer.echo(f"report  {page}")
+    print_places("run", folder, page)

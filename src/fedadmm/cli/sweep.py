@@ -7,23 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
     from fedadmm.study.sweeping import Point
 
-EXAMPLE = (
-    "Example: fedadmm sweep quickstart --grid algorithm.rho=0.01,0.1 --grid solver.lr=0.1,0.3 "
-    "--out DIR"
+
+@app.command(
+    epilog="Example: fedadmm sweep quickstart --grid algorithm.rho=0.01,0.1 "
+    "--grid solver.lr=0.1,0.3 --out DIR"
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("sweep", epilog=EXAMPLE)(sweep)
-
-
 def sweep(
     source: Annotated[
         str,
@@ -37,11 +31,9 @@ def sweep(
         list[str] | None,
         typer.Option("--list", metavar="KEY=A,B", help="Goes in step with the other lists."),
     ] = None,
-    algorithm: Annotated[str | None, typer.Option("--algorithm", help="The method.")] = None,
+    algorithm: options.Algorithm = None,
     rounds: options.Rounds = None,
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", "--seed", help="The seeds, as in 0,1,2.")
-    ] = None,
+    seeds: options.Seeds = None,
     out: Annotated[Path, typer.Option("--out", help="The folder of the sweep.")] = Path(
         "runs/sweep"
     ),
@@ -64,15 +56,7 @@ def sweep(
     from fedadmm.study import loading, sweeping
 
     tree = loading.run_only(loading.read(source))
-    shortcuts = {
-        "algorithm.name": algorithm,
-        "rounds": rounds,
-        "checkpoint.every": checkpoint_every,
-        "engine.name": engine,
-        "engine.workers": workers,
-        "engine.address": ray_address,
-    }
-    options.apply(tree, shortcuts, sets)
+    options.apply(tree)
     axes = [sweeping.axis(text, "--grid") for text in grid or ()]
     steps = [sweeping.axis(text, "--list") for text in lists or ()]
     numbers = options.whole_numbers(seeds, "--seeds")
