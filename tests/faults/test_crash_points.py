@@ -120,7 +120,7 @@ def save_to(directory: Path, kind: str, resume: bool) -> Any:
 
 
 def assert_nothing_left_behind(directory: Path, kind: str) -> None:
-    """Two checkpoints, the files they name, and nothing else."""
+    """Two checkpoints, the files they name, the lock, and nothing else."""
     assert not list(directory.rglob("*.tmp"))
     manifests = sorted(directory.glob("*.json"))
     assert [path.name for path in manifests][-1] == f"round-{ROUNDS:08d}.json"
@@ -129,7 +129,7 @@ def assert_nothing_left_behind(directory: Path, kind: str) -> None:
     parts = {part["file"] for document in documents for part in document["parts"]}
     servers = {document["server"]["file"] for document in documents}
     names = {path.name for path in directory.iterdir() if path.is_file()}
-    assert names == parts | servers | {path.name for path in manifests}
+    assert names == parts | servers | {path.name for path in manifests} | {".lock"}
     if kind == "disk":
         named = set()
         for document in documents:

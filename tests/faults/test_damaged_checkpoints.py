@@ -40,6 +40,30 @@ def removed(path: Path) -> None:
     path.unlink()
 
 
+def bracketed(path: Path) -> None:
+    """Deeper than any parser goes."""
+    path.write_bytes(b"[" * 200_000)
+
+
+def forged(field: str, value: object) -> Any:
+    """A manifest with its own right digest, one field of which is nonsense."""
+
+    def damage(path: Path) -> None:
+        files.write_json(path, files.read_json(path) | {field: value})
+
+    return damage
+
+
+FORGED = {
+    "round": 7,
+    "server": {"file": "x"},
+    "parts": [{"file": "x", "sha256": "x"}],
+    "store": {"kind": "memory"},
+    "values": [],
+    "fingerprint": None,
+}
+
+
 @pytest.fixture(scope="module")
 def reference() -> fa.Result:
     return run(8)
@@ -81,7 +105,11 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert len(checkpoints.warnings) == 1
 
 
-@pytest.mark.parametrize("damage", [flipped, flipped_late, cut, emptied])
+@pytest.mark.parametrize(
+    "damage",
+    [flipped, flipped_late, cut, emptied, bracketed, *(forged(*one) for one in FORGED.items())],
+    ids=["flipped", "flipped late", "cut", "emptied", "bracketed", *FORGED],
+)
 def test_a_damaged_manifest_gives_way_to_the_one_before(
     damage: Any, saved: tuple[str, Path], reference: fa.Result, tmp_path: Path
 ) -> None:

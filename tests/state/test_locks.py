@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedadmm.core.errors import StateError
 from fedadmm.core.files import locked
+from fedadmm.run.engines.sequential import Sequential
+from fedadmm.run.state import Checkpoints, DiskStore
+from support.resumable import contents, make_store, run
 
 HOLD = """
 import os, sys, time
@@ -69,3 +73,67 @@ def test_a_killed_process_leaves_no_lock_with_its_workers(tmp_path: Path) -> Non
         os.kill(child, 0)  # still there
         with locked(tmp_path, 0.0):
             pass
+
+
+def test_a_lock_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with (
+        pytest.raises(StateError, match=r"cannot lock .*\.lock: Is a directory"),
+        locked(tmp_path, 0),
+    ):
+        pass
+
+
+def test_a_lock_that_says_nonsense_is_a_lock_all_the_same(tmp_path: Path) -> None:
+    with locked(tmp_path, 0):
+        (tmp_path / ".lock").write_bytes(b"\xff\x1b[2Jforged\n")
+        with pytest.raises(StateError, match="in use by process unknown"), locked(tmp_path, 0):
+            pass
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk", "ray's default"])
+@pytest.mark.parametrize("held", ["checkpoint", "checkpoint/clients"])
+def test_two_runs_of_a_program_do_not_share_a_folder(held: str, kind: str, tmp_path: Path) -> None:
+    """Not even those that know nothing of run directories, and neither store nor checkpoints."""
+    folder = tmp_path / held
+    folder.mkdir(parents=True)
+    uses_store = kind != "memory"
+    with holder(folder) as (process, _):
+        refusal = f"in use by process {process.pid}"
+        expected = (
+            pytest.raises(StateError, match=refusal)
+            if held == "checkpoint" or uses_store
+            else nullcontext()
+        )
+        before = contents(tmp_path)
+        with expected:
+            start(tmp_path, kind)
+        if held == "checkpoint":
+            assert contents(tmp_path) == before
+    start(tmp_path, kind)  # the lock went with its process
+
+
+def start(directory: Path, kind: str, **options: Any) -> Any:
+    checkpoints = Checkpoints(directory / "checkpoint")
+    engine = _OnDisk() if kind == "ray's default" else None
+    store = make_store("memory" if engine else kind, directory)
+    return run(2, store=store, checkpoints=checkpoints, engine=engine, **options)
+
+
+class _OnDisk(Sequential):
+    """Needs a store on disk, as the ray engine does."""
+
+    needs_disk = True
+
+
+def test_one_folder_may_hold_both_checkpoints_and_client_state(tmp_path: Path) -> None:
+    run(2, store=DiskStore(tmp_path), checkpoints=Checkpoints(tmp_path))
+    assert Checkpoints(tmp_path).latest_round() == 2
+
+
+def test_what_another_run_did_between_a_look_and_the_start_is_seen(tmp_path: Path) -> None:
+    early = Checkpoints(tmp_path / "checkpoint")
+    assert early.latest_round() is None
+    start(tmp_path, "memory")
+    result = run(5, checkpoints=early, resume=True)
+    assert [record["round"] for record in result.history] == [3, 4, 5]

@@ -259,21 +259,22 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, timeout: float) -> Iterator[None]:
-    """Hold a folder; after `timeout` seconds of somebody else holding it, refuse.
+    """Hold a folder, made if need be; refuse after `timeout` seconds of somebody else holding it.
 
     The system lets go of the lock when the process ends, killed or not.  The file stays behind: who
     removes it may remove the one that another process has just locked.
     """
     path, deadline = folder / _LOCK, clock.now() + timeout
+    make_directory(folder)
     while True:
         with explained("lock", path):
             held = _disk.lock(path)
         if held is not None:
             break
         if clock.now() > deadline:
-            owner = read(path).decode(errors="replace").strip()
+            owner = read(path)[:20].decode(errors="replace").strip()
             raise StateError(
-                f"{folder} is in use by process {owner or 'unknown'}; "
+                f"{folder} is in use by process {owner if owner.isdecimal() else 'unknown'}; "
                 f"waited {timeout:g} s for it to end"
             )
         clock.sleep(_LOOK_AGAIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import check_choice, check_count, check_positive
+from fedadmm.core.files import locked
 from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate, Output
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import (
@@ -43,6 +45,9 @@ from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.run.state.records import StoredStates
 
 Observer = Callable[[RoundReport], None]
+
+_PATIENCE = 1.0
+"""Seconds that a run waits for another one to leave its folders."""
 
 
 class Result(NamedTuple):
@@ -112,7 +117,8 @@ def simulate(
         observers: called with a `RoundReport` after every round.
         store: where client state is kept between rounds; by default in memory, and with the ray
             engine on disk.
-        checkpoints: where and how often to save the run, so that it can be resumed.
+        checkpoints: where and how often to save the run, so that it can be resumed; while it goes
+            on, another run in that folder, or in that of the store, is refused.
         resume: go on from the newest good checkpoint; from round 0 when there is none.
         fingerprint: plain values that describe the run; a checkpoint with others is refused.
         threads: how many threads torch uses in this process during the run, or "auto": one where a
@@ -147,9 +153,13 @@ def simulate(
     chosen_engine = engine if engine is not None else default_engine(algorithm)
     choice = ENGINES[chosen_engine]() if isinstance(chosen_engine, str) else chosen_engine
     pairing.check_engine(algorithm, choice)
-    with torch_threads(chosen_threads(job, threads)), torch.no_grad():
+    with torch_threads(chosen_threads(job, threads)), torch.no_grad(), ExitStack() as held:
         tools = _instruments(job, chosen, choice, evaluation)
+        if checkpoints is not None:
+            held.enter_context(locked(checkpoints.directory, _PATIENCE))
         kept = store if store is not None else _default_store(choice, checkpoints, resume)
+        if isinstance(kept, DiskStore) and not (checkpoints and checkpoints.shares(kept.directory)):
+            held.enter_context(locked(kept.directory, _PATIENCE))
         handed = output if output is not None else LastIterate()
         journal = Journal(job, kept, checkpoints, fingerprint, handed)
         start = journal.begin(resume)

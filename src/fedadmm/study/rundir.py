@@ -78,7 +78,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON document."""
     try:
         value = json.loads(files.read(path))
-    except (StateError, ValueError) as error:
+    except (StateError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}: is not a JSON object")
@@ -223,7 +223,7 @@ def _lines(path: Path, data: bytes) -> Iterator[Record]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):
                 return
             record = None

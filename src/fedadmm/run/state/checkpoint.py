@@ -25,9 +25,9 @@ from fedadmm.core import files
 from fedadmm.core.errors import StateError, check_count
 from fedadmm.run.state import disk, record_files
 from fedadmm.run.state.files import Contents, read_json, read_tensors, write_json, write_tensors
+from fedadmm.run.state.manifest import Manifest, manifest_name, understood
 
 KEPT = 2
-FORMAT = 1
 _NAME = re.compile(r"round-(\d{8,})\.(json|server\.safetensors|clients-\d+\.safetensors)")
 _logger = logging.getLogger("fedadmm")
 
@@ -73,22 +73,6 @@ class SnapshotStore(Protocol):
         """Hold exactly the records of the newest checkpoint, and keep those of the older one."""
 
 
-class _Manifest(NamedTuple):
-    """The contents of a manifest."""
-
-    round: int
-    server: dict[str, str]
-    parts: list[dict[str, Any]]
-    store: dict[str, Any]
-    values: dict[str, Any]
-    fingerprint: dict[str, Any]
-    format: int = FORMAT
-
-    def names(self) -> set[str]:
-        """Every file that this checkpoint needs."""
-        return {_manifest_name(self.round), self.server["file"]} | {p["file"] for p in self.parts}
-
-
 class Checkpoints:
     """The checkpoints of one run in one directory, written every `every` rounds.
 
@@ -102,7 +86,12 @@ class Checkpoints:
         self.directory = Path(directory)
         self.every = every
         self.warnings: list[str] = []
-        self._kept: list[_Manifest] | None = None
+        self._kept: list[Manifest] | None = None
+        self._seen: list[int] = []
+
+    def shares(self, directory: Path) -> bool:
+        """Whether the checkpoints are in this very folder."""
+        return self.directory.resolve() == directory.resolve()
 
     def latest_round(self) -> int | None:
         """The round of the newest checkpoint whose every file is whole; None without any."""
@@ -119,6 +108,8 @@ class Checkpoints:
         files.make_directory(self.directory)
         files.remove_leftovers(self.directory)
         self._probe()
+        if self._rounds() != self._seen:  # another run has been here since they were looked at
+            self._kept = None
         if not resume:
             _refuse_records(store)
             self._kept = []
@@ -146,7 +137,7 @@ class Checkpoints:
         if len(changed) == len(store) or recorded > 2 * len(store):
             changed, inherited = store.clients(), []
         try:
-            manifest = _Manifest(
+            manifest = Manifest(
                 checkpoint.round,
                 self._write(checkpoint.round, "server", checkpoint.tensors),
                 inherited + self._write_parts(checkpoint.round, store.parts(changed)),
@@ -155,7 +146,7 @@ class Checkpoints:
                 _plain(fingerprint),
             )
             files.sync(self.directory)
-            write_json(self.directory / _manifest_name(manifest.round), manifest._asdict())
+            write_json(self.directory / manifest_name(manifest.round), manifest._asdict())
         except StateError:
             self._sweep()
             raise
@@ -177,14 +168,15 @@ class Checkpoints:
         files.sync(path)
         return {"file": path.name, "sha256": contents.sha256()}
 
-    def _good(self) -> list[_Manifest]:
+    def _good(self) -> list[Manifest]:
         """The checkpoints that are whole, newest first; damaged ones are reported."""
         if self._kept is not None:
             return self._kept
-        good: list[_Manifest] = []
+        good: list[Manifest] = []
         bad: list[str] = []
         checked: set[str] = set()
-        for number in self._rounds():
+        self._seen = self._rounds()
+        for number in self._seen:
             try:
                 good.append(self._verified(number, checked))
             except StateError as error:
@@ -202,17 +194,12 @@ class Checkpoints:
         found = [match for name in files.names(self.directory) if (match := _NAME.fullmatch(name))]
         return sorted((int(match[1]) for match in found if match[2] == "json"), reverse=True)
 
-    def _verified(self, number: int, checked: set[str]) -> _Manifest:
-        path = self.directory / _manifest_name(number)
-        try:
-            manifest = _Manifest(**read_json(path))
-        except TypeError:
-            raise StateError(f"{path} is damaged: it lacks a field") from None
-        if manifest.format != FORMAT:
-            raise StateError(f"{path} has format {manifest.format}, but {FORMAT} is understood")
+    def _verified(self, number: int, checked: set[str]) -> Manifest:
+        path = self.directory / manifest_name(number)
+        manifest = understood(path, read_json(path))
         self._read(manifest.server, checked)
         if manifest.store["kind"] == disk.DiskStore.kind:
-            directory = self.directory / manifest.store["directory"]
+            directory = self.directory / (manifest.store["directory"] or "")
             record_files.verify(directory, record_files.unpack(self._parts(manifest)), checked)
         else:
             for part in manifest.parts:
@@ -225,11 +212,11 @@ class Checkpoints:
             read_tensors(self.directory / entry["file"], entry["sha256"])
             checked.add(entry["sha256"])
 
-    def _parts(self, manifest: _Manifest) -> Iterator[dict[str, Tensor]]:
+    def _parts(self, manifest: Manifest) -> Iterator[dict[str, Tensor]]:
         for part in reversed(manifest.parts):
             yield read_tensors(self.directory / part["file"], part["sha256"]).tensors
 
-    def _check_store(self, manifest: _Manifest, store: SnapshotStore) -> None:
+    def _check_store(self, manifest: Manifest, store: SnapshotStore) -> None:
         expected, found = manifest.store, self._relative(store.directory)
         if expected["kind"] != store.kind or expected["directory"] != found:
             raise StateError(
@@ -258,10 +245,6 @@ class Checkpoints:
     def _warn(self, sentence: str) -> None:
         self.warnings.append(sentence)
         _logger.warning(sentence)
-
-
-def _manifest_name(number: int) -> str:
-    return f"round-{number:08d}.json"
 
 
 def _place(kind: str, directory: str | None) -> str:

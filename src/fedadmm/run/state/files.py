@@ -58,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(data)
         claimed = document.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise StateError(f"{path} is damaged: it cannot be understood") from None
     if json_sha256(document) != claimed:
         raise StateError(f"{path} is damaged: its digest is not the recorded one")
