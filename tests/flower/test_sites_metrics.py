@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
+from pyarrow import parquet
 
 import fedadmm as fa
 from fedadmm.core.errors import ParameterError
 from fedadmm.flower.protocol import wire
+from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.asking import Measured, far_off
+from fedadmm.flower.server.rundir import RunDirectory
+from fedadmm.study.export import export
+from fedadmm.study.rundir import RunDir
 
 from .harness import FakeGrid, federation, objectives, run_through
 
@@ -154,3 +161,26 @@ def test_leaving_any_one_out_must_not_change_the_verdict():
     assert close.exceed(0.9)
     assert Measured({0: {"loss": 5.0}}, {0: 1.0}).exceed(3.0)
     assert not Measured({}, {}).exceed(3.0)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_deployed_run_is_exported_with_a_column_for_each_number_of_the_sites(tmp_path, kind):
+    """The server's folder has no configuration, and a round without answers has no numbers."""
+    settings = federation(fa.FedADMM(rho=1.0), rounds=3, evaluate_every=2)
+    folder = tmp_path / "run"
+    with RunDirectory(folder) as directory:
+        directory.finish(serve(settings, FakeGrid(settings, tmp_path), folder, [directory]))
+    written = RunDir(folder)
+    written.append(written.records()[-1] | {"round": 4, "sites": {"answered": 0, "metrics": {}}})
+    written.close()
+    path, rows = export(folder, kind)
+    assert rows == 4
+    if kind == "csv":
+        with path.open() as stream:
+            table = [{k: v or None for k, v in row.items()} for row in csv.DictReader(stream)]
+    else:
+        table = parquet.read_table(path).to_pylist()
+    assert [int(row["round"]) for row in table] == [1, 2, 3, 4]
+    measured = [row["sites.metrics.loss"] for row in table]
+    assert [value is None for value in measured] == [True, False, False, True]
+    assert float(measured[1]) == float(table[1]["loss"])

@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedadmm.cli import options
+from fedadmm.cli import app, options
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
     from fedadmm.study.buying import Offer
 
-EXAMPLE = "Example: fedadmm incentives quickstart --costs 0.5:1.5 --most 10"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("incentives", epilog=EXAMPLE)(incentives)
-
-
+@app.command(epilog="Example: fedadmm incentives quickstart --costs 0.5:1.5 --most 10")
 def incentives(
     source: Annotated[
         str | None,
@@ -68,7 +61,7 @@ def incentives(
         if clients is not None:
             raise ConfigError(f"--clients is {clients}, but CONFIG says how many there are")
         tree = loading.run_only(loading.read(source))
-        options.apply(tree, {}, sets)
+        options.apply(tree)
         of = buying.offer(buying.costs_of(costs, buying.clients_of(tree)), least, most, asked)
         points = buying.points(tree, of)
         count = options.processes(jobs, (point.run for point in points))

@@ -105,3 +105,18 @@ def check_choice(owner: object, field: str, value: object, allowed: tuple[object
         name = owner if isinstance(owner, str) else type(owner).__name__
         choices = ", ".join(repr(choice) for choice in allowed)
         raise ParameterError(f"{name}: {field} is {value!r}, but must be one of {choices}")
+
+
+def check_kind(owner: object, field: str, value: object, role: type[object]) -> None:
+    """Refuse an argument that is no part of its kind: a class, a word, something else."""
+    if isinstance(value, role):
+        return
+    if isinstance(value, type) and issubclass(value, role):
+        given = f"the class {value.__name__}"
+        hint = f"; call it with its options, as in {value.__name__}(...)"
+    else:
+        given, hint = repr(value) if isinstance(value, str) else f"a {type(value).__name__}", ""
+    name = owner if isinstance(owner, str) else type(owner).__name__
+    raise ParameterError(
+        f"{name}: {field} is {given}, but must be of the kind {role.__name__}{hint}"
+    )

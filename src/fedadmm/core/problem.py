@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import DataError, ParameterError, check_choice
+from fedadmm.core.errors import DataError, ParameterError, check_choice, check_kind
 from fedadmm.core.objectives.closed_form import evaluation_gradient
 from fedadmm.core.protocols import Evaluator, Objective, Regularizer
 from fedadmm.core.regularizers import Zero
@@ -72,6 +72,7 @@ class Problem:
             raise DataError("Problem: clients is empty, but at least one is needed")
         if isinstance(self.clients, list | tuple):
             _check_clients(self.clients)
+        check_kind(self, "regularizer", self.regularizer, Regularizer)
         if self.buffers is not None:
             check_choice(self, "buffers", self.buffers, ("keep-local", "average"))
         if self.weights is not None:
@@ -194,6 +195,7 @@ def _check_clients(clients: Sequence[object]) -> None:
                 f"Problem: client {index} has {length} parameters, but must have as many as "
                 f"client 0, {first}"
             )
+        client.check()
 
 
 def _normalised(weights: Sequence[float] | Tensor, clients: int) -> Tensor:

@@ -301,6 +301,9 @@ class Objective(ABC):
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Objective:
         """The same objective in another precision or on another device."""
 
+    def check(self) -> None:  # noqa: B027 - most have nothing to refuse
+        """Refuse data that do not fit the model or the loss, before the first round."""
+
     @property
     def is_random(self) -> bool:
         """Whether a gradient draws random numbers of its own (dropout)."""

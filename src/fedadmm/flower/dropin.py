@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import PairingError
+from fedadmm.core.errors import PairingError, check_count, check_kind
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.problem import Buffers
 from fedadmm.core.protocols import (
     IN_NO_ROUND,
+    Algorithm,
     AnyAlgorithm,
     LocalProblem,
     LocalResult,
@@ -171,6 +172,10 @@ class DropIn:
     accept_rollback: bool = False
 
     def __post_init__(self) -> None:
+        check_kind(self, "algorithm", self.algorithm, Algorithm)
+        check_kind(self, "sampler", self.sampler, Sampler)
+        check_count(self, "clients", self.clients)
+        check_count(self, "seed", self.seed, low=0)
         needs = self.algorithm.needs
         if needs.start_gradient or not needs.local_solve:
             raise PairingError(

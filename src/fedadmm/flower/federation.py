@@ -14,12 +14,13 @@ from fedadmm.core.errors import (
     StateError,
     check_choice,
     check_count,
+    check_kind,
     check_positive,
-    check_range,
 )
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.problem import Buffers, LazyClients, Problem
 from fedadmm.core.protocols import (
+    Algorithm,
     AnyAlgorithm,
     Evaluator,
     LocalSolver,
@@ -114,7 +115,9 @@ class Federation:
     def __post_init__(self) -> None:
         check_count(self, "clients", self.clients)
         check_count(self, "rounds", self.rounds)
-        check_range(self, "evaluate_every", self.evaluate_every, 0)
+        check_count(self, "seed", self.seed, low=0)
+        check_count(self, "evaluate_every", self.evaluate_every, low=0)
+        self._check_kinds()
         check_choice(self, "mode", self.mode, ("rounds", "asynchronous"))
         check_choice(self, "ledger", self.ledger, ("none", "disk"))
         if self.model is None and self.initial is None:
@@ -134,6 +137,20 @@ class Federation:
                 f"Federation: mode is 'asynchronous', but {type(self.algorithm).__name__} needs "
                 "all clients in every step; use mode='rounds'"
             )
+
+    def _check_kinds(self) -> None:
+        """Refuse a class, a word or something else where a part is asked for."""
+        roles: dict[str, type[object]] = {
+            "algorithm": Algorithm,
+            "sampler": Sampler,
+            "regularizer": Regularizer,
+            "patience": Patience,
+            "admission": Admission,
+        }
+        roles |= {"solver": LocalSolver} if self.solver is not None else {}
+        roles |= {"stop": StoppingRule} if self.stop is not None else {}
+        for name, role in roles.items():
+            check_kind(self, name, getattr(self, name), role)
 
     def server_job(self) -> Job:
         """The server's half: it knows the model, not the data."""

@@ -24,20 +24,7 @@ def check(job: Job, sampler: Sampler, rounds: int) -> None:
     _check_solver(job)
     _check_stop(job)
     _check_buffers(job.problem)
-
-
-def check_kind(name: str, value: object, role: type[object]) -> None:
-    """Refuse an argument that is no part of its kind: a class, a word, something else."""
-    if isinstance(value, role):
-        return
-    if isinstance(value, type) and issubclass(value, role):
-        given = f"the class {value.__name__}"
-        hint = f"; call it with its options, as in {value.__name__}(...)"
-    else:
-        given, hint = repr(value) if isinstance(value, str) else f"a {type(value).__name__}", ""
-    raise ParameterError(
-        f"simulate: {name} is {given}, but must be of the kind {role.__name__}{hint}"
-    )
+    job.problem.clients[0].check()  # of clients that are made when they are asked for, one
 
 
 def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice) -> None:

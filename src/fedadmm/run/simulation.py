@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
-from fedadmm.core.errors import check_choice, check_count, check_positive
+from fedadmm.core.errors import check_choice, check_count, check_kind, check_positive
 from fedadmm.core.files import locked
 from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate, Output
 from fedadmm.core.problem import Problem
@@ -129,8 +129,8 @@ def simulate(
     """
     check_count("simulate", "rounds", rounds)
     check_count("simulate", "seed", seed, low=0)
-    pairing.check_kind("algorithm", algorithm, Algorithm)
-    pairing.check_kind("problem", problem, Problem)
+    check_kind("simulate", "algorithm", algorithm, Algorithm)
+    check_kind("simulate", "problem", problem, Problem)
     for name, part, role in (
         ("sampler", sampler, Sampler),
         ("solver", solver, LocalSolver),
@@ -139,7 +139,7 @@ def simulate(
         ("engine", None if isinstance(engine, str) else engine, EngineChoice),
     ):
         if part is not None:
-            pairing.check_kind(name, part, role)
+            check_kind("simulate", name, part, role)
     if tolerance is not None:
         check_positive("simulate", "tolerance", tolerance)
     if isinstance(engine, str):

@@ -12,6 +12,7 @@ from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study.recorded import read_run
 from fedadmm.study.rundir import RunDir, runs_below
+from fedadmm.study.trackers import flattened
 
 FORMATS = ("csv", "parquet")
 
@@ -33,11 +34,11 @@ def export(directory: Path, kind: str, out: Path | None = None) -> tuple[Path, i
 
 
 def _rows(run: RunDir, root: Path) -> Iterator[dict[str, Any]]:
-    """One row a round, with the run's name and, for lists, the values in one field."""
+    """One row a round, with the run's name; tables in a record become columns with dots."""
     name = str(run.path.relative_to(root)) if run.path != root else run.path.name
     found = read_run(run.path)
     for record in found.records:
-        yield {"run": name, "label": found.label, "seed": found.seed} | record
+        yield {"run": name, "label": found.label, "seed": found.seed} | flattened(record)
 
 
 def _csv(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None:

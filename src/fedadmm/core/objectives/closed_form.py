@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedadmm.core.errors import DataError, ParameterError
+from fedadmm.core.objectives.given import as_tensor
 from fedadmm.core.objectives.losses import count_correct
 from fedadmm.core.objectives.model import Loss, ModelObjective, Prepare, evaluation_parts
 from fedadmm.core.protocols import Objective
@@ -63,6 +64,8 @@ class Quadratic(Objective):
     constant: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("A", "b"):
+            object.__setattr__(self, name, as_tensor(self, name, getattr(self, name)))
         n = self.b.numel()
         if self.b.ndim != 1 or tuple(self.A.shape) != (n, n):
             raise DataError(
@@ -120,6 +123,8 @@ class _Rows(Objective):
     ridge: float = 0.0
 
     def __post_init__(self) -> None:
+        for field in ("features", "targets"):
+            object.__setattr__(self, field, as_tensor(self, field, getattr(self, field)))
         name = type(self).__name__
         if self.features.ndim != 2 or self.targets.shape != self.features.shape[:1]:
             raise DataError(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedadmm.core.errors import DataError
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.objectives.given import as_tensor, check_fit
 from fedadmm.core.objectives.kernels import Network, Sink, channels_last
 from fedadmm.core.objectives.losses import count_correct
 from fedadmm.core.protocols import Objective, Pull
@@ -51,7 +52,7 @@ class ModelObjective(Objective):
     The module is shared by all clients of a problem; hand the same `FlatModule` to each of them
     (a bare module is wrapped).  `loss(outputs, targets)` is the mean over the rows it is given.
     `prepare` turns stored rows into the module's input, batch by batch: uint8 images can stay
-    uint8 in memory.
+    uint8 in memory.  `inputs` and `targets` may be arrays or lists, which become tensors.
     """
 
     descends: ClassVar[bool] = True
@@ -64,15 +65,30 @@ class ModelObjective(Objective):
     flat: FlatModule = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.inputs.shape[0] != self.targets.shape[0]:
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, as_tensor(self, name, getattr(self, name)))
+        inputs, targets = (len(t) if t.ndim else 0 for t in (self.inputs, self.targets))
+        if inputs != targets:
             raise DataError(
-                f"ModelObjective: {len(self.inputs)} inputs and {len(self.targets)} targets, "
-                "but there must be one target an input"
+                f"ModelObjective: {inputs} inputs and {targets} targets, but there must be one "
+                "target an input"
             )
-        if self.targets.shape[0] == 0:
+        if targets == 0:
             raise DataError("ModelObjective: no rows, but at least one is needed")
         flat = self.module if isinstance(self.module, FlatModule) else FlatModule(self.module)
         object.__setattr__(self, "flat", flat)
+
+    def check(self) -> None:
+        """Try a row or two: their width, the labels and the loss must fit the module."""
+        inputs = self.inputs
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.flat.vector.dtype)
+        self._switch(training=False)
+        with torch.no_grad():
+            run = self.flat.module
+            check_fit(
+                self, lambda rows: run(self.prepared(rows)), self.loss, (inputs, self.targets)
+            )
 
     @property
     def num_parameters(self) -> int:
