@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "fedadmm.algorithms": (
-        "AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAvg FedDR FedDRII FedDyn FedPD FedProx FedSGD "
-        "FedSplit Scaffold"
+        "AdaBest AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAdagrad FedAdam FedAsync FedAvg "
+        "FedAvgM FedBuff FedDR FedDRII FedDyn FedPD FedProx FedSGD FedSplit FedYogi Scaffold"
     ),
     "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.core.errors": (

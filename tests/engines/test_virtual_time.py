@@ -195,7 +195,17 @@ def test_worker_processes_compute_the_same(workers, mode):
     assert untimed(one.history) == untimed(many.history)
 
 
-@pytest.mark.parametrize("method", [ASYNC, fa.AsyncFedDR(0.6, init="prox"), fa.FedADMM(1.1)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        ASYNC,
+        fa.AsyncFedDR(0.6, init="prox"),
+        fa.FedADMM(1.1),
+        fa.FedAsync("hinge", grace=1.0),
+        fa.FedBuff(size=3),
+        fa.AdaBest(),
+    ],
+)
 def test_a_run_is_taken_up_in_the_middle_of_work_in_flight(method, tmp_path):
     given = federation(10, weights=WEIGHTS)
     engine = VirtualTime(compute="log-normal", redraw=True, dropout=0.1, buffer=2)
@@ -271,7 +281,7 @@ def test_refused_pairings():
     with pytest.raises(
         fa.PairingError,
         match=r"^AsyncFedDR folds every reply as it arrives, but the engine Sequential works in "
-        r"rounds; use VirtualTime\(mode='async'\) or GivenDelays, or else FedDR$",
+        r"rounds; use VirtualTime\(mode='async'\) or GivenDelays, or else a method with rounds$",
     ):
         run(ASYNC, given, 1, engine="sequential")
     with pytest.raises(fa.PairingError, match=r"but the engine VirtualTime works in rounds"):

@@ -1,4 +1,4 @@
-"""asyncFedDR over the same apps: every reply is one step, whatever the order of arrival."""
+"""Methods without rounds over the same apps: every reply is a step, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core import trees
 from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.core.protocols import Download, Received, Round
 from fedadmm.core.regularizers import Zero
@@ -59,16 +60,20 @@ def by_hand(settings, order):
     for client in order:
         upload, _ = run_client(job, store, client, Download(casts[client]), done[client])
         done[client] += 1
-        total = type(upload.message)(*(part / CLIENTS for part in upload.message))
+        total = trees.scaled(algorithm.arrived(server, upload.message), 1 / CLIENTS)
         received = Received(1, 1 / CLIENTS, CLIENTS, 0)
         server = algorithm.server_update(server, total, received, Zero())
         casts[client] = algorithm.broadcast(server, Round(0, 0))
     return algorithm.global_params(server)
 
 
+METHODS = [fa.AsyncFedDR(eta=1.0), fa.FedAsync("hinge", grace=1.0), fa.FedBuff(size=3)]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("seed", range(3))
-def test_equal_to_the_algorithm_by_hand(seed, tmp_path):
-    settings = federation(fa.AsyncFedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
+def test_equal_to_the_algorithm_by_hand(method, seed, tmp_path):
+    settings = federation(method, rounds=STEPS, mode="asynchronous")
     history = run_through(settings, Unhurried(settings, tmp_path, seed), tmp_path)
     order = [clients[0] for clients in history.trace]
     assert len(order) == STEPS
@@ -87,11 +92,12 @@ def test_a_slow_client_never_holds_the_server(tmp_path):
     check_invariant(settings, tmp_path)
 
 
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("seed", range(4))
-def test_losses_and_resumption(seed, tmp_path, monkeypatch):
+def test_losses_and_resumption(method, seed, tmp_path, monkeypatch):
     from .test_faults import Storm
 
-    settings = federation(fa.AsyncFedDR(eta=1.0), rounds=STEPS, mode="asynchronous")
+    settings = federation(method, rounds=STEPS, mode="asynchronous")
     storm = Storm(seed, monkeypatch)
     history = run_through(settings, FakeGrid(settings, tmp_path, storm), tmp_path)
     assert storm.count > 0

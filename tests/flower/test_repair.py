@@ -16,7 +16,10 @@ from fedadmm.run.state import MemoryStore
 
 from .harness import CLIENTS, contribution, objectives, tracked
 
-KEEPS_NOTHING = {"fedsgd", "fedavg", "fedprox", "fedpd"}
+KEEPS_NOTHING = {
+    *("fedsgd", "fedavg", "fedprox", "fedpd", "fedavgm", "fedadagrad", "fedadam", "fedyogi"),
+    *("adabest", "fedasync", "fedbuff"),
+}
 CASES = {
     "fedadmm": fa.FedADMM(rho=1.0),
     "fedadmm, prox": fa.FedADMM(rho=1.0),

@@ -20,6 +20,7 @@ import torch
 import fedadmm as fa
 from fedadmm.algorithms import (
     REGISTRY,
+    adabest,
     fed_admm,
     fed_admm_insa,
     fed_dr,
@@ -28,6 +29,8 @@ from fedadmm.algorithms import (
     fed_pd,
     scaffold,
 )
+from fedadmm.algorithms.fed_avg import LocalSteps
+from fedadmm.algorithms.staleness import AsTheyArrive
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import ClientRecord
@@ -54,20 +57,34 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "beta_min": (0.3,),
     "beta_max": (4.0,),
     "option": (1, 2),
+    "momentum": (0.5,),
+    "beta1": (0.5,),
+    "beta2": (0.9,),
+    "exponent": (0.5,),
+    "slope": (2.0,),
+    "grace": (1.0,),
+    "size": (3,),
 }
 """Values to try for every field that takes a number."""
+OWN_NUMBERS: dict[tuple[str, str], tuple[float, ...]] = {
+    ("adabest", "mu"): (0.4,),
+    ("adabest", "beta"): (0.5,),
+}
+"""Where a method means another thing by the name of a field."""
 
 
-def values(name: str, hint: Any) -> list[Any]:
+def values(method: str, name: str, hint: Any) -> list[Any]:
     """What one field may hold: every choice, its numbers, and a schedule that changes once."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
+    if hint is bool:
+        return [False, True]
     if get_origin(hint) in (Union, types.UnionType):
-        return [value for part in get_args(hint) for value in values(name, part)]
+        return [value for part in get_args(hint) for value in values(method, name, part)]
     if hint is Schedule:
         first = NUMBERS[name][0]
         return [fa.Piecewise({0: first, CHANGE: 2.5 * first})]
-    return list(NUMBERS[name])
+    return list(OWN_NUMBERS.get((method, name)) or NUMBERS[name])
 
 
 class Case(NamedTuple):
@@ -79,7 +96,7 @@ def cases() -> Iterator[Case]:
     for name, kind in REGISTRY.items():
         hints = get_type_hints(kind)
         given = [field for field in fields(kind) if field.init]
-        choices = [values(field.name, hints[field.name]) for field in given]
+        choices = [values(name, field.name, hints[field.name]) for field in given]
         assert all(field.default is MISSING or choices for field in given)
         for chosen in itertools.product(*choices):
             options = dict(zip((field.name for field in given), chosen, strict=True))
@@ -146,6 +163,9 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
         return fed_dyn.Server(x, -at.mean, one), [fed_dyn.Client(y, one) for y in duals]
     if isinstance(method, fa.FedPD):
         return fed_pd.Server(x, one), [fed_pd.Client(x, y) for y in duals]
+    if isinstance(method, fa.AdaBest):
+        server = adabest.Server(x, x, 0 * one)
+        return server, [adabest.Client(g, 0 * one) for g in at.gradients]
     if isinstance(method, fa.Scaffold):
         return scaffold.Server(x, at.mean), [scaffold.Client(g) for g in at.gradients]
     return method.init_server(x), [method.init_client(x) for _ in duals]
@@ -179,10 +199,12 @@ def moved(method: Any, kind: str, sampler: Any, exact: bool, weights: Any) -> fl
     return furthest
 
 
+RESTLESS = LocalSteps | AsTheyArrive | fa.FedSGD | fa.AdaBest
+"""Methods without duals, and one whose memories fade."""
 STILL = [
     title
     for title, method in CASES.items()
-    if not isinstance(method, fa.FedAvg | fa.FedSGD) and not getattr(method, "skip_probability", 0)
+    if not isinstance(method, RESTLESS) and not getattr(method, "skip_probability", 0)
 ]
 """Everything that has a state of rest at the optimum."""
 SAMPLERS = {

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from fedadmm.algorithms.adabest import AdaBest
 from fedadmm.algorithms.async_fed_dr import AsyncFedDR
+from fedadmm.algorithms.fed_adagrad import FedAdagrad
+from fedadmm.algorithms.fed_adam import FedAdam
 from fedadmm.algorithms.fed_admm import FedADMM
 from fedadmm.algorithms.fed_admm_insa import FedADMMIn, FedADMMInSa
+from fedadmm.algorithms.fed_async import FedAsync
 from fedadmm.algorithms.fed_avg import FedAvg
+from fedadmm.algorithms.fed_avgm import FedAvgM
+from fedadmm.algorithms.fed_buff import FedBuff
 from fedadmm.algorithms.fed_dr import FedDR
 from fedadmm.algorithms.fed_dr_ii import FedDRII
 from fedadmm.algorithms.fed_dyn import FedDyn
@@ -13,6 +19,7 @@ from fedadmm.algorithms.fed_pd import FedPD
 from fedadmm.algorithms.fed_prox import FedProx
 from fedadmm.algorithms.fed_sgd import FedSGD
 from fedadmm.algorithms.fed_split import FedSplit
+from fedadmm.algorithms.fed_yogi import FedYogi
 from fedadmm.algorithms.scaffold import Scaffold
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import AnyAlgorithm
@@ -22,11 +29,17 @@ REGISTRY: dict[str, type[AnyAlgorithm]] = FAMILIES["algorithm"]
 
 __all__ = [
     "REGISTRY",
+    "AdaBest",
     "AsyncFedDR",
     "FedADMM",
     "FedADMMIn",
     "FedADMMInSa",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAsync",
     "FedAvg",
+    "FedAvgM",
+    "FedBuff",
     "FedDR",
     "FedDRII",
     "FedDyn",
@@ -34,5 +47,6 @@ __all__ = [
     "FedProx",
     "FedSGD",
     "FedSplit",
+    "FedYogi",
     "Scaffold",
 ]

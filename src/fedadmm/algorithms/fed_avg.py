@@ -9,7 +9,7 @@ Networks from Decentralized Data, AISTATS 2017.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -31,11 +31,12 @@ class Delta(NamedTuple):
     delta: Tensor
 
 
-@part("algorithm", "fedavg")
-class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
-    """FedAvg; all hyper-parameters are those of the solver and its stopping rule."""
+State = TypeVar("State")
 
-    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
+
+class LocalSteps(Algorithm[State, Stateless, Server, Delta]):
+    """The clients' half of FedAvg, which other servers share: theta in, w - theta out."""
+
     baseline: ClassVar[bool] = True
 
     @property
@@ -43,17 +44,13 @@ class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
         """Client drift."""
         return "several local steps, or some of the clients, have a fixed point of their own"
 
-    def init_server(self, params: Tensor) -> Server:
-        """theta^0."""
-        return Server(params)
-
     def init_client(self, params: Tensor) -> Stateless:
         """Nothing."""
         return Stateless()
 
-    def broadcast(self, server: Server, turn: Round) -> Server:
+    def broadcast(self, server: State, turn: Round) -> Server:
         """theta."""
-        return server
+        return Server(self.global_params(server))
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
         """min f_i, started at theta."""
@@ -64,6 +61,17 @@ class FedAvg(Algorithm[Server, Stateless, Server, Delta]):
     ) -> tuple[Stateless, Delta]:
         """Send w - theta."""
         return client, Delta(result.params - cast.theta)
+
+
+@part("algorithm", "fedavg")
+class FedAvg(LocalSteps[Server]):
+    """FedAvg; all hyper-parameters are those of the solver and its stopping rule."""
+
+    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
+
+    def init_server(self, params: Tensor) -> Server:
+        """theta^0."""
+        return Server(params)
 
     def server_update(
         self, server: Server, total: Delta, received: Received, regularizer: Regularizer

@@ -229,6 +229,14 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     ) -> tuple[Client, Message]:
         """The client's next state and its upload."""
 
+    def arrived(self, server: Server, message: Message) -> Message:
+        """A message as it counts when it arrives, for methods in which its age matters.
+
+        It is asked for every reply that is folded as it arrives; the replies of a round have no
+        age, and are summed up as they are.
+        """
+        return message
+
     @abstractmethod
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer

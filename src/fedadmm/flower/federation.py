@@ -130,7 +130,7 @@ class Federation:
         if self.algorithm.asynchronous and self.mode == "rounds":
             raise ParameterError(
                 f"Federation: mode is 'rounds', but {type(self.algorithm).__name__} folds every "
-                "reply as it arrives; use mode='asynchronous', or FedDR"
+                "reply as it arrives; use mode='asynchronous', or a method with rounds"
             )
         if self.mode == "asynchronous" and not self.algorithm.accepts_partial:
             raise ParameterError(

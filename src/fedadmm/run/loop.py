@@ -15,6 +15,7 @@ import math
 import reprlib
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -287,7 +288,8 @@ def run_round(
     algorithm, problem = job.algorithm, job.problem
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
     download = Download(cast, state.buffers)
-    replies = Replies(problem)
+    arrived = partial(algorithm.arrived, state.server) if engine.is_asynchronous else None
+    replies = Replies(problem, arrived)
     finite = all(map(replies.add, engine.run_clients(ids, download, round_index)))
     infos = sorted(replies.infos, key=lambda info: info.client)
     server, buffers = state.server, state.buffers

@@ -34,7 +34,7 @@ def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice) -> None:
     if algorithm.asynchronous and not asynchronous:
         raise PairingError(
             f"{method} folds every reply as it arrives, but the engine {engine} works in rounds; "
-            "use VirtualTime(mode='async') or GivenDelays, or else FedDR"
+            "use VirtualTime(mode='async') or GivenDelays, or else a method with rounds"
         )
     if asynchronous and not algorithm.accepts_partial:
         raise PairingError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from fedadmm.core import trees
@@ -12,8 +15,10 @@ from fedadmm.core.protocols import ClientInfo, Partial, Upload
 class Replies:
     """The weighted sum of a round's replies, streamed: its memory does not grow with them."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, arrived: Callable[[Any], Any] | None) -> None:
+        """`arrived` says what a message counts that is folded as it arrives; None with rounds."""
         self._problem = problem
+        self._arrived = arrived
         self.total: Upload | None = None
         self.weight = 0.0
         self.bytes_up = 0
@@ -31,6 +36,8 @@ class Replies:
         self.infos.extend(infos)
         if not all(info.finite for info in infos):
             return False
+        if self._arrived is not None:
+            upload = upload._replace(message=self._arrived(upload.message))
         self.weight += weight
         self.bytes_up += sent
         if self.total is None:

@@ -1,7 +1,7 @@
 """One colour and one dash pattern per method, the same in every figure.
 
-The hues are those of Okabe and Ito and of Tol, which stay apart for colour-blind readers; thirteen
-methods are more than any such palette holds, so methods that come near each other under a colour
+The first hues are those of Okabe and Ito and of Tol, which stay apart for colour-blind readers; so
+many methods are more than any such palette holds, so those that come near each other under a colour
 vision deficiency differ in their dashes too.  Each colour has a shade for a light page and one
 for a dark page, both with a contrast of at least 3:1.
 """
@@ -40,6 +40,18 @@ STYLES = {
     "feddr-ii": Style("#b37a00", "#f2b632", DASHDOT),
     "fedsplit": Style("#b5485a", "#f08c9c", LONG),
     "async-feddr": Style("#8c510a", "#d9a066", DOT),
+    "fedavgm": Style("#149f16", "#64eb66", DOT),
+    "fedadagrad": Style("#cc07cd", "#f73bf8", DASH),
+    "fedadam": Style("#2b4d21", "#c2e1b8", DASH),
+    "fedyogi": Style("#072d70", "#6196f5", DOT),
+    "adabest": Style("#3a0b73", "#9449ed", SOLID),
+    "fedcm": Style("#431940", "#ca72c3", DASH),
+    "fednova": Style("#4e4588", "#b6b0d7", DASHDOT),
+    "scaffnew": Style("#08652b", "#a4f8c4", SOLID),
+    "fedmid": Style("#5b3a33", "#ba8e85", DOT),
+    "feddualavg": Style("#7b0ba5", "#e2a5f9", LONG),
+    "fedasync": Style("#4f5915", "#dce89b", DASHDOT),
+    "fedbuff": Style("#c0105a", "#f0488f", DASH),
 }
 """The methods that come with the package."""
 
