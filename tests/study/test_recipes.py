@@ -183,7 +183,7 @@ def test_larger_populations_keep_what_a_hundred_clients_chose(
 
 def test_names_that_a_recipe_does_not_hold_are_refused() -> None:
     tree = load("gong-fig3").model_dump()
-    tree["settings"][1]["tuned_at"] = "fmnist-iid-50"
+    tree["settings"][1]["tuned_at"] = ["fmnist-iid-50"]
     with pytest.raises(ValidationError, match="fmnist-iid-200: tuned_at is 'fmnist-iid-50'"):
         Recipe.model_validate(tree)
     tree = load("gong-fig3").model_dump()

@@ -96,6 +96,7 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedadmm.study.findings_text import tables
     from fedadmm.study.output import NOTE, sentence, side_by_side
 
     rows = result["cells"]
@@ -108,6 +109,12 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     typer.echo(NOTE)
     for found in result["reductions"]:
         typer.echo(sentence(found))
+    for found_out in tables(result["findings"]) if "findings" in result else ():
+        table = Table(*found_out.headings, title=found_out.title)
+        for line in found_out.lines:
+            table.add_row(*line)
+        Console().print(table)
+        typer.echo("\n".join([*found_out.picture, found_out.note]))
     missing = sum(len(row["missing"]) for row in rows)
     if missing:
         typer.echo(

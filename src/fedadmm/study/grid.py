@@ -49,11 +49,18 @@ class Cell(NamedTuple):
     label: str
     run: Run
     directory: Path
+    judged_by: Target | None = None
+    """The target that it is read by, when that is not the run's own."""
 
     @classmethod
-    def by_hash(cls, root: Path, label: str, run: Run) -> Cell:
+    def by_hash(cls, root: Path, label: str, run: Run, judged_by: Target | None = None) -> Cell:
         """A cell that is found again by everything that its result depends on."""
-        return cls(label, run, root / cell_hash(run))
+        return cls(label, run, root / cell_hash(run), judged_by)
+
+    @property
+    def target(self) -> Target | None:
+        """The target that it is read by."""
+        return self.judged_by or self.run.target
 
     def finished(self) -> Summary | None:
         """The summary of a cell that needs nothing more."""
@@ -65,7 +72,7 @@ class Cell(NamedTuple):
 
     def read(self) -> RecordedRun:
         """What the cell's run came to, under the cell's label."""
-        return read_run(self.directory, {"label": self.label}, self.run.target)
+        return read_run(self.directory, {"label": self.label}, self.target)
 
 
 def complete(cells: Sequence[Cell], processes: int = 1, watch: Watch = nobody) -> None:
@@ -79,7 +86,8 @@ def complete(cells: Sequence[Cell], processes: int = 1, watch: Watch = nobody) -
     for cell in cells:
         if not _hashed_and_finished(cell):
             missing.setdefault(cell.directory, cell)
-    run_jobs([Job(*cell, resume=True) for cell in missing.values()], processes, watch)
+    jobs = [Job(c.label, c.run, c.directory, resume=True) for c in missing.values()]
+    run_jobs(jobs, processes, watch)
 
 
 def _hashed_and_finished(cell: Cell) -> bool:
@@ -94,6 +102,8 @@ class Trial(NamedTuple):
     key: str
     value: Any
     cell: Cell
+    place: str | None = None
+    """Where it was tried, when a label tries its values in several places."""
 
 
 def search(trials: Sequence[Trial]) -> list[dict[str, Any]]:
@@ -113,7 +123,7 @@ def ranking(target: Mapping[str, Any] | None) -> str:
 
 def _standing(trial: Trial) -> dict[str, Any]:
     """What a search needs to know about one of its runs."""
-    found, target = trial.cell.read(), trial.cell.run.target
+    found, target = trial.cell.read(), trial.cell.target
     metric = records.primary(list(found.final), target) or "loss"
     up = records.metric(metric).up if target is None else target.at_least
     values = [one for r in found.records if (one := records.value(r, metric)) is not None]
@@ -126,24 +136,44 @@ def _standing(trial: Trial) -> dict[str, Any]:
         "more_is_better": up,
         "code": found.code,
         "label": trial.label,
+        "place": trial.place,
         "key": trial.key,
         "value": trial.value,
     }
 
 
 def choose(tried: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The best value for each label; of equals, the one that was tried first."""
+    """The best value for each label; of equals, the one that was tried first.
+
+    A value that a label tried in several places is judged by all of them, and only when it was
+    tried in as many places as any other.
+    """
     chosen: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(row["label"] for row in tried):
-        best = min((row for row in tried if row["label"] == label), key=_rank)
+        values: dict[str, list[Mapping[str, Any]]] = {}
+        for row in tried:
+            if row["label"] == label:
+                values.setdefault(json.dumps(row["value"]), []).append(row)
+        most = max(map(len, values.values()))
+        best = min((rows for rows in values.values() if len(rows) == most), key=_rank)[0]
         chosen[label] = {key: best[key] for key in ("key", "value", "rounds_to_target", "best")}
     return chosen
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[bool, float, float]:
-    rounds, best = row["rounds_to_target"], row["best"]
-    worth = -math.inf if best is None else best if row["more_is_better"] else -best
-    return row["code"] == "diverged", math.inf if rounds is None else rounds, -worth
+def _rank(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int, float, float]:
+    """Fewest diverged, fewest that missed the target, then geometrically fewest rounds."""
+    rounds = [row["rounds_to_target"] for row in rows]
+    return (
+        sum(row["code"] == "diverged" for row in rows),
+        rounds.count(None),
+        sum(math.log(one) for one in rounds if one is not None),
+        -sum(map(_worth, rows)),
+    )
+
+
+def _worth(row: Mapping[str, Any]) -> float:
+    best = row["best"]
+    return -math.inf if best is None else best if row["more_is_better"] else -best
 
 
 def target_of(found: Mapping[str, Any] | None) -> Target | None:

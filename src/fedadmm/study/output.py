@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedadmm.study import words
+from fedadmm.study import findings_text, words
 from fedadmm.study.recipe import READINGS
 from fedadmm.study.results import Spread
 
@@ -41,6 +41,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         lines += ["", f"## {measure.replace('_', ' ')}", "", *table_lines]
         if measure == "rounds_to_target":
             lines += ["", *(f"* {sentence(found)}" for found in result["reductions"])]
+    if "findings" in result:
+        lines += findings_text.markdown(result["findings"])
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from importlib import resources
 from typing import Any, Literal
@@ -15,8 +15,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.run.evaluation import Target
 from fedadmm.study import loading
 from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.study.findings import Verdict
 from fedadmm.study.messages import suggestion
 
 SCALES = ("smoke", "quick", "full")
@@ -25,6 +27,8 @@ _SUFFIX = ".toml"
 
 Measure = Literal[
     "rounds_to_target",
+    "bytes_to_target",
+    "passes_to_target",
     "speedup",
     "final",
     "best",
@@ -61,9 +65,35 @@ class Setting(_Model):
     metric: str | None = Field(default=None, description="instead of the recipe's")
     at: Scales = Scales()
     scales: list[str] = Field(default=list(SCALES), description="at which it is run")
-    tuned_at: str | None = Field(
-        default=None, description="the setting whose search decides, when it is not its own"
+    tuned_at: list[str] = Field(
+        default=[], description="the settings whose search decides, when it is not its own"
     )
+    role: Literal["development", "confirmation"] | None = Field(
+        default=None, description="whether methods may be chosen on it, or only reported"
+    )
+    targets: dict[int, float] = Field(
+        default={}, description="target by percentage of participants: one setting for each"
+    )
+    problem: str = Field(default="", description="the setting that this is one percentage of")
+    percent: int | None = Field(default=None, description="how many of the clients take part")
+
+    def at_percentages(self) -> list[Setting]:
+        """One setting per percentage of participants; itself when it names none."""
+        return [self._with(percent, target) for percent, target in self.targets.items()] or [self]
+
+    def _with(self, percent: int, target: float) -> Setting:
+        keys = {"sampler.size": percent / 100, "target.value": target}
+        return self.model_copy(
+            update={
+                "name": f"{self.name}-{percent}",
+                "title": f"{self.title}, {percent} %",
+                "assign": self.assign | keys,
+                "tuned_at": [f"{place}-{percent}" for place in self.tuned_at],
+                "targets": {},
+                "problem": self.name,
+                "percent": percent,
+            }
+        )
 
 
 class Reading(_Model):
@@ -74,10 +104,42 @@ class Reading(_Model):
     reading: Literal["as printed", "as released", "recommended", "baseline"] = "baseline"
     config: Tree = {}
     assign: Tree = {}
-    search: list[str] = Field(
-        default=["solver.lr"], description="the keys that it tries values of; none: not tuned"
+    search: list[str] | dict[str, list[Any]] = Field(
+        default=["solver.lr"],
+        description="the keys that it tries values of, or its own values too; none: not tuned",
     )
     settings: list[str] = Field(default=["*"], description="the settings it is run in")
+    scales: list[str] = Field(default=list(SCALES), description="at which it is run")
+    outputs: list[str] = Field(
+        default=[], description="the models it hands out, instead of the recipe's: a row for each"
+    )
+    method: str = Field(default="", description="the method that this is one hand-out of")
+    output: str | None = Field(default=None, description="the model that it hands out")
+    metric: str | None = Field(default=None, description="instead of the setting's")
+
+    def at(self, scale: str) -> Reading:
+        """The row at a scale; at smoke it tries one point."""
+        if scale != "smoke" or not isinstance(self.search, dict):
+            return self
+        return self.model_copy(
+            update={"search": {key: own[:1] for key, own in self.search.items()}}
+        )
+
+    def handing_out(self, outputs: Sequence[str]) -> list[Reading]:
+        """One row per model that is handed out; itself when there is nothing to choose."""
+        return [
+            self.model_copy(
+                update={
+                    "name": f"{self.name}+{output}" if position else self.name,
+                    "title": f"{self.title}, {output}" if position else self.title,
+                    "assign": self.assign | {"output.name": output},
+                    "outputs": [],
+                    "method": self.name,
+                    "output": output,
+                }
+            )
+            for position, output in enumerate(self.outputs or outputs)
+        ] or [self]
 
     @property
     def label(self) -> str:
@@ -93,6 +155,9 @@ class Search(_Model):
     seed: int = 1000
     rounds: int | None = None
     quick_rounds: int | None = None
+    budget: int | None = Field(
+        default=None, description="how many points everybody who is tuned tries, no more, no less"
+    )
 
     def at(self, scale: str) -> Search:
         """The search at a scale; at smoke it tries one point: it is exercised, not believed."""
@@ -103,10 +168,13 @@ class Search(_Model):
             values, rounds = values | self.quick_values, self.quick_rounds or rounds
         return self.model_copy(update={"values": values, "rounds": rounds})
 
-    def grid(self, keys: Sequence[str]) -> list[Tree]:
-        """Every combination of the keys' values."""
-        points = itertools.product(*(self.values[key] for key in keys))
-        return [dict(zip(keys, point, strict=True)) for point in points]
+    def grid(self, wanted: Sequence[str] | Mapping[str, list[Any]]) -> list[Tree]:
+        """Every combination of the keys' values: a method's own, or those that all share."""
+        if not wanted:
+            return []
+        own = wanted if isinstance(wanted, Mapping) else {key: self.values[key] for key in wanted}
+        points = itertools.product(*own.values())
+        return [dict(zip(own, point, strict=True)) for point in points]
 
 
 class Recipe(_Model):
@@ -124,28 +192,62 @@ class Recipe(_Model):
     search: Search | None = None
     settings: list[Setting]
     methods: list[Reading]
+    outputs: list[str] = Field(
+        default=[], description="the models that every method hands out: a row for each"
+    )
+    percentages: dict[str, list[int]] = Field(
+        default={}, description="by scale: the percentages of participants that are run"
+    )
+    verdict: Verdict | None = None
     paper: dict[str, dict[str, float | str]] = {}
     scales: Scales = Scales()
     assign: Scales = Field(default=Scales(), description="single keys, above everything else")
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Recipe:
-        places = [setting.name for setting in self.settings]
-        for setting in self.settings:
-            if setting.tuned_at is not None and setting.tuned_at not in places:
-                raise ValueError(
-                    f"{setting.name}: tuned_at is {setting.tuned_at!r}, "
-                    f"but must be one of {', '.join(places)}"
-                )
-        values = self.search.values if self.search is not None else None
-        for method in self.methods:
-            unknown = [key for key in method.search if values is not None and key not in values]
+        places = [setting.name for setting in self.columns]
+        for setting in self.columns:
+            for place in setting.tuned_at:
+                if place not in places:
+                    raise ValueError(
+                        f"{setting.name}: tuned_at is {place!r}, "
+                        f"but must be one of {', '.join(places)}"
+                    )
+        rows = [row.name for row in self.rows]
+        judged = self.verdict
+        for name in (*judged.candidates, *judged.baselines) if judged is not None else ():
+            if name not in rows:
+                raise ValueError(f"verdict: names {name!r}, but must be one of {', '.join(rows)}")
+        return self
+
+    @model_validator(mode="after")
+    def _searches_are_alike(self) -> Recipe:
+        wanted = self.search
+        for method in self.methods if wanted is not None else []:
+            assert wanted is not None
+            own = method.search if isinstance(method.search, dict) else wanted.values
+            unknown = [key for key in method.search if key not in own]
             if unknown:
                 raise ValueError(
                     f"{method.name}: search names {unknown[0]!r}, which has no values in "
                     f"[search.values]"
                 )
+            tried = len(wanted.grid(method.search))
+            if wanted.budget is not None and tried not in (0, wanted.budget):
+                raise ValueError(
+                    f"{method.name}: search tries {tried} points, but must try {wanted.budget}"
+                )
         return self
+
+    @cached_property
+    def columns(self) -> list[Setting]:
+        """Every setting, at each of its percentages."""
+        return [one for setting in self.settings for one in setting.at_percentages()]
+
+    @cached_property
+    def rows(self) -> list[Reading]:
+        """Every method, with each model that it hands out."""
+        return [one for method in self.methods for one in method.handing_out(self.outputs)]
 
     def seeds_at(self, scale: str) -> int:
         """How many seeds are run unless somebody asks for another number."""
@@ -171,6 +273,12 @@ class TableCell:
     def run(self) -> Run:
         """The complete run from seed 0, with the values that the recipe starts from."""
         return resolve(self.tree, f"{self.name}: ")
+
+    @property
+    def target(self) -> Target | None:
+        """What is to be reached: the run's target, by the model that the method hands out."""
+        target, own = self.run.target, self.method.metric
+        return target if target is None or own is None else replace(target, metric=own)
 
     def searched(self, point: Mapping[str, Any], rounds: int | None = None) -> Run:
         """The run with other values of the searched keys, and perhaps fewer rounds."""
@@ -206,9 +314,9 @@ def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[Tabl
     """Every cell at a scale whose name matches one of the patterns; all when there are none."""
     found = [
         _cell(recipe, setting, method, scale)
-        for setting in recipe.settings
-        if scale in setting.scales
-        for method in recipe.methods
+        for setting in columns_at(recipe, scale)
+        for method in recipe.rows
+        if scale in method.scales
         if any(fnmatch.fnmatch(setting.name, allowed) for allowed in method.settings)
     ]
     wanted = [c for c in found if not patterns or any(fnmatch.fnmatch(c.name, p) for p in patterns)]
@@ -220,13 +328,24 @@ def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[Tabl
     return wanted
 
 
-def tuning_cell(recipe: Recipe, cell: TableCell, scale: str) -> TableCell:
-    """The cell whose search decides for this one: itself, or the same method where it is tuned."""
-    at = cell.setting.tuned_at
-    if at is None:
-        return cell
-    setting = next(setting for setting in recipe.settings if setting.name == at)
-    return _cell(recipe, setting, cell.method, scale)
+def columns_at(recipe: Recipe, scale: str) -> list[Setting]:
+    """The settings that are run at a scale."""
+    percentages = recipe.percentages.get(scale)
+    return [
+        setting
+        for setting in recipe.columns
+        if scale in setting.scales
+        and (percentages is None or setting.percent is None or setting.percent in percentages)
+    ]
+
+
+def tuning_cells(recipe: Recipe, cell: TableCell, scale: str) -> list[TableCell]:
+    """The cells whose search decides for this one: itself, or the same method where it is tuned."""
+    if not cell.setting.tuned_at:
+        return [cell]
+    places = [one for one in recipe.columns if one.name in cell.setting.tuned_at]
+    here = [one for one in places if one in columns_at(recipe, scale)]
+    return [_cell(recipe, setting, cell.method, scale) for setting in here or places]
 
 
 def _cell(recipe: Recipe, setting: Setting, method: Reading, scale: str) -> TableCell:
@@ -242,4 +361,5 @@ def _cell(recipe: Recipe, setting: Setting, method: Reading, scale: str) -> Tabl
     for key, value in keys.items():
         loading.assign(tree, key, value)
     paper = recipe.paper.get(setting.name, {}).get(method.title)
-    return TableCell(setting, method, tree, paper, setting.metric or recipe.metric)
+    metric = method.metric or setting.metric or recipe.metric
+    return TableCell(setting, method.at(scale), tree, paper, metric)

@@ -16,9 +16,10 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.study import output, records
 from fedadmm.study.comparing import write_overview
 from fedadmm.study.config import Run, Tree
+from fedadmm.study.findings import Outcome, findings, sensitivities, transfers
 from fedadmm.study.grid import Cell, Trial, choose, complete, search
 from fedadmm.study.pool import Watch, nobody
-from fedadmm.study.recipe import Measure, Recipe, Search, TableCell, cells, load, tuning_cell
+from fedadmm.study.recipe import Measure, Recipe, Search, TableCell, cells, load, tuning_cells
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.results import Results, Spread, results, spread
 from fedadmm.study.rundir import create, write_json, write_text
@@ -36,7 +37,7 @@ class Reproduction(NamedTuple):
 
     def runs(self) -> int:
         """How many runs it takes at the most, those of the search among them."""
-        tried = _points(self, self.search) if self.search is not None else {}
+        tried = _points(self, self.search) if self.search is not None else []
         return len(self.cells) * len(self.seeds) + len(tried)
 
 
@@ -84,11 +85,13 @@ def reproduce(
     """
     root = out / "cells"
     create(root)
-    chosen = _search(todo, root, processes, watch, only_cached)
+    searched = _search(todo, root, processes, watch, only_cached)
     grid = {
-        (cell.name, seed): Cell.by_hash(root, f"{cell.name} seed {seed}", run.with_seed(seed))
+        (cell.name, seed): Cell.by_hash(
+            root, f"{cell.name} seed {seed}", run.with_seed(seed), cell.target
+        )
         for cell in todo.cells
-        if (run := _chosen_run(todo, cell, chosen)) is not None
+        if (run := _chosen_run(todo, cell, searched.chosen)) is not None
         for seed in todo.seeds
     }
     if not only_cached:
@@ -97,7 +100,7 @@ def reproduce(
     for (name, seed), cell in grid.items():
         if cell.finished() is not None:
             found.setdefault(name, {})[seed] = cell.read()
-    return _write(todo, out, found, chosen)
+    return _write(todo, out, found, searched)
 
 
 def _chosen_run(todo: Reproduction, cell: TableCell, chosen: Chosen) -> Run | None:
@@ -108,47 +111,84 @@ def _chosen_run(todo: Reproduction, cell: TableCell, chosen: Chosen) -> Run | No
     return cell.searched(point) if point is not None else None
 
 
-def _points(todo: Reproduction, wanted: Search) -> dict[str, tuple[TableCell, Tree]]:
-    """Every point that is tried; cells that are tuned at the same place share its search."""
-    found = {}
-    for cell in todo.cells:
-        tuned = tuning_cell(todo.recipe, cell, todo.scale)
-        for point in wanted.grid(tuned.method.search) if tuned.method.search else []:
-            values = " ".join(f"{key}={value}" for key, value in point.items())
-            found[f"search {tuned.name} {values}"] = (tuned, point)
-    return found
+class Point(NamedTuple):
+    """One point of a search: where it is tried, and who is tuned by it."""
+
+    tuned: str
+    cell: TableCell
+    values: Tree
+
+    @property
+    def label(self) -> str:
+        """What its run is called."""
+        values = " ".join(f"{key}={value}" for key, value in self.values.items())
+        return f"search {self.cell.name} {values}"
+
+
+def _points(todo: Reproduction, wanted: Search) -> list[Point]:
+    """Every point that is tried; cells that are tuned at the same places share their search."""
+    found = {
+        (tuned, place.name): (place, wanted.grid(cell.method.search))
+        for cell in todo.cells
+        for tuned, places in [_tuned(todo, cell)]
+        for place in places
+    }
+    return [
+        Point(tuned, place, values)
+        for (tuned, _), (place, points) in found.items()
+        for values in points
+    ]
+
+
+def _tuned(todo: Reproduction, cell: TableCell) -> tuple[str, list[TableCell]]:
+    """Where a cell is tuned, as a name for all of it and one by one."""
+    places = tuning_cells(todo.recipe, cell, todo.scale)
+    return " ".join(place.name for place in places), places
+
+
+class Searched(NamedTuple):
+    """What a search tried, and the values that it chose for every cell whose search is finished.
+
+    Cells that are not tuned have no values.
+    """
+
+    tried: list[dict[str, Any]]
+    best: dict[str, dict[str, Any]]
+    chosen: Chosen
 
 
 def _search(
     todo: Reproduction, root: Path, processes: int, watch: Watch, only_cached: bool
-) -> Chosen:
-    """The chosen values for every cell whose search is finished; none where nothing is tuned."""
+) -> Searched:
     wanted = todo.search
     if wanted is None:
-        return {}
+        return Searched([], {}, {})
     trials = []
-    for label, (tuned, point) in _points(todo, wanted).items():
-        run = tuned.searched(point, wanted.rounds).with_seed(wanted.seed)
-        trials.append(Trial(tuned.name, " ".join(point), point, Cell.by_hash(root, label, run)))
+    for point in _points(todo, wanted):
+        run = point.cell.searched(point.values, wanted.rounds).with_seed(wanted.seed)
+        tried_in = Cell.by_hash(root, point.label, run, point.cell.target)
+        keys = " ".join(point.values)
+        trials.append(Trial(point.tuned, keys, point.values, tried_in, point.cell.name))
     if not only_cached:
         complete([trial.cell for trial in trials], processes, watch)
-    best = choose(search(trials))
+    tried = search(trials)
+    best = choose(tried)
     chosen: Chosen = {}
     for cell in todo.cells:
-        tuned = tuning_cell(todo.recipe, cell, todo.scale)
+        tuned, _ = _tuned(todo, cell)
         if not cell.method.search:
             chosen[cell.name] = {}
-        elif tuned.name in best:
-            chosen[cell.name] = best[tuned.name]["value"]
-    return chosen
+        elif tuned in best:
+            chosen[cell.name] = best[tuned]["value"]
+    return Searched(tried, best, chosen)
 
 
-def _write(todo: Reproduction, out: Path, found: Found, chosen: Chosen) -> dict[str, Any]:
+def _write(todo: Reproduction, out: Path, found: Found, searched: Searched) -> dict[str, Any]:
     """Write everything that can be drawn from the finished cells; return results.json."""
     compared = {
-        setting.title: _compared(todo, setting.name, found) for setting in todo.recipe.settings
+        setting.title: _compared(todo, setting.name, found) for setting in todo.recipe.columns
     }
-    rows = [_row(todo, cell, found, chosen.get(cell.name)) for cell in todo.cells]
+    rows = [_row(todo, cell, found, searched.chosen.get(cell.name)) for cell in todo.cells]
     result = {
         "id": todo.identifier,
         "scale": todo.scale,
@@ -158,13 +198,46 @@ def _write(todo: Reproduction, out: Path, found: Found, chosen: Chosen) -> dict[
         "seeds": todo.seeds,
         "measures": todo.recipe.measures,
         "search": todo.search.model_dump() if todo.search is not None else None,
+        "tried": searched.tried,
         "cells": rows,
         "reductions": _reductions(todo, compared),
         "reports": _reports(todo, out, found),
+        **_found_out(todo, found, searched),
     }
     write_json(out / "results.json", result)
     write_text(out / "results.md", output.markdown(result))
+    if "findings" in result:
+        from fedadmm.study.report.findings_page import findings_page
+
+        write_text(out / "results.html", findings_page(result))
     return result
+
+
+def _found_out(todo: Reproduction, found: Found, searched: Searched) -> dict[str, Any]:
+    """What a study that is to decide something comes to; nothing for a figure of a paper."""
+    verdict = todo.recipe.verdict
+    if verdict is None:
+        return {}
+    outcomes = [
+        Outcome(
+            problem=cell.setting.problem or cell.setting.name,
+            percent=cell.setting.percent or 100,
+            role=cell.setting.role,
+            row=cell.method.name,
+            title=cell.method.title,
+            rounds={s: run.to_target("rounds") for s, run in found[cell.name].items()},
+            limit=cell.run.rounds,
+        )
+        for cell in todo.cells
+        if cell.name in found
+    ]
+    return {
+        "findings": findings(verdict, outcomes)
+        | {
+            "transfers": [one._asdict() for one in transfers(searched.tried, searched.best)],
+            "sensitivities": [one._asdict() for one in sensitivities(searched.tried)],
+        }
+    }
 
 
 def _runs(todo: Reproduction, setting: str, found: Found) -> list[RecordedRun]:
@@ -234,7 +307,7 @@ def _row(todo: Reproduction, cell: TableCell, found: Found, point: Tree | None) 
 
 def _paper_speedup(recipe: Recipe, cell: TableCell) -> float | None:
     """The speed-up over the reference that the paper's rounds amount to."""
-    titles = [method.title for method in recipe.methods if method.name == recipe.reference]
+    titles = [method.title for method in recipe.rows if method.name == recipe.reference]
     other = recipe.paper.get(cell.setting.name, {}).get(titles[0]) if titles else None
     if "speedup" not in recipe.measures or isinstance(cell.paper, str | None):
         return None
@@ -256,8 +329,8 @@ def measure(
     name: Measure, metric: str, own: RecordedRun, reference: RecordedRun | None
 ) -> float | None:
     """One number for one run; None when it has none (diverged, target not met, no reference)."""
-    if name == "rounds_to_target":
-        return own.to_target("rounds")
+    if name in ("rounds_to_target", "bytes_to_target", "passes_to_target"):
+        return own.to_target(name.removesuffix("_to_target"))
     if name == "speedup":
         return _speedup(own, reference)
     curve = _curve(own, metric)
@@ -296,7 +369,7 @@ def _reports(todo: Reproduction, out: Path, found: Found) -> dict[str, str]:
     from fedadmm.study.report import write_report
 
     written: dict[str, str] = {}
-    for setting in todo.recipe.settings:
+    for setting in todo.recipe.columns:
         folder = out / "reports" / setting.name
         runs = _runs(todo, setting.name, found)
         if not runs:

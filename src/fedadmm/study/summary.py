@@ -36,6 +36,7 @@ def tally(records: Sequence[Record], target: Target | None) -> Summary:
         "rounds_to_target": None if until is None else reading.number(until[-1]),
         "bytes_to_target": None if until is None else sum(map(reading.sent, until)),
         "seconds_to_target": None if until is None else reading.total(until, "seconds"),
+        "passes_to_target": None if until is None else reading.work(until, "passes"),
         "bytes_up": reading.total(records, "bytes_up"),
         "bytes_down": reading.total(records, "bytes_down"),
         "seconds": reading.total(records, "seconds"),

@@ -1,0 +1,174 @@
+"""Comparisons, ranks and the verdict on outcomes small enough to work out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedadmm.study.findings import (
+    Goal,
+    Outcome,
+    Verdict,
+    findings,
+    judge,
+    sensitivities,
+    transfers,
+)
+from fedadmm.study.findings_text import markdown, picture
+from fedadmm.study.report.findings_page import findings_page
+
+VERDICT = Verdict(
+    candidates=["new", "newer"],
+    baselines=["fedavg", "scaffold"],
+    goals=[
+        Goal(percent=10, fewer=0.3),
+        Goal(percent=10, output="averaged", fewer=0.2),
+    ],
+    behind=0.05,
+)
+
+
+def _outcome(problem: str, row: str, rounds: Any, role: str = "confirmation") -> Outcome:
+    values = rounds if isinstance(rounds, list) else [rounds] * 3
+    return Outcome(problem, 10, role, row, row, dict(enumerate(values)), 100)
+
+
+def _study(**changed: Any) -> list[Outcome]:
+    table: dict[str, dict[str, Any]] = {
+        "dev": {"fedavg": 40, "scaffold": 30, "fedavg+averaged": 35, "scaffold+averaged": 28},
+        "a": {"fedavg": 50, "scaffold": 40, "fedavg+averaged": 30, "scaffold+averaged": 45},
+        "b": {"fedavg": 20, "scaffold": 60, "fedavg+averaged": 18, "scaffold+averaged": 50},
+        "c": {"fedavg": 80, "scaffold": None, "fedavg+averaged": 60, "scaffold+averaged": 70},
+    }
+    new = {"dev": 20, "a": 20, "b": 21, "c": 50} | changed
+    newer = {"dev": 25, "a": 10, "b": 10, "c": 10}
+    for problem, rows in table.items():
+        rows |= {"new": new[problem], "newer": newer[problem]}
+    return [
+        _outcome(problem, row, rounds, "development" if problem == "dev" else "confirmation")
+        for problem, rows in table.items()
+        for row, rounds in rows.items()
+    ]
+
+
+def test_the_development_problems_choose_the_candidate() -> None:
+    found = judge(VERDICT, _study())
+    assert found["scores"] == {"new": pytest.approx(20), "newer": pytest.approx(25)}
+    assert found["chosen"] == "new"  # although the other is ahead where it is confirmed
+
+
+def test_goals_are_medians_over_the_confirmation_problems() -> None:
+    printed, averaged = judge(VERDICT, _study())["candidates"]["new"]["goals"]
+    # against the better of 50 and 40, 20 and 60, 80 and a miss
+    leads = {one["problem"]: (one["best"], one["reduction"]) for one in printed["problems"]}
+    assert leads == {
+        "a": ("scaffold", pytest.approx(1 - 20 / 40)),
+        "b": ("fedavg", pytest.approx(1 - 21 / 20)),
+        "c": ("fedavg", pytest.approx(1 - 50 / 80)),
+    }
+    assert printed["median"] == pytest.approx(1 - 50 / 80)
+    assert printed["met"] is True
+    # baselines may hand out either: 30, 18 and 60 are the best now
+    assert averaged["median"] == pytest.approx(1 - 50 / 60)
+    assert averaged["met"] is False
+
+
+def test_nobody_may_be_ahead_by_more_than_the_margin() -> None:
+    judged = judge(VERDICT, _study())["candidates"]["new"]
+    assert judged["worst"]["problem"] == "b"
+    assert judged["worst"]["reduction"] == pytest.approx(1 - 21 / 18)
+    assert judged["never_behind"] is False
+    assert judge(VERDICT, _study(b=18))["candidates"]["new"]["never_behind"] is True
+
+
+def test_a_candidate_that_misses_is_as_slow_as_its_limit_at_least() -> None:
+    printed = judge(VERDICT, _study(a=None))["candidates"]["new"]["goals"][0]
+    lead = next(one for one in printed["problems"] if one["problem"] == "a")
+    assert lead["rounds"] is None
+    assert lead["reduction"] == pytest.approx(1 - 100 / 40)
+
+
+def test_a_study_that_has_only_begun_decides_nothing() -> None:
+    found = judge(VERDICT, [_outcome("dev", "fedavg", 10, "development")])
+    assert found["chosen"] is None
+    assert found["candidates"]["new"]["goals"][0]["met"] is None
+    assert found["candidates"]["new"]["never_behind"] is None
+    # run on one of two development problems only, a candidate has no score yet
+    study = [*_study(), _outcome("dev2", "fedavg", 10, "development")]
+    assert judge(VERDICT, study)["scores"] == {"new": None, "newer": None}
+
+
+def test_rows_are_compared_with_the_best_baseline_on_the_same_seeds() -> None:
+    study = [
+        Outcome("a", 10, "confirmation", "fedavg", "FedAvg", {0: 10, 1: 20, 2: 60}, 100),
+        Outcome("a", 10, "confirmation", "new", "New", {1: 5, 2: 50, 3: 1000}, 100),
+    ]
+    rows = {one["row"]: one for one in findings(VERDICT, study)["comparisons"]}
+    assert rows["new"]["best_baseline"] == "fedavg"
+    # seeds 1 and 2 are common: medians 27.5 and 40, differences -15 and -10
+    assert rows["new"]["ratio"]["value"] == pytest.approx(27.5 / 40)
+    assert rows["new"]["difference"]["value"] == pytest.approx(-12.5)
+    assert rows["new"]["median"] == 50
+    assert rows["fedavg"]["ratio"]["value"] == 1.0
+
+
+def test_ranks_are_of_the_rows_that_were_run_on_every_confirmation_problem() -> None:
+    study = [*_study(), _outcome("a", "odd", 1)]
+    (found,) = findings(VERDICT, study)["rankings"]
+    assert found["on"] == ["a", "b", "c"]
+    assert "odd" not in found["names"]
+    assert found["names"][0] == "newer"
+    assert found["ranks"][0] == 1.0
+
+
+def _tried(place: str, value: dict[str, float], rounds: int | None) -> dict[str, Any]:
+    return {
+        "label": "x/new y/new",
+        "place": f"{place}/new",
+        "value": value,
+        "rounds_to_target": rounds,
+    }
+
+
+TRIED = [
+    _tried("x", {"solver.lr": 0.1, "algorithm.rho": 1.0}, 30),
+    _tried("x", {"solver.lr": 0.3, "algorithm.rho": 1.0}, 20),
+    _tried("x", {"solver.lr": 0.1, "algorithm.rho": 0.1}, None),
+    _tried("x", {"solver.lr": 0.3, "algorithm.rho": 0.1}, None),
+    _tried("y", {"solver.lr": 0.1, "algorithm.rho": 1.0}, 10),
+    _tried("y", {"solver.lr": 0.3, "algorithm.rho": 1.0}, 40),
+]
+
+
+def test_a_transfer_shows_what_sharing_costs() -> None:
+    best = {"x/new y/new": {"value": {"solver.lr": 0.1, "algorithm.rho": 1.0}}}
+    assert transfers(TRIED, best) == [("new", "x", 20, 30), ("new", "y", 10, 10)]
+
+
+def test_sensitivity_takes_the_best_rate_for_each_value() -> None:
+    x, y = sensitivities(TRIED)
+    assert x == ("new", "x", "algorithm.rho", {"1.0": 20, "0.1": None})
+    assert y.rounds == {"1.0": 10}
+
+
+def test_a_picture_has_a_line_as_long_as_the_critical_difference() -> None:
+    first, second, third = picture(["a", "bb", "c"], [1.0, 2.0, 3.0], 1.0)[1:]
+    assert first.startswith("a   ●")
+    assert first.count("─") == second.count("─") == 24  # half of what lies between ranks 1 and 3
+    assert second.index("●") - first.index("●") == 24
+    assert third.count("─") == 0
+
+
+def test_all_of_it_is_told_in_markdown_and_on_a_page() -> None:
+    found = findings(VERDICT, _study()) | {
+        "transfers": [one._asdict() for one in transfers(TRIED, {})],
+        "sensitivities": [one._asdict() for one in sensitivities(TRIED)],
+    }
+    text = "\n".join(markdown(found))
+    assert "**new** | 20.0 | +38 % (wanted +30 %): met | +17 % (wanted +20 %): not met" in text
+    assert "| a | 20 | scaffold | 40 | +50 % | +50 % to +50 % |" in text
+    page = findings_page({"findings": found, "title": "A <study>", "notes": ""})
+    assert "A &lt;study&gt;" in page
+    assert "<strong>new</strong>" in page
+    assert page.count("<circle") == len(found["rankings"][0]["names"])
