@@ -13,6 +13,7 @@ from fedadmm.cli.group import again, resumable
 if TYPE_CHECKING:
     from fedadmm.study.buying import Offer
 
+
 @app.command(epilog="Example: fedadmm incentives quickstart --costs 0.5:1.5 --most 10")
 def incentives(
     source: Annotated[
