@@ -35,6 +35,11 @@ ROWS = {
     "FedAdagrad": Row(fa.FedAdagrad(), D, D),
     "FedAdam": Row(fa.FedAdam(), D, D),
     "FedYogi": Row(fa.FedYogi(), D, D),
+    "FedNova": Row(fa.FedNova(), D + 1, D),
+    "FedCM": Row(fa.FedCM(0.4), D + 1, 2 * D),
+    "FedMid": Row(fa.FedMid(), D + 1, D),
+    "FedDualAvg": Row(fa.FedDualAvg(), D + 1, D + 1),
+    "Scaffnew": Row(fa.Scaffnew(0.5), D + 1, D),
     "AdaBest": Row(fa.AdaBest(0.3, 0.5), D, D + 1),
     "FedAsync": Row(fa.FedAsync(), D + 1, D + 1),
     "FedAsync hinge": Row(fa.FedAsync("hinge", grace=0.0), D + 1, D + 1),
@@ -316,7 +321,7 @@ def test_client_state_keeps_nothing_of_the_broadcast(name):
 def _result(start: torch.Tensor, seed: int) -> LocalResult:
     draws = torch.Generator().manual_seed(seed)
     vectors = [torch.randn(D, generator=draws, dtype=start.dtype) for _ in range(3)]
-    return LocalResult(*vectors)
+    return LocalResult(*vectors, torch.rand(1, generator=draws, dtype=start.dtype))
 
 
 def _states(row: Row) -> tuple[Any, Any, list[Any]]:

@@ -58,7 +58,7 @@ def batch_norm(**options: Any) -> fa.Problem:
 
 HAS_NO_PROX = (
     "has no proximal server step, but the problem's regularizer is L1; use FedADMM, FedADMMIn, "
-    "FedADMMInSa, FedDR or FedDRII"
+    "FedADMMInSa, FedDR, FedDRII, FedMid or FedDualAvg"
 )
 SGD = fa.SGD(0.1)
 

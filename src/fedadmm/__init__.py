@@ -13,7 +13,8 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "fedadmm.algorithms": (
         "AdaBest AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAdagrad FedAdam FedAsync FedAvg "
-        "FedAvgM FedBuff FedDR FedDRII FedDyn FedPD FedProx FedSGD FedSplit FedYogi Scaffold"
+        "FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg FedDyn FedMid FedNova FedPD FedProx "
+        "FedSGD FedSplit FedYogi Scaffnew Scaffold"
     ),
     "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.core.errors": (

@@ -18,7 +18,7 @@ from .harness import CLIENTS, contribution, objectives, tracked
 
 KEEPS_NOTHING = {
     *("fedsgd", "fedavg", "fedprox", "fedpd", "fedavgm", "fedadagrad", "fedadam", "fedyogi"),
-    *("adabest", "fedasync", "fedbuff"),
+    *("adabest", "fedasync", "fedbuff", "fednova", "fedcm", "fedmid", "feddualavg", "scaffnew"),
 }
 CASES = {
     "fedadmm": fa.FedADMM(rho=1.0),

@@ -27,6 +27,8 @@ from fedadmm.algorithms import (
     fed_dr_ii,
     fed_dyn,
     fed_pd,
+    fed_sgd,
+    scaffnew,
     scaffold,
 )
 from fedadmm.algorithms.fed_avg import LocalSteps
@@ -64,11 +66,13 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "slope": (2.0,),
     "grace": (1.0,),
     "size": (3,),
+    "p": (0.4,),
 }
 """Values to try for every field that takes a number."""
 OWN_NUMBERS: dict[tuple[str, str], tuple[float, ...]] = {
     ("adabest", "mu"): (0.4,),
     ("adabest", "beta"): (0.5,),
+    ("fedcm", "alpha"): (0.5,),
 }
 """Where a method means another thing by the name of a field."""
 
@@ -163,6 +167,10 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
         return fed_dyn.Server(x, -at.mean, one), [fed_dyn.Client(y, one) for y in duals]
     if isinstance(method, fa.FedPD):
         return fed_pd.Server(x, one), [fed_pd.Client(x, y) for y in duals]
+    if isinstance(method, fa.Scaffnew):
+        ratio = method.p * one / 0.1  # the learning rate of `local_work`
+        clients = [scaffnew.Client(g - ratio * x, ratio) for g in at.gradients]
+        return fed_sgd.Server(x), clients
     if isinstance(method, fa.AdaBest):
         server = adabest.Server(x, x, 0 * one)
         return server, [adabest.Client(g, 0 * one) for g in at.gradients]
@@ -173,7 +181,7 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
 
 def local_work(method: Any, exact: bool = True) -> dict[str, Any]:
     """Exact solves, or a few gradient steps where the method counts steps."""
-    if exact and not method.needs.mean_gradient:
+    if exact and not (method.needs.mean_gradient or method.needs.step_sum):
         return {"solver": fa.ExactSolver()}
     return {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(5)}
 
@@ -199,7 +207,7 @@ def moved(method: Any, kind: str, sampler: Any, exact: bool, weights: Any) -> fl
     return furthest
 
 
-RESTLESS = LocalSteps | AsTheyArrive | fa.FedSGD | fa.AdaBest
+RESTLESS = LocalSteps | AsTheyArrive | fa.FedSGD | fa.FedCM | fa.FedDualAvg | fa.AdaBest
 """Methods without duals, and one whose memories fade."""
 STILL = [
     title

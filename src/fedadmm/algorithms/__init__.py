@@ -12,14 +12,19 @@ from fedadmm.algorithms.fed_async import FedAsync
 from fedadmm.algorithms.fed_avg import FedAvg
 from fedadmm.algorithms.fed_avgm import FedAvgM
 from fedadmm.algorithms.fed_buff import FedBuff
+from fedadmm.algorithms.fed_cm import FedCM
 from fedadmm.algorithms.fed_dr import FedDR
 from fedadmm.algorithms.fed_dr_ii import FedDRII
+from fedadmm.algorithms.fed_dual_avg import FedDualAvg
 from fedadmm.algorithms.fed_dyn import FedDyn
+from fedadmm.algorithms.fed_mid import FedMid
+from fedadmm.algorithms.fed_nova import FedNova
 from fedadmm.algorithms.fed_pd import FedPD
 from fedadmm.algorithms.fed_prox import FedProx
 from fedadmm.algorithms.fed_sgd import FedSGD
 from fedadmm.algorithms.fed_split import FedSplit
 from fedadmm.algorithms.fed_yogi import FedYogi
+from fedadmm.algorithms.scaffnew import Scaffnew
 from fedadmm.algorithms.scaffold import Scaffold
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import AnyAlgorithm
@@ -40,13 +45,18 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBuff",
+    "FedCM",
     "FedDR",
     "FedDRII",
+    "FedDualAvg",
     "FedDyn",
+    "FedMid",
+    "FedNova",
     "FedPD",
     "FedProx",
     "FedSGD",
     "FedSplit",
     "FedYogi",
+    "Scaffnew",
     "Scaffold",
 ]

@@ -32,10 +32,11 @@ class Delta(NamedTuple):
 
 
 State = TypeVar("State")
+Sent = TypeVar("Sent")
 
 
-class LocalSteps(Algorithm[State, Stateless, Server, Delta]):
-    """The clients' half of FedAvg, which other servers share: theta in, w - theta out."""
+class LocalSteps(Algorithm[State, Stateless, Server, Sent]):
+    """Clients that keep nothing, and make local steps on f_i from theta."""
 
     baseline: ClassVar[bool] = True
 
@@ -56,6 +57,10 @@ class LocalSteps(Algorithm[State, Stateless, Server, Delta]):
         """min f_i, started at theta."""
         return LocalProblem(start=cast.theta)
 
+
+class SendsMove(LocalSteps[State, Delta]):
+    """The clients' half of FedAvg, which other servers share: theta in, w - theta out."""
+
     def client_update(
         self, cast: Server, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Delta]:
@@ -64,7 +69,7 @@ class LocalSteps(Algorithm[State, Stateless, Server, Delta]):
 
 
 @part("algorithm", "fedavg")
-class FedAvg(LocalSteps[Server]):
+class FedAvg(SendsMove[Server]):
     """FedAvg; all hyper-parameters are those of the solver and its stopping rule."""
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"

@@ -21,12 +21,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_avg import Delta, LocalSteps, State
+from fedadmm.algorithms.fed_avg import Delta, SendsMove, State
 from fedadmm.core.parts import Positive, Probability
 from fedadmm.core.protocols import Received, Regularizer
 
 
-class FedOpt(LocalSteps[State]):
+class FedOpt(SendsMove[State]):
     """A server that hands the mean move to its optimiser."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -55,18 +55,30 @@ class LocalProblem(NamedTuple):
     linear: Tensor | None = None
     weight: Tensor | float = 0.0
     centre: Tensor | None = None
+    steps: int | None = None
+    """How many steps to make, where the method says it and not the stopping rule."""
+    prox_step: Tensor | float = 0.0
+    """The step of the prox of g that `start` waits for, where it is a dual state."""
 
 
 class LocalResult(NamedTuple):
     """What a solve hands to the algorithm.
 
     `start_gradient` is the full gradient of f_i at `start`, `mean_gradient` the mean of the
-    (mini-batch) gradients of f_i over the steps made; each only when the algorithm needs it.
+    (mini-batch) gradients of f_i over the steps made, `step_sum` the sum of the weights with which
+    those gradients moved the model: the steps' learning rates, and what momentum made of them.
+    Each is there only when the algorithm needs it.
     """
 
     params: Tensor
     start_gradient: Tensor | None = None
     mean_gradient: Tensor | None = None
+    step_sum: Tensor | None = None
+
+    @classmethod
+    def like(cls, params: Tensor) -> LocalResult:
+        """A result with every field, for whoever wants to know how messages look."""
+        return cls(params, params, params, params.new_ones(1))
 
 
 class SolveInfo(NamedTuple):
@@ -92,6 +104,10 @@ class Needs(NamedTuple):
     local_solve: bool = True
     start_gradient: bool = False
     mean_gradient: bool = False
+    step_sum: bool = False
+    local_prox: Literal["none", "primal", "dual"] = "none"
+    """How g enters the local steps: not at all, by its prox after every step, or by its prox before
+    every gradient, while the steps themselves add up in a dual state."""
 
 
 class SolveContext(NamedTuple):
@@ -105,6 +121,8 @@ class SolveContext(NamedTuple):
     """The client's own model, wherever the solve starts; None when its method keeps none."""
     clients: Sequence[int] = (0,)
     """Who works: one client, or those of a stack in the order of its rows."""
+    regularizer: Regularizer | None = None
+    """g, for methods whose local steps take its prox."""
 
 
 IN_NO_ROUND = SolveContext()
@@ -156,7 +174,7 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     paper: ClassVar[str] = ""
     """Authors, title, year."""
     accepts_regularizer: ClassVar[bool] = False
-    """Whether the server step applies the prox of g."""
+    """Whether it minimises f + g: the server step applies the prox of g."""
     accepts_partial: ClassVar[bool] = True
     """Whether clients may sit a round out."""
     asynchronous: ClassVar[bool] = False
@@ -404,6 +422,8 @@ class LocalSolver(ABC):
 
     averages_gradients: ClassVar[bool] = False
     """Whether `LocalResult.mean_gradient` can be supplied."""
+    sums_steps: ClassVar[bool] = False
+    """Whether it makes plain steps: it supplies `LocalResult.step_sum`, and takes the prox of g."""
     batch_size: int | None = None
     """The rows of a step; None for all."""
     per_client: ClassVar[tuple[str, ...]] = ()

@@ -150,7 +150,8 @@ class DropIn:
     """A method of the package for a Flower app that exists already.
 
     Args:
-        algorithm: the method; it must not need gradients at the broadcast vector.
+        algorithm: the method; it must not need gradients at the broadcast vector, nor the sizes of
+            the local steps.
         clients: how many nodes there are.
         model: what makes the model that the train function loads.
         config: handed to the train function in every message, as `config`.
@@ -181,6 +182,12 @@ class DropIn:
             raise PairingError(
                 f"DropIn: {type(self.algorithm).__name__} needs full gradients, which a train "
                 "function does not give; use another method or option, or fedadmm.flower.client_app"
+            )
+        if needs.step_sum:
+            raise PairingError(
+                f"DropIn: {type(self.algorithm).__name__} must know the size of every local step, "
+                "which a train function does not tell; use another method, or "
+                "fedadmm.flower.client_app"
             )
         if self.sampler.asks_losses:
             raise PairingError(

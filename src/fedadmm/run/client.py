@@ -102,7 +102,8 @@ def client_round(
     with _seeded(objective, key):
         own = job.algorithm.local_params(record.state)
         needs, theta = job.algorithm.needs, global_vector(job, download)
-        context = SolveContext(round_index, needs, theta, own, (client,))
+        g = job.problem.regularizer
+        context = SolveContext(round_index, needs, theta, own, (client,), g)
         result, solve = _solve(job, objective, problem, key, context)
     state, message = job.algorithm.client_update(download.cast, record.state, result)
     buffers = _buffers(job, objective)

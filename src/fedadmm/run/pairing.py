@@ -53,8 +53,8 @@ def _check_algorithm(job: Job, sampler: Sampler) -> None:
     if not job.algorithm.accepts_regularizer and not isinstance(job.problem.regularizer, Zero):
         raise PairingError(
             f"{method} has no proximal server step, but the problem's regularizer is "
-            f"{type(job.problem.regularizer).__name__}; use FedADMM, FedADMMIn, FedADMMInSa, FedDR "
-            "or FedDRII"
+            f"{type(job.problem.regularizer).__name__}; use FedADMM, FedADMMIn, FedADMMInSa, "
+            "FedDR, FedDRII, FedMid or FedDualAvg"
         )
     job.problem.regularizer.prox(job.initial, job.algorithm.prox_step)  # refuses a wrong length
 
@@ -80,6 +80,11 @@ def _check_solver(job: Job) -> None:
             f"{type(job.solver).__name__} has none to average; use SGD, GradientDescent or "
             "AcceleratedGradient, or option=1"
         )
+    if needs.step_sum and not job.solver.sums_steps:
+        raise PairingError(
+            f"{method} must know the size of every local step, but {type(job.solver).__name__} "
+            "does not tell; use SGD or GradientDescent"
+        )
     client = job.problem.clients[0]
     if isinstance(job.solver, ExactSolver) and not isinstance(client, QuadraticObjective):
         raise PairingError(
@@ -97,9 +102,19 @@ def _check_stop(job: Job) -> None:
             f"{rule} with reference='global' measures against theta, but {method} does not send it "
             "in every round; use reference='own'"
         )
+    if job.algorithm.needs.local_prox != "none":
+        raise PairingError(
+            f"{rule} measures the gradient of a smooth local problem, but {method} takes the prox "
+            "of g in its local steps; use Epochs, UniformEpochs or Steps"
+        )
     # A rule that certifies an accuracy refuses a penalty that is too small for it.
     cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), this_round(job, 0))
     first = job.algorithm.local_problem(cast, job.algorithm.init_client(job.initial))
+    if first.steps is not None:
+        raise PairingError(
+            f"{rule} ends a local solve by what it measures, but {method} says how many steps a "
+            "round has; use Epochs, UniformEpochs or Steps, which it does not ask"
+        )
     zero = job.initial.new_zeros(1)
     job.stop.reached(Progress(zero, zero, zero, first.weight, 0, (0,)))
 

@@ -10,7 +10,7 @@ import torch
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import is_stranger
-from fedadmm.core.protocols import AnyAlgorithm, LocalResult, Round
+from fedadmm.core.protocols import AnyAlgorithm, LocalResult, Needs, Round
 from fedadmm.run.engines import default_engine
 from fedadmm.study.messages import allowed, suggestion
 from fedadmm.study.parts import model_of
@@ -64,7 +64,7 @@ def card(name: str) -> Card:
     vector = torch.zeros(_LENGTH)
     client = method.init_client(vector)
     cast = method.broadcast(method.init_server(vector), Round(0, 0))
-    result = LocalResult(vector, vector, vector)
+    result = LocalResult.like(vector)
     _, message = method.client_update(cast, client, result)
     return Card(
         name=name,
@@ -106,10 +106,14 @@ def _accepts(method: AnyAlgorithm) -> list[str]:
     return [
         "partial participation" if method.accepts_partial else "full participation only",
         "any convex regulariser g" if method.accepts_regularizer else "g = 0 only",
-        *(["any local solver"] if needs.local_solve and not needs.mean_gradient else []),
-        *(["solvers with gradient steps"] if needs.mean_gradient else []),
+        *(["any local solver"] if needs.local_solve and not _counts(needs) else []),
+        *(["solvers with gradient steps"] if _counts(needs) else []),
         *(["no local solver: one gradient"] if not needs.local_solve else []),
     ]
+
+
+def _counts(needs: Needs) -> bool:
+    return needs.mean_gradient or needs.step_sum
 
 
 def _keys(name: str) -> list[str]:

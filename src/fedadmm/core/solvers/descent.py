@@ -83,7 +83,9 @@ class _Descent:
         clients = zip(context.clients, keys, objectives.sizes, strict=True)
         for place, (client, key, size) in enumerate(clients):
             per_epoch = 1 if batch_size is None else -(-size // batch_size)
-            budget = stop.budget(per_epoch, derive(key, "budget"), client)
+            budget = problem.steps
+            if budget is None:
+                budget = stop.budget(per_epoch, derive(key, "budget"), client)
             self._work.append(_Work(place, client, key, size, per_epoch, budget))
         self._all = self._work
         self._first = self._loss = LocalLoss(objectives, problem)

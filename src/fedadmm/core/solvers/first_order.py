@@ -22,6 +22,7 @@ from fedadmm.core.protocols import (
     LocalResult,
     LocalSolver,
     Objective,
+    Regularizer,
     SolveContext,
     SolveInfo,
     StoppingRule,
@@ -95,6 +96,101 @@ def _add(into: Tensor, gradient: Tensor, factor: Tensor | float) -> None:
         into.add_(gradient, alpha=factor)
 
 
+class ProximalStepper(Stepper):
+    """w <- prox_{lr g}(w - lr (...)): the prox of g after every step of SGD."""
+
+    def __init__(
+        self, inner: SGDStepper, lr: Tensor | float, regularizer: Regularizer | None
+    ) -> None:
+        assert regularizer is not None  # engines give it to methods that ask for it
+        self._inner = inner
+        self._lr = lr
+        self._regularizer = regularizer
+
+    @property
+    def params(self) -> Tensor:
+        """The current iterate, live."""
+        return self._inner.params
+
+    def step(self, rows: Any) -> Tensor:
+        """One step on the given rows, and the prox."""
+        gradient = self._inner.step(rows)
+        self.params.copy_(_prox(self._regularizer, self.params, self._lr))
+        return gradient
+
+    def select(self, clients: Tensor | slice) -> ProximalStepper:
+        """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
+        lr = trees.select(self._lr, clients)
+        return ProximalStepper(self._inner.select(clients), lr, self._regularizer)
+
+
+class _Dual(NamedTuple):
+    """The dual state, where gradients are taken, and how far the gradients so far have moved it."""
+
+    z: Tensor
+    model: Tensor
+    lr: Tensor | float
+    velocity: Tensor
+    reach: Tensor
+    """The sum of the weights of all gradients since the method began."""
+    pace: Tensor
+    """How much the last step added to it."""
+
+
+class DualAveragingStepper(Stepper):
+    """z <- z - lr grad f_i(prox_{reach g}(z)), with optional momentum; `params` is z."""
+
+    def __init__(
+        self,
+        loss: LocalLoss,
+        lr: Tensor | float,
+        momentum: float,
+        regularizer: Regularizer | None,
+    ) -> None:
+        assert regularizer is not None  # engines give it to methods that ask for it
+        self._objectives = loss.objectives
+        self._momentum = momentum
+        self._regularizer = regularizer
+        start = loss.problem.start
+        z, model = start.clone(), loss.objectives.workspace(start)
+        column = z.new_zeros(*z.shape[:-1], 1)
+        reach = column + loss.problem.prox_step
+        self._vectors = _Dual(z, model, lr, torch.zeros_like(z), reach, column)
+
+    @property
+    def params(self) -> Tensor:
+        """The dual state, live."""
+        return self._vectors.z
+
+    def step(self, rows: Any) -> Tensor:
+        """One step on the given rows; the gradient of f_i."""
+        z, model, lr, velocity, reach, pace = self._vectors
+        model.copy_(_prox(self._regularizer, z, reach))
+        gradient = self._objectives.gradient(model, rows)
+        _add(velocity.mul_(self._momentum), gradient, lr)
+        z.sub_(velocity)
+        reach.add_(pace.mul_(self._momentum).add_(lr))
+        return gradient
+
+    def select(self, clients: Tensor | slice) -> DualAveragingStepper:
+        """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
+        chosen = copy.copy(self)
+        chosen._vectors = trees.select(self._vectors, clients)
+        if isinstance(clients, Tensor):
+            chosen._objectives = self._objectives.select(clients.tolist())
+        return chosen
+
+
+def _prox(regularizer: Regularizer, params: Tensor, step: Tensor | float) -> Tensor:
+    """prox_{step g} of one vector, or of every row of a stack: g is a function of vectors (D,)."""
+    if params.ndim == 1:
+        number = float(step)
+        return regularizer.prox(params, number) if number else params
+    steps = [step] * len(params) if not isinstance(step, Tensor) else step.reshape(-1).tolist()
+    rows = zip(params, steps, strict=True)
+    return torch.stack([_prox(regularizer, row, number) for row, number in rows])
+
+
 class IterativeSolver(LocalSolver):
     """A solver that makes steps until its stopping rule or its budget ends it."""
 
@@ -127,7 +223,17 @@ class IterativeSolver(LocalSolver):
     ) -> tuple[LocalResult, list[SolveInfo]]:
         """Solve for all clients of `objectives` at once."""
         make = partial(self.stepper, context=context)
-        return descend(objectives, problem, stop, keys, context, make, self.batch_size)
+        result, infos = descend(objectives, problem, stop, keys, context, make, self.batch_size)
+        if context.needs.step_sum:
+            shape = (*problem.start.shape[:-1], 1)
+            steps = result.params.new_tensor([info.steps for info in infos]).view(shape)
+            step_sum = self.step_sum(steps, LocalLoss(objectives, problem), context)
+            result = result._replace(step_sum=step_sum)
+        return result, infos
+
+    def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
+        """`LocalResult.step_sum` after so many steps, for a solver that `sums_steps`."""
+        raise ParameterError(f"{type(self).__name__}: it makes no plain steps, but they are needed")
 
 
 @dataclass(frozen=True)
@@ -158,17 +264,27 @@ class SGD(_Rated):
     """
 
     stacks = True
+    sums_steps = True
 
     batch_size: Count | None = 32
     momentum: Probability = 0.0
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
         """The fastest stepper for what is asked."""
-        lr = self.rate(loss, context)
+        lr, needs = self.rate(loss, context), context.needs
+        if needs.local_prox == "dual":
+            return DualAveragingStepper(loss, lr, self.momentum, context.regularizer)
+        if needs.local_prox == "primal":
+            return ProximalStepper(SGDStepper(loss, lr, self.momentum), lr, context.regularizer)
         plain = None
-        if not self.momentum and not context.needs.mean_gradient:
+        if not self.momentum and not needs.mean_gradient:
             plain = loss.objectives.plain_stepper(loss, lr)
         return plain or SGDStepper(loss, lr, self.momentum)
+
+    def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
+        """The learning rate times steps + momentum (steps - 1) + momentum^2 (steps - 2) + ..."""
+        m = self.momentum
+        return self.rate(loss, context) * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
 
 
 @part("solver", "gradient-descent")
@@ -179,10 +295,15 @@ class GradientDescent(_Rated):
     """
 
     stacks = True
+    sums_steps = True
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
         """That of SGD, without momentum."""
         return SGD(self.lr, batch_size=None).stepper(loss, context)
+
+    def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
+        """That of SGD, without momentum."""
+        return SGD(self.lr, batch_size=None).step_sum(steps, loss, context)
 
 
 class _AcceleratedStepper(Stepper):

@@ -63,7 +63,7 @@ def answer_template(job: Job, download: Download) -> Answer:
     """How every answer to this broadcast must look: names, shapes, types."""
     zero = torch.zeros_like(job.initial)
     client = job.algorithm.init_client(job.initial)
-    result = LocalResult(zero, zero, zero)
+    result = LocalResult.like(zero)
     _, message = job.algorithm.client_update(download.cast, client, result)
     averaged = job.problem.buffers == "average"
     info = ClientInfo(0, SolveInfo(0, 0.0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)

@@ -132,7 +132,8 @@ class VectorisedEngine(Engine):
         keys = [client_key(job, round_index, client) for client in stack.clients]
         own = job.algorithm.local_params(stack.state)
         theta = global_vector(job, download)
-        context = SolveContext(round_index, needs, theta, own, stack.clients)
+        g = job.problem.regularizer
+        context = SolveContext(round_index, needs, theta, own, stack.clients, g)
         stacked = problem._replace(start=start)
         return job.solver.descend(stack.objective, stacked, job.stop, keys, context)
 

@@ -142,7 +142,7 @@ def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
     """The sizes of a broadcast, of a record, and of a record with an upload."""
     vector, buffers = job.initial, job.initial_buffers
     before = job.algorithm.init_client(vector)
-    result = LocalResult(vector, vector, vector)
+    result = LocalResult.like(vector)
     after, message = job.algorithm.client_update(download.cast, before, result)
     record = ClientRecord(after, buffers)
     kept = max(region_bytes(record), region_bytes(ClientRecord(before, buffers)))

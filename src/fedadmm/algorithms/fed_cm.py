@@ -1,0 +1,111 @@
+"""FedCM: the last global direction enters every local step.
+
+Xu, Wang, Wang, Yao: FedCM: Federated Learning with Client-level Momentum, 2021, Algorithm 2.
+
+    client   w <- local steps along  alpha g(w) + (1 - alpha) Delta,  started at theta
+             K = the sum of its steps' weights;  send  w - theta  and  K
+    server   Delta <- - sum over S of (w - theta) / sum over S of K, weighted
+             theta <- theta + step times the weighted mean over S of (w - theta)
+
+Delta starts at zero.  The local problem is f_i(w) + ((1 - alpha) / alpha) <Delta, w>, so that the
+solver's learning rate is alpha times the paper's: a paper's (alpha, rate) = (0.1, 0.1) is lr = 0.01
+here.  The paper's server rate is absolute; step = 1 is its choice (its rate)(its local steps), for
+which theta is the mean of the clients' models.  With alpha = 1 it is FedAvg.
+
+The limit has client drift, as FedAvg's.  The recursion is checked against an independent program;
+the paper's rates were not.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.algorithms.fed_sgd import Stateless
+from fedadmm.core.parts import Positive, Share, part
+from fedadmm.core.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    Needs,
+    Received,
+    Regularizer,
+    Round,
+)
+
+
+class Server(NamedTuple):
+    """The global model and the mean direction of the last round; also what is broadcast."""
+
+    theta: Tensor
+    direction: Tensor
+
+
+class Message(NamedTuple):
+    """How far the local steps moved the model, and the sum of their weights."""
+
+    delta: Tensor
+    work: Tensor
+
+
+@part("algorithm", "fedcm")
+class FedCM(Algorithm[Server, Stateless, Server, Message]):
+    """FedCM with client-level momentum.
+
+    Args:
+        alpha: the share of a client's own gradient in its steps.
+        step: the server's step, in mean moves.
+    """
+
+    paper: ClassVar[str] = "Xu et al., FedCM, 2021"
+    baseline: ClassVar[bool] = True
+
+    alpha: Share = 0.1
+    step: Positive = 1.0
+
+    @property
+    def needs(self) -> Needs:
+        """The local work."""
+        return Needs(step_sum=True)
+
+    @property
+    def bias(self) -> str:
+        """Client drift."""
+        return "several local steps, or some of the clients, have a fixed point of their own"
+
+    def init_server(self, params: Tensor) -> Server:
+        """theta^0 and no direction."""
+        return Server(params, torch.zeros_like(params))
+
+    def init_client(self, params: Tensor) -> Stateless:
+        """Nothing."""
+        return Stateless()
+
+    def broadcast(self, server: Server, turn: Round) -> Server:
+        """theta and Delta."""
+        return server
+
+    def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
+        """min f_i(w) + ((1 - alpha) / alpha) <Delta, w>, started at theta."""
+        return LocalProblem(cast.theta, (1 / self.alpha - 1) * cast.direction)
+
+    def client_update(
+        self, cast: Server, client: Stateless, result: LocalResult
+    ) -> tuple[Stateless, Message]:
+        """Send the move and the work in it."""
+        assert result.step_sum is not None
+        return client, Message(result.params - cast.theta, result.step_sum / self.alpha)
+
+    def server_update(
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+    ) -> Server:
+        """The mean direction of all local steps, and a step along the mean move."""
+        made = bool(total.work > 0)
+        direction = -total.delta / total.work if made else server.direction
+        return Server(server.theta + self.step * total.delta / received.weight, direction)
+
+    def global_params(self, server: Server) -> Tensor:
+        """theta."""
+        return server.theta

@@ -1,0 +1,75 @@
+"""FedNova: moves are normalised by the local work before they are averaged.
+
+Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
+Federated Optimization, NeurIPS 2020, equation (4) with tau_eff as in section 4.
+
+    client   w <- local steps on f_i, started at theta
+             K = the sum of its steps' weights (lr times the number of steps for plain SGD)
+             send  (w - theta) / K  and  K
+    server   theta <- theta + (weighted mean over S of K) (weighted mean over S of (w - theta) / K)
+
+A client that makes more steps, or larger ones, moves further in FedAvg and counts more, so that
+FedAvg minimises another objective than f.  Here every client counts by its weight alone.  The
+paper's ||a_i||_1 counts steps and leaves the learning rate, the same for all, outside; with one
+learning rate for all clients that is the same recursion, and with several this one stays
+consistent.  Momentum of the solver enters K as in the paper's section 4.
+
+When all clients do the same work it is FedAvg, and its limit has FedAvg's drift, which vanishes
+with the learning rate.  That, and the limit of FedAvg with unequal work, are tests; the paper's
+rates were not checked.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.algorithms.fed_avg import LocalSteps
+from fedadmm.algorithms.fed_sgd import Server, Stateless
+from fedadmm.core.parts import part
+from fedadmm.core.protocols import LocalResult, Needs, Received, Regularizer
+
+
+class Message(NamedTuple):
+    """The normalised move, and what it was normalised by."""
+
+    direction: Tensor
+    work: Tensor
+
+
+@part("algorithm", "fednova")
+class FedNova(LocalSteps[Server, Message]):
+    """FedNova; all hyper-parameters are those of the solver and its stopping rule."""
+
+    paper: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
+
+    @property
+    def needs(self) -> Needs:
+        """The local work."""
+        return Needs(step_sum=True)
+
+    def init_server(self, params: Tensor) -> Server:
+        """theta^0."""
+        return Server(params)
+
+    def client_update(
+        self, cast: Server, client: Stateless, result: LocalResult
+    ) -> tuple[Stateless, Message]:
+        """Send the move a unit of work makes; who made no step has not moved."""
+        work = result.step_sum
+        assert work is not None
+        unit = torch.where(work > 0, work, torch.ones_like(work))
+        return client, Message((result.params - cast.theta) / unit, work)
+
+    def server_update(
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+    ) -> Server:
+        """The mean direction, as far as the mean work goes."""
+        work, direction = total.work / received.weight, total.direction / received.weight
+        return Server(server.theta + work * direction)
+
+    def global_params(self, server: Server) -> Tensor:
+        """theta."""
+        return server.theta
