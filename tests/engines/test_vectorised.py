@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -74,6 +76,36 @@ def test_every_stopping_rule(rule: str, name: str) -> None:
 @pytest.mark.parametrize("problem", ["perceptron", "tanh"])
 def test_momentum(name: str, problem: str) -> None:
     _equal(ALGORITHMS[name], problem, solver=fa.SGD(0.05, batch_size=4, momentum=0.8))
+
+
+REGULARIZERS = {
+    "l1": fa.L1(0.05),
+    "groups": fa.GroupLasso(0.05, (1, 2, 1)),
+    "ball": fa.L2Ball(0.8),
+}
+RATES = (0.1, 0.05, 0.2, 0.08, 0.15, 0.12)
+
+
+@pytest.mark.parametrize("g", REGULARIZERS)
+@pytest.mark.parametrize("method", [fa.FedMid(), fa.FedDualAvg(0.8)], ids=["mid", "dual"])
+@pytest.mark.parametrize(("lr", "momentum"), [(0.1, 0.0), (RATES, 0.0), (RATES, 0.5)])
+def test_the_prox_in_local_steps(g: str, method: Any, lr: Any, momentum: float) -> None:
+    """g is a function of one client's vector: no stack may mix rows, whatever g is."""
+
+    def problem() -> fa.Problem:
+        plain = PROBLEMS["least squares"]()
+        return fa.Problem(plain.clients, REGULARIZERS[g], initial=plain.initial)
+
+    options: Any = {"solver": fa.SGD(lr, batch_size=5, momentum=momentum), "rounds": 6}
+    expected = run("sequential", method, problem(), **options)
+    assert_same_run(run("vectorised", method, problem(), **options), expected)
+
+
+@pytest.mark.parametrize("name", ["fednova", "fedcm", "scaffnew"])
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_the_sum_of_steps_with_a_rate_per_client(name: str, momentum: float) -> None:
+    solver = fa.SGD(RATES, batch_size=4, momentum=momentum)
+    _equal(ALGORITHMS[name], "perceptron", solver=solver)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadmm-insa", "scaffold-1"])
