@@ -71,6 +71,7 @@ NAMES = [
     "PyProximal",
     "LastIterate",
     "RandomIterate",
+    "TwoOutputs",
     "Problem",
     "Objective",
     "LazyClients",

@@ -11,7 +11,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from fedadmm.core.parts import part
+from fedadmm.core.errors import check_choice
+from fedadmm.core.parts import FAMILIES, part
 from fedadmm.core.rng import Key, derive, uniform
 
 Note = TypeVar("Note")
@@ -42,6 +43,10 @@ class Output(ABC, Generic[Note]):
     @abstractmethod
     def model(self, note: Note, offered: Iterate) -> Iterate:
         """What is handed out after the round of this note, which offered this iterate."""
+
+    def beside(self, note: Note, offered: Iterate) -> dict[str, Iterate]:
+        """Models that are measured too, by the ending of their metrics' names; usually none."""
+        return {}
 
 
 AnyOutput = Output[Any]
@@ -83,3 +88,53 @@ class RandomIterate(Output[Iterate]):
     def model(self, note: Iterate, offered: Iterate) -> Iterate:
         """The iterate that is kept."""
         return note
+
+
+class Notes(NamedTuple):
+    """What two outputs remember."""
+
+    handed: Any
+    beside: Any
+
+
+@part("output", "two-outputs")
+class TwoOutputs(Output[Notes]):
+    """Hand out one model and measure another beside it: two outputs for the price of one training.
+
+    The other's metrics have its name at their end: `test_accuracy_random_iterate`.
+
+    Args:
+        handed: the name of the output that is handed out.
+        measured: the name of the one beside it; neither has options.
+    """
+
+    handed: str = "last-iterate"
+    measured: str = "random-iterate"
+
+    def __post_init__(self) -> None:
+        known = [name for name in FAMILIES["output"] if name != "two-outputs"]
+        check_choice(self, "handed", self.handed, known)
+        check_choice(self, "measured", self.measured, [one for one in known if one != self.handed])
+
+    @property
+    def _outputs(self) -> tuple[AnyOutput, AnyOutput]:
+        handed, measured = FAMILIES["output"][self.handed], FAMILIES["output"][self.measured]
+        return handed(), measured()
+
+    def begin(self, offered: Iterate) -> Notes:
+        """Both notes before the first round."""
+        return Notes(*(one.begin(offered) for one in self._outputs))
+
+    def look(self, note: Notes, offered: Iterate, round_number: int, seed: Key) -> Notes:
+        """Both notes after a round."""
+        pairs = zip(self._outputs, note, strict=True)
+        return Notes(*(one.look(own, offered, round_number, seed) for one, own in pairs))
+
+    def model(self, note: Notes, offered: Iterate) -> Iterate:
+        """What the first hands out."""
+        return self._outputs[0].model(note.handed, offered)
+
+    def beside(self, note: Notes, offered: Iterate) -> dict[str, Iterate]:
+        """What the second would hand out."""
+        other = self._outputs[1].model(note.beside, offered)
+        return {self.measured.replace("-", "_"): other}

@@ -191,15 +191,26 @@ def _load(objective: Any, buffers: Tensor | None) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """End the run when a metric is at least (or, for losses, at most) a value."""
+    """End the run when a metric is at least (or, for losses, at most) a value.
+
+    Rounds are counted to the metric alone; `also` names metrics that must be there in the same
+    round before the run ends.
+    """
 
     metric: str
     value: float
     at_least: bool = True
+    also: tuple[str, ...] = ()
 
     def reached(self, record: dict[str, Any]) -> bool:
         """Whether a round's record meets the target; False when it was not measured."""
-        value = record.get(self.metric)
+        return self._met(record.get(self.metric))
+
+    def ends(self, record: dict[str, Any]) -> bool:
+        """Whether the run ends with this round."""
+        return self.reached(record) and all(self._met(record.get(one)) for one in self.also)
+
+    def _met(self, value: float | None) -> bool:
         if value is None or math.isnan(value):
             return False
         return bool(value >= self.value if self.at_least else value <= self.value)

@@ -177,6 +177,9 @@ def run(
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
             measured = schedule.evaluation.measure(job, store, *output.model(note, iterate))
+            for ending, model in output.beside(note, iterate).items():
+                other = schedule.evaluation.measure(job, store, *model)
+                measured |= {f"{name}_{ending}": value for name, value in other.items()}
             record["evaluation_seconds"] = time.perf_counter() - began
             _add(record, measured, "the evaluation")
         following = _instrumented(following, record, infos, store, schedule)
@@ -340,9 +343,11 @@ _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 def _check_measured(record: Record, schedule: Schedule) -> None:
     """Refuse an early end that waits for something nobody measures."""
-    wanted = schedule.target.metric if schedule.target is not None else None
-    for name, metric in (("target", wanted), ("tolerance", "gradient_mapping")):
-        if getattr(schedule, name) is not None and metric not in record:
+    target = schedule.target
+    waited = [] if target is None else [("target", one) for one in (target.metric, *target.also)]
+    waited += [] if schedule.tolerance is None else [("tolerance", "gradient_mapping")]
+    for name, metric in waited:
+        if metric not in record:
             numbers = (key for key, value in record.items() if isinstance(value, (int, float)))
             raise ParameterError(
                 f"simulate: {name} waits for {metric!r}, which is not measured; "
@@ -366,7 +371,7 @@ def _ending(
             "diverged",
             f"diverged in round {number}: the loss of the global model is {loss:g}{client}",
         )
-    if schedule.target is not None and schedule.target.reached(record):
+    if schedule.target is not None and schedule.target.ends(record):
         metric = schedule.target.metric
         return Ending(
             "target", f"{metric} {record[metric]:.4g} reached the target in round {number}"

@@ -87,10 +87,13 @@ class TargetTable(Table):
     value: float
     at_least: bool = Field(default=True, description="false for losses, which should fall")
     end_run: bool = Field(default=True, description="end the run as soon as the target is met")
+    also: list[str] = Field(
+        default=[], description="metrics that must have the value too before the run ends"
+    )
 
     def build(self) -> Target:
         """The target as the loop takes it."""
-        return Target(self.metric, self.value, self.at_least)
+        return Target(self.metric, self.value, self.at_least, tuple(self.also))
 
 
 class CheckpointTable(Table):

@@ -111,7 +111,9 @@ class Reading(_Model):
     settings: list[str] = Field(default=["*"], description="the settings it is run in")
     scales: list[str] = Field(default=list(SCALES), description="at which it is run")
     outputs: list[str] = Field(
-        default=[], description="the models it hands out, instead of the recipe's: a row for each"
+        default=[],
+        max_length=2,
+        description="the models it hands out, instead of the recipe's: a row for each",
     )
     method: str = Field(default="", description="the method that this is one hand-out of")
     output: str | None = Field(default=None, description="the model that it hands out")
@@ -125,26 +127,30 @@ class Reading(_Model):
             update={"search": {key: own[:1] for key, own in self.search.items()}}
         )
 
-    def handing_out(self, outputs: Sequence[str]) -> list[Reading]:
-        """One row per model that is handed out; itself when there is nothing to choose."""
+    def handing_out(self, outputs: Sequence[str], metric: str) -> list[Reading]:
+        """One row per model that is handed out, all read off the same runs; itself when none is."""
+        wanted = self.outputs or outputs
+        if len(wanted) < 2:
+            return [self]
+        handed, beside = wanted
+        other = f"{metric}_{beside.replace('-', '_')}"
+        shared = self.assign | {
+            "output": {"name": "two-outputs", "handed": handed, "measured": beside},
+            "target.also": [other],
+        }
+        about = {"assign": shared, "outputs": [], "method": self.name}
         return [
+            self.model_copy(update=about | {"output": handed}),
             self.model_copy(
-                update={
-                    "name": f"{self.name}+{output}" if position else self.name,
-                    "title": f"{self.title}, {output}" if position else self.title,
-                    "assign": self.assign | {"output.name": output},
-                    "outputs": [],
-                    "method": self.name,
-                    "output": output,
+                update=about
+                | {
+                    "name": f"{self.name}+{beside}",
+                    "title": f"{self.title}, {beside}",
+                    "output": beside,
+                    "metric": other,
                 }
-            )
-            for position, output in enumerate(self.outputs or outputs)
-        ] or [self]
-
-    @property
-    def label(self) -> str:
-        """The title with its reading."""
-        return self.title if self.reading == "baseline" else f"{self.title}, {self.reading}"
+            ),
+        ]
 
 
 class Search(_Model):
@@ -193,7 +199,9 @@ class Recipe(_Model):
     settings: list[Setting]
     methods: list[Reading]
     outputs: list[str] = Field(
-        default=[], description="the models that every method hands out: a row for each"
+        default=[],
+        max_length=2,
+        description="the models that every method hands out: a row for each",
     )
     percentages: dict[str, list[int]] = Field(
         default={}, description="by scale: the percentages of participants that are run"
@@ -247,7 +255,9 @@ class Recipe(_Model):
     @cached_property
     def rows(self) -> list[Reading]:
         """Every method, with each model that it hands out."""
-        return [one for method in self.methods for one in method.handing_out(self.outputs)]
+        return [
+            one for method in self.methods for one in method.handing_out(self.outputs, self.metric)
+        ]
 
     def seeds_at(self, scale: str) -> int:
         """How many seeds are run unless somebody asks for another number."""

@@ -1,0 +1,75 @@
+"""Two models measured in one training: each as if it had been handed out alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedadmm as fa
+from support.resumable import assert_continued, interrupted, untimed
+from support.resumable import run as resumable_run
+
+METRICS = ("loss", "objective", "gradient_mapping")
+BOTH = fa.TwoOutputs("last-iterate", "random-iterate")
+
+
+def _metrics(history: list[dict[str, Any]], ending: str = "") -> list[list[float]]:
+    return [[record[name + ending] for name in METRICS] for record in history]
+
+
+def test_each_is_measured_as_if_it_were_alone() -> None:
+    last = resumable_run(8, output=fa.LastIterate())
+    drawn = resumable_run(8, output=fa.RandomIterate())
+    assert _metrics(last.history) != _metrics(drawn.history)
+    for handed, measured, alone, beside in (
+        ("last-iterate", "random-iterate", last, drawn),
+        ("random-iterate", "last-iterate", drawn, last),
+    ):
+        result = resumable_run(8, output=fa.TwoOutputs(handed, measured))
+        ending = "_" + measured.replace("-", "_")
+        assert _metrics(result.history) == _metrics(alone.history)
+        assert _metrics(result.history, ending) == _metrics(beside.history)
+        assert result.params.equal(alone.params)
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_run_is_taken_up_with_both(kind: str, tmp_path: Path) -> None:
+    for after in (2, 5):
+        resume = interrupted(tmp_path / str(after), after, kind=kind, output=BOTH)
+        assert_continued(resume(), resumable_run(8, output=BOTH), after)
+
+
+def test_two_of_one_kind_and_strangers_are_refused() -> None:
+    with pytest.raises(fa.ParameterError, match="TwoOutputs: measured is 'last-iterate'"):
+        fa.TwoOutputs("last-iterate", "last-iterate")
+    with pytest.raises(fa.ParameterError, match="TwoOutputs: handed is 'two-outputs'"):
+        fa.TwoOutputs("two-outputs", "last-iterate")
+
+
+def test_a_run_may_wait_for_both_to_reach_the_target() -> None:
+    plain = resumable_run(30, output=BOTH)
+    curve = [record["loss"] for record in plain.history]
+    other = [record["loss_random_iterate"] for record in plain.history]
+    pairs = list(zip(curve, other, strict=True))
+    goal, first, both = next(
+        (goal, hits[0], met[0])
+        for goal in sorted(curve, reverse=True)
+        if (hits := [i for i, value in enumerate(curve) if value <= goal])
+        and (met := [i for i, pair in enumerate(pairs) if max(pair) <= goal])
+        and met[0] > hits[0]  # or the test would not see a difference
+    )
+    target = fa.Target("loss", goal, at_least=False)
+    waiting = fa.Target("loss", goal, at_least=False, also=("loss_random_iterate",))
+    assert len(resumable_run(30, output=BOTH, target=target).history) == first + 1
+    ended = resumable_run(30, output=BOTH, target=waiting)
+    assert len(ended.history) == both + 1
+    assert ended.code == "target"
+    assert untimed(ended.history) == untimed(plain.history[: both + 1])
+
+
+def test_a_target_that_waits_for_what_nobody_measures_is_refused() -> None:
+    target = fa.Target("loss", 0.0, at_least=False, also=("loss_averaged",))
+    with pytest.raises(fa.ParameterError, match="target waits for 'loss_averaged'"):
+        resumable_run(3, output=BOTH, target=target)
