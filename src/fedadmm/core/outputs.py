@@ -112,9 +112,10 @@ class TwoOutputs(Output[Notes]):
     measured: str = "random-iterate"
 
     def __post_init__(self) -> None:
-        known = [name for name in FAMILIES["output"] if name != "two-outputs"]
+        known = tuple(name for name in FAMILIES["output"] if name != "two-outputs")
         check_choice(self, "handed", self.handed, known)
-        check_choice(self, "measured", self.measured, [one for one in known if one != self.handed])
+        others = tuple(name for name in known if name != self.handed)
+        check_choice(self, "measured", self.measured, others)
 
     @property
     def _outputs(self) -> tuple[AnyOutput, AnyOutput]:

@@ -177,9 +177,9 @@ def run(
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
             measured = schedule.evaluation.measure(job, store, *output.model(note, iterate))
-            for ending, model in output.beside(note, iterate).items():
+            for suffix, model in output.beside(note, iterate).items():
                 other = schedule.evaluation.measure(job, store, *model)
-                measured |= {f"{name}_{ending}": value for name, value in other.items()}
+                measured |= {f"{name}_{suffix}": value for name, value in other.items()}
             record["evaluation_seconds"] = time.perf_counter() - began
             _add(record, measured, "the evaluation")
         following = _instrumented(following, record, infos, store, schedule)

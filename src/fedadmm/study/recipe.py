@@ -152,6 +152,11 @@ class Reading(_Model):
             ),
         ]
 
+    @property
+    def label(self) -> str:
+        """The title with its reading."""
+        return self.title if self.reading == "baseline" else f"{self.title}, {self.reading}"
+
 
 class Search(_Model):
     """The values of every key that methods try, on a seed that is not reported."""
