@@ -72,6 +72,8 @@ NAMES = [
     "LastIterate",
     "RandomIterate",
     "TwoOutputs",
+    "Averaged",
+    "ParticipantsMean",
     "Problem",
     "Objective",
     "LazyClients",

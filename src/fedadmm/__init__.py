@@ -23,7 +23,7 @@ _EXPORTS = {
     "fedadmm.core.objectives.closed_form": "LeastSquares LogisticRegression Quadratic",
     "fedadmm.core.objectives.flat": "FlatModule",
     "fedadmm.core.objectives.model": "ModelObjective",
-    "fedadmm.core.outputs": "LastIterate RandomIterate TwoOutputs",
+    "fedadmm.core.outputs": "Averaged LastIterate ParticipantsMean RandomIterate TwoOutputs",
     "fedadmm.core.problem": "Facts LazyClients Problem",
     "fedadmm.core.protocols": (
         "Algorithm LocalSolver Objective Regularizer Sampler Seen StoppingRule"

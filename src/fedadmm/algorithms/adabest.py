@@ -117,3 +117,7 @@ class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
     def global_params(self, server: Server) -> Tensor:
         """theta."""
         return server.theta
+
+    def participants_mean(self, server: Server) -> Tensor:
+        """m, which the paper hands out."""
+        return server.m

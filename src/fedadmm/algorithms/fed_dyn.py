@@ -119,3 +119,7 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
     def global_params(self, server: Server) -> Tensor:
         """theta."""
         return server.theta
+
+    def participants_mean(self, server: Server) -> Tensor:
+        """theta without the step along h, which is zero while there are no members."""
+        return server.theta - self.eta * server.h / server.members.clamp(min=1e-30)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedadmm.core.errors import check_choice
@@ -23,6 +24,8 @@ class Iterate(NamedTuple):
 
     params: Tensor
     buffers: Tensor | None = None
+    mean: Tensor | None = None
+    """The participants' mean model m, when a method offers it beside theta."""
 
 
 class Output(ABC, Generic[Note]):
@@ -78,15 +81,65 @@ class RandomIterate(Output[Iterate]):
 
     def begin(self, offered: Iterate) -> Iterate:
         """x^0."""
-        return offered
+        return offered._replace(mean=None)
 
     def look(self, note: Iterate, offered: Iterate, round_number: int, seed: Key) -> Iterate:
         """The new iterate, or the one that was kept."""
         draw = uniform(derive(seed, "output", round_number))
-        return offered if draw * (round_number + 1) < 1.0 else note
+        return offered._replace(mean=None) if draw * (round_number + 1) < 1.0 else note
 
     def model(self, note: Iterate, offered: Iterate) -> Iterate:
         """The iterate that is kept."""
+        return note
+
+
+def _mean(offered: Iterate) -> Iterate:
+    """m with its buffers; theta of a method that has nothing else to offer."""
+    params = offered.params if offered.mean is None else offered.mean
+    return Iterate(params, offered.buffers)
+
+
+@part("output", "participants-mean")
+class ParticipantsMean(Output[None]):
+    """Hand out m, the mean of the models that the participants sent back.
+
+    A method whose server carries m on before it broadcasts (by duals, by momentum) says what m was;
+    of any other method it is theta.
+    """
+
+    def begin(self, offered: Iterate) -> None:
+        """Nothing to remember."""
+
+    def look(self, note: None, offered: Iterate, round_number: int, seed: Key) -> None:
+        """Nothing to remember."""
+
+    def model(self, note: None, offered: Iterate) -> Iterate:
+        """m."""
+        return _mean(offered)
+
+
+@part("output", "averaged")
+class Averaged(Output[Iterate]):
+    """Hand out an average of m that never feeds back: x <- x + min(1, 9 / (t + 8)) (m - x).
+
+    After round t the last rounds count most, about t/9 of them; the first round's m replaces the
+    start.  With few participants m swings from round to round, and the average does not.
+    """
+
+    def begin(self, offered: Iterate) -> Iterate:
+        """The start."""
+        return _mean(offered)
+
+    def look(self, note: Iterate, offered: Iterate, round_number: int, seed: Key) -> Iterate:
+        """Move towards the round's m, and its buffers alike."""
+        now, share = _mean(offered), min(1.0, 9.0 / (round_number + 8.0))
+        buffers = now.buffers
+        if note.buffers is not None and buffers is not None:
+            buffers = torch.lerp(note.buffers, buffers, share)
+        return Iterate(torch.lerp(note.params, now.params, share), buffers)
+
+    def model(self, note: Iterate, offered: Iterate) -> Iterate:
+        """The average."""
         return note
 
 
@@ -101,7 +154,7 @@ class Notes(NamedTuple):
 class TwoOutputs(Output[Notes]):
     """Hand out one model and measure another beside it: two outputs for the price of one training.
 
-    The other's metrics have its name at their end: `test_accuracy_random_iterate`.
+    The other's metrics have its name at their end: `test_accuracy_averaged`.
 
     Args:
         handed: the name of the output that is handed out.
@@ -109,7 +162,7 @@ class TwoOutputs(Output[Notes]):
     """
 
     handed: str = "last-iterate"
-    measured: str = "random-iterate"
+    measured: str = "averaged"
 
     def __post_init__(self) -> None:
         known = tuple(name for name in FAMILIES["output"] if name != "two-outputs")

@@ -273,6 +273,13 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     def global_params(self, server: Server) -> Tensor:
         """The global vector: what is broadcast and evaluated."""
 
+    def participants_mean(self, server: Server) -> Tensor | None:
+        """The mean model of the last participants, where the server carries it on to theta.
+
+        None where theta is the best that there is: it is that mean, or the mean is not known.
+        """
+        return None
+
     def broadcast_params(self, cast: Cast) -> Tensor | None:
         """The global vector that a broadcast carries: its field `theta`, or None without one."""
         fields: tuple[str, ...] = getattr(cast, "_fields", ())

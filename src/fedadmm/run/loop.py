@@ -111,7 +111,8 @@ class Schedule(NamedTuple):
 
 def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
     """What a method offers to be handed out."""
-    return Iterate(algorithm.global_params(state.server), state.buffers)
+    mean = algorithm.participants_mean(state.server)
+    return Iterate(algorithm.global_params(state.server), state.buffers, mean)
 
 
 def initial_state(job: Job) -> RunState:
@@ -176,9 +177,10 @@ def run(
         following = following._replace(output=note)
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
-            measured = schedule.evaluation.measure(job, store, *output.model(note, iterate))
+            handed = output.model(note, iterate)
+            measured = schedule.evaluation.measure(job, store, handed.params, handed.buffers)
             for suffix, model in output.beside(note, iterate).items():
-                other = schedule.evaluation.measure(job, store, *model)
+                other = schedule.evaluation.measure(job, store, model.params, model.buffers)
                 measured |= {f"{name}_{suffix}": value for name, value in other.items()}
             record["evaluation_seconds"] = time.perf_counter() - began
             _add(record, measured, "the evaluation")
