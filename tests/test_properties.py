@@ -66,6 +66,21 @@ ROWS = {
     "FedDR prox": Row(fa.FedDR(0.9, init="prox"), D, D),
     "FedDR-II": Row(fa.FedDRII(0.9), D, D),
     "FedSplit": Row(fa.FedSplit(0.9), D, D),
+    "A-FedPD": Row(fa.AFedPD(0.9), D, 2 * D),
+    "A-FedPD seen": Row(fa.AFedPD(0.9, "seen"), D + 1, 2 * D),
+    "FedADMM aligned": Row(fa.FedADMM(1.1, absent="aligned"), D, 2 * D + 1),
+    "FedADMM aligned schedule seen": Row(
+        fa.FedADMM(fa.Geometric(1.0, 1.05), members="seen", absent="aligned", alignment=0.3),
+        D + 1,
+        2 * D + 1,
+    ),
+    "FedADMM-InSa aligned": Row(fa.FedADMMInSa(1.1, mu=1.2, absent="aligned"), D + 2, 2 * D),
+    "FedADMM-InSa aligned next": Row(
+        fa.FedADMMInSa(1.1, mu=1.2, absent="aligned", members="seen", server_beta="next"),
+        D + 4,
+        2 * D,
+    ),
+    "FedDR aligned prox": Row(fa.FedDR(0.9, init="prox", absent="aligned"), D, 2 * D),
     "asyncFedDR": Row(fa.AsyncFedDR(0.9, 1.5), D, D),
     "asyncFedDR prox": Row(fa.AsyncFedDR(0.9, init="prox"), D, D),
 }

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "fedadmm.algorithms": (
-        "AdaBest AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAdagrad FedAdam FedAsync FedAvg "
+        "AFedPD AdaBest AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAdagrad FedAdam FedAsync FedAvg "
         "FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg FedDyn FedMid FedNova FedPD FedProx "
         "FedSGD FedSplit FedYogi Scaffnew Scaffold"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedadmm.algorithms.a_fed_pd import AFedPD
 from fedadmm.algorithms.adabest import AdaBest
 from fedadmm.algorithms.async_fed_dr import AsyncFedDR
 from fedadmm.algorithms.fed_adagrad import FedAdagrad
@@ -34,6 +35,7 @@ REGISTRY: dict[str, type[AnyAlgorithm]] = FAMILIES["algorithm"]
 
 __all__ = [
     "REGISTRY",
+    "AFedPD",
     "AdaBest",
     "AsyncFedDR",
     "FedADMM",

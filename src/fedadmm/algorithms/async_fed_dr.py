@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedadmm.algorithms.fed_dr import FedDR
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import part
 
 
@@ -27,3 +28,11 @@ class AsyncFedDR(FedDR):
 
     paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021, Algorithm 2"
     asynchronous: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.absent == "aligned":
+            raise ParameterError(
+                "AsyncFedDR: absent is 'aligned', but must be 'kept': whoever is free is at work, "
+                "so that nobody is absent"
+            )

@@ -14,15 +14,19 @@ convergence theorems.  Gong et al. run step = 1, where it is not.
 
 When rho follows a schedule, clients hold u_i of different rho_i, and the mean that minimises the
 augmented Lagrangian is weighted by them: mean = sum a_i (rho_i w_i + y_i) / sum a_i rho_i.
+
+With absent="aligned" clients that sit a round out move along: see `fedadmm.algorithms.alignment`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedadmm.algorithms.alignment import Alignable, Steps
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, part
@@ -81,27 +85,9 @@ class Message(NamedTuple):
     weight: Tensor | None = None
 
 
-@part("algorithm", "fedadmm")
-class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
-    """FedADMM of Gong et al. and of Wang et al.
-
-    Args:
-        rho: the penalty, a number or a schedule over rounds.
-        step: the server step: "tracking", a number, or a schedule.  Where a numeric step differs
-            from |S|/n the limit is not the optimum but is pulled along theta - theta^0.
-        start: local training begins at the client's "own" w_i as printed, at the "global" theta, or
-            at w_i except in the client's first round, where it begins at the "current" theta (as
-            Wang's program does).
-        members: the mean runs over "all" clients as printed, or over those "seen" so far.
-        increment: what is sent when rho changes.  "exact" keeps the weighted mean above.
-            "printed" is (4) of Gong et al., with the rho of the round in both u_i, which leaves an
-            offset when rho changes before the duals add up to zero.  "released" is 2 (w_i+ - theta)
-            of Gong's program, with any rho, whose limit is pulled towards theta^0 by
-            (rho/2) (theta - theta^0).
-    """
-
-    paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022; Wang et al., FedADMM, CDC 2022"
-    accepts_regularizer: ClassVar[bool] = True
+@dataclass(frozen=True)
+class PrintedFedADMM(Algorithm[Server, Client, Broadcast, Message]):
+    """The recursion, where absent clients keep what they have."""
 
     rho: Positive | Schedule
     step: Literal["tracking"] | Positive | Schedule = "tracking"
@@ -237,14 +223,65 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         """theta."""
         return server.theta
 
-    def local_params(self, client: Client) -> Tensor:
+    def local_params(self, client: Client) -> Tensor | None:
         """w_i."""
         return client.w
 
-    def primal_dual(self, client: Client) -> PrimalDual:
+    def primal_dual(self, client: Client) -> PrimalDual | None:
         """w_i, y_i and the rho of the last upload."""
         return PrimalDual(client.w, client.y, client.rho)
 
     def tracked_mean(self, server: Server) -> Tensor | None:
         """The folded mean, which is meant to be one of all u_i with equal penalties."""
         return None if self._weighted else server.mean
+
+
+@part("algorithm", "fedadmm")
+class FedADMM(Alignable, PrintedFedADMM):
+    """FedADMM of Gong et al. and of Wang et al.
+
+    Args:
+        rho: the penalty, a number or a schedule over rounds.
+        step: the server step: "tracking", a number, or a schedule.  Where a numeric step differs
+            from |S|/n the limit is not the optimum but is pulled along theta - theta^0.
+        start: local training begins at the client's "own" w_i as printed, at the "global" theta, or
+            at w_i except in the client's first round, where it begins at the "current" theta (as
+            Wang's program does).  Aligned clients keep no model and always begin at theta.
+        members: the mean runs over "all" clients as printed, or over those "seen" so far.
+        increment: what is sent when rho changes.  "exact" keeps the weighted mean above.
+            "printed" is (4) of Gong et al., with the rho of the round in both u_i, which leaves an
+            offset when rho changes before the duals add up to zero.  "released" is 2 (w_i+ - theta)
+            of Gong's program, with any rho, whose limit is pulled towards theta^0 by
+            (rho/2) (theta - theta^0).
+        absent: what becomes of a client that sits a round out: it is "kept" as it is, as printed,
+            or "aligned": it moves along with the participants.
+        alignment: sigma, the share of the participants' mean dual step that aligned clients take,
+            or "auto".
+    """
+
+    paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022; Wang et al., FedADMM, CDC 2022"
+    accepts_regularizer: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        PrintedFedADMM.__post_init__(self)
+        for name, allowed in (("step", "tracking"), ("increment", "exact")):
+            given = self.step if name == "step" else self.increment
+            if self.absent == "aligned" and given != allowed:
+                raise ParameterError(
+                    f"FedADMM: {name} is {given!r}, but must be {allowed!r} with absent='aligned', "
+                    "whose server holds the exact mean of all duals"
+                )
+
+    def common_penalty(self, round_index: int) -> float:
+        """The rho of the round, which absent clients are moved with as well."""
+        return at(self.rho, round_index)
+
+    def first_weights(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Every client counts, or none yet."""
+        members = params.new_full((1,), 1.0 if self.members == "all" else 0.0)
+        return members, members * at(self.rho, 0)
+
+    def weights_of(self, before: Client, after: Client) -> Steps:
+        """With members="seen", whether the client joins."""
+        return Steps(after.y, None if self.members == "all" else 1 - before.joined)

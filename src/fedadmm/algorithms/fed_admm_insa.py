@@ -16,16 +16,20 @@ The slides' (S3) leaves open which beta_i an absent client counts with, because 
 there.  Here it is the one of its last solve, so that (w_i, y_i, beta_i) stay the triple that (S1)
 and (S2) made; server_beta="next" counts the new one at once, as the authors' program does, for
 one more vector up.  The limit is the same, since there all w_i are theta and the duals add up to 0.
+
+With absent="aligned" clients that sit a round out move along: see `fedadmm.algorithms.alignment`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Gt
 from torch import Tensor
 
+from fedadmm.algorithms.alignment import Alignable, Steps
 from fedadmm.core.errors import check_range
 from fedadmm.core.parts import NotNegative, Positive, part
 from fedadmm.core.penalties import FixedPenalty, PenaltyRule, ResidualBalancing
@@ -78,21 +82,9 @@ class Message(NamedTuple):
     next_denominator: Tensor | None = None
 
 
-@part("algorithm", "fedadmm-in")
-class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
-    """FedADMM-In: a fixed penalty and the inexactness criterion as stopping rule.
-
-    Args:
-        beta: the penalty every client starts with.
-        start: local training begins at the client's own w_i or at the "global" theta.
-        members: the mean runs over "all" clients, or over those "seen" so far.
-        server_beta: the penalty that an absent client counts with: that of its last solve
-            ("solved"), or the one it will solve with ("next", as the authors' program).
-        memory: delta of the released program, theta <- (theta_new + delta theta)/(1 + delta).
-    """
-
-    paper: ClassVar[str] = "Song, Wang, Zuazua, FedADMM-InSa, Neural Networks 2025"
-    accepts_regularizer: ClassVar[bool] = True
+@dataclass(frozen=True)
+class PrintedFedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
+    """The recursion, where absent clients keep what they have."""
 
     beta: Positive
     start: Literal["own", "global"] = "own"
@@ -180,13 +172,62 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         """theta."""
         return server.theta
 
-    def local_params(self, client: Client) -> Tensor:
+    def local_params(self, client: Client) -> Tensor | None:
         """w_i."""
         return client.w
 
-    def primal_dual(self, client: Client) -> PrimalDual:
+    def primal_dual(self, client: Client) -> PrimalDual | None:
         """w_i, y_i and beta_i."""
         return PrimalDual(client.w, client.y, client.beta)
+
+
+@part("algorithm", "fedadmm-in")
+class FedADMMIn(Alignable, PrintedFedADMMIn):
+    """FedADMM-In: a fixed penalty and the inexactness criterion as stopping rule.
+
+    Args:
+        beta: the penalty every client starts with.
+        start: local training begins at the client's own w_i or at the "global" theta.  Aligned
+            clients always begin at theta.
+        members: the mean runs over "all" clients, or over those "seen" so far.
+        server_beta: the penalty that an absent client counts with: that of its last solve
+            ("solved"), or the one it will solve with ("next", as the authors' program).
+        memory: delta of the released program, theta <- (theta_new + delta theta)/(1 + delta).
+        absent: what becomes of a client that sits a round out: it is "kept" as it is, or "aligned":
+            it moves along with the participants.
+        alignment: sigma, the share of the participants' mean dual step that aligned clients take,
+            or "auto".
+    """
+
+    paper: ClassVar[str] = "Song, Wang, Zuazua, FedADMM-InSa, Neural Networks 2025"
+    accepts_regularizer: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+
+    def common_penalty(self, round_index: int) -> None:
+        """Every client has its own."""
+
+    def first_weights(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Every client counts with beta, or none yet."""
+        members = params.new_full((1,), 1.0 if self.members == "all" else 0.0)
+        return members, members * self.beta
+
+    def weights_of(self, before: Client, after: Client) -> Steps:
+        """The penalty of this round, and how the one that the server counts has changed."""
+        joined = None if self.members == "all" else (before.sent == 0).to(before.sent.dtype)
+        following = after.sent - before.beta if self.server_beta == "next" else None
+        return Steps(after.y, joined, before.beta, before.beta - before.sent, following)
+
+    def server_update(
+        self, server: Any, total: Any, received: Received, regularizer: Regularizer
+    ) -> Any:
+        """As usual; an aligned theta has the memory, too."""
+        new = super().server_update(server, total, received, regularizer)
+        if self.sigma is None or not self.memory:
+            return new
+        theta = (new.theta + self.memory * server.theta) / (1 + self.memory)
+        return new._replace(theta=theta)
 
 
 @part("algorithm", "fedadmm-insa")
@@ -202,6 +243,7 @@ class FedADMMInSa(FedADMMIn):
     beta_max: Positive = 1e4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range(self, "beta_max", self.beta_max, self.beta_min)
         check_range(self, "beta", self.beta, self.beta_min, self.beta_max)
 

@@ -12,15 +12,21 @@ asyncFedDR (Algorithm 2) is the same file under an asynchronous engine.
 The paper starts clients at x_i = prox_{eta f_i}(x^0) but the server at x^0, so that xtilde is not
 the mean of the xhat_i.  Here init="start" begins with x_i = x^0 everywhere, and init="prox" runs
 one round with all clients first: both keep xtilde = mean xhat_i.
+
+With absent="aligned" clients that sit a round out move along (`fedadmm.algorithms.alignment`): for
+sigma = 1 that is v_j+ = v_j + xbar - x_j and x_j+ = the mean of the participants' x_i+.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple, TypeVar
 
 from annotated_types import Gt, Lt
 from torch import Tensor
 
+from fedadmm.algorithms.alignment import Alignable, Steps
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
@@ -77,7 +83,7 @@ class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
 
     def broadcast(self, server: Server, turn: Round) -> Broadcast:
         """xbar."""
-        return Broadcast(server.xbar)
+        return Broadcast(self.global_params(server))
 
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
@@ -95,17 +101,14 @@ class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
         """xbar."""
         return server.xbar
 
-    def tracked_mean(self, server: Server) -> Tensor:
+    def tracked_mean(self, server: Server) -> Tensor | None:
         """Xtilde, the mean of all xhat_i."""
         return server.xtilde
 
 
-@part("algorithm", "feddr")
-class FedDR(DouglasRachford[Client]):
-    """FedDR with step `eta`, relaxation 0 < `alpha` < 2 and a choice of initialisation."""
-
-    paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021"
-    accepts_regularizer: ClassVar[bool] = True
+@dataclass(frozen=True)
+class PrintedFedDR(DouglasRachford[Client]):
+    """The recursion, where absent clients keep what they have."""
 
     eta: Positive
     alpha: Annotated[float, Gt(0), Lt(2)] = 1.0
@@ -139,10 +142,48 @@ class FedDR(DouglasRachford[Client]):
         new = Client(self._governing(cast, client), result.params)
         return new, Message((2 * new.x - new.v) - (2 * client.x - client.v))
 
-    def local_params(self, client: Client) -> Tensor:
+    def local_params(self, client: Client) -> Tensor | None:
         """x_i."""
         return client.x
 
-    def primal_dual(self, client: Client) -> PrimalDual:
+    def primal_dual(self, client: Client) -> PrimalDual | None:
         """x_i and (x_i - v_i) / eta."""
         return PrimalDual(client.x, (client.x - client.v) / self.eta, 1 / self.eta)
+
+
+@part("algorithm", "feddr")
+class FedDR(Alignable, PrintedFedDR):
+    """FedDR.
+
+    Args:
+        eta: the step.
+        alpha: the relaxation, 0 < alpha < 2.
+        init: x_i begins at the "start" x^0, or at its "prox" in an initial round with everybody.
+        absent: what becomes of a client that sits a round out: it is "kept" as it is, as printed,
+            or "aligned": it moves along with the participants.
+        alignment: sigma, the share of the participants' mean dual step that aligned clients take,
+            or "auto".
+    """
+
+    paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021"
+    accepts_regularizer: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.absent == "aligned" and self.alpha != 1:
+            raise ParameterError(
+                f"{type(self).__name__}: alpha is {self.alpha!r}, but must be 1 with "
+                "absent='aligned', where a client does not hold the x_i that a relaxation needs"
+            )
+
+    def common_penalty(self, round_index: int) -> float:
+        """1 / eta."""
+        return 1 / self.eta
+
+    def weights_of(self, before: Client, after: Client) -> Steps:
+        """Nothing beside the dual step."""
+        return Steps(after.x)
+
+    def returned(self, client: Client, missed: Tensor) -> Client:
+        """The dual is (x_i - v_i) / eta, so that v_i takes the virtual steps."""
+        return client._replace(v=client.v - self.eta * missed)

@@ -20,7 +20,7 @@ the replies is `total / received.weight`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedadmm.core.errors import DataError, ParameterError, StateError
+from fedadmm.core.missed import Missed
 from fedadmm.core.rng import Key
 
 if TYPE_CHECKING:
@@ -268,6 +269,29 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         server holds nothing of a client beyond the model, so that there is nothing to take out.
         """
         return None
+
+    def virtual_steps(self, server: Server) -> Tensor | None:
+        """The sum of all steps so far that absent clients are moved by; None if they stay.
+
+        Who is not part of a server step is moved by the same vector as all others who are not.
+        Whoever runs the method tells a client that takes part again what it missed.
+        """
+        return None
+
+    def returned(self, client: Client, missed: Tensor) -> Client:
+        """A client's state after the virtual steps that it missed."""
+        raise StateError(
+            f"{type(self).__name__}: it makes virtual steps, but does not say what they do to a "
+            "client that comes back"
+        )
+
+    def contribution(self, message: Message, virtual: Tensor) -> Message:
+        """What a folded upload leaves in the server's sums, as `without` takes it out again.
+
+        That is the upload itself, except where the same server step also made a virtual one, which
+        this client did not get.
+        """
+        return message
 
     @abstractmethod
     def global_params(self, server: Server) -> Tensor:
@@ -516,6 +540,8 @@ class Download(NamedTuple):
 
     cast: Any
     buffers: Tensor | None = None
+    missed: Missed | None = None
+    """Where every client's one vector of missed virtual steps comes from, for methods with them."""
 
 
 class Upload(NamedTuple):
@@ -547,6 +573,8 @@ class ClientInfo(NamedTuple):
     """False when the client produced a NaN or an infinity."""
     loss: float = float("nan")
     """f_i(theta) before the solve; NaN when nobody asked."""
+    begun: int | None = None
+    """The server step whose broadcast it worked from; None for the one that folds it."""
 
 
 class Partial(NamedTuple):
@@ -611,6 +639,10 @@ class Engine(ABC):
         That is once to each of `ids`, unless the engine leaves some out or sends again.
         """
         return len(ids)
+
+    def steps_in_work(self) -> Collection[int]:
+        """The earlier steps whose broadcast some client still works from."""
+        return ()
 
     def extras(self) -> dict[str, Any]:
         """What the last step adds to its record."""

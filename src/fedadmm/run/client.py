@@ -61,6 +61,22 @@ def client_record(job: Job, store: ClientStateStore, client: int) -> ClientRecor
     return first_record(job) if record is None else record
 
 
+def caught_up(
+    job: Job, client: int, record: ClientRecord | None, download: Download, round_index: int
+) -> ClientRecord:
+    """The record a client begins its round with: what it keeps, and the steps that it missed."""
+    if record is None:
+        record = first_record(job)
+    if download.missed is None:
+        return record
+    return moved_along(job, record, download.missed.change(client, round_index))
+
+
+def moved_along(job: Job, record: ClientRecord, missed: Tensor) -> ClientRecord:
+    """A record after the virtual steps that its client missed."""
+    return record._replace(state=job.algorithm.returned(record.state, missed))
+
+
 def first_record(job: Job) -> ClientRecord:
     """What a client holds before its first round."""
     return ClientRecord(job.algorithm.init_client(job.initial), job.initial_buffers)
@@ -92,8 +108,7 @@ def client_round(
 
     Who keeps the record is nobody's business here; a client without one starts afresh.
     """
-    if record is None:
-        record = first_record(job)
+    record = caught_up(job, client, record, download, round_index)
     objective = job.problem.clients[client]
     problem = job.algorithm.local_problem(download.cast, record.state)
     key = client_key(job, round_index, client)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError, StateError
+from fedadmm.core.missed import Missed
 from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate
 from fedadmm.core.protocols import (
     AnyAlgorithm,
@@ -63,6 +64,8 @@ class RunState(NamedTuple):
     """What a sampler that looks back may know of the clients; None for others."""
     output: Any = None
     """What the output remembers, as tensors."""
+    missed: Missed | None = None
+    """What absent clients have missed, for a method that moves them along; None for others."""
 
 
 Code = Literal["completed", "target", "tolerance", "diverged", "interrupted", "running", "failed"]
@@ -118,7 +121,10 @@ def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
 def initial_state(job: Job) -> RunState:
     """The state before the first round."""
     shared = job.initial_buffers if job.problem.buffers == "average" else None
-    return RunState(0, job.algorithm.init_server(job.initial), shared)
+    server = job.algorithm.init_server(job.initial)
+    total = job.algorithm.virtual_steps(server)
+    missed = None if total is None else Missed.nothing(total)
+    return RunState(0, server, shared, missed=missed)
 
 
 def run(
@@ -292,7 +298,7 @@ def run_round(
     began = time.perf_counter()
     algorithm, problem = job.algorithm, job.problem
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
-    download = Download(cast, state.buffers)
+    download = Download(cast, state.buffers, state.missed)
     arrived = partial(algorithm.arrived, state.server) if engine.is_asynchronous else None
     replies = Replies(problem, arrived)
     finite = all(map(replies.add, engine.run_clients(ids, download, round_index)))
@@ -305,12 +311,26 @@ def run_round(
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
+    following = following._replace(missed=_missed(job, following, engine, infos, round_index))
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
     record = _record(following.round, infos, replies.weight, job, move)
-    down = trees.num_bytes(download) * engine.broadcasts(ids)
+    each = trees.num_bytes(download) + (state.missed.bytes_each if state.missed else 0)
+    down = each * engine.broadcasts(ids)
     record |= {"bytes_up": replies.bytes_up, "bytes_down": down, "seconds": seconds}
     record |= engine.extras()
     return following._replace(engine=engine.snapshot()), record, infos
+
+
+def _missed(
+    job: Job, state: RunState, engine: Engine, infos: Sequence[ClientInfo], index: int
+) -> Missed | None:
+    """What absent clients have missed after a step that folded these replies."""
+    total = job.algorithm.virtual_steps(state.server)
+    if total is None:
+        return None
+    assert state.missed is not None, "a state without what was missed; `initial_state` makes it"
+    begun = {info.client: index if info.begun is None else info.begun for info in infos}
+    return state.missed.after(index, total, begun, engine.steps_in_work())
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from fedadmm.core import trees
 from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
+from fedadmm.core.missed import Missed, restored
 from fedadmm.core.outputs import AnyOutput
 from fedadmm.core.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
 from fedadmm.run.client import Job, this_round
@@ -137,12 +138,15 @@ def _pack(latest: Start) -> Checkpoint:
     if state.buffers is not None:
         named["buffers"] = state.buffers
     named |= dict(trees.named_tensors(state.output, "output"))
+    if state.missed is not None:
+        named |= state.missed.tensors()
     values: dict[str, Any] = {
         "first_loss": state.first_loss,
         "ending": latest.ending,
         "choice": latest.choice,
         "notes": state.notes,
         "known": plain_known(state.known),
+        "missed": None if state.missed is None else state.missed.rows(),
     }
     if state.engine is not None:
         values["engine"] = state.engine.values
@@ -164,7 +168,9 @@ def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
     first_loss, notes = found.values["first_loss"], found.values["notes"]
     known = known_from(found.values.get("known"))  # older checkpoints have none
     state = RunState(found.round, server, buffers, first_loss, engine, notes, known)
-    state = state._replace(output=_unpack_output(job, found, state, output))
+    state = state._replace(
+        output=_unpack_output(job, found, state, output), missed=_unpack_missed(job, found, server)
+    )
     ending = found.values["ending"]
     return Start(state, None if ending is None else Ending(*ending), found.values["choice"])
 
@@ -190,6 +196,18 @@ def _unpack_output(job: Job, found: Checkpoint, state: RunState, output: AnyOutp
             "the output that it began with"
         )
     return _filled(job, found, template, "output")
+
+
+def _unpack_missed(job: Job, found: Checkpoint, server: Any) -> Missed | None:
+    if job.algorithm.virtual_steps(server) is None:
+        return None
+    rows = found.values.get("missed")
+    if rows is None:
+        raise StateError(
+            f"the checkpoint of round {found.round} does not say what absent clients have missed, "
+            f"but {job.algorithm.name} moves them along; {ANOTHER_VERSION}"
+        )
+    return restored(rows, found.tensors, job.initial.device)
 
 
 def _unpack_engine(job: Job, found: Checkpoint, template: Download) -> EngineState | None:

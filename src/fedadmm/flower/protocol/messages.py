@@ -28,6 +28,8 @@ class Parcel(NamedTuple):
     """The type of all vectors, which a client cannot see when a round brings none."""
     initial: Tensor | None = None
     initial_buffers: Tensor | None = None
+    missed: Tensor | None = None
+    """The virtual steps that this client missed, for a method that makes them."""
 
 
 class Answer(NamedTuple):
@@ -44,19 +46,23 @@ class Question(NamedTuple):
     buffers: Tensor | None
 
 
-def parcel(job: Job, download: Download, round_index: int, newcomer: bool) -> Parcel:
+def parcel(
+    job: Job, download: Download, round_index: int, newcomer: bool, missed: Tensor | None = None
+) -> Parcel:
     """The parcel for one client; only a newcomer needs the initial vector."""
     precision = str(job.initial.dtype).removeprefix("torch.")
+    shared = download._replace(missed=None)
     if not newcomer:
-        return Parcel(download, round_index, precision)
-    return Parcel(download, round_index, precision, job.initial, job.initial_buffers)
+        return Parcel(shared, round_index, precision, missed=missed)
+    return Parcel(shared, round_index, precision, job.initial, job.initial_buffers, missed)
 
 
 def parcel_template(job: Job) -> Parcel:
     """How parcels look: types only, because some fields come and go from round to round."""
     algorithm = job.algorithm
-    cast = algorithm.broadcast(algorithm.init_server(job.initial), this_round(job, 0))
-    return parcel(job, Download(cast, job.initial_buffers), 0, newcomer=True)
+    server = algorithm.init_server(job.initial)
+    download = Download(algorithm.broadcast(server, this_round(job, 0)), job.initial_buffers)
+    return parcel(job, download, 0, newcomer=True, missed=algorithm.virtual_steps(server))
 
 
 def answer_template(job: Job, download: Download) -> Answer:

@@ -7,8 +7,10 @@ loop then makes one step per reply, and a reply from an older model is an increm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import EngineError
@@ -71,7 +73,7 @@ class GridEngine(Engine):
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[Reply]:
         """The uploads of those who answered; of the first one, when there are no rounds."""
-        cast = Broadcast(self._job, download, self._federation.admission)
+        cast = Broadcast(self._job, download, self._federation.admission, round_index)
         if self._federation.mode == "rounds" or round_index < 0:
             yield from self._round(ids, cast, round_index)
         else:
@@ -81,13 +83,25 @@ class GridEngine(Engine):
         """Every task that went out since the last step, sent again or never answered."""
         return self._tasks.take_count()
 
-    def settle(self) -> dict[int, Any]:
-        """The round was folded: move the ledger, and return the weighted messages by client."""
+    def steps_in_work(self) -> Collection[int]:
+        """Without rounds, the steps that the tasks which are out were made in."""
+        if not self.is_asynchronous:
+            return ()
+        return {flight.step for flight in self._tasks.out.values()}
+
+    def settle(self, virtual: Tensor | None) -> dict[int, Any]:
+        """The round was folded: move the ledger, and return what it leaves of each client.
+
+        That is its weighted message, less the virtual step of this round, if there was one.
+        """
         brought, norms = {}, dict(self.norms)
         for client, (reply, admitted) in self._answers.items():
             self.ledger = fold(self.ledger, reply)
             share = self._job.problem.weight(client)
-            brought[client] = trees.scaled(admitted.answer.upload.message, share)
+            message = admitted.answer.upload.message
+            if virtual is not None:
+                message = self._job.algorithm.contribution(message, virtual)
+            brought[client] = trees.scaled(message, share)
             before = norms.get(client, {})
             norms[client] = {k: max(v, before.get(k, 0.0)) for k, v in admitted.sizes.items()}
         self.norms, self._answers = norms, {}
@@ -221,10 +235,11 @@ class GridEngine(Engine):
                 if isinstance(outcome, Accepted):
                     outlier = self._outliers({client: outcome}).get(client)
                     if outlier is None:
-                        self.staleness = step - self._tasks.out.pop(client).step
+                        begun = self._tasks.out.pop(client).step
+                        self.staleness = step - begun
                         self._answers = {client: outcome}
                         answer = outcome.admitted.answer
-                        yield client, answer.upload, answer.info
+                        yield client, answer.upload, answer.info._replace(begun=begun)
                         return
                     self._tasks.refuse(client, outlier)
                     outcome = outlier

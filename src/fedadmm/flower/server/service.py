@@ -192,7 +192,7 @@ class Service:
     def settle(self, state: RunState) -> None:
         """Checkpoint what was folded; only then may the next task acknowledge it."""
         if state.round > self.saved.state.round or not self.saved.opened:
-            brought = self.engine.settle()
+            brought = self.engine.settle(self._virtual(state))
             self.saved = self.saved._replace(
                 state=state,
                 ledger=self.engine.ledger,
@@ -206,6 +206,12 @@ class Service:
                     detail = f"{why}; should this client lose its state, it cannot be taken out"
                     self.journal.note(state.round - 1, client, RefusedError(Word.LEDGER, detail))
 
+    def _virtual(self, state: RunState) -> Tensor | None:
+        """The virtual step that a round has made, for a method that makes them."""
+        before = self.job.algorithm.virtual_steps(self.saved.state.server)
+        after = self.job.algorithm.virtual_steps(state.server)
+        return None if before is None or after is None else after - before
+
     def repair(self) -> None:
         """Take clients that lost their state out of the server's, and let them start again."""
         for client in self.engine.to_repair():
@@ -215,6 +221,8 @@ class Service:
                 if without is None:
                     continue
                 state = without
+            if state.missed is not None:
+                state = state._replace(missed=state.missed.without(client))
             self.engine.ledger = restart(self.engine.ledger, client)
             self.engine.drop(client)
             self.saved = self.saved._replace(state=state, ledger=self.engine.ledger)

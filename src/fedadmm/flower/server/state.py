@@ -22,6 +22,7 @@ import torch
 
 from fedadmm.core import files, trees
 from fedadmm.core.errors import StateError
+from fedadmm.core.missed import restored
 from fedadmm.flower import sealed
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import Sizes
@@ -108,9 +109,13 @@ class ServerState:
             return None
         values = json.loads(str(packed.plain.pop(_VALUES)))
         self._compare(values["fingerprint"])
-        state = unpack(template, packed)
+        state = unpack(template._replace(missed=None), packed)
+        missed = None
+        if template.missed is not None:
+            missed = restored(values["missed"], packed.tensors, template.server[0].device)
+        known = known_from(values.get("known"))
         return Saved(
-            state._replace(notes=values["notes"], known=known_from(values.get("known"))),
+            state._replace(notes=values["notes"], known=known, missed=missed),
             ServerLedger(values["run"], _entries(values)),
             {int(node): client for node, client in values["roster"].items()},
             values["opened"],
@@ -132,10 +137,13 @@ class ServerState:
         Returns whose contribution could not be kept, and why.
         """
         unkept = self._add(saved.ledger, brought) if self._keep else {}
-        packed = pack(saved.state._replace(notes=None, known=None))
+        missed = saved.state.missed
+        packed = pack(saved.state._replace(notes=None, known=None, missed=None))
+        packed.tensors.update({} if missed is None else missed.tensors())
         values = {
             "notes": saved.state.notes,
             "known": plain_known(saved.state.known),
+            "missed": None if missed is None else missed.rows(),
             "fingerprint": self._fingerprint,
             "run": saved.ledger.run,
             "entries": {str(client): list(entry) for client, entry in saved.ledger.entries.items()},

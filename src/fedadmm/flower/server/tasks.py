@@ -38,13 +38,17 @@ class Accepted(NamedTuple):
 
 
 class Broadcast:
-    """What one state of the server asks of its clients, encoded and hashed once."""
+    """What one state of the server asks of its clients, encoded and hashed once.
 
-    def __init__(self, job: Job, download: Download, admission: Admission) -> None:
+    Once per client where each of them has missed virtual steps of its own.
+    """
+
+    def __init__(self, job: Job, download: Download, admission: Admission, step: int) -> None:
         self._job = job
         self._download = download
         self._admission = admission
-        self._bodies: dict[tuple[int, bool], tuple[bytes, str]] = {}
+        self._step = step
+        self._bodies: dict[tuple[int, bool, int | None], tuple[bytes, str]] = {}
         self._template = answer_template(job, download)
         self._most = len(encode(pack(self._template))) + _ROOM
         theta = global_vector(job, download)
@@ -52,12 +56,12 @@ class Broadcast:
 
     def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
         """The task for a client; `index` is the round that its random numbers belong to."""
-        _, fingerprint = self._body(index, ledger.entry(client).version == 0)
+        _, fingerprint = self._body(client, index, ledger.entry(client).version == 0)
         return issue(ledger, client, sequence, fingerprint)
 
     def content(self, task: Task, index: int) -> RecordDict:
         """The task as a message."""
-        return wire.write(task, self._body(index, task.folded == 0)[0])
+        return wire.write(task, self._body(task.client, index, task.folded == 0)[0])
 
     def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
         """Accept an update, or say in a RefusedError why not."""
@@ -75,11 +79,14 @@ class Broadcast:
         """What is known about a client whose result was not finite."""
         return self._template.info._replace(client=client, finite=False)
 
-    def _body(self, index: int, newcomer: bool) -> tuple[bytes, str]:
-        if (index, newcomer) not in self._bodies:
-            body = encode(pack(parcel(self._job, self._download, index, newcomer)))
-            self._bodies[index, newcomer] = body, digest(body)
-        return self._bodies[index, newcomer]
+    def _body(self, client: int, index: int, newcomer: bool) -> tuple[bytes, str]:
+        missed = self._download.missed
+        key = (index, newcomer, None if missed is None else client)
+        if key not in self._bodies:
+            change = None if missed is None else missed.change(client, self._step)
+            body = encode(pack(parcel(self._job, self._download, index, newcomer, change)))
+            self._bodies[key] = body, digest(body)
+        return self._bodies[key]
 
 
 _WORDS = {Kind.FAILED: Word.FINITE, Kind.LOST: Word.LOST, Kind.STALE: Word.ROLLBACK}

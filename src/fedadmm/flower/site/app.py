@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fedadmm.run.client import client_round
+from fedadmm.run.client import client_round, first_record, moved_along
 from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
@@ -127,6 +127,8 @@ def _compute(
     parcel = unpack(template, packed)
     job = job._replace(initial_buffers=parcel.initial_buffers)
     record = state.acked(record_template(job))
+    if parcel.missed is not None:
+        record = moved_along(job, record or first_record(job), parcel.missed)
     done = client_round(job, task.client, record, parcel.download, parcel.round_index)
     if done.record is None:
         return reply_to(task, Kind.FAILED, "the local result holds NaN or infinite entries"), b""

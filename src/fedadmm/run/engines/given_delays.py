@@ -74,11 +74,12 @@ class GivenDelaysEngine(Engine):
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         """The replies of one server step, in the order of `ids`."""
-        self._downloads[round_index] = download
+        self._downloads[round_index] = download._replace(missed=None)
         delays = [self._delay(client, round_index) for client in ids]
         self._staleness.note(ids, delays, round_index)
         for client, delay in zip(ids, delays, strict=True):
-            received = self._downloads[round_index - delay]
+            # An old model, but the newest state: nothing that it missed is old.
+            received = self._downloads[round_index - delay]._replace(missed=download.missed)
             upload, info = run_client(self._job, self._store, client, received, round_index)
             yield client, upload, info
         oldest = max(0, round_index + 1 - self._max_delay)

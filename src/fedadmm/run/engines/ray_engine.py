@@ -114,6 +114,8 @@ class RayEngine(Engine):
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[Partial]:
         """The sums of the actors, always in the same order."""
+        if download.missed is not None:
+            download = download._replace(missed=download.missed.of(ids, round_index))
         broadcast = self._ray.put(download)
         batches = self._batches(ids)
 

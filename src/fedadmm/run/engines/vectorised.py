@@ -26,7 +26,7 @@ from fedadmm.core.protocols import (
     norm,
 )
 from fedadmm.core.solvers.first_order import IterativeSolver
-from fedadmm.run.client import Job, client_key, client_record, global_vector, reported_loss
+from fedadmm.run.client import Job, caught_up, client_key, global_vector, reported_loss
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.stacked import StackedObjective, Stacker, refusal
 
@@ -79,13 +79,15 @@ class VectorisedEngine(Engine):
             chosen = ids[index * len(ids) // parts : (index + 1) * len(ids) // parts]
             yield from self._run_stack(list(chosen), download, round_index)
 
-    def _gather(self, ids: list[int]) -> _Stack:
+    def _gather(self, ids: list[int], download: Download, round_index: int) -> _Stack:
         objectives = [self._job.problem.clients[client] for client in ids]
         order = sorted(range(len(ids)), key=lambda index: -objectives[index].num_samples)
         clients = [ids[index] for index in order]
-        state = trees.stack(
-            [client_record(self._job, self._store, client).state for client in clients]
+        records = (
+            caught_up(self._job, client, self._store.get(client), download, round_index)
+            for client in clients
         )
+        state = trees.stack([record.state for record in records])
         return _Stack(
             clients, state, self._stacker.join(clients, [objectives[index] for index in order])
         )
@@ -94,7 +96,7 @@ class VectorisedEngine(Engine):
         self, ids: list[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         algorithm = self._job.algorithm
-        stack = self._gather(ids)
+        stack = self._gather(ids, download, round_index)
         problem = algorithm.local_problem(download.cast, stack.state)
         losses = self._losses(stack, problem, download) if self._job.asks_losses else None
         result, solves = self._solve(stack, problem, download, round_index)

@@ -12,7 +12,7 @@ leaves the client as it was, so that the server's mean stays the mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
@@ -165,23 +165,31 @@ class VirtualTimeEngine(Engine):
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         """The replies of one server step, in the order of their arrival."""
-        self._downloads[round_index] = download
+        self._downloads[round_index] = download._replace(missed=None)
         if round_index < 0 or not self._options.is_asynchronous:
             folded = self._timeline.whole_round(ids, round_index, sure=round_index < 0)
         else:
             folded = self._timeline.advance(ids, round_index)
         self._note(folded, round_index)
+        # A client's last visit stays what it was while the client is at work.
+        downloads = {
+            step: old._replace(missed=download.missed) for step, old in self._downloads.items()
+        }
         for place, flight in enumerate(folded):
             following = _due(folded[place + 1 :], self._timeline.queue)
-            reply = self._crew.reply(flight, following, self._downloads)
+            reply = self._crew.reply(flight, following, downloads)
             if reply.record is not None:
                 self._store.commit(flight.client, reply.record, round_index)
-            yield flight.client, reply.upload, reply.info
+            yield flight.client, reply.upload, reply.info._replace(begun=flight.step)
         self._tidy()
 
     def broadcasts(self, ids: Sequence[int]) -> int:
         """One to every client that started, whatever becomes of its reply."""
         return self._timeline.started
+
+    def steps_in_work(self) -> Collection[int]:
+        """Those of the flights."""
+        return self._downloads.keys()
 
     def extras(self) -> dict[str, Any]:
         """What the last step adds to its record."""

@@ -28,7 +28,7 @@ from fedadmm.core.protocols import (
     LocalResult,
     Upload,
 )
-from fedadmm.run.client import Job
+from fedadmm.run.client import Job, caught_up
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.pool import Pool
 from fedadmm.run.engines.shared import region_bytes
@@ -89,11 +89,13 @@ class WorkersEngine(Engine):
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         """Each client's upload, in the order of `ids`; it is valid until the next is asked for."""
         with torch_threads(1):  # the other cores belong to the workers
-            self._reserve(download)
-            skeleton = self._pool.memory.download.write(0, download)
+            shared = download._replace(missed=None)  # it is in the records that workers get
+            self._reserve(shared)
+            skeleton = self._pool.memory.download.write(0, shared)
             self._pool.tell_all(RoundBegins(round_index, skeleton))
             try:
-                yield from self._stream(_Queue(self._job, ids, self._slots), round_index)
+                queue = _Queue(self._job, ids, self._slots)
+                yield from self._stream(queue, download, round_index)
             finally:
                 if self._pool.is_busy:  # left in the middle: nobody waits for these clients
                     self._pool.stop()
@@ -102,16 +104,18 @@ class WorkersEngine(Engine):
         """End all processes."""
         self._pool.stop()
 
-    def _stream(self, queue: _Queue, round_index: int) -> Iterator[tuple[int, Upload, ClientInfo]]:
+    def _stream(
+        self, queue: _Queue, download: Download, round_index: int
+    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         results: dict[int, Finished] = {}
         for position, client in enumerate(queue.ids):
-            self._feed(queue, position)
+            self._feed(queue, position, download, round_index)
             while client not in results:
                 for reply in self._pool.wait(round_index):
                     if isinstance(reply, Failed):
                         raise _failure(reply, round_index)
                     results[reply.client] = reply
-                self._feed(queue, position)
+                self._feed(queue, position, download, round_index)
             finished = results.pop(client)
             slot = queue.slot_of(position)
             record, upload = self._pool.memory.outputs.read(slot, finished.results)
@@ -119,12 +123,14 @@ class WorkersEngine(Engine):
                 self._store.commit(client, trees.clone(record), round_index)
             yield client, upload, finished.info
 
-    def _feed(self, queue: _Queue, position: int) -> None:
+    def _feed(self, queue: _Queue, position: int, download: Download, round_index: int) -> None:
         """Give waiting clients to workers that can take more."""
         while queue.has_next(position) and self._pool.can_take(queue.waiting):
             chosen = queue.next(position)
             client, slot = queue.ids[chosen], queue.slot_of(chosen)
             record = self._store.get(client)
+            if download.missed is not None:
+                record = caught_up(self._job, client, record, download, round_index)
             skeleton = None
             if record is not None:
                 skeleton = self._pool.memory.inputs.write(slot, record)

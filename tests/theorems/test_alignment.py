@@ -1,0 +1,363 @@
+"""Aligned methods: what they equal, what they keep, and where they rest.
+
+The references step all n duals in numpy, absent clients included, which no code here does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.core.missed import Missed
+from fedadmm.run.engines import GivenDelays, VirtualTime
+from fedadmm.run.loop import RoundReport
+from support import reference
+from support.federations import (
+    PARTIAL_SAMPLERS,
+    ROUNDS,
+    SAMPLERS,
+    WEIGHTS,
+    Array,
+    Chosen,
+    Federation,
+    assert_same,
+    federation,
+    run,
+    stacked,
+    weighted_mean,
+)
+from support.resumable import assert_continued, interrupted
+from support.resumable import run as resumable_run
+
+PROX = {
+    "none": (None, lambda v, t: v),
+    "l1": (fa.L1(0.3), lambda v, t: reference.soft_threshold(v, 0.3 * t)),
+}
+
+
+def cohorts(sampler: Any, seed: int, clients: int, rounds: int = ROUNDS) -> list[list[int]]:
+    return [list(sampler.sample(seed, t, clients)) for t in range(rounds)]
+
+
+def aligned(
+    given: Federation,
+    taking_part: Sequence[Sequence[int]],
+    sigma: float,
+    penalty: Any,
+    prox: Any = lambda v, t: v,
+    members: str = "all",
+) -> Array:
+    """Every client's dual is really moved in every round; theta minimises over what counts."""
+    n, d = given.b.shape
+    y, theta, seen = np.zeros((n, d)), given.start.copy(), set[int]()
+    trajectory = []
+    for t, cohort in enumerate(taking_part):
+        rho = penalty(t)
+        if cohort:
+            share = given.a[cohort]
+            moved = [
+                np.linalg.solve(given.A[i] + rho * np.eye(d), given.b[i] - y[i] + rho * theta)
+                for i in cohort
+            ]
+            m = share @ np.array(moved) / share.sum()
+            for j in range(n):
+                if j in cohort:
+                    y[j] = y[j] + rho * (moved[cohort.index(j)] - theta)
+                else:
+                    y[j] = y[j] + sigma * rho * (m - theta)
+            seen |= set(cohort)
+            ids = sorted(seen) if members == "seen" else list(range(n))
+            h = given.a[ids] @ y[ids] / given.a[ids].sum()
+            theta = prox(m + h / rho, 1 / rho)
+        trajectory.append(theta.copy())
+    return np.array(trajectory)
+
+
+@pytest.mark.parametrize("kind", PROX)
+@pytest.mark.parametrize("members", ["all", "seen"])
+@pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
+@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0])
+def test_fedadmm_moves_every_absent_dual(sigma, sampler, members, kind):
+    given = federation(91, weights=WEIGHTS, regularizer=PROX[kind][0])
+    rho = fa.Piecewise({0: 1.2, 9: 2.0})
+    method = fa.FedADMM(rho, members=members, absent="aligned", alignment=sigma)
+    drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
+    expected = aligned(given, drawn, sigma, rho, PROX[kind][1], members)
+    result = run(method, given, sampler=SAMPLERS[sampler], seed=4)
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(stacked(result.trajectory) / scale, expected / scale, atol=1e-10)
+
+
+@pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
+def test_a_fedpd_is_fedadmm_and_feddr_with_sigma_one(sampler):
+    given, eta = federation(92, weights=WEIGHTS), 0.8
+    drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
+    expected = aligned(given, drawn, 1.0, lambda t: 1 / eta)
+    scale = max(1.0, float(np.abs(expected).max()))
+    for method in (
+        fa.AFedPD(eta),
+        fa.FedADMM(1 / eta, absent="aligned", alignment=1.0),
+        fa.FedDR(eta, absent="aligned", alignment=1.0),
+        fa.FedADMMIn(1 / eta, absent="aligned", alignment=1.0),
+    ):
+        found = run(method, given, sampler=SAMPLERS[sampler], seed=4).trajectory
+        np.testing.assert_allclose(stacked(found) / scale, expected / scale, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("members", ["all", "seen"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_sigma_zero_is_feddyn(sampler, members):
+    given, eta = federation(93, weights=WEIGHTS), 0.8
+    options = {"sampler": SAMPLERS[sampler], "seed": 2}
+    method = fa.FedADMM(1 / eta, members=members, absent="aligned", alignment=0.0)
+    first = run(method, given, **options)
+    assert_same(first.trajectory, run(fa.FedDyn(eta, members), given, **options).trajectory)
+
+
+@pytest.mark.parametrize("kind", PROX)
+@pytest.mark.parametrize("alignment", [0.0, 0.3, 1.0, "auto"])
+def test_with_everybody_alignment_changes_nothing(alignment, kind):
+    given = federation(94, weights=WEIGHTS, regularizer=PROX[kind][0])
+    rho = fa.Piecewise({0: 1.2, 9: 2.0})
+    for kept, options in (
+        (fa.FedADMM, {"rho": rho}),
+        (fa.FedADMM, {"rho": 1.3, "members": "seen"}),
+        (fa.FedADMMInSa, {"beta": 1.3, "mu": 1.2, "memory": 0.1}),
+        (fa.FedADMMInSa, {"beta": 1.3, "mu": 1.2, "server_beta": "next", "members": "seen"}),
+        (fa.FedDR, {"eta": 0.8}),
+        (fa.FedDR, {"eta": 0.8, "init": "prox"}),
+    ):
+        moved = kept(**options, absent="aligned", alignment=alignment)
+        assert_same(run(kept(**options), given).trajectory, run(moved, given).trajectory)
+
+
+def insa(
+    given: Federation, taking_part: Sequence[Sequence[int]], sigma: float, beta: float, mu: float
+) -> Array:
+    """FedADMM-InSa whose absent clients take sigma times the participants' mean dual step."""
+    n, d = given.b.shape
+    y, w, theta = np.zeros((n, d)), np.tile(given.start, (n, 1)), given.start.copy()
+    own, counted = np.full(n, beta), np.full(n, beta)
+    trajectory = []
+    for cohort in taking_part:
+        if cohort:
+            steps = np.zeros((n, d))
+            following = own.copy()
+            for i in cohort:
+                matrix = given.A[i] + own[i] * np.eye(d)
+                new = np.linalg.solve(matrix, given.b[i] - y[i] + own[i] * theta)
+                steps[i] = own[i] * (new - theta)
+                dual, primal = own[i] * np.linalg.norm(new - w[i]), np.linalg.norm(new - theta)
+                if primal > mu * dual:
+                    following[i] = min(own[i] * 2, 1e4)
+                elif dual > mu * primal:
+                    following[i] = max(own[i] / 2, 1e-4)
+                w[i], counted[i] = new, own[i]
+            share = given.a[cohort]
+            mean = share @ steps[cohort] / share.sum()
+            centre = share @ (own[cohort][:, None] * w[cohort]) / (share @ own[cohort])
+            y = y + np.array([steps[j] if j in cohort else sigma * mean for j in range(n)])
+            theta = centre + given.a @ y / (given.a @ counted)
+            own = following
+        trajectory.append(theta.copy())
+    return np.array(trajectory)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.5])
+def test_insa_counts_everybody_with_its_own_penalty(sigma):
+    given = federation(95, weights=WEIGHTS)
+    sampler = fa.UniformSampling(2)
+    method = fa.FedADMMInSa(1.3, mu=1.2, absent="aligned", alignment=sigma)
+    expected = insa(given, cohorts(sampler, 4, given.clients), sigma, 1.3, 1.2)
+    assert_same(run(method, given, sampler=sampler, seed=4).trajectory, expected)
+
+
+def watched(method: Any, given: Federation, **options: Any) -> list[tuple[Any, Missed, list[Any]]]:
+    """Server, what was missed, and every client's state as the server has it, after each round."""
+    stores: list[Any] = []
+    taken: list[Any] = []
+    engine = options.pop("engine", fa.engines.ENGINES["sequential"]())
+
+    def spied(job: Any, store: Any) -> Any:
+        stores.append(store)
+        return engine.start(job, store)
+
+    def observe(report: RoundReport) -> None:
+        missed, states = report.state.missed, []
+        for client in range(given.clients):
+            record = stores[0].get(client)
+            own = method.init_client(given.initial) if record is None else record.state
+            states.append(method.returned(own, missed.change(client, report.state.round)))
+        taken.append((report.state.server, missed, states))
+
+    chosen = Chosen(spied, engine.is_asynchronous)
+    run(method, given, engine=chosen, observers=[observe], **options)
+    return taken
+
+
+ENGINES = {
+    "rounds": ({}, SAMPLERS),
+    "all delays": ({"engine": GivenDelays(4)}, {"two": fa.UniformSampling(2)}),
+    "a clock": (
+        {"engine": VirtualTime(ratio=5.0, concurrency=3, buffer=2, dropout=0.2)},
+        {"all": fa.FullParticipation()},
+    ),
+    "a synchronous clock": (
+        {"engine": VirtualTime(mode="sync", ratio=5.0, deadline=3.0)},
+        {"three": fa.UniformSampling(3)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_h_is_the_mean_of_all_duals_whoever_replies_how_late(name):
+    given = federation(96, weights=WEIGHTS)
+    options, samplers = ENGINES[name]
+    for sampler in samplers.values():
+        for method in (
+            fa.FedADMM(1.3, absent="aligned", alignment=0.2),
+            fa.FedADMMInSa(1.3, mu=1.2, absent="aligned", alignment=0.2),
+            fa.FedDR(0.8, absent="aligned", alignment=0.2, init="prox"),
+        ):
+            for server, missed, states in watched(
+                method, given, sampler=sampler, seed=1, rounds=40, **options
+            ):
+                duals = [
+                    (state.x - state.v) / 0.8 if isinstance(method, fa.FedDR) else state.y
+                    for state in states
+                ]
+                expected = weighted_mean(given.a, duals)
+                scale = max(1.0, float(np.abs(expected).max()))
+                np.testing.assert_allclose(server.h / scale, expected / scale, atol=1e-10)
+                assert len(missed.totals) <= 3 * given.clients + 4
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_members_seen_counts_the_duals_of_those_who_took_part(sampler):
+    given = federation(97, weights=WEIGHTS)
+    method = fa.FedADMM(1.3, members="seen", absent="aligned", alignment=0.4)
+    seen: set[int] = set()
+    for t, (server, _, states) in enumerate(watched(method, given, sampler=SAMPLERS[sampler])):
+        seen |= set(SAMPLERS[sampler].sample(0, t, given.clients))
+        ids = sorted(seen)
+        expected = given.a[ids] @ stacked([states[i].y for i in ids]) if ids else np.zeros(4)
+        assert_same(server.h.numpy(), expected)
+        assert abs(float(server.members) - given.a[ids].sum()) < 1e-12
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("sampler", ["uniform", "blocks", "cyclic"])
+def test_every_sigma_leads_to_the_optimum(sigma, sampler):
+    """Two of five a round."""
+    given = federation(100, weights=WEIGHTS)
+    method = fa.FedADMM(2.0, absent="aligned", alignment=sigma)
+    result = run(method, given, 500, sampler=SAMPLERS[sampler], seed=3)
+    assert float((result.params - torch.from_numpy(given.optimum)).norm()) < 1e-9
+
+
+def test_with_one_participant_a_round_sigma_one_finds_no_rest():
+    """The whole step of one client moves everybody; a tenth of it does not hurt."""
+    given = federation(3)
+    aim = torch.from_numpy(given.optimum)
+    distance = {}
+    for sigma in (1.0, 0.1):
+        method = fa.FedADMM(1.25, absent="aligned", alignment=sigma)
+        result = run(method, given, 800, sampler=fa.UniformSampling(1), seed=3)
+        distance[sigma] = float((result.params - aim).norm())
+    assert distance[1.0] > 0.1
+    assert distance[0.1] < 1e-9
+
+
+@pytest.mark.parametrize("engine", ["workers", "vectorised", "auto"])
+def test_every_engine_hands_a_client_what_it_missed(engine):
+    given = federation(98, weights=WEIGHTS)
+    options = {
+        "sampler": fa.UniformSampling(2),
+        "solver": fa.GradientDescent(0.1),
+        "stop": fa.Steps(3),
+    }
+    for method in (
+        fa.FedADMM(1.3, absent="aligned", alignment=0.4, members="seen"),
+        fa.FedADMMInSa(1.3, absent="aligned", alignment=0.4, mu=1.2),
+        fa.FedDR(0.8, absent="aligned", alignment=0.4),
+    ):
+        first = run(method, given, 12, **options)
+        second = run(method, given, 12, engine=engine, **options)
+        assert_same(first.trajectory, second.trajectory)
+
+
+RESUMED = {
+    "fedadmm": fa.FedADMM(0.5, members="seen", absent="aligned"),
+    "feddr": fa.FedDR(1.0, init="prox", absent="aligned", alignment=0.5),
+    "insa": fa.FedADMMInSa(0.5, absent="aligned", alignment=0.5),
+    "a-fedpd": fa.AFedPD(1.0),
+}
+
+
+@pytest.mark.parametrize("after", [1, 4, 7])
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_is_taken_up_with_what_its_clients_missed(name, after, tmp_path: Path):
+    options: dict[str, Any] = {"algorithm": RESUMED[name]}
+    resume = interrupted(tmp_path, after, **options)
+    assert_continued(resume(), resumable_run(8, **options), after)
+
+
+def test_a_clock_is_taken_up_with_what_its_clients_missed(tmp_path: Path):
+    options: dict[str, Any] = {
+        "algorithm": fa.FedADMM(0.5, absent="aligned", alignment=0.1),
+        "engine": VirtualTime(ratio=4.0, concurrency=3),
+        "sampler": None,
+    }
+    resume = interrupted(tmp_path, 5, **options)
+    assert_continued(resume(), resumable_run(8, **options), 5)
+
+
+def test_a_participant_is_sent_theta_and_one_more_vector():
+    given = federation(99)
+    for method, scalars in ((fa.AFedPD(0.8), 0), (fa.FedADMM(1.2, absent="aligned"), 1)):
+        for record in run(method, given, 6, sampler=fa.UniformSampling(2)).history:
+            assert record["bytes_down"] == 2 * 8 * (2 * 4 + scalars)
+            assert record["bytes_up"] == 2 * 8 * 4
+
+
+def test_kept_vectors_are_those_of_distinct_last_rounds():
+    """Four clients in three rounds: two of them were last seen together."""
+    start, missed = torch.zeros(2), None
+    missed = Missed.nothing(start)
+    for step, ids in enumerate([[0, 1], [2], [0], []]):
+        missed = missed.after(step, torch.full((2,), step + 1.0), dict.fromkeys(ids, step), ())
+    assert {k: float(v[0]) for k, v in missed.totals.items()} == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}
+    assert [float(missed.change(i, 4)[0]) for i in range(4)] == [1.0, 3.0, 2.0, 4.0]
+    missed = missed.after(4, torch.full((2,), 9.0), {1: 4, 2: 4}, ())
+    assert sorted(missed.totals) == [3, 5]
+    stale = Missed({0: start, 1: start + 1, 2: start + 3, 3: start + 7}, {})
+    stale = stale.after(3, start + 15, {5: 1}, ())
+    # It began with 1, missed 2 and 4 while at work, and did not get the 8 of its own step.
+    assert float(stale.change(5, 4)[0]) == 15 - (1 + 8)
+
+
+REFUSED = [
+    (lambda: fa.FedADMM(1.0, alignment=0.3), "alignment is 0.3, but absent is 'kept'"),
+    (lambda: fa.FedADMMInSa(1.0, alignment=0.3), "alignment is 0.3, but absent is 'kept'"),
+    (lambda: fa.FedADMM(1.0, absent="aligned", alignment=1.1), "alignment is 1.1, but must be"),
+    (lambda: fa.FedADMM(1.0, step=0.3, absent="aligned"), "step is 0.3, but must be 'tracking'"),
+    (
+        lambda: fa.FedADMM(1.0, increment="released", absent="aligned"),
+        "increment is 'released', but must be 'exact'",
+    ),
+    (lambda: fa.FedDR(1.0, 1.5, absent="aligned"), "alpha is 1.5, but must be 1"),
+    (lambda: fa.FedSplit(1.0, absent="aligned"), "nobody is ever absent"),
+    (lambda: fa.AsyncFedDR(1.0, absent="aligned"), "nobody is absent"),
+]
+
+
+@pytest.mark.parametrize(("made", "words"), REFUSED)
+def test_what_makes_no_sense_is_refused(made, words):
+    with pytest.raises(fa.ParameterError, match=words):
+        made()
