@@ -252,7 +252,7 @@ def test_members_seen_counts_the_duals_of_those_who_took_part(sampler):
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
-@pytest.mark.parametrize("sampler", ["uniform", "blocks", "cyclic"])
+@pytest.mark.parametrize("sampler", ["uniform", "weighted", "cyclic"])
 def test_every_sigma_leads_to_the_optimum(sigma, sampler):
     """Two of five a round."""
     given = federation(100, weights=WEIGHTS)
