@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "fedadmm.algorithms": (
-        "AFedPD AdaBest AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAdagrad FedAdam FedAsync FedAvg "
-        "FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg FedDyn FedMid FedNova FedPD FedProx "
+        "AFedPD AdaBest AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAdagrad FedAdam FedAsync "
+        "FedAvg FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg FedDyn FedMid FedNova FedPD FedProx "
         "FedSGD FedSplit FedYogi Scaffnew Scaffold"
     ),
     "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
