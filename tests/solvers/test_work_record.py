@@ -28,6 +28,8 @@ SOLVERS = {
     "sgd": fa.SGD(0.05, batch_size=4),
     "sgd, one batch": fa.SGD(0.05, batch_size=40),
     "momentum": fa.SGD(0.02, batch_size=7, momentum=0.5),
+    "perturbed": fa.SGD(0.05, batch_size=4, perturb=0.1),
+    "perturbed, all rows": fa.SGD(0.05, batch_size=None, momentum=0.5, perturb=0.1),
     "gradient descent": fa.GradientDescent(0.1),
     "accelerated": fa.AcceleratedGradient(0.1),
     "lbfgs": fa.LBFGS(),

@@ -17,7 +17,7 @@ sum a_i h_i = 0 too, which the paper does not treat.
 
 All clients take part in every round.  On L-smooth, mu-strongly convex f_i with full gradients,
 lr = 1/L and p = sqrt(mu/L), the paper's theorem needs O(sqrt(L/mu) log(1/eps)) rounds; that the
-rounds grow like sqrt(L/mu), and those of gradient descent like L/mu, is a test.
+rounds grow like sqrt(L/mu) is a test.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import Count, Positive, Probability, part
+from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
 from fedadmm.core.protocols import (
     IN_NO_ROUND,
     LocalProblem,
@@ -49,13 +49,53 @@ class _Vectors(NamedTuple):
     velocity: Tensor | None
 
 
+class Perturbation(NamedTuple):
+    """(1 - share) grad f(w) + share grad f(w + radius d), both over the same rows.
+
+    d is the gradient at w, or with `normalised` its direction.
+    """
+
+    radius: float
+    share: float
+    normalised: bool
+
+    def gradient(self, objectives: Objectives, params: Tensor, rows: Any) -> Tensor:
+        """The perturbed gradient as a new tensor; `params` is no workspace."""
+        here = objectives.gradient(params, rows).clone()
+        way: Tensor | float = self.radius
+        if self.normalised:
+            way = self.radius / norm(here).clamp(min=torch.finfo(here.dtype).tiny)
+        there = objectives.probe(params + way * here, rows)
+        return here.lerp_(there, self.share)
+
+
+def _gradient(
+    objectives: Any, perturbation: Perturbation | None, params: Tensor, rows: Any
+) -> Tensor:
+    """grad f_i on the rows, perturbed where that is asked for."""
+    found: Tensor = (
+        objectives.gradient(params, rows)
+        if perturbation is None
+        else perturbation.gradient(objectives, params, rows)
+    )
+    return found
+
+
 class SGDStepper(Stepper):
     """w <- w - lr (g + the gradient of the local problem's own terms), with optional momentum."""
 
-    def __init__(self, loss: LocalLoss, lr: Tensor | float, momentum: float) -> None:
+    def __init__(
+        self,
+        loss: LocalLoss,
+        lr: Tensor | float,
+        momentum: float,
+        perturbation: Perturbation | None = None,
+    ) -> None:
         self._objectives = loss.objectives
         self._momentum = momentum
-        params = loss.objectives.workspace(loss.problem.start)
+        self._perturbation = perturbation
+        start = loss.problem.start
+        params = loss.objectives.workspace(start) if perturbation is None else start.clone()
         velocity = torch.zeros_like(params) if momentum else None
         self._vectors = _Vectors(params, lr, OwnTerms.of(loss, lr), velocity)
 
@@ -67,7 +107,7 @@ class SGDStepper(Stepper):
     def step(self, rows: Any) -> Tensor:
         """One step on the given rows; the gradient of f_i."""
         params, lr, terms, velocity = self._vectors
-        gradient = self._objectives.gradient(params, rows)
+        gradient = _gradient(self._objectives, self._perturbation, params, rows)
         if velocity is None:
             if terms is not None:
                 terms.pull(params, 0, params.shape[-1])
@@ -86,6 +126,10 @@ class SGDStepper(Stepper):
         if isinstance(clients, Tensor):
             chosen._objectives = self._objectives.select(clients.tolist())
         return chosen
+
+    def passes(self, stepped: float) -> float:
+        """A perturbed gradient takes two."""
+        return stepped if self._perturbation is None else 2 * stepped
 
 
 def _add(into: Tensor, gradient: Tensor, factor: Tensor | float) -> None:
@@ -146,13 +190,16 @@ class DualAveragingStepper(Stepper):
         lr: Tensor | float,
         momentum: float,
         regularizer: Regularizer | None,
+        perturbation: Perturbation | None = None,
     ) -> None:
         assert regularizer is not None  # engines give it to methods that ask for it
         self._objectives = loss.objectives
         self._momentum = momentum
         self._regularizer = regularizer
+        self._perturbation = perturbation
         start = loss.problem.start
-        z, model = start.clone(), loss.objectives.workspace(start)
+        z = start.clone()
+        model = loss.objectives.workspace(start) if perturbation is None else start.clone()
         column = z.new_zeros(*z.shape[:-1], 1)
         reach = column + loss.problem.prox_step
         self._vectors = _Dual(z, model, lr, torch.zeros_like(z), reach, column)
@@ -166,7 +213,7 @@ class DualAveragingStepper(Stepper):
         """One step on the given rows; the gradient of f_i."""
         z, model, lr, velocity, reach, pace = self._vectors
         model.copy_(_prox(self._regularizer, z, reach))
-        gradient = self._objectives.gradient(model, rows)
+        gradient = _gradient(self._objectives, self._perturbation, model, rows)
         _add(velocity.mul_(self._momentum), gradient, lr)
         z.sub_(velocity)
         reach.add_(pace.mul_(self._momentum).add_(lr))
@@ -258,9 +305,21 @@ class _Rated(IterativeSolver):
 
 @part("solver", "sgd")
 class SGD(_Rated):
-    """Mini-batch SGD with optional momentum; `batch_size=None` takes all rows.
+    """Mini-batch SGD, optionally with momentum and perturbed gradients.
 
-    `lr` is a number, a schedule over rounds, or one number per client.
+    A perturbed gradient of f_i is (1 - s) grad f_i(w) + s grad f_i(w + r d), both over the same
+    mini-batch, with d the direction of grad f_i(w), or that gradient itself (Sun et al., FedSpeed,
+    ICLR 2023; s = 1 is SAM, Foret et al., ICLR 2021).  Such a step costs two gradients and seeks
+    flat minima: a run comes to rest not at the optimum but, for quadratics and with d the gradient,
+    at that of the f_i + (s r / 2) ||grad f_i||^2.  Stopping rules go by the gradient as it is.
+
+    Args:
+        lr: the learning rate: a number, a schedule over rounds, or one number per client.
+        batch_size: the rows of a step; None takes all.
+        momentum: the share of the last step that is made again.
+        perturb: r, how far ahead of w the second gradient is taken; 0 takes none.
+        perturb_share: s, what the gradient taken ahead counts.
+        perturb_normalised: whether d is the direction, so that r is a length, or the gradient.
     """
 
     stacks = True
@@ -268,14 +327,23 @@ class SGD(_Rated):
 
     batch_size: Count | None = 32
     momentum: Probability = 0.0
+    perturb: NotNegative = 0.0
+    perturb_share: Share = 1.0
+    perturb_normalised: bool = True
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
         """The fastest stepper for what is asked."""
         lr, needs = self.rate(loss, context), context.needs
+        perturbation = None
+        if self.perturb:
+            perturbation = Perturbation(self.perturb, self.perturb_share, self.perturb_normalised)
         if needs.local_prox == "dual":
-            return DualAveragingStepper(loss, lr, self.momentum, context.regularizer)
+            return DualAveragingStepper(loss, lr, self.momentum, context.regularizer, perturbation)
         if needs.local_prox == "primal":
-            return ProximalStepper(SGDStepper(loss, lr, self.momentum), lr, context.regularizer)
+            inner = SGDStepper(loss, lr, self.momentum, perturbation)
+            return ProximalStepper(inner, lr, context.regularizer)
+        if perturbation is not None:
+            return SGDStepper(loss, lr, self.momentum, perturbation)
         plain = None
         if not self.momentum and not needs.mean_gradient:
             plain = loss.objectives.plain_stepper(loss, lr)

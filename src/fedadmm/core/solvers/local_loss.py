@@ -28,6 +28,9 @@ class Objectives(Protocol):
     def evaluation_gradient(self, params: Tensor, /) -> Tensor:
         """The gradients over all data, for measuring."""
 
+    def probe(self, params: Tensor, rows: Any = None, /) -> Tensor:
+        """`gradient` where no model will be: it leaves BatchNorm statistics as they are."""
+
     def workspace(self, params: Tensor, /) -> Tensor:
         """A copy of `params` that a stepper may change in place and take gradients at."""
 
@@ -170,6 +173,15 @@ class OneObjective:
         self.gradient = objective.gradient
         self.workspace = objective.workspace
         self.evaluation_gradient = objective.evaluation_gradient
+
+    def probe(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """`gradient`, and the buffers as they were."""
+        flat = self._objective.flat
+        buffers = None if flat is None else flat.buffers()
+        gradient = self.gradient(params, rows)
+        if flat is not None and buffers is not None:
+            flat.load_buffers(buffers)
+        return gradient
 
     def batches(
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]

@@ -158,6 +158,10 @@ class StackedObjective:
             total.addcmul_(self._ridge[: len(params)], params)
         return total
 
+    def probe(self, params: Tensor, batch: Batch | None = None) -> Tensor:
+        """The same: what stacks has no buffers."""
+        return self.gradient(params, batch)
+
     def evaluation_gradient(self, params: Tensor) -> Tensor:
         """The same: nothing that stacks behaves differently in training."""
         return self.gradient(params)
