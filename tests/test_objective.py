@@ -10,7 +10,6 @@ from torch import nn
 
 import fedadmm as fa
 from fedadmm.core.objectives import model as model_objective
-from fedadmm.core.objectives.closed_form import evaluation_gradient
 from support.models import perceptron, rows
 
 DRAWS = torch.Generator().manual_seed(3)
@@ -62,7 +61,7 @@ def test_gradients_are_those_of_the_values(name):
 
     expected = approx_fprime(point.numpy(), value, 1e-7)
     np.testing.assert_allclose(objective.gradient(point), expected, atol=1e-5)
-    np.testing.assert_allclose(evaluation_gradient(objective, point), expected, atol=1e-5)
+    np.testing.assert_allclose(objective.evaluation_gradient(point), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["least squares", "logistic", "network"])

@@ -91,10 +91,12 @@ def test_gongs_measure_is_left_out_where_it_is_not_defined(changed):
     assert "lagrangian" in looked.history[0]
 
 
-def test_a_lost_mean_shows_as_drift():
+@pytest.mark.parametrize("step", [0.9, fa.Piecewise({0: 0.9})])
+def test_a_lost_mean_shows_as_drift(step):
     given = federation(62)
     options = {"sampler": fa.UniformSampling(2), "seed": 1}
-    result = run(fa.FedADMM(9.0, step=0.9), given, 5, evaluate=EVERYBODY, **options)
+    method = fa.FedADMM(9.0, step=step)
+    result = run(method, given, 5, evaluate=EVERYBODY, **options)
     (warning,) = result.history[0]["warnings"]
     assert "away from the mean of its clients" in warning
     assert warning.endswith(
@@ -143,11 +145,12 @@ def test_a_penalty_that_is_too_small_is_named_before_the_loss_explodes():
 def test_a_learning_rate_that_is_too_large_is_named():
     """GD on f_i + rho/2: stable below 2/(L + rho); the steepest client has a curvature near 3."""
     given = federation(64)
-    options = {"solver": fa.GradientDescent(lr=0.25), "stop": fa.Steps(5)}
-    result = run(fa.FedADMM(9.0), given, 8, evaluate=EVERYBODY, **options)
-    assert any(
-        "likely cause: the learning rate 0.25 is above 2/(L + rho)" in t for t in warned(result)
-    )
+    for lr in (0.25, [0.25] * given.clients, fa.Piecewise({0: 0.25})):
+        options = {"solver": fa.GradientDescent(lr), "stop": fa.Steps(5)}
+        result = run(fa.FedADMM(9.0), given, 8, evaluate=EVERYBODY, **options)
+        assert any(
+            "likely cause: the learning rate 0.25 is above 2/(L + rho)" in t for t in warned(result)
+        )
     calm = {"solver": fa.GradientDescent(lr=0.08), "stop": fa.Steps(5)}
     assert not warned(run(fa.FedADMM(9.0), given, 8, evaluate=EVERYBODY, **calm))
 

@@ -108,6 +108,10 @@ class PrintedFedADMM(Algorithm[Server, Client, Broadcast, Message]):
                 "members='seen', whose mean counts the clients' own models"
             )
 
+    def fixed_step(self, round_index: int) -> float | None:
+        """`step`, unless it is "tracking"."""
+        return None if isinstance(self.step, str) else at(self.step, round_index)
+
     @property
     def _weighted(self) -> bool:
         """Whether what the mean runs over can change."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import DataError, ParameterError, check_choice, check_kind
-from fedadmm.core.objectives.closed_form import evaluation_gradient
 from fedadmm.core.protocols import Evaluator, Objective, Regularizer
 from fedadmm.core.regularizers import Zero
 
@@ -119,7 +118,7 @@ class Problem:
         """The gradient of f, without g."""
         total = torch.zeros_like(params)
         for index, client in enumerate(self.clients):
-            total.add_(evaluation_gradient(client, params), alpha=self.weight(index))
+            total.add_(client.evaluation_gradient(params), alpha=self.weight(index))
         return total
 
     def gradient_mapping(self, params: Tensor, step: float) -> Tensor:

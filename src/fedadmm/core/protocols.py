@@ -222,6 +222,10 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         """The step of prox_{step * g} in the server update; also that of the gradient mapping."""
         return 1.0
 
+    def fixed_step(self, round_index: int) -> float | None:
+        """The server's step along the participants' mean increment, if it is a given number."""
+        return None
+
     def default_stop(self) -> StoppingRule | None:
         """The stopping rule that belongs to the method, or None."""
         return None
@@ -367,7 +371,10 @@ class Objective(ABC):
         return False
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
-        """The gradient of `value`, for an objective that trains in another way than it measures."""
+        """The gradient of `value`, which measures and never trains; maybe in a buffer as above.
+
+        It differs from `gradient` where training does, as by dropout and BatchNorm.
+        """
         return self.gradient(params)
 
     def descend(
@@ -459,6 +466,10 @@ class LocalSolver(ABC):
     """The rows of a step; None for all."""
     per_client: ClassVar[tuple[str, ...]] = ()
     """The fields that may hold a sequence with one entry per client; its length is checked."""
+
+    def rate_of(self, client: int, round_index: int) -> float | None:
+        """The length of a client's gradient steps; None for a solver that finds its own."""
+        return None
 
     @abstractmethod
     def solve(
@@ -589,17 +600,21 @@ class Partial(NamedTuple):
     infos: Sequence[ClientInfo]
 
 
-class ClientStateStore(Protocol):
-    """Keeps client records; a client that was never committed has none."""
-
-    def bind(self, template: ClientRecord, primal: str | None) -> None:
-        """Learn how records look, and which of their tensors is the client's own model."""
+class ClientRecords(Protocol):
+    """Where the one who runs a client finds and leaves its record."""
 
     def get(self, client: int) -> ClientRecord | None:
         """The last committed record, or None."""
 
     def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
         """Keep a record; it replaces the client's last one."""
+
+
+class ClientStateStore(ClientRecords, Protocol):
+    """Keeps client records; a client that was never committed has none."""
+
+    def bind(self, template: ClientRecord, primal: str | None) -> None:
+        """Learn how records look, and which of their tensors is the client's own model."""
 
     def clients(self) -> Sequence[int]:
         """The ids that have a record, sorted."""

@@ -15,7 +15,7 @@ from fedadmm.core.protocols import (
     AnyAlgorithm,
     ClientInfo,
     ClientRecord,
-    ClientStateStore,
+    ClientRecords,
     Download,
     LocalProblem,
     LocalResult,
@@ -55,7 +55,7 @@ def client_key(job: Job, round_index: int, client: int) -> Key:
     return derive(job.seed, "client", round_index, client)
 
 
-def client_record(job: Job, store: ClientStateStore, client: int) -> ClientRecord:
+def client_record(job: Job, store: ClientRecords, client: int) -> ClientRecord:
     """The client's record, or the one it starts with."""
     record = store.get(client)
     return first_record(job) if record is None else record
@@ -92,7 +92,7 @@ class ClientRound(NamedTuple):
 
 
 def run_client(
-    job: Job, store: ClientStateStore, client: int, download: Download, round_index: int
+    job: Job, store: ClientRecords, client: int, download: Download, round_index: int
 ) -> tuple[Upload, ClientInfo]:
     """One client's round on the record that a store keeps."""
     done = client_round(job, client, store.get(client), download, round_index)

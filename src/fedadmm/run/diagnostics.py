@@ -29,9 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms import FedADMM
 from fedadmm.core.errors import PairingError
-from fedadmm.core.objectives.closed_form import evaluation_gradient
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import ClientInfo, ClientStateStore, PrimalDual
 from fedadmm.core.regularizers import Zero
@@ -62,7 +60,7 @@ def look_at(job: Job, store: ClientStateStore, client: int) -> Look:
     """The client's model, dual and gradient as they are now."""
     own = job.algorithm.primal_dual(client_record(job, store, client).state)
     assert own is not None
-    gradient = evaluation_gradient(job.problem.clients[client], own.w).clone()
+    gradient = job.problem.clients[client].evaluation_gradient(own.w).clone()
     return Look(client, job.problem.weight(client), own, gradient)
 
 
@@ -182,18 +180,18 @@ class Diagnostics:
 
     def _cause(self, looks: Sequence[Look], theta: Tensor, report: RoundReport) -> str:
         """The most likely reason, from the curvature that the clients' models meet."""
-        method = self.job.algorithm
+        index = report.state.round - 1
         share = sum(self.job.problem.weight(info.client) for info in report.infos)
-        step = getattr(method, "step", None) if isinstance(method, FedADMM) else None
-        if isinstance(step, float | int) and step > share:
+        step = self.job.algorithm.fixed_step(index)
+        if step is not None and step > share:
             return (
                 f"likely cause: step {step:g} is more than the share {share:.3g} of the clients "
                 "that replied, so that the server leaves their mean; use 'tracking'"
             )
         look, curvature = self._steepest(looks, theta)
         penalty = float(look.own.penalty)
-        rate = getattr(self.job.solver, "lr", None)
-        if isinstance(rate, float | int) and rate > 2 / (curvature + penalty):
+        rate = self.job.solver.rate_of(look.client, index) if self.job.solver else None
+        if rate is not None and rate > 2 / (curvature + penalty):
             return (
                 f"likely cause: the learning rate {rate:g} is above 2/(L + rho) = "
                 f"{2 / (curvature + penalty):.3g} at client {look.client}; lower it"
@@ -274,5 +272,5 @@ def _curvature(job: Job, look: Look, theta: Tensor) -> float:
         return 0.0
     root: float = float(torch.finfo(way.dtype).eps) ** (1 / 3)
     step = root * max(1.0, _norm(look.own.w)) / length
-    moved = evaluation_gradient(job.problem.clients[look.client], look.own.w + step * way)
+    moved = job.problem.clients[look.client].evaluation_gradient(look.own.w + step * way)
     return _norm(moved - look.gradient) / (step * length)

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
 from fedadmm.core.errors import PairingError, ParameterError
-from fedadmm.core.objectives.closed_form import evaluation_gradient
 from fedadmm.core.protocols import ClientInfo, ClientStateStore, Sampler
 from fedadmm.core.solvers import ExactSolver
 from fedadmm.run.client import Job
@@ -131,7 +130,7 @@ def _start(job: Job) -> Start:
         raise _refuse("the theorems are about equal weights, but the problem has its own")
     value = float(problem.value(job.initial) + problem.regularizer.value(job.initial))
     squares = [
-        float(evaluation_gradient(client, job.initial).square().sum()) for client in problem.clients
+        float(client.evaluation_gradient(job.initial).square().sum()) for client in problem.clients
     ]
     if not math.isfinite(value):
         raise _refuse("needs a start in the domain of g, but F is infinite there")

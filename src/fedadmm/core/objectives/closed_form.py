@@ -1,9 +1,9 @@
-"""Local objectives f_i on flat vectors: closed-form ones, and any module with a loss and data."""
+"""Local objectives f_i on flat vectors in closed form."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -11,20 +11,7 @@ from torch import Tensor, nn
 from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.objectives.given import as_tensor
 from fedadmm.core.objectives.losses import count_correct
-from fedadmm.core.objectives.model import Loss, ModelObjective, Prepare, evaluation_parts
 from fedadmm.core.protocols import Objective
-
-__all__ = [
-    "LeastSquares",
-    "LogisticRegression",
-    "Loss",
-    "ModelObjective",
-    "Prepare",
-    "Quadratic",
-    "QuadraticObjective",
-    "evaluation_gradient",
-    "evaluation_parts",
-]
 
 
 @runtime_checkable
@@ -40,16 +27,6 @@ class QuadraticObjective(Protocol):
 
 def _is(tensor: Tensor, dtype: torch.dtype, device: torch.device | str) -> bool:
     return tensor.dtype == dtype and tensor.device == torch.device(device)
-
-
-def evaluation_gradient(objective: Objective, params: Tensor) -> Tensor:
-    """The gradient of `objective.value`, which measures and never trains.
-
-    For a model it differs from `objective.gradient`, which runs in training mode: dropout is off
-    and BatchNorm statistics are used, not moved.  The result may be a buffer that the next call
-    overwrites.
-    """
-    return objective.evaluation_gradient(params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +128,15 @@ class _Rows(Objective):
             return self.features, self.targets
         return self.features[rows], self.targets[rows]
 
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
+        """The same objective in another precision or on another device; classes stay classes."""
+        if _is(self.features, dtype, device):
+            return self
+        targets = self.targets.to(device)
+        if not self.has_classes:
+            targets = targets.to(dtype)
+        return replace(self, features=self.features.to(device, dtype), targets=targets)
+
 
 @dataclass(frozen=True, eq=False)
 class LeastSquares(_Rows):
@@ -174,14 +160,6 @@ class LeastSquares(_Rows):
     def offset(self) -> Tensor:
         """X'y/m."""
         return self.features.T @ self.targets / self.num_samples
-
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> LeastSquares:
-        """The same objective in another precision or on another device."""
-        if _is(self.features, dtype, device):
-            return self
-        return LeastSquares(
-            self.features.to(device, dtype), self.targets.to(device, dtype), self.ridge
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,11 +191,3 @@ class LogisticRegression(_Rows):
         x, y = self._batch(rows)
         error = torch.sigmoid(x @ params) - y.to(params.dtype)
         return x.T @ error / y.numel() + self.ridge * params
-
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> LogisticRegression:
-        """The same objective in another precision or on another device."""
-        if _is(self.features, dtype, device):
-            return self
-        return LogisticRegression(
-            self.features.to(device, dtype), self.targets.to(device), self.ridge
-        )

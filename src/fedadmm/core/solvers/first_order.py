@@ -70,7 +70,7 @@ class Perturbation(NamedTuple):
 
 
 def _gradient(
-    objectives: Any, perturbation: Perturbation | None, params: Tensor, rows: Any
+    objectives: Objectives, perturbation: Perturbation | None, params: Tensor, rows: Any
 ) -> Tensor:
     """grad f_i on the rows, perturbed where that is asked for."""
     found: Tensor = (
@@ -295,12 +295,16 @@ class _Rated(IterativeSolver):
     def __post_init__(self) -> None:
         check_floor(self, "lr", self.lr)
 
+    def rate_of(self, client: int, round_index: int) -> float:
+        """The client's learning rate."""
+        return at(self.lr, round_index, client)
+
     def rate(self, loss: LocalLoss, context: SolveContext) -> Tensor | float:
         """The learning rate of all who work, or a column of a stack's own ones."""
         start = loss.problem.start
         if isinstance(self.lr, Sequence) and start.ndim == 2:
             return of_clients(self.lr, context.clients, start[:, :1])
-        return at(self.lr, context.round_index, context.clients[0])
+        return self.rate_of(context.clients[0], context.round_index)
 
 
 @part("solver", "sgd")
@@ -411,7 +415,7 @@ class AcceleratedGradient(_Rated):
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
         """Nesterov's steps."""
-        return _AcceleratedStepper(loss, float(self.rate(loss, context)))
+        return _AcceleratedStepper(loss, self.rate_of(context.clients[0], context.round_index))
 
 
 class _LBFGSStepper(Stepper):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fedadmm.core.errors import DataError, ParameterError, check_choice
-from fedadmm.core.objectives.closed_form import Loss
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.objectives.model import Loss
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Probability, checked
 from fedadmm.core.problem import Buffers, Lazy, Problem
 from fedadmm.core.protocols import Regularizer

@@ -9,8 +9,8 @@ import torch
 from annotated_types import Ge
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.objectives.closed_form import Loss, ModelObjective
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.objectives.model import Loss, ModelObjective
 from fedadmm.core.parts import Count, Natural, NotNegative, part
 from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.protocols import Objective

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import DataError
-from fedadmm.core.objectives.closed_form import Loss, ModelObjective, evaluation_parts
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.losses import (
     binary_cross_entropy,
@@ -16,6 +15,7 @@ from fedadmm.core.objectives.losses import (
     cross_entropy,
     half_squared_error,
 )
+from fedadmm.core.objectives.model import Loss, ModelObjective, evaluation_parts
 from fedadmm.core.protocols import Evaluator, Metrics
 from fedadmm.data.dataset import Prepare
 from fedadmm.data.federated import FederatedData, Rows

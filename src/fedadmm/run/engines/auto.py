@@ -14,8 +14,7 @@ from fedadmm.core.errors import EngineError
 from fedadmm.core.parts import Count, part
 from fedadmm.core.protocols import (
     ClientInfo,
-    ClientRecord,
-    ClientStateStore,
+    ClientRecords,
     Download,
     Engine,
     Upload,
@@ -26,6 +25,7 @@ from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.sequential import Sequential
 from fedadmm.run.engines.stacked import refusal
 from fedadmm.run.engines.vectorised import Vectorised
+from fedadmm.run.engines.virtual.working import Held
 from fedadmm.run.engines.workers import Workers, usable_cores
 
 STEPS = 5
@@ -49,22 +49,9 @@ class Auto(EngineChoice):
 
     workers: Count | None = None
 
-    def start(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine; it measures when the first round begins."""
         return AutoEngine(job, store, self.workers)
-
-
-class _ReadOnly:
-    """A store that a measurement reads and does not change."""
-
-    def __init__(self, store: ClientStateStore) -> None:
-        self._store = store
-
-    def get(self, client: int) -> ClientRecord | None:
-        return self._store.get(client)
-
-    def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
-        """Forget it."""
 
 
 class AutoEngine(Engine):
@@ -73,7 +60,7 @@ class AutoEngine(Engine):
     A run that goes on sets `choice` before its first round, and nothing is measured.
     """
 
-    def __init__(self, job: Job, store: ClientStateStore, workers: int | None) -> None:
+    def __init__(self, job: Job, store: ClientRecords, workers: int | None) -> None:
         self._job = job
         self._store = store
         self._cores = workers if workers is not None else usable_cores()
@@ -133,7 +120,7 @@ class AutoEngine(Engine):
     ) -> dict[str, float]:
         """Seconds a client for a few steps; the ways take turns, so that noise meets them all."""
         short = self._job._replace(stop=Steps(STEPS))
-        store: Any = _ReadOnly(self._store)
+        store = Held(self._store)  # a measurement changes nothing
         best = dict.fromkeys(ways, math.inf)
         with contextlib.ExitStack() as stack:
             engines = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from fedadmm.core.protocols import ClientStateStore, Engine
+from fedadmm.core.protocols import ClientRecords, Engine
 from fedadmm.run.client import Job
 
 
@@ -34,5 +34,5 @@ class EngineChoice(ABC):
         return None
 
     @abstractmethod
-    def start(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine, or refuse a job that it cannot run."""

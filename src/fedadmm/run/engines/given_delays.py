@@ -20,7 +20,7 @@ from annotated_types import Ge
 from fedadmm.core.parts import part
 from fedadmm.core.protocols import (
     ClientInfo,
-    ClientStateStore,
+    ClientRecords,
     Download,
     Engine,
     EngineState,
@@ -53,7 +53,7 @@ class GivenDelays(EngineChoice):
         """The given one."""
         return self.max_delay
 
-    def start(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine."""
         return GivenDelaysEngine(job, store, self.max_delay)
 
@@ -63,7 +63,7 @@ class GivenDelaysEngine(Engine):
 
     is_asynchronous = True
 
-    def __init__(self, job: Job, store: ClientStateStore, max_delay: int) -> None:
+    def __init__(self, job: Job, store: ClientRecords, max_delay: int) -> None:
         self._job = job
         self._store = store
         self._max_delay = max_delay

@@ -15,8 +15,8 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.problem import LazyClients, Problem
-from fedadmm.core.protocols import ClientInfo, ClientRecord, Download, Objective, Partial, Upload
+from fedadmm.core.problem import Lazy, LazyClients, Problem
+from fedadmm.core.protocols import ClientInfo, ClientRecord, Download, Partial, Upload
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.state.record_files import NO_FILE, Options, RecordFiles
 from fedadmm.run.state.records import layout
@@ -47,29 +47,15 @@ class Place(NamedTuple):
     """Where the driver finds its modules: a user's own model may be in any of them."""
 
 
-class _Shard(Sequence[Objective]):
-    """The clients of one actor under the ids that they have in the whole federation."""
-
-    def __init__(self, clients: dict[int, Objective], count: int) -> None:
-        self._clients = clients
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._clients[index]
-
-
 def pack_job(job: Job, actor: int, actors: int) -> bytes:
     """The job with the data of one actor's clients (id % actors == actor) and no others.
 
     Lazy clients travel as the recipe that builds them.
     """
-    clients: Any = job.problem.clients
-    if not isinstance(getattr(clients, "_clients", clients), LazyClients):
+    clients = job.problem.clients
+    if not isinstance(clients, LazyClients):
         mine = {index: clients[index] for index in range(actor, len(clients), actors)}
-        clients = _Shard(mine, len(clients))
+        clients = Lazy(len(clients), mine.__getitem__)
     problem = Problem(clients, regularizer=job.problem.regularizer, buffers=job.problem.buffers)
     return _packed(job._replace(problem=problem))
 
@@ -184,7 +170,7 @@ class ClientActor:
     def _run(self, client: int, download: Download, round_index: int) -> tuple[Upload, ClientInfo]:
         try:
             with torch.no_grad():
-                return run_client(self._job, cast(Any, self._store), client, download, round_index)
+                return run_client(self._job, self._store, client, download, round_index)
         except FedADMMError:
             raise
         except Exception as error:

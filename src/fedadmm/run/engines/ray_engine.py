@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from fedadmm.core.errors import EngineError, PairingError
 from fedadmm.core.parts import Count, Positive, part
-from fedadmm.core.protocols import ClientStateStore, Download, Engine, Partial
+from fedadmm.core.protocols import ClientRecords, Download, Engine, Partial
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.ray_actor import ClientActor, Place, Reply, Task, pack_job
@@ -53,7 +53,7 @@ class Ray(EngineChoice):
     cohort: Count | None = None
     timeout: Positive = 600.0
 
-    def start(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine."""
         if not isinstance(store, DiskStore):
             raise PairingError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import ClientInfo, ClientStateStore, Download, Engine, Upload
+from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, Upload
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.engines.choice import EngineChoice
 
@@ -14,7 +14,7 @@ from fedadmm.run.engines.choice import EngineChoice
 class Sequential(EngineChoice):
     """The choice of the sequential engine."""
 
-    def start(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine."""
         return SequentialEngine(job, store)
 
@@ -22,7 +22,7 @@ class Sequential(EngineChoice):
 class SequentialEngine(Engine):
     """Runs clients one by one."""
 
-    def __init__(self, job: Job, store: ClientStateStore) -> None:
+    def __init__(self, job: Job, store: ClientRecords) -> None:
         self._job = job
         self._store = store
 

@@ -15,7 +15,7 @@ from fedadmm.core.parts import Count, part
 from fedadmm.core.protocols import (
     ClientInfo,
     ClientRecord,
-    ClientStateStore,
+    ClientRecords,
     Download,
     Engine,
     LocalProblem,
@@ -44,7 +44,7 @@ class Vectorised(EngineChoice):
 
     stack: Count | None = None
 
-    def start(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine, or refuse a job whose clients cannot be stacked."""
         reason = refusal(job)
         if reason is not None:
@@ -63,7 +63,7 @@ class _Stack(NamedTuple):
 class VectorisedEngine(Engine):
     """Runs clients in stacks; every stack is as many clients as `stack` says or memory allows."""
 
-    def __init__(self, job: Job, store: ClientStateStore, stack: int | None = None) -> None:
+    def __init__(self, job: Job, store: ClientRecords, stack: int | None = None) -> None:
         self._job = job
         self._store = store
         self._stacker = Stacker(job)

@@ -21,7 +21,7 @@ from fedadmm.core.errors import ANOTHER_VERSION, ParameterError, StateError
 from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
 from fedadmm.core.protocols import (
     ClientInfo,
-    ClientStateStore,
+    ClientRecords,
     Download,
     Engine,
     EngineState,
@@ -116,7 +116,7 @@ class VirtualTime(EngineChoice):
             return self.max_staleness
         return min(self.concurrency or clients, clients)
 
-    def start(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine."""
         if self.trace is not None and self.compute == "trace":
             read_trace(self.trace)
@@ -147,7 +147,7 @@ class VirtualTime(EngineChoice):
 class VirtualTimeEngine(Engine):
     """Runs clients along a timeline."""
 
-    def __init__(self, job: Job, store: ClientStateStore, options: VirtualTime) -> None:
+    def __init__(self, job: Job, store: ClientRecords, options: VirtualTime) -> None:
         self._store = store
         self._options = options
         self.is_asynchronous = options.is_asynchronous

@@ -22,7 +22,7 @@ from fedadmm.core.parts import Count, Positive, part
 from fedadmm.core.protocols import (
     ClientInfo,
     ClientRecord,
-    ClientStateStore,
+    ClientRecords,
     Download,
     Engine,
     LocalResult,
@@ -51,7 +51,7 @@ class Workers(EngineChoice):
     workers: Count | None = None
     timeout: Positive = 3600.0
 
-    def start(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine; its processes start with the first round."""
         if job.initial.device.type != "cpu":
             raise PairingError(
@@ -76,7 +76,7 @@ def usable_cores() -> int:
 class WorkersEngine(Engine):
     """Feeds clients to a pool of workers and hands results on in order."""
 
-    def __init__(self, job: Job, store: ClientStateStore, workers: int, timeout: float) -> None:
+    def __init__(self, job: Job, store: ClientRecords, workers: int, timeout: float) -> None:
         self._job = job
         self._store = store
         self._slots = SLOTS_PER_WORKER * workers

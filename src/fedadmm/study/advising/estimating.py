@@ -16,7 +16,6 @@ from fedadmm.core.objectives.closed_form import (
     LeastSquares,
     LogisticRegression,
     Quadratic,
-    evaluation_gradient,
 )
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Problem
@@ -141,7 +140,7 @@ class _Slopes(NamedTuple):
 def _slopes(objectives: Sequence[Objective], point: Tensor) -> _Slopes:
     total, squares = torch.zeros_like(point), []
     for objective in objectives:
-        gradient = evaluation_gradient(objective, point)
+        gradient = objective.evaluation_gradient(point)
         total += gradient
         squares.append(float(gradient.square().sum()))
     count = len(objectives)

@@ -18,7 +18,7 @@ from fedadmm.core.objectives import losses
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import LazyClients, Problem
-from fedadmm.core.protocols import ClientStateStore, Engine
+from fedadmm.core.protocols import ClientRecords, Engine
 from fedadmm.core.sampling import CyclicSampling, UniformSampling
 from fedadmm.core.solvers import SGD
 from fedadmm.core.stopping import Epochs, Steps
@@ -89,7 +89,7 @@ class _Remembered(EngineChoice):
         self._choice = Auto(cores)
         self.engine: Any = None
 
-    def start(self, job: Job, store: ClientStateStore) -> Engine:
+    def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start it, and keep it."""
         engine = self._choice.start(job, store)
         self.engine = engine

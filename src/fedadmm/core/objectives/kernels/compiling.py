@@ -79,7 +79,7 @@ def compile_network(module: nn.Module, loss: object) -> Network | None:
 def _head(loss: object, last: nn.Module) -> Head | None:
     if loss is nn.functional.cross_entropy or loss is losses.cross_entropy:
         return by_cross_entropy
-    if getattr(last, "out_features", None) != 1:
+    if not isinstance(last, nn.Linear) or last.out_features != 1:
         return None
     if loss is losses.binary_cross_entropy:
         return by_binary_cross_entropy

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError
-from fedadmm.core.objectives.closed_form import (
-    LeastSquares,
-    LogisticRegression,
-    ModelObjective,
-    Quadratic,
-)
+from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
+from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.solvers.first_order import IterativeSolver
 from fedadmm.run.client import Job
 from fedadmm.run.engines.stacked.objective import (

@@ -14,7 +14,7 @@ from itertools import islice
 from fedadmm.core import trees
 from fedadmm.core.protocols import (
     ClientRecord,
-    ClientStateStore,
+    ClientRecords,
     Download,
     Engine,
     Partial,
@@ -25,19 +25,12 @@ from fedadmm.run.engines.virtual.timeline import Flight
 from fedadmm.run.engines.workers import Workers
 
 
-class _Held:
-    """A store that reads through and holds back what is committed: it counts on arrival only."""
+class Held:
+    """Records that are read through; what is committed is held back until somebody takes it."""
 
-    def __init__(self, store: ClientStateStore) -> None:
-        self._store = store
+    def __init__(self, records: ClientRecords) -> None:
+        self.get = records.get
         self._held: dict[int, ClientRecord] = {}
-
-    def bind(self, template: ClientRecord, primal: str | None) -> None:
-        """The store behind is bound already."""
-
-    def get(self, client: int) -> ClientRecord | None:
-        """The last record that arrived."""
-        return self._store.get(client)
 
     def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
         """Hold a record back."""
@@ -47,27 +40,14 @@ class _Held:
         """Hand over what was held back."""
         return self._held.pop(client, None)
 
-    def clients(self) -> Sequence[int]:
-        """The ids that have a record."""
-        return self._store.clients()
-
-    def prefetch(self, clients: Sequence[int]) -> None:
-        """Everything is read when it is needed."""
-
-    def mark(self) -> None:
-        """Nothing held back belongs to any point."""
-
-    def undo(self) -> None:
-        """Nothing held back has happened."""
-
 
 class Crew:
     """Computes replies: in this process, or in `workers` others."""
 
-    def __init__(self, job: Job, store: ClientStateStore, workers: int) -> None:
+    def __init__(self, job: Job, store: ClientRecords, workers: int) -> None:
         self._job = job
         self._store = store
-        self._desks = [_Held(store) for _ in range(workers)] if workers > 1 else []
+        self._desks = [Held(store) for _ in range(workers)] if workers > 1 else []
         self._engines: list[Engine] = []
         if workers > 1:
             self._engines = [Workers(workers=1).start(job, desk) for desk in self._desks]
