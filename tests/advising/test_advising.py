@@ -17,9 +17,9 @@ import fedadmm as fa
 from fedadmm.core.objectives import losses
 from fedadmm.data import models, problems
 from fedadmm.run.engines import VirtualTime
-from fedadmm.study.advising import advise, estimate
-from fedadmm.study.advising.curvature import hessian_product, largest_curvature
+from fedadmm.study.advising import advise
 from fedadmm.study.config import resolve
+from fedadmm.study.estimating import estimate, hessian_product, largest_curvature
 from support.commands import call
 from support.federations import federation
 

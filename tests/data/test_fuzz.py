@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from fedadmm.core.errors import DataError
 from fedadmm.data import tabular
 from fedadmm.data.files import EXPANSION, read_npz, read_text
-from fedadmm.data.loaders.cifar import read_batch
 from fedadmm.data.loaders.femnist import read_leaf
 from fedadmm.data.loaders.heart import read_hospital
-from fedadmm.data.loaders.idx import read_idx
+from fedadmm.data.loaders.pictures import read_batch, read_idx
 from fedadmm.data.partitions import Partition
 
 QUICK = settings(max_examples=60, deadline=None)

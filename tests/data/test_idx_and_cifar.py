@@ -10,8 +10,13 @@ from data_files import idx_bytes, write
 
 from fedadmm.core.errors import DataError
 from fedadmm.data import Normalise, idx_folder
-from fedadmm.data.loaders.cifar import cifar10_small, read_batch, read_batches
-from fedadmm.data.loaders.idx import read_idx, with_writers
+from fedadmm.data.loaders.pictures import (
+    cifar10_small,
+    read_batch,
+    read_batches,
+    read_idx,
+    with_writers,
+)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

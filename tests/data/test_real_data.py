@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedadmm import data
-from fedadmm.data import catalogue
+from fedadmm.data import sources
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("FEDADMM_DATA"), reason="FEDADMM_DATA is not set, so there are no real files"
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.skipif(
 
 def need(*names: str) -> None:
     for name in names:
-        if not {i.name: i for i in catalogue.list_datasets()}[name].present:
+        if not {i.name: i for i in sources.list_datasets()}[name].present:
             pytest.skip(f"{name} is not in FEDADMM_DATA")
 
 
-@pytest.mark.parametrize("name", sorted(catalogue.SOURCES))
+@pytest.mark.parametrize("name", sorted(sources.SOURCES))
 def test_checksums(name: str) -> None:
-    rows = catalogue.check(name)
+    rows = sources.check(name)
     if all(row.status == "missing" for row in rows):
         pytest.skip(f"{name} is not in FEDADMM_DATA")
     assert {row.status for row in rows} == {"ok"}
@@ -114,7 +114,7 @@ def test_shakespeare() -> None:
     from fedadmm.data.files import read_text
     from fedadmm.data.loaders.text import speeches
 
-    text = read_text(next(catalogue.path("shakespeare").glob("tinyshakespeare.txt*")))
+    text = read_text(next(sources.path("shakespeare").glob("tinyshakespeare.txt*")))
     assert len(speeches(text)) == 299
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedadmm.core.errors import DataError, ParameterError
-from fedadmm.data import catalogue, sources
+from fedadmm.data import sources
 from fedadmm.data.sources import SOURCES, File, Source
 
 CONTENT = bytes(range(256)) * 1500
@@ -300,26 +300,26 @@ def test_the_catalogue_lists_fetches_and_checks(
     for name in list(SOURCES):
         monkeypatch.delitem(SOURCES, name)
     monkeypatch.setitem(SOURCES, "thing", one)
-    assert [(row.status, row.file) for row in catalogue.check()] == [("missing", "file.bin")]
-    info = catalogue.list_datasets()[0]
+    assert [(row.status, row.file) for row in sources.check()] == [("missing", "file.bin")]
+    info = sources.list_datasets()[0]
     assert (info.name, info.present, info.folder) == ("thing", False, places[0] / "thing")
     with pytest.raises(DataError, match=r"thing: is not \(completely\) on this machine"):
-        catalogue.path("thing")
-    assert catalogue.fetch("thing") == places[1] / "thing"
-    assert catalogue.path("thing") == places[1] / "thing"
-    assert catalogue.list_datasets()[0].present
+        sources.path("thing")
+    assert sources.fetch("thing") == places[1] / "thing"
+    assert sources.path("thing") == places[1] / "thing"
+    assert sources.list_datasets()[0].present
     (places[1] / "thing/file.bin").write_bytes(CONTENT[1:])
-    row = catalogue.check("thing")[0]
+    row = sources.check("thing")[0]
     assert row.status == "damaged"
     assert "has 383999 bytes" in row.detail
     with pytest.raises(ParameterError, match="name is 'other', but must be one of thing"):
-        catalogue.fetch("other")
+        sources.fetch("other")
 
 
 def test_a_leaf_folder_counts_as_femnist(places: tuple[Path, Path]) -> None:
     (places[0] / "femnist/data/train").mkdir(parents=True)
-    assert catalogue.fetch("femnist") == places[0] / "femnist/data"
-    assert {i.name: i.present for i in catalogue.list_datasets()}["femnist"]
+    assert sources.fetch("femnist") == places[0] / "femnist/data"
+    assert {i.name: i.present for i in sources.list_datasets()}["femnist"]
 
 
 def test_every_known_file_has_a_checksum_and_either_an_address_or_none() -> None:

@@ -21,9 +21,9 @@ app.add_typer(commands, name="data", epilog="Example: fedadmm data show digits")
 def list_(as_json: options.AsJson = False) -> None:
     """List the data sets, whether they are on this machine, and the named problems."""
     from fedadmm.cli.display import print_json
-    from fedadmm.data import catalogue, problems
+    from fedadmm.data import problems, sources
 
-    found = catalogue.list_datasets()
+    found = sources.list_datasets()
     entries = [problems.options(name) for name in problems.names()]
     if as_json:
         rows = [info._asdict() | {"folder": str(info.folder)} for info in found]
@@ -53,10 +53,9 @@ def fetch(name: _Name, as_json: options.AsJson = False) -> None:
     import sys
 
     from fedadmm.cli.display import print_json
-    from fedadmm.data import catalogue
-    from fedadmm.data.sources import source
+    from fedadmm.data import sources
 
-    folder, found = catalogue.fetch(name, progress=sys.stderr.isatty()), source(name).name
+    folder, found = sources.fetch(name, progress=sys.stderr.isatty()), sources.source(name).name
     if as_json:
         print_json({"name": found, "folder": str(folder)})
         return
@@ -67,12 +66,11 @@ def fetch(name: _Name, as_json: options.AsJson = False) -> None:
 def path(name: _Name, as_json: options.AsJson = False) -> None:
     """Print the folder of a data set that is on this machine."""
     from fedadmm.cli.display import print_json
-    from fedadmm.data import catalogue
-    from fedadmm.data.sources import source
+    from fedadmm.data import sources
 
-    folder = catalogue.path(name)
+    folder = sources.path(name)
     if as_json:
-        print_json({"name": source(name).name, "folder": str(folder)})
+        print_json({"name": sources.source(name).name, "folder": str(folder)})
         return
     typer.echo(str(folder))
 
@@ -86,9 +84,9 @@ def check(
 ) -> None:
     """Verify the files that are here; a damaged one makes the exit code 2."""
     from fedadmm.cli.display import print_json
-    from fedadmm.data import catalogue
+    from fedadmm.data import sources
 
-    rows = catalogue.check(name)
+    rows = sources.check(name)
     damaged = [row for row in rows if row.status == "damaged"]
     if as_json:
         print_json({"files": [row._asdict() for row in rows]})

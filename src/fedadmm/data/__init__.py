@@ -9,19 +9,18 @@ from importlib import import_module
 from typing import Any
 
 _EXPORTS = {
-    "fedadmm.data.loaders.adapters": "from_hugging_face from_torch",
-    "fedadmm.data.loaders.cifar": "cifar10 cifar10_small",
-    "fedadmm.data.dataset": "Dataset Normalise TrainTest hold_out",
-    "fedadmm.data.loaders.digits": "digits",
-    "fedadmm.data.federated": "FederatedData",
-    "fedadmm.data.loaders.femnist": "femnist",
+    "fedadmm.data.dataset": "Dataset FederatedData Normalise TrainTest hold_out",
     "fedadmm.data.generators": "MixedRows SyntheticUsers",
+    "fedadmm.data.loaders.adapters": "from_hugging_face from_torch",
+    "fedadmm.data.loaders.femnist": "femnist",
     "fedadmm.data.loaders.heart": "heart",
-    "fedadmm.data.loaders.idx": "fashion_mnist idx_folder mnist mnist_writers",
-    "fedadmm.data.partitions": "Partition",
-    "fedadmm.data.summary": "Summary summarise",
+    "fedadmm.data.loaders.pictures": (
+        "cifar10 cifar10_small digits fashion_mnist idx_folder mnist mnist_writers"
+    ),
     "fedadmm.data.loaders.tabular": "tabular",
     "fedadmm.data.loaders.text": "shakespeare",
+    "fedadmm.data.partitions": "Partition",
+    "fedadmm.data.summary": "Summary summarise",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 

@@ -14,8 +14,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.objectives.closed_form import LeastSquares
 from fedadmm.core.parts import Count, Natural, NotNegative, checked
 from fedadmm.core.rng import derive, numpy_generator
-from fedadmm.data.dataset import Dataset, TrainTest
-from fedadmm.data.federated import Rows
+from fedadmm.data.dataset import Dataset, Rows, TrainTest
 
 _FEATURES, _CLASSES = 60, 10
 

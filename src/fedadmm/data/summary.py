@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedadmm.core.errors import DataError
 from fedadmm.core.files import make_directory, replacing
 from fedadmm.core.problem import Problem
-from fedadmm.data.federated import FederatedData
+from fedadmm.data.dataset import FederatedData
 
 
 class Summary(NamedTuple):

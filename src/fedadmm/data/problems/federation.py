@@ -19,8 +19,7 @@ from fedadmm.core.problem import Buffers, Lazy, Problem
 from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.data import models, partitions
-from fedadmm.data.dataset import Dataset, TrainTest
-from fedadmm.data.federated import FederatedData, align
+from fedadmm.data.dataset import Dataset, FederatedData, TrainTest, align
 from fedadmm.data.partitions import Partition
 from fedadmm.data.problems.held_out import Split, choose_loss
 from fedadmm.data.problems.registry import Extras, NamedProblem

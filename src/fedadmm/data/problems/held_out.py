@@ -17,8 +17,7 @@ from fedadmm.core.objectives.losses import (
 )
 from fedadmm.core.objectives.model import Loss, ModelObjective, evaluation_parts
 from fedadmm.core.protocols import Evaluator, Metrics
-from fedadmm.data.dataset import Prepare
-from fedadmm.data.federated import FederatedData, Rows
+from fedadmm.data.dataset import FederatedData, Prepare, Rows
 
 
 def choose_loss(outputs: Tensor, num_classes: int | None, name: str) -> Loss:

@@ -8,11 +8,18 @@ from typing import ClassVar, Literal
 from fedadmm.core.parts import Count, Fraction, Probability, part
 from fedadmm.core.problem import Problem
 from fedadmm.data.dataset import TrainTest, hold_out
-from fedadmm.data.loaders.cifar import HALVES, NORMALISE, cifar10, cifar10_small
-from fedadmm.data.loaders.digits import digits
 from fedadmm.data.loaders.femnist import femnist
 from fedadmm.data.loaders.heart import COLUMNS, heart, hospital_files, hospital_names, read_site
-from fedadmm.data.loaders.idx import fashion_mnist, mnist, mnist_writers
+from fedadmm.data.loaders.pictures import (
+    HALVES,
+    NORMALISE,
+    cifar10,
+    cifar10_small,
+    digits,
+    fashion_mnist,
+    mnist,
+    mnist_writers,
+)
 from fedadmm.data.loaders.tabular import tabular
 from fedadmm.data.loaders.text import shakespeare
 from fedadmm.data.problems.federation import RowsProblem, federate

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from fedadmm.core.errors import PairingError
 from fedadmm.core.problem import Problem
-from fedadmm.study.advising.estimating import Estimate, estimate
 from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.study.estimating import Estimate, estimate
 from fedadmm.study.loading import merged
 from fedadmm.study.running import initial_vector
 from fedadmm.theory import Advice, Situation, recommend, rounds_needed
