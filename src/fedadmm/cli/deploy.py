@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedadmm.cli import app, options
-from fedadmm.cli.group import resumable
+from fedadmm.cli.group import again, resumable
 
 commands = typer.Typer(
     no_args_is_help=True, help="Real federations on Flower, here or over a network."
@@ -55,17 +55,8 @@ def local(
         mode="asynchronous" if asynchronous or _asynchronous(resolved) else "rounds",
         ledger="disk" if ledger else "none",
     )
-    again = ["fedadmm", "deploy", "local", str(folder), "--clients", str(clients)]
-    chosen = {
-        "--tls": tls,
-        "--asynchronous": asynchronous,
-        "--no-ledger": not ledger,
-        "--no-report": not report,
-        "--json": as_json,
-    }
-    again += [option for option, given in chosen.items() if given]
-    again += ["--out", str(folder), "--resume"]
-    with resumable(again):
+    go_on = again(source=str(folder), out=folder, resume=True, rounds=None, sets=None)
+    with resumable(go_on):
         _local(resolved, folder, deployment, tls, resume, report, as_json)
 
 
