@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,privacy,tune,onnx,hf,lightning,wandb,notebooks,docs,test,check
 
-.PHONY: setup demo test coverage check format docs browser faults mutants bench-peers clean
+.PHONY: setup demo test coverage check format docs browser faults fuzz mutants bench-peers clean
 
 setup: $(STAMP)
 
@@ -49,6 +49,10 @@ browser:
 faults: $(STAMP)
 	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py tests/flower/test_project.py \
 		-v -rA --durations 0
+
+# A million changed inputs for every parser of bytes, files and configurations: about half an hour.
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --inputs 1000000
 
 # Lines made wrong on purpose, each of which a test must notice: some minutes.
 mutants: $(STAMP)

@@ -8,7 +8,6 @@ and the server has none.
 from __future__ import annotations
 
 import inspect
-import tomllib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -57,7 +56,7 @@ class Apps(NamedTuple):
 def apps(folder: Path) -> Apps:
     """The two apps of the bundle in a folder with config.toml and deployment.toml."""
     config = resolve(loading.read(str(folder / CONFIG)))
-    deployment = Deployment(**tomllib.loads((folder / DEPLOYMENT).read_text("utf-8")))
+    deployment = read_deployment(folder / DEPLOYMENT)
     torch.set_num_threads(1)
     check(config)
     # Loaded once, for both apps and for every message of this process.
@@ -65,6 +64,16 @@ def apps(folder: Path) -> Apps:
     settings = federation(config, deployment, problem)
     load = partial(_site, config, problem)
     return Apps(server_app(settings), client_app(settings, load))
+
+
+def read_deployment(path: Path) -> Deployment:
+    """What deployment.toml says, whose values the federation checks."""
+    table = loading.table(path)
+    unknown = sorted(table.keys() - set(Deployment._fields))
+    if unknown or "clients" not in table:
+        held = ", ".join(unknown) or "no clients"
+        raise ConfigError(f"{path}: holds {held}, but may hold {', '.join(Deployment._fields)}")
+    return Deployment(**table)
 
 
 def federation(config: Run, deployment: Deployment, problem: Problem | None = None) -> Federation:

@@ -76,7 +76,7 @@ class Journal:
         if found is None:
             return Start(initial_state(self._job))
         self._saved = found.round
-        return _unpack(self._job, found, self._output)
+        return restored(self._job, found, self._output)
 
     def attach(self, engine: Engine, start: Start) -> None:
         """Let a resumed engine go on the way it began."""
@@ -154,6 +154,16 @@ def _pack(latest: Start) -> Checkpoint:
         for step, download in state.engine.downloads.items():
             named |= dict(trees.named_tensors(download, f"download.{step}"))
     return Checkpoint(state.round, separate(named), values)
+
+
+def restored(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
+    """Where a checkpoint lets a run begin; one that says something else is refused."""
+    try:
+        return _unpack(job, found, output)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StateError(
+            f"the checkpoint of round {found.round} cannot be understood; {ANOTHER_VERSION}"
+        ) from error
 
 
 def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:

@@ -54,10 +54,7 @@ def read(source: str) -> Tree:
         kind = "file" if is_path else "file or preset"
         near = "name an existing one, or a preset" if is_path else suggestion(source, known)
         raise ConfigError(f"there is no {kind} {source!r}; {near}")
-    try:
-        tree = parse(path.read_text("utf-8-sig"), str(path))  # some editors write a byte-order mark
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not a text in UTF-8 ({error.reason})") from None
+    tree = table(path)
     if not tree:
         raise ConfigError(
             f"{path}: is empty, but must say at least what is solved, as in problem.name = "
@@ -66,11 +63,19 @@ def read(source: str) -> Tree:
     return tree
 
 
+def table(path: Path) -> Tree:
+    """The tables of a TOML file."""
+    try:
+        return parse(path.read_text("utf-8-sig"), str(path))  # some editors write a byte-order mark
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not a text in UTF-8 ({error.reason})") from None
+
+
 def parse(text: str, origin: str) -> Tree:
     """Tables from TOML."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number too long is no TOMLDecodeError
         raise ConfigError(f"{origin}: is not TOML ({error})") from None
 
 
@@ -98,7 +103,7 @@ def plain_value(text: str) -> Any:
     """A value in TOML's syntax; what is none is a string, so that quotes may be left out."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if set(parsed) == {"value"} else text
 

@@ -7,6 +7,7 @@ says what it is about.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -96,8 +97,14 @@ def number(record: Mapping[str, Any]) -> int:
 def value(record: Mapping[str, Any], name: str) -> float | None:
     """One number of a record, whatever it is about; None when it was not measured."""
     found = record.get(name)
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if is_number else None  # type: ignore[arg-type]
+    return float(found) if _is_number(found) else None  # type: ignore[arg-type]
+
+
+def _is_number(found: object) -> bool:
+    """Whether something is a number that a float can hold."""
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return False
+    return isinstance(found, float) or abs(found) <= sys.float_info.max
 
 
 def metrics(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +149,8 @@ def sent(record: Mapping[str, Any]) -> int:
 
 def total(records: Sequence[Mapping[str, Any]], *names: str) -> Any:
     """The sum of some quantities over the rounds."""
-    return sum(record.get(name) or 0 for record in records for name in names)
+    found = (record.get(name) for record in records for name in names)
+    return sum(one for one in found if _is_number(one))
 
 
 def work(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -169,20 +177,25 @@ def virtual_time(record: Mapping[str, Any]) -> float | None:
 def triple(record: Mapping[str, Any], name: str) -> list[float] | None:
     """Three quantiles, `penalty_quartiles` or `staleness_quantiles`."""
     found = record.get(name)
-    whole = isinstance(found, list) and len(found) == 3
+    whole = isinstance(found, list) and len(found) == 3 and all(map(_is_number, found))
     return [float(one) for one in found] if whole else None  # type: ignore[union-attr]
 
 
 def delays(record: Mapping[str, Any]) -> list[int]:
     """The delay of every reply that was folded, in server steps."""
-    return [delay for delay in record.get("delays") or [] if isinstance(delay, int)]
+    return [delay for delay in _listed(record, "delays") if isinstance(delay, int)]
 
 
 def intervals(record: Mapping[str, Any]) -> list[list[float]]:
     """Pieces of work that ended: client, begin, end, and whether they were folded."""
-    return [list(one) for one in record.get("intervals") or []]
+    return [one for one in _listed(record, "intervals") if isinstance(one, list)]
 
 
 def warnings(record: Mapping[str, Any]) -> list[str]:
     """What an instrument found worth a warning."""
-    return list(record.get("warnings", ()))
+    return [one for one in _listed(record, "warnings") if isinstance(one, str)]
+
+
+def _listed(record: Mapping[str, Any], name: str) -> Sequence[Any]:
+    found = record.get(name)
+    return found if isinstance(found, list | tuple) else ()

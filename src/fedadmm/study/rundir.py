@@ -165,7 +165,7 @@ class RunDir:
         try:
             text = path.read_text(encoding="utf-8")
             return text, tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: is not TOML ({error})") from None
 
     def summary(self) -> Summary:

@@ -48,7 +48,7 @@ def axis(text: str, option: str) -> Axis:
         raise ConfigError(f"{option} is {text!r}, but must be KEY=A,B, as in algorithm.rho=0.1,1")
     try:
         parsed = tomllib.loads(f"values = [{values}]")["values"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = [loading.plain_value(value.strip()) for value in values.split(",")]
     if len(parsed) == 1 and isinstance(parsed[0], list):
         parsed = parsed[0]

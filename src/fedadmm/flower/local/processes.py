@@ -226,8 +226,12 @@ def recorded(folder: Path) -> list[tuple[Recorded, bool]]:
         raise EngineError(f"{folder}: holds no {PROCESSES}, so it is no deployment on this machine")
     try:
         found = [Recorded(**entry) for entry in json.loads(path.read_text("utf-8"))]
+        # Whoever is ended by this list must be a process group, and nobody's mother.
+        proper = all(type(one.group) is int and 1 < one.group < 2**31 for one in found)
     except (ValueError, TypeError, RecursionError):
-        raise EngineError(f"{path}: is damaged, so nobody knows what runs") from None
+        proper = False
+    if not proper:
+        raise EngineError(f"{path}: is damaged, so nobody knows what runs")
     return [(one, _same(one) and _alive(one.group)) for one in found]
 
 

@@ -135,6 +135,6 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
         if not _METRIC.fullmatch(str(name)):
             raise RefusedError(Word.GARBAGE, f"a metric is called {str(name)[:80]!r}")
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or abs(value) > _LARGEST:
+        if not number or abs(value) > _LARGEST or not math.isfinite(value):
             raise RefusedError(Word.RANGE, f"{name} is {str(value)[:40]}, which is no measurement")
     return {str(name): float(value) for name, value in values.items()}

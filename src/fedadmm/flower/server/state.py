@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from fedadmm.core import files, trees
-from fedadmm.core.errors import StateError
+from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.missed import restored
 from fedadmm.flower import sealed
 from fedadmm.flower.federation import Federation
@@ -107,22 +107,23 @@ class ServerState:
             raise
         if packed is None:
             return None
-        values = json.loads(str(packed.plain.pop(_VALUES)))
-        self._compare(values["fingerprint"])
-        state = unpack(template._replace(missed=None), packed)
-        missed = None
-        if template.missed is not None:
-            missed = restored(values["missed"], packed.tensors, template.server[0].device)
-        known = known_from(values.get("known"))
-        return Saved(
-            state._replace(notes=values["notes"], known=known, missed=missed),
-            ServerLedger(values["run"], _entries(values)),
-            {int(node): client for node, client in values["roster"].items()},
-            values["opened"],
-            values["boots"],
-            values["empty"],
-            {int(client): sizes for client, sizes in values["norms"].items()},
-        )
+        with _understanding(path):
+            values = json.loads(str(packed.plain.pop(_VALUES)))
+            self._compare(values["fingerprint"])
+            state = unpack(template._replace(missed=None), packed)
+            missed = None
+            if template.missed is not None:
+                missed = restored(values["missed"], packed.tensors, template.server[0].device)
+            known = known_from(values.get("known"))
+            return Saved(
+                state._replace(notes=values["notes"], known=known, missed=missed),
+                ServerLedger(values["run"], _entries(values)),
+                {int(node): client for node, client in values["roster"].items()},
+                values["opened"],
+                values["boots"],
+                values["empty"],
+                {int(client): sizes for client, sizes in values["norms"].items()},
+            )
 
     def _compare(self, before: Mapping[str, str]) -> None:
         now = self._fingerprint
@@ -202,8 +203,21 @@ class ServerState:
 
 def read_ledger(folder: Path) -> dict[int, Entry]:
     """What a checkpoint knows of each client, for whoever only looks; nothing before the first."""
-    packed = sealed.read(folder / SERVER)
-    return {} if packed is None else _entries(json.loads(str(packed.plain[_VALUES])))
+    path = folder / SERVER
+    packed = sealed.read(path)
+    if packed is None:
+        return {}
+    with _understanding(path):
+        return _entries(json.loads(str(packed.plain[_VALUES])))
+
+
+@contextmanager
+def _understanding(path: Path) -> Iterator[None]:
+    """Refuse a file that is whole and does not say what is asked."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise StateError(f"{path} cannot be understood; {ANOTHER_VERSION}") from error
 
 
 def _entries(values: Mapping[str, Any]) -> dict[int, Entry]:

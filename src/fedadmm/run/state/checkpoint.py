@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -25,10 +24,9 @@ from fedadmm.core import files
 from fedadmm.core.errors import StateError, check_count
 from fedadmm.run.state import disk, record_files
 from fedadmm.run.state.files import Contents, read_json, read_tensors, write_json, write_tensors
-from fedadmm.run.state.manifest import Manifest, manifest_name, understood
+from fedadmm.run.state.manifest import OWN_NAME, Manifest, manifest_name, understood
 
 KEPT = 2
-_NAME = re.compile(r"round-(\d{8,})\.(json|server\.safetensors|clients-\d+\.safetensors)")
 _logger = logging.getLogger("fedadmm")
 
 
@@ -191,7 +189,9 @@ class Checkpoints:
     def _rounds(self) -> list[int]:
         if not files.exists(self.directory):
             return []
-        found = [match for name in files.names(self.directory) if (match := _NAME.fullmatch(name))]
+        found = [
+            match for name in files.names(self.directory) if (match := OWN_NAME.fullmatch(name))
+        ]
         return sorted((int(match[1]) for match in found if match[2] == "json"), reverse=True)
 
     def _verified(self, number: int, checked: set[str]) -> Manifest:
@@ -237,7 +237,7 @@ class Checkpoints:
     def _sweep(self) -> None:
         """Remove every file of ours that no kept checkpoint names, manifests first."""
         named: set[str] = set().union(*(manifest.names() for manifest in self._kept or []))
-        ours = (name for name in files.names(self.directory) if _NAME.fullmatch(name))
+        ours = (name for name in files.names(self.directory) if OWN_NAME.fullmatch(name))
         for name in sorted(ours, key=lambda name: not name.endswith(".json")):
             if name not in named:
                 files.remove(self.directory / name)

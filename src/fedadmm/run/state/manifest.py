@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -10,6 +12,8 @@ from typing import Any, NamedTuple
 from fedadmm.core.errors import StateError
 
 FORMAT = 1
+OWN_NAME = re.compile(r"round-(\d{8,})\.(json|server\.safetensors|clients-\d+\.safetensors)")
+"""The names of a checkpoint's files."""
 
 
 def manifest_name(number: int) -> str:
@@ -47,7 +51,9 @@ def understood(path: Path, document: Mapping[str, Any]) -> Manifest:
         and isinstance(manifest.parts, list)
         and all(_has(part, file=str, sha256=str, records=int) for part in manifest.parts)
         and _has(manifest.server, file=str, sha256=str)
+        and all(OWN_NAME.fullmatch(part["file"]) for part in (manifest.server, *manifest.parts))
         and _has(manifest.store, kind=str, directory=str | NoneType)
+        and _is_path(manifest.store["directory"] or "")
         and isinstance(manifest.values, dict)
         and isinstance(manifest.fingerprint, dict)
     )
@@ -61,3 +67,11 @@ def _has(entry: object, **kinds: type | UnionType) -> bool:
     return isinstance(entry, dict) and all(
         isinstance(entry.get(key, ...), kind) for key, kind in kinds.items()
     )
+
+
+def _is_path(text: str) -> bool:
+    """Whether the system could have a folder of this name."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,403 @@
+"""Every parser of the package that reads what others wrote, with valid inputs to begin from.
+
+A "json" input is a document; where a file has a digest it is made to fit again, so that what lies
+behind the digest is reached too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import os
+import shutil
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+import fedadmm as fa
+from data.data_files import heart_bytes, idx_bytes, leaf_bytes
+from fedadmm.core.errors import ConfigError, DataError, EngineError, FedADMMError, StateError
+from fedadmm.core.outputs import LastIterate
+from fedadmm.data import tabular
+from fedadmm.data.loaders.cifar import read_batch
+from fedadmm.data.loaders.femnist import read_leaf
+from fedadmm.data.loaders.heart import read_hospital
+from fedadmm.data.loaders.idx import read_idx
+from fedadmm.data.partitions import Partition
+from fedadmm.run import resuming
+from fedadmm.run.client import Job
+from fedadmm.run.simulation import make_job
+from fedadmm.run.state import Checkpoints, files
+from fedadmm.run.state.checkpoint import Checkpoint
+from fedadmm.study import loading, sweeping
+from fedadmm.study.config import resolve
+from fedadmm.study.recorded import read_run
+from fedadmm.study.rundir import RunDir, read_json
+from support.commands import SMALL
+from support.resumable import problem, run
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedadmm.flower import sealed
+from fedadmm.flower.configured import Deployment, read_deployment
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.local.processes import PROCESSES, recorded
+from fedadmm.flower.protocol import codec, wire
+from fedadmm.flower.protocol.admission import Admission, seal
+from fedadmm.flower.protocol.ledger import Entry, Kind, Reply, ServerLedger, Task
+from fedadmm.flower.protocol.messages import (
+    answer_template,
+    parcel_template,
+    record_template,
+)
+from fedadmm.flower.protocol.refusal import RefusedError
+from fedadmm.flower.server.rundir import EVENTS, read_events
+from fedadmm.flower.server.state import Saved, ServerState, fingerprint, read_ledger
+from fedadmm.flower.site.state import PENDING, SiteState
+from fedadmm.run.loop import initial_state
+
+Parse = Callable[[bytes], object]
+
+
+class Parser(NamedTuple):
+    """Something that reads what others wrote."""
+
+    name: str
+    seeds: list[bytes]
+    parse: Parse
+    declared: tuple[type[Exception], ...]
+    kind: Literal["bytes", "json"] = "bytes"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No logs, and nobody waits for the disk: no power is cut here."""
+    before = os.fsync
+    logging.disable(logging.CRITICAL)
+    os.fsync = lambda _: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os.fsync = before
+        logging.disable(logging.NOTSET)
+
+
+def all_parsers(folder: Path) -> dict[str, Parser]:
+    """All of them by name; their files are in the folder."""
+    found = [*_messages(), *_stored(folder), *_checkpoints(folder), *_settings(folder)]
+    found += [*_recorded(folder), *_data(folder)]
+    return {parser.name: parser for parser in found}
+
+
+def _document(use: Callable[[Any], object]) -> Parse:
+    """A parser of what JSON gave; what is no JSON is nobody's input."""
+
+    def parse(data: bytes) -> object:
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        return use(document)
+
+    return parse
+
+
+def _dumped(*documents: Any) -> list[bytes]:
+    return [json.dumps(one).encode() for one in documents]
+
+
+def _file(path: Path, read: Callable[[Path], object]) -> Parse:
+    """A parser of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def parse(data: bytes) -> object:
+        path.write_bytes(data)
+        return read(path)
+
+    return parse
+
+
+# What travels
+
+
+def _federation() -> Federation:
+    return Federation(
+        fa.FedADMM(rho=1.0), clients=3, rounds=4, initial=torch.linspace(-1, 1, 6),
+        solver=fa.SGD(lr=0.1, batch_size=10), stop=fa.Epochs(2),
+    )  # fmt: skip
+
+
+def _messages() -> Iterator[Parser]:
+    job = _federation().server_job()
+    answer = answer_template(job, parcel_template(job).download)
+    body = codec.encode(codec.pack(answer))
+    parcel = codec.encode(codec.pack(parcel_template(job)))
+    yield Parser("codec", [body, parcel], codec.decode, (RefusedError,))
+    yield Parser("parcel", [parcel], lambda data: _unpacked_parcel(job, data), (RefusedError,))
+    task = Task("run", 1, 3, 0, 2, "d", "c")
+    ledger = ServerLedger("run", {1: Entry(0, 2, "d")})
+    reply = Reply(Kind.UPDATE, task.id, "run", 1, 3, 0, 3)
+
+    def admit(data: bytes) -> object:
+        scale = float(job.initial.norm())
+        return Admission().admit(ledger, task, seal(reply, data), data, answer, scale)
+
+    yield Parser("admission", [body], admit, (RefusedError,))
+    plain = codec.pack(answer)._asdict()["plain"]
+    tensors = codec.pack(answer).tensors
+
+    def admit_plain(document: Any) -> object:
+        return admit(codec.encode(codec.Packed(tensors, document)))
+
+    yield Parser("info", _dumped(plain), _document(admit_plain), (RefusedError,), "json")
+    head = dict(reply._asdict(), kind="update")
+    heads = _dumped(head, dict(task._asdict()))
+    yield Parser("head", heads, _document(_read_heads), (RefusedError,), "json")
+    metrics = _dumped({"loss": 0.5, "test_accuracy": 0.9}, {"client": 1}, {"loss": 1, "a": 2})
+    yield Parser("metrics", metrics, _document(_read_metrics), (RefusedError,), "json")
+
+
+def _unpacked_parcel(job: Job, data: bytes) -> object:
+    packed = codec.decode(data)
+    codec.check_like(parcel_template(job), packed, optional=True)
+    return codec.unpack(parcel_template(job), packed)
+
+
+def _record(kind: Any, document: Any) -> Any:
+    """A record, if Flower makes one of this at all."""
+    try:
+        return kind(document)
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        return None
+
+
+def _read_heads(document: Any) -> None:
+    record = _record(ConfigRecord, document)
+    if record is None:
+        return
+    arrays = ArrayRecord()
+    arrays["bytes"] = Array("uint8", (3,), wire.STYPE, b"abc")
+    content = RecordDict({wire.HEAD: record, wire.BODY: arrays})
+    for read in (wire.read_task, lambda c: wire.read_reply(c, 10)):
+        try:
+            read(content)
+        except RefusedError:
+            continue
+
+
+def _read_metrics(document: Any) -> None:
+    for kind, name in ((MetricRecord, wire.METRICS), (ConfigRecord, wire.HELLO)):
+        record = _record(kind, document)
+        if record is None:
+            continue
+        for read in (wire.read_metrics, lambda c: wire.read_client(c, 3)):
+            try:
+                read(RecordDict({name: record}))
+            except RefusedError:
+                continue
+
+
+# What server and sites keep
+
+
+def _stored(folder: Path) -> Iterator[Parser]:
+    settings = _federation()
+    job = settings.server_job()
+    server = folder / "server"
+    state = ServerState(server, True, fingerprint(settings, job))
+    saved = Saved(
+        initial_state(job), ServerLedger("run", {1: Entry(0, 2, "d")}), {7: 1}, True, 1, 0,
+        {1: {"upload.message.increment": 2.0}},
+    )  # fmt: skip
+    state.save(saved, {})
+    path = server / "server.safetensors"
+    whole = path.read_bytes()
+    packed = sealed.read(path)
+    values = json.loads(str(packed.plain.pop("values")))
+
+    def load(_: object = None) -> None:
+        state.load(initial_state(job))
+        read_ledger(server)
+
+    def load_values(document: Any) -> None:
+        plain = packed.plain | {"values": json.dumps(document)}
+        sealed.write(path, codec.Packed(packed.tensors, plain))
+        load()
+
+    yield Parser("sealed", [whole], _file(path, load), (StateError,))
+    yield Parser("server-state", _dumped(values), _document(load_values), (StateError,), "json")
+    yield _site(folder / "site", job)
+
+
+def _site(folder: Path, job: Job) -> Parser:
+    record = record_template(job)
+    body = codec.encode(codec.pack(record))
+    reply = seal(Reply(Kind.UPDATE, "t", "run", 1, 3, 0, 3), body)
+    SiteState(folder).commit(reply, body, record)
+    whole = (folder / PENDING).read_bytes()
+
+    def read(path: Path) -> None:
+        state = SiteState(folder)
+        state.ledger()
+        if path.exists():
+            state.pending()
+        state.acked(record)
+
+    return Parser("site-state", [whole], _file(folder / PENDING, read), (StateError,))
+
+
+# Checkpoints of simulations
+
+
+def _checkpoints(folder: Path) -> Iterator[Parser]:
+    directory = folder / "checkpoint"
+    run(3, checkpoints=Checkpoints(directory))
+    job = make_job(fa.FedADMM(rho=0.5), problem(), fa.SGD(lr=0.1), None, 3, None)
+    manifest = sorted(directory.glob("*.json"))[-1]
+    tensors = next(directory.glob("*.server.safetensors")).read_bytes()
+    document = files.read_json(manifest)
+    whole = manifest.read_bytes()
+
+    def resume(_: object = None) -> None:
+        kept = Checkpoints(directory)._good()[0]
+        server = files.read_tensors(directory / kept.server["file"])
+        found = Checkpoint(kept.round, server.tensors, kept.values)
+        resuming.restored(job, found, LastIterate())
+
+    def resume_signed(changed: Any) -> None:
+        if isinstance(changed, dict):
+            files.write_json(manifest, changed)
+            resume()
+
+    yield Parser("manifest", [whole], _file(manifest, resume), (StateError,))
+    signed = _document(resume_signed)
+    yield Parser("manifest-signed", _dumped(document), signed, (StateError,), "json")
+    read = _file(folder / "tensors" / "x.safetensors", files.read_tensors)
+    yield Parser("tensors", [tensors], read, (StateError,))
+
+
+# Configurations
+
+
+def _settings(folder: Path) -> Iterator[Parser]:
+    texts = [text.encode() for text in loading.presets().values()]
+    trees = [loading.run_only(tomllib.loads(text.decode())) for text in texts]
+
+    def read_config(path: Path) -> None:
+        resolve(loading.run_only(loading.read(str(path))))
+
+    config = _file(folder / "toml" / "config.toml", read_config)
+    yield Parser("toml", [*texts, loading.write(SMALL).encode()], config, (ConfigError,))
+    tree = _document(lambda tree: resolve(tree) if isinstance(tree, dict) else None)
+    yield Parser("config", _dumped(SMALL, *trees), tree, (FedADMMError,), "json")
+    sets = [b"algorithm.rho=0.1", b"rounds=3", b"problem.name=digits", b"stop.steps=5"]
+    yield Parser("set", [*sets, b"target={metric='a',value=1}"], _set, (ConfigError,))
+    grids = [b"algorithm.rho=0.1,1", b"seed=1,2,3", b"stop.epochs=[1,2],3"]
+    yield Parser("grid", grids, lambda data: sweeping.axis(_text(data), "--grid"), (ConfigError,))
+    deployment = loading.write(Deployment(3)._asdict()).encode()
+    path = folder / "bundle" / "deployment.toml"
+    yield Parser("bundle", [deployment], _file(path, read_deployment), (ConfigError,))
+
+
+def _text(data: bytes) -> str:
+    """What a shell would hand over."""
+    return data.replace(b"\x00", b"").decode("utf-8", "surrogateescape")
+
+
+def _set(data: bytes) -> None:
+    tree: dict[str, Any] = json.loads(json.dumps(SMALL))
+    loading.assign_all(tree, [_text(data)])
+    resolve(tree)
+
+
+# Run directories
+
+
+RECORD = {
+    "round": 1, "participants": 2, "clients": [0, 1], "bytes_up": 10, "bytes_down": 10,
+    "seconds": 0.1, "epochs": 1.0, "passes": 1.0, "steps": 3, "primal_residual": 0.1,
+    "dual_residual": 0.2, "loss": 0.5, "test_accuracy": 0.5, "warnings": ["x"], "delays": [1],
+    "virtual_time": 1.0, "penalty_quartiles": [1, 2, 3], "intervals": [[0, 0.0, 1.0, 1]],
+}  # fmt: skip
+SUMMARY = {
+    "status": "completed", "code": "completed", "algorithm": "fedadmm", "label": "x", "seed": 0,
+    "method": "FedADMM", "baseline": False, "final": {"loss": 0.5}, "rounds": 1,
+}  # fmt: skip
+
+
+def _recorded(folder: Path) -> Iterator[Parser]:
+    made = folder / "run"
+    made.mkdir(parents=True)
+    (made / "config.toml").write_text(loading.write(SMALL))
+    (made / "summary.json").write_text(json.dumps(SUMMARY))
+    line = json.dumps(RECORD).encode() + b"\n"
+    metrics = made / "metrics.jsonl"
+    metrics.write_bytes(line)
+
+    def whole(path: Path) -> None:
+        read_run(made)
+        RunDir(made).news()
+
+    def lines(document: Any) -> None:
+        metrics.write_bytes(b"".join(json.dumps(one).encode() + b"\n" for one in document))
+        read_run(made)
+
+    lone = folder / "lone"
+    for name in ("summary", "config"):
+        shutil.copytree(made, folder / name)
+    yield Parser("metrics.jsonl", [line, line * 3], _file(metrics, whole), (DataError,))
+    listed = _document(lambda document: lines(document) if isinstance(document, list) else None)
+    yield Parser("records", _dumped([RECORD, RECORD]), listed, (DataError,), "json")
+    summary = _file(folder / "summary" / "summary.json", lambda path: read_run(path.parent))
+    yield Parser("summary.json", _dumped(SUMMARY), summary, (DataError,), "json")
+    config = _file(folder / "config" / "config.toml", lambda path: RunDir(path.parent).config())
+    yield Parser("config.toml", [loading.write(SMALL).encode()], config, (DataError,))
+    partition = _dumped({"clients": 2, "names": ["a", "b"], "sizes": [1, 2], "total_size": 3})
+    read = _file(lone / "partition.json", read_json)
+    yield Parser("partition.json", partition, read, (DataError,), "json")
+    event = _dumped({"sequence": 1, "client": 0, "word": "norm", "detail": "x"})[0] + b"\n"
+    events = _file(lone / EVENTS, lambda path: read_events(path.parent))
+    yield Parser("events.jsonl", [event * 2], events, (DataError,))
+    known = _dumped([{"name": "superlink", "group": 2**22 + 1, "started": "1"}])
+    processes = _file(lone / PROCESSES, lambda path: recorded(path.parent))
+    yield Parser("processes.json", known, processes, (EngineError,), "json")
+
+
+# Data files
+
+
+def _data(folder: Path) -> Iterator[Parser]:
+    images = idx_bytes(np.arange(60).reshape(5, 3, 4).astype(np.uint8))
+    labels = idx_bytes(np.arange(5).astype(np.int32))
+    table = b"x,target,client\n1,0,a\n2,1,b\n3,0,a\n"
+    arrays = _npz(inputs=np.ones((4, 2)), target=np.array([0, 1, 0, 1]), client=np.arange(4))
+    split = _npz(indices=np.arange(4), offsets=np.array([0, 2, 4]))
+    leaf = leaf_bytes({"a": ([[0.5] * 784], [1])})
+    readers: tuple[tuple[str, str, list[bytes], Callable[[Path], object]], ...] = (
+        ("idx", "f", [images, labels], read_idx),
+        ("idx.gz", "f.gz", [gzip.compress(images)], read_idx),
+        ("cifar", "f.bin", [bytes(3073 * 2)], read_batch),
+        ("leaf", "f.json", [leaf], read_leaf),
+        ("heart", "f.data", [heart_bytes(5, 0)], read_hospital),
+        ("csv", "f.csv", [table], tabular),
+        ("npz", "f.npz", [arrays], tabular),
+        ("partition", "p.npz", [split], Partition.load),
+    )
+    for name, file, seeds, read in readers:
+        yield Parser(name, seeds, _file(folder / "data" / name / file, read), (DataError,))
+
+
+def _npz(**arrays: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
