@@ -196,7 +196,16 @@ SIZES = {
     # the median of the others' largest is 1: 20 may come, more may not
     "just below": ({0: {"x": 20.0}, 1: {"x": 1.0}, 2: {"x": 1.0}}, {}, []),
     "just above": ({0: {"x": 20.5}, 1: {"x": 1.0}, 2: {"x": 1.0}}, {}, [0]),
-    "one other liar raises nothing": ({0: {"x": 99.0}, 1: {"x": 1.0}, 2: {"x": 99.0}}, {}, [0, 2]),
+    "one other liar raises nothing": (
+        {0: {"x": 99.0}, 1: {"x": 1.0}, 2: {"x": 1.0}, 3: {"x": 99.0}},
+        {},
+        [0, 3],
+    ),
+    "one that sends next to nothing shuts nobody out": (
+        {0: {"x": 4.0}, 1: {"x": 3.0}, 2: {"x": 1e-9}},
+        {},
+        [],
+    ),
     # steps get smaller as methods converge: a newcomer is compared with the largest of the past
     "a newcomer late": ({0: {"x": 9.0}, 1: {"x": 1e-6}}, {1: {"x": 1.0}, 2: {"x": 1.0}}, []),
     # a site that always was larger may be so again, but not without limit

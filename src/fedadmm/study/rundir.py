@@ -183,7 +183,7 @@ class RunDir:
 
     def _document(self, name: str) -> dict[str, Any]:
         path = self.path / name
-        return read_json(path) if path.is_file() else {}
+        return read_json(path) if files.exists(path) else {}
 
     def records(self) -> list[Record]:
         """The records so far; a last line that is not complete yet is left out."""

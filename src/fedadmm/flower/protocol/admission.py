@@ -106,7 +106,8 @@ class Admission:
             for c in arrived.keys() | past.keys()
             if c != client
         )
-        usual = others[(len(others) - 1) // 2] if others else 0.0
+        # The upper one of two: somebody who sends next to nothing must not shut out the others.
+        usual = others[len(others) // 2] if others else 0.0
         if usual == 0.0:  # nothing to compare with
             return math.inf
         own = past.get(client, {}).get(name, 0.0)

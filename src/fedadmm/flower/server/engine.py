@@ -211,6 +211,7 @@ class GridEngine(Engine):
             if left:
                 exchange.pause()
         exchange.forget()
+        self._tasks.clear()
         for client in left:
             text = why[client].detail if client in why else "no answer in time"
             why[client] = RefusedError(Word.MISSING, text)

@@ -31,6 +31,13 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path / EVENTS}: holds a line that is no event") from None
 
 
+def _is_event(line: bytes) -> bool:
+    try:
+        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 class RunDirectory:
     """An observer that appends to metrics.jsonl, and writes the summary at the end.
 
@@ -49,10 +56,18 @@ class RunDirectory:
         """Append one round."""
         if not self._begun:
             self._folder.keep(report.record["round"] - 1)
+            self._mend_events()
             self._begun = True
         record = dict(report.record)
         self._note(record.pop("events", []))
         self._folder.append(record, durable=True)  # its checkpoint follows at once
+
+    def _mend_events(self) -> None:
+        """Leave out what a crash left half-written, before anything is written behind it."""
+        data = files.read_if_there(self.path / EVENTS) or b""
+        lines = [line for line in data.splitlines(keepends=True) if _is_event(line)]
+        if b"".join(lines) != data:
+            files.write(self.path / EVENTS, b"".join(lines))
 
     def _note(self, events: Sequence[dict[str, Any]]) -> None:
         if events:

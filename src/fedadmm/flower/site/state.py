@@ -90,6 +90,8 @@ class SiteState:
         if not is_sealed(file.reply, file.body):
             self._put_aside(PENDING)
             return None
+        # Whoever committed it may have died before its name was on the disk.
+        files.sync(self._folder)
         return file.reply, file.body
 
     def commit(self, reply: Reply, body: bytes, record: ClientRecord) -> None:

@@ -1,0 +1,289 @@
+"""What must always hold, kept beside the system by somebody who sees every disk and every message.
+
+acknowledged is durable    a task names what the server's disk says after any power cut, and an
+                           update leaves a site whose disk would still know it
+nothing lost or doubled    a client's version grows by one with an upload that was sent, and the
+                           server's mean is the start plus all of these, each once
+a site's own state         is the sum of what the server folded of it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol.admission import is_sealed
+from fedadmm.flower.protocol.codec import decode
+from fedadmm.flower.protocol.ledger import Entry, Kind, Reply, Task
+from fedadmm.flower.protocol.refusal import RefusedError
+from fedadmm.flower.site.state import ACKED, PENDING
+
+Arrays = Mapping[str, NDArray[np.float64]]
+Look = Callable[[str], bytes | None]
+"""What a file holds, now or after any power cut."""
+Numbers = tuple[NDArray[np.float64], ...]
+_MOST_HEADER = 10**8
+
+
+class Violation(AssertionError):  # noqa: N818
+    """Something that must hold did not."""
+
+
+class Sums(NamedTuple):
+    """How a method's server sums what its clients stand for, written down from the papers."""
+
+    kept: tuple[str, ...]
+    """Where the server keeps it."""
+    sent: Callable[[Arrays], Numbers]
+    """What an upload adds to it."""
+    state: Callable[[Arrays], Numbers]
+    """What a client's state stands for."""
+
+
+def sums_of(algorithm: Any) -> Sums | None:
+    """None for a method that sums nothing."""
+    name, up = algorithm.name, "upload.message."
+    if name == "fedadmm" and algorithm.members == "all":
+        return Sums(
+            ("mean",),
+            lambda m: (m[up + "increment"],),
+            lambda s: (s["state.w"] + s["state.y"] / s["state.rho"],),
+        )
+    if name == "fedadmm-insa":
+        return Sums(
+            ("numerator", "denominator"),
+            lambda m: (m[up + "numerator"], m[up + "denominator"]),
+            lambda s: (s["state.sent"] * s["state.w"] + s["state.y"], s["state.sent"]),
+        )
+    if name == "feddr":
+        return Sums(
+            ("xtilde",),
+            lambda m: (m[up + "increment"],),
+            lambda s: (2 * s["state.x"] - s["state.v"],),
+        )
+    if name == "scaffold":
+        return Sums(("c",), lambda m: (m[up + "control"],), lambda s: (s["state.c_i"],))
+    if name == "feddyn":
+        return Sums(("h",), lambda m: (m[up + "delta"] / algorithm.eta,), lambda s: (s["state.y"],))
+    return None
+
+
+class Checkpoint(NamedTuple):
+    """What a server's file says."""
+
+    run: str
+    round: int
+    entries: Mapping[int, Entry]
+    arrays: Arrays
+
+
+class Held(NamedTuple):
+    """What a site's file says."""
+
+    digest: str
+    incarnation: int
+    version: int
+    arrays: Arrays
+
+
+@lru_cache(512)
+def checkpoint(data: bytes) -> Checkpoint:
+    """A server's file."""
+    packed = decode(data, _MOST_HEADER)
+    values = json.loads(str(packed.plain["values"]))
+    entries = {int(client): Entry(*entry) for client, entry in values["entries"].items()}
+    arrays = {name: tensor.double().numpy() for name, tensor in packed.tensors.items()}
+    return Checkpoint(values["run"], int(packed.plain["round"]), entries, arrays)
+
+
+@lru_cache(512)
+def held(data: bytes) -> Held | None:
+    """A site's file; None when it is damaged."""
+    try:
+        packed = decode(data, _MOST_HEADER)
+        reply = json.loads(str(packed.plain["reply"]))
+    except (RefusedError, KeyError, ValueError):
+        return None
+    arrays = {
+        name: tensor.double().numpy() for name, tensor in packed.tensors.items() if name != "body"
+    }
+    return Held(reply["digest"], reply["incarnation"], reply["version"], arrays)
+
+
+class Chain(NamedTuple):
+    """What was folded of one client since its last incarnation began."""
+
+    entry: Entry
+    total: Numbers
+
+
+class Upload(NamedTuple):
+    """An update that left somebody."""
+
+    reply: Reply
+    numbers: Numbers
+    at: float
+
+
+class Books:
+    """Sees every checkpoint, every task and every reply."""
+
+    def __init__(self, settings: Federation, peek: Look, survivor: Look) -> None:
+        self._peek, self._survivor = peek, survivor
+        self._sums = sums_of(settings.algorithm)
+        weights = settings.weights
+        assert isinstance(weights, list)
+        self._weights = [weight / sum(weights) for weight in weights]
+        self._start = self._initial(settings)
+        self._known: dict[bytes, tuple[Checkpoint, dict[int, Chain]]] = {}
+        self.uploads: dict[str, Upload] = {}
+        self.tampered: dict[int, float] = {}
+        """Whose disks somebody meddled with, and when: their state is nobody's promise."""
+        self.ever_tampered: set[int] = set()
+        self._peak = 1.0
+
+    def meddled(self, client: int, now: float) -> None:
+        """Somebody wiped, restored or damaged this client's disk."""
+        self.tampered[client] = now
+        self.ever_tampered.add(client)
+
+    def _initial(self, settings: Federation) -> Numbers:
+        server = settings.algorithm.init_server(settings.initial)
+        names = self._sums.kept if self._sums is not None else ()
+        return tuple(getattr(server, name).double().numpy() for name in names)
+
+    # what is seen -------------------------------------------------------------------------------
+
+    def task(self, task: Task) -> None:
+        """A task leaves the server: its acknowledgement must survive a power cut."""
+        data = self._survivor("/server/run/checkpoint/server.safetensors")
+        if data is None:
+            raise Violation(f"a task for client {task.client} left before the state was durable")
+        saved = checkpoint(data)
+        entry = saved.entries.get(task.client, Entry())
+        told = (task.run, task.incarnation, task.folded, task.folded_digest)
+        durable = (saved.run, entry.incarnation, entry.version, entry.digest)
+        if told != durable:
+            raise Violation(f"client {task.client} was told {told}, but the disk says {durable}")
+
+    def reply(self, reply: Reply, body: bytes, now: float, machine: str | None) -> None:
+        """An update leaves somebody; an honest one's disk must know it after a power cut."""
+        if reply.kind is not Kind.UPDATE or not is_sealed(reply, body):
+            return
+        if machine is not None:
+            digests = [
+                file.digest
+                for file in self._files(self._survivor, machine, reply.run, reply.client)
+            ]
+            if reply.digest not in digests:
+                raise Violation(f"version {reply.version} left {machine} before it was durable")
+        before = self.uploads.get(reply.digest)
+        self.uploads[reply.digest] = Upload(
+            reply, self._sent(body), now if before is None else before.at
+        )
+
+    def _sent(self, body: bytes) -> Numbers:
+        try:
+            arrays = {name: t.double().numpy() for name, t in decode(body).tensors.items()}
+            numbers = self._sums.sent(arrays) if self._sums is not None else ()
+        except (RefusedError, KeyError):
+            return ()
+        return numbers
+
+    def saved(self, old: bytes | None, new: bytes) -> None:
+        """The server's file was replaced."""
+        before: Checkpoint | None = None
+        chains: dict[int, Chain] = {}
+        if old is not None:
+            if old not in self._known:
+                raise Violation("the server went on from a file that it never wrote")
+            before, chains = self._known[old]
+        now = checkpoint(new)
+        if before is not None and before.run != now.run:
+            raise Violation("another run took the place of one that had begun")
+        if before is not None and now.round not in (before.round, before.round + 1):
+            raise Violation(f"round {now.round} follows round {before.round}")
+        chains = {c: self._next(c, chains.get(c), entry) for c, entry in now.entries.items()}
+        self._known[new] = now, chains
+        self._compare(now, chains)
+
+    def _next(self, client: int, chain: Chain | None, entry: Entry) -> Chain:
+        nothing = tuple(np.zeros_like(one) for one in self._start)
+        chain = chain or Chain(Entry(), nothing)
+        before = chain.entry
+        if (entry.incarnation, entry.version) == (before.incarnation, before.version):
+            if entry.digest != before.digest:
+                raise Violation(f"client {client}: version {entry.version} is another one now")
+            return chain
+        if (entry.incarnation, entry.version) == (before.incarnation + 1, 0):
+            return Chain(entry, nothing)
+        if (entry.incarnation, entry.version) != (before.incarnation, before.version + 1):
+            raise Violation(f"client {client}: {entry} follows {before}")
+        upload = self.uploads.get(entry.digest)
+        if upload is None or upload.reply.client != client:
+            raise Violation(f"client {client}: version {entry.version} was never sent")
+        if upload.reply.version != entry.version or upload.reply.incarnation != entry.incarnation:
+            raise Violation(f"client {client}: {upload.reply} was folded as {entry}")
+        if upload.at > self.tampered.get(client, upload.at):
+            del self.tampered[client]
+        total = tuple(a + b for a, b in zip(chain.total, upload.numbers, strict=True))
+        self._peak = max([self._peak, *(float(abs(one).max()) for one in total)])
+        return Chain(entry, total)
+
+    def _compare(self, now: Checkpoint, chains: Mapping[int, Chain]) -> None:
+        """The server's mean is the start plus all uploads that count, each once."""
+        if self._sums is None:
+            return
+        wanted = list(self._start)
+        for client, chain in chains.items():
+            share = self._weights[client]
+            wanted = [a + share * b for a, b in zip(wanted, chain.total, strict=True)]
+        for name, expected in zip(self._sums.kept, wanted, strict=True):
+            off = float(abs(now.arrays[f"server.{name}"] - expected).max())
+            if off > self.tolerance:
+                raise Violation(f"round {now.round}: {name} is off by {off:.3g}")
+
+    @property
+    def tolerance(self) -> float:
+        """Rounding, in view of the largest number there was."""
+        return 1e-12 * (1 + self._peak)
+
+    # what is looked at --------------------------------------------------------------------------
+
+    def sites(self, data: bytes, machines: Mapping[int, list[str]], liar: int | None) -> None:
+        """Each site's state is what the server folded of it."""
+        now, chains = self._known[data]
+        for client, chain in chains.items():
+            entry = chain.entry
+            if client in self.tampered or client == liar or entry.version == 0:
+                continue
+            files = [
+                f for m in machines[client] for f in self._files(self._peek, m, now.run, client)
+            ]
+            found = [file for file in files if file.digest == entry.digest]
+            if not found:
+                raise Violation(f"client {client} does not hold version {entry.version}")
+            if self._sums is not None:
+                self._compare_state(client, found[0], chain)
+
+    def _compare_state(self, client: int, file: Held, chain: Chain) -> None:
+        assert self._sums is not None
+        start = self._start
+        if self._sums.kept in (("c",), ("h",)):
+            start = tuple(np.zeros_like(one) for one in start)
+        state = self._sums.state(file.arrays)
+        for name, one, first, moved in zip(self._sums.kept, state, start, chain.total, strict=True):
+            off = float(abs(one - first - moved).max())
+            if off > self.tolerance:
+                raise Violation(f"client {client} stands {off:.3g} from what was folded ({name})")
+
+    def _files(self, look: Look, machine: str, run: str, client: int) -> list[Held]:
+        folder = f"/{machine}/state/{run}/client-{client}"
+        contents = [look(f"{folder}/{name}") for name in (ACKED, PENDING)]
+        return [file for data in contents if data is not None and (file := held(data)) is not None]

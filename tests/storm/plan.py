@@ -1,0 +1,143 @@
+"""What a seed decides: the federation, and which faults come how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+
+import fedadmm as fa
+from fedadmm.flower.federation import Federation, Patience
+from fedadmm.flower.protocol.admission import Admission
+
+KINDS = (
+    "loss",
+    "delay",
+    "duplicates",
+    "partitions",
+    "kills",
+    "power cuts",
+    "torn writes",
+    "full disks",
+    "read-only disks",
+    "slow disks",
+    "transient errors",
+    "clock leaps",
+    "flipped bits",
+    "wiped sites",
+    "restored sites",
+    "wiped servers",
+    "restored servers",
+    "second processes",
+    "second nodes",
+    "changed settings",
+    "a liar",
+)
+"""Every seed switches some of them on, a few seeds all of them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One world before it begins."""
+
+    federation: Federation
+    kinds: frozenset[str]
+    objectives: list[fa.Quadratic]
+    tail: int
+    """Rounds after the faults have stopped."""
+    liar: int | None
+
+    def has(self, kind: str) -> bool:
+        """Whether this fault may come."""
+        return kind in self.kinds
+
+
+def make(seed: int) -> Plan:
+    """The plan of a seed."""
+    chance = Random(f"plan {seed}")
+    clients, dimension = chance.randint(3, 5), chance.randint(2, 3)
+    algorithm, solver, stop = _method(chance)
+    patient = Patience(start=60.0, round=40.0, resend=12.0, poll=2.0, empty=3)
+    share = chance.choice([0.15, 0.35, 0.6])
+    kinds = frozenset(kind for kind in KINDS if chance.random() < share)
+    if seed % 16 == 0:
+        kinds = frozenset(KINDS)
+    mode = (
+        "rounds" if chance.random() < 0.7 or isinstance(algorithm, fa.Scaffold) else "asynchronous"
+    )
+    settings: dict[str, Any] = {
+        "algorithm": algorithm,
+        "clients": clients,
+        "rounds": chance.randint(2, 5) * (1 if mode == "rounds" else clients - 1),
+        "initial": _vector(chance, dimension),
+        "solver": solver,
+        "stop": stop,
+        "mode": mode,
+        "seed": seed,
+        "ledger": chance.choice(["disk", "disk", "none"]),
+        "weights": [chance.uniform(0.5, 2.0) for _ in range(clients)],
+        "evaluate_every": chance.choice([0, 0, 2]),
+        "patience": patient,
+        # Honest clients differ: the bound has to keep liars out, not them.
+        "admission": Admission(norm_factor=1e3),
+        "names": [f"client-{c}" for c in range(clients)] if chance.random() < 0.5 else None,
+    }
+    if mode == "rounds" and chance.random() < 0.3:
+        settings["sampler"] = fa.UniformSampling(clients - 1)
+    calm = 30 if seed % 32 == 5 else 3
+    return Plan(
+        Federation(**settings),
+        kinds,
+        [_quadratic(chance, dimension) for _ in range(clients)],
+        tail=calm * (1 if mode == "rounds" else clients),
+        liar=chance.randrange(clients) if "a liar" in kinds else None,
+    )
+
+
+def _method(chance: Random) -> tuple[Any, Any, Any]:
+    exact, once = fa.ExactSolver(), fa.Steps(1)
+    descent = fa.GradientDescent(lr=0.2), fa.Steps(2)
+    return chance.choice(
+        [
+            (fa.FedADMM(rho=1.5), exact, once),
+            (fa.FedADMM(rho=1.5, members="seen"), exact, once),
+            (fa.FedADMMInSa(beta=1.5), exact, once),
+            (fa.FedDR(eta=0.7), exact, once),
+            (fa.FedDR(eta=0.7, init="prox"), exact, once),
+            (fa.FedDyn(eta=0.7), exact, once),
+            (fa.Scaffold(), *descent),
+            (fa.FedAvg(), *descent),
+        ]
+    )
+
+
+def _vector(chance: Random, dimension: int) -> torch.Tensor:
+    return torch.tensor([chance.gauss(0, 1) for _ in range(dimension)], dtype=torch.float64)
+
+
+def _quadratic(chance: Random, dimension: int) -> fa.Quadratic:
+    """Eigenvalues between 1 and 2, so that a few rounds bring it near its minimum."""
+    vector = _vector(chance, dimension)
+    unit = vector / torch.linalg.vector_norm(vector)
+    matrix = torch.eye(dimension, dtype=torch.float64) + torch.outer(unit, unit)
+    return fa.Quadratic(matrix, 2 * _vector(chance, dimension))
+
+
+def changed(settings: Federation, chance: Random) -> tuple[Federation, bool]:
+    """Other settings at a restart, and whether a run that has begun may go on with them."""
+    other = settings.weights
+    assert isinstance(other, list)
+    assert settings.initial is not None
+    return chance.choice(
+        [
+            (replace(settings, weights=[*other[1:], other[0] + 1]), False),
+            (replace(settings, initial=settings.initial + 1), False),
+            (replace(settings, seed=settings.seed + 1), False),
+            (replace(settings, algorithm=fa.FedAvg(), stop=fa.Steps(9)), False),
+            (replace(settings, ledger="none" if settings.ledger == "disk" else "disk"), False),
+            (replace(settings, evaluate_every=1), True),
+            (replace(settings, patience=replace(settings.patience, round=25.0)), True),
+        ]
+    )

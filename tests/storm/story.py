@@ -1,0 +1,295 @@
+"""One seed from its first message to its end: a storm, calm weather, and the sum of it all."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from flwr.app import Context, RecordDict
+
+import fedadmm as fa
+from fedadmm.core import clock, files
+from fedadmm.core.errors import EngineError, FedADMMError
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.server import state
+from fedadmm.flower.server.app import server_app
+from fedadmm.flower.server.rundir import read_events
+from fedadmm.study.rundir import RunDir
+
+from . import plan as planning
+from .books import Violation, checkpoint
+from .world import _SERVER_FILE, Crash, Process, Time, World
+
+_STARTS = 8
+"""How often the server is started before the faults stop."""
+
+
+class Story:
+    """An operator, who starts the server again whenever it ended."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.plan = planning.make(seed)
+        self.world = World(seed, self.plan)
+        self.settings = self.plan.federation
+        self._accepts = False
+        self._backup: Any = None
+        self._newer: Any = None
+        self._exact = self.plan.liar is None
+        """Whether the run is still one that could have been had without faults."""
+
+    def tell(self) -> Counter[str]:
+        """All of it; a Violation when something did not hold."""
+        with self._prepared():
+            for _ in range(_STARTS):
+                if self._start():
+                    break
+                self._between()
+            self._calm()
+        return self.world.counts
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        names = Random(f"names {self.seed}")
+        fake = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{names.getrandbits(128):032x}"))
+        logger = logging.getLogger("fedadmm")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            with (
+                files.using(self.world.disk),
+                clock.using(Time(self.world)),
+                mock.patch.object(state, "uuid", fake),
+            ):
+                yield
+        finally:
+            logger.setLevel(level)
+
+    def _start(self, settings: Federation | None = None) -> bool:
+        """Start the server; whether it came to its end."""
+        world = self.world
+        process = Process("server")
+        config: Any = {"run-dir": "/server/run", "accept-rollback": self._accepts}
+        app = server_app(settings or self.settings)
+        world.counts["server starts"] += 1
+
+        def run() -> None:
+            app(world, Context(1, 1, {}, RecordDict(), dict(config)))  # type: ignore[arg-type]
+
+        world.intrude = lambda _: self._second_server(run)
+        try:
+            with world.running(process):
+                run()
+        except Crash:
+            world.bury(process)
+            return False
+        except FedADMMError as error:
+            world.counts["errors at the server"] += 1
+            self._handle(error)
+            return False
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation(f"undeclared at the server: {error!r}") from error
+        finally:
+            world.check()
+        return True
+
+    def _second_server(self, run: Any) -> None:
+        """It must be refused; that it can end otherwise is a matter of disks and kills."""
+        world = self.world
+        if not world.disk.is_locked("/server/run/.lock"):
+            return  # it would not be the second one
+        process = Process("server")
+        saved = world.counts["checkpoints"]
+        try:
+            with world.running(process):
+                run()
+        except (Crash, FedADMMError):
+            pass
+        if world.counts["checkpoints"] != saved:
+            raise Violation("two servers worked in one folder")
+
+    def _handle(self, error: FedADMMError) -> None:
+        """What an operator does about what the server said."""
+        world = self.world
+        if isinstance(error, EngineError) and "restored from a backup" in str(error):
+            world.counts["rollbacks named"] += 1
+            if self.settings.ledger == "disk" and world.chance.random() < 0.7:
+                self._accepts = True
+            elif self._newer is not None:
+                self._restore(self._newer)
+            else:
+                self._accepts = True
+
+    def _restore(self, saved: Any) -> None:
+        """The server goes to another time than the sites are in."""
+        self.world.disk.restore("server", "run", saved)
+        self._exact = False
+        for client in range(self.plan.federation.clients):
+            self.world.books.meddled(client, self.world.now)
+
+    def _between(self) -> None:
+        """Between two starts: time passes, and things happen to the folder."""
+        world, chance = self.world, self.world.chance
+        world.pass_time(chance.uniform(1, 60))
+        begun = world.disk.peek(_SERVER_FILE) is not None
+        if self.plan.has("restored servers") and begun:
+            if self._backup is None:
+                self._backup = world.disk.backup("server", "run")
+            elif chance.random() < 0.3:
+                world.counts["restored servers"] += 1
+                self._newer = world.disk.backup("server", "run")
+                self._restore(self._backup)
+        if self.plan.has("wiped servers") and chance.random() < 0.1:
+            world.counts["wiped servers"] += 1
+            world.disk.wipe("server", "run")
+            self._backup = self._newer = None
+        if self.plan.has("changed settings") and chance.random() < 0.3:
+            self._with_other_settings()
+
+    def _with_other_settings(self) -> None:
+        world = self.world
+        other, allowed = planning.changed(self.settings, world.chance)
+        if world.disk.peek(_SERVER_FILE) is None:
+            return
+        world.counts["changed settings"] += 1
+        if allowed:
+            self.settings = other
+            return
+        world.refuses_settings = True
+        try:
+            if self._start(other):
+                raise Violation("a run went on with settings of another one")
+        finally:
+            world.refuses_settings = False
+
+    # the end --------------------------------------------------------------------------------------
+
+    def _calm(self) -> None:
+        """No faults any more: whoever is honest takes part, and the sums are right."""
+        world = self.world
+        world.heal()
+        data = world.disk.peek(_SERVER_FILE)
+        done = 0 if data is None else checkpoint(data).round
+        self.settings = replace(
+            self.settings, rounds=max(done, self.plan.federation.rounds) + self.plan.tail
+        )
+        for _ in range(4):
+            if self._start():
+                break
+        else:
+            raise Violation("the run does not end although nothing fails any more")
+        self._check_records()
+        self._check_participation()
+        self._check_folders()
+        self._compare()
+
+    def _check_records(self) -> None:
+        with self._reading():
+            summary = RunDir(_path("/server/run")).summary()
+            numbers = [record["round"] for record in RunDir(_path("/server/run")).records()]
+            read_events(_path("/server/run"))
+        if summary["code"] != "completed":
+            raise Violation(f"the run ended as {summary['status']}")
+        saved = self._saved()
+        if numbers != list(range(1, saved.round + 1)):
+            raise Violation(f"the records are of rounds {numbers}, but {saved.round} were done")
+
+    def _reading(self) -> Any:
+        return self.world.running(Process("server"))
+
+    def _saved(self) -> Any:
+        data = self.world.disk.peek(_SERVER_FILE)
+        assert data is not None
+        return checkpoint(data)
+
+    def _records(self) -> list[dict[str, Any]]:
+        data = self.world.disk.peek("/server/run/metrics.jsonl")
+        assert data is not None
+        return [json.loads(line) for line in data.splitlines()]
+
+    def _check_participation(self) -> None:
+        """Whoever is honest and has its state takes part in the calm."""
+        ledger = self._saved().entries
+        if self.plan.federation.sampler != fa.FullParticipation():
+            return
+        last = self._records()[-self.plan.tail :]
+        seen = {client for record in last for client in record["clients"]}
+        for client in range(self.plan.federation.clients):
+            lost = client in ledger and ledger[client].lost
+            honest = client != self.plan.liar
+            if honest and not lost and client not in seen:
+                raise Violation(f"client {client} takes no part although nothing fails")
+            if honest and lost and client not in self.world.books.ever_tampered:
+                raise Violation(f"client {client} is called lost, but nobody touched its disk")
+
+    def _check_folders(self) -> None:
+        left = [p for p in self.world.disk.below("/server") if p.endswith(".tmp")]
+        if left:
+            raise Violation(f"{left} were left behind")
+
+    def _compare(self) -> None:
+        """The model is that of a run without faults in which the same clients took part."""
+        saved, settings = self._saved(), self.plan.federation
+        restarted = any(entry.incarnation for entry in saved.entries.values())
+        lost = any(entry.lost for entry in saved.entries.values())
+        theta = saved.arrays[_model_name(settings.algorithm)]
+        if settings.mode == "rounds" and self._exact and not restarted:
+            trace = [record["clients"] for record in self._records()]
+            result = fa.simulate(
+                settings.algorithm,
+                fa.Problem(self.plan.objectives, settings.regularizer, settings.weights),
+                len(trace),
+                sampler=fa.TraceSampling(trace),
+                solver=settings.solver,
+                stop=settings.stop,
+                seed=settings.seed,
+                initial=settings.initial,
+                evaluate=False,
+            )
+            off = float(np.abs(result.params.numpy() - theta).max())
+            if off > 1e-12:
+                raise Violation(f"the model is {off:.3g} from that of the run without faults")
+            self.world.counts["equal to the run without faults"] += 1
+        if self.plan.tail >= 30 and self.plan.liar is None and not lost:
+            self._check_optimum(theta)
+
+    def _check_optimum(self, theta: Any) -> None:
+        settings, objectives = self.plan.federation, self.plan.objectives
+        if isinstance(settings.algorithm, fa.FedAvg):
+            return  # its limit is another one
+        weights = settings.weights
+        assert isinstance(weights, list)
+        matrix = sum(w * one.A for w, one in zip(weights, objectives, strict=True))
+        right = sum(w * one.b for w, one in zip(weights, objectives, strict=True))
+        optimum = torch.linalg.solve(torch.as_tensor(matrix), torch.as_tensor(right)).numpy()
+        off = float(np.abs(optimum - theta).max())
+        if off > 1e-3:
+            raise Violation(f"the model is {off:.3g} from the optimum")
+        self.world.counts["at the optimum"] += 1
+
+
+def _model_name(algorithm: Any) -> str:
+    return "server.xbar" if algorithm.name == "feddr" else "server.theta"
+
+
+def _path(text: str) -> Any:
+    from pathlib import Path
+
+    return Path(text)
+
+
+def tell(seed: int) -> Counter[str]:
+    """One seed; a Violation when something did not hold."""
+    return Story(seed).tell()

@@ -1,0 +1,74 @@
+"""What the storm has found, each by itself."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.core import files
+from fedadmm.core.errors import StateError
+from fedadmm.core.protocols import ClientRecord
+from fedadmm.flower.protocol.admission import seal
+from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
+from fedadmm.flower.server.rundir import EVENTS, RunDirectory, read_events
+from fedadmm.flower.site.state import PENDING, SiteState
+from fedadmm.run.loop import RoundReport
+
+from .disk import SimulatedDisk, refusal
+from .plan import Plan, make
+from .story import Story
+
+SITE = Path("/site/run/client-0")
+
+
+def test_a_reply_is_sent_again_only_when_its_name_is_on_the_disk() -> None:
+    """The process that committed it met an error, or died, between the rename and the folder."""
+    refused: list[str] = []
+
+    def before(call: str, path: str) -> None:
+        if call == "sync" and path in refused:
+            raise refusal(errno.EIO, path)
+
+    disk = SimulatedDisk(before)
+    with files.using(disk):
+        task = issue(ServerLedger("run"), 0, 0, "cast")
+        reply = seal(reply_to(task, Kind.UPDATE), b"body")
+        site = SiteState(SITE)
+        refused.append(str(SITE))
+        with pytest.raises(StateError, match="Input/output error"):
+            site.commit(
+                reply, b"body", ClientRecord(fa.FedADMM(rho=1.0).init_client(torch.ones(2)), None)
+            )
+        assert disk.survivor(f"{SITE}/{PENDING}") is None
+        with pytest.raises(StateError, match="Input/output error"):
+            SiteState(SITE).pending()
+        refused.clear()
+        assert SiteState(SITE).pending() == (reply, b"body")
+    assert disk.survivor(f"{SITE}/{PENDING}") is not None
+
+
+def test_events_that_a_crash_tore_are_left_out(tmp_path: Path) -> None:
+    whole = b'{"word": "lost"}\n'
+    for torn in (b'{"wor', bytes(12), b'{"wor{"word": "norm"}\n'):
+        (tmp_path / EVENTS).write_bytes(whole + torn)
+        directory = RunDirectory(tmp_path)
+        record = {"round": 1, "events": [{"word": "norm"}]}
+        directory(RoundReport(None, record, (), None))  # type: ignore[arg-type]
+        assert read_events(tmp_path) == [{"word": "lost"}, {"word": "norm"}]
+
+
+def test_after_the_first_round_with_everybody_new_tasks_go_out_at_once() -> None:
+    """Tasks of that round were sent again instead, until the server lost its patience."""
+    seed = next(s for s in range(10**4) if _begins_with_everybody(make(s)))
+    story = Story(seed)
+    story.world.quiet = True
+    assert story.tell()["errors at the server"] == 0
+
+
+def _begins_with_everybody(plan: Plan) -> bool:
+    algorithm = plan.federation.algorithm
+    return plan.federation.mode == "asynchronous" and algorithm.starts_with_everyone

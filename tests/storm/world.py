@@ -1,0 +1,413 @@
+"""Server, sites, disks, network and clock as one program that a seed decides.
+
+The production code runs in this thread: the server's app calls the grid and the clock, and while it
+waits, whatever is due happens: messages arrive, sites answer them, machines fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedadmm.core import clock
+from fedadmm.core.errors import FedADMMError
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.refusal import RefusedError
+from fedadmm.flower.site.app import client_app
+
+from .books import Books, Violation
+from .disk import SimulatedDisk, refusal
+from .lies import Liar
+from .plan import Plan
+
+_CHANGES = ("create", "write", "sync", "replace", "remove", "make", "lock")
+_SERVER_FILE = "/server/run/checkpoint/server.safetensors"
+
+
+class Crash(BaseException):
+    """A process dies; not an Exception, so that nothing in between can handle it."""
+
+
+class Process:
+    """Whoever is running now."""
+
+    def __init__(self, machine: str) -> None:
+        self.machine = machine
+        self.dead = False
+
+
+class Node:
+    """A SuperNode: its client, its machine, and whether it can be reached."""
+
+    def __init__(self, number: int, client: int, machine: str) -> None:
+        self.number, self.client, self.machine = number, client, machine
+        self.online = True
+        self.starts = 0
+
+
+class Shown(NamedTuple):
+    """What the grid says about a node."""
+
+    node_id: int
+    name: str
+    last_activated_at: str
+
+
+class World:
+    """All machines, and what lies between them."""
+
+    def __init__(self, seed: int, plan: Plan) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.plan = plan
+        self.chance = Random(f"world {seed}")
+        self.counts: Counter[str] = Counter()
+        self.quiet = False
+        self.now = 0.0
+        self.disk = SimulatedDisk(self._before_call)
+        self.disk.replaced = self._replaced
+        self.process: Process | None = None
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = itertools.count()
+        self._depth = 0
+        self._intruders = 0
+        self._troubles: dict[str, tuple[str, float]] = {}
+        self._copies: dict[str, Any] = {}
+        self._replies: dict[str, list[Message]] = {}
+        self.refuses_settings = False
+        """Whether the server was started with settings that it must refuse."""
+        self.nodes = {1000 + c: Node(1000 + c, c, f"site-{c}") for c in range(self.clients)}
+        if plan.has("second nodes"):
+            twin = self.chance.randrange(self.clients)
+            self.nodes[2000 + twin] = Node(2000 + twin, twin, f"twin-{twin}")
+        for machine in ["server", *(node.machine for node in self.nodes.values())]:
+            self._install(machine)
+        self.books = Books(plan.federation, self.disk.peek, self.disk.survivor)
+        self.books.ever_tampered |= {n.client for n in self.nodes.values() if n.number >= 2000}
+        self.liar = None if plan.liar is None else Liar(plan.liar, self.chance)
+        self._app = client_app(plan.federation, lambda context: plan.objectives[_number(context)])
+
+    @property
+    def clients(self) -> int:
+        return self.plan.federation.clients
+
+    def machines(self) -> dict[int, list[str]]:
+        """The machines that have a client's name."""
+        found: dict[int, list[str]] = {client: [] for client in range(self.clients)}
+        for node in self.nodes.values():
+            found[node.client].append(node.machine)
+        return found
+
+    def _install(self, machine: str) -> None:
+        """A machine with its folders, as an operator leaves it."""
+        below = "run" if machine == "server" else "state"
+        for path in (f"/{machine}", f"/{machine}/{below}"):
+            self.disk.make_directory(Path(path))
+            self.disk.sync(Path(path).parent)
+
+    def check(self) -> None:
+        """What must hold between any two steps."""
+        data = self.disk.peek(_SERVER_FILE)
+        if data is not None:
+            self.books.sites(data, self.machines(), self.plan.liar)
+
+    # processes ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self, process: Process) -> Iterator[None]:
+        """This process runs, until it ends or dies; its machine then lets go of its locks."""
+        before, self.process = self.process, process
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            self.process = before
+
+    def _before_call(self, call: str, path: str) -> float | None:
+        """Every call to a disk comes by here: what a process can suffer, it suffers here."""
+        process = self.process
+        if process is None:
+            return None
+        if process.dead:
+            raise Crash
+        if call == "die":
+            self._die(process)
+        if self.quiet:
+            return None
+        plan, chance = self.plan, self.chance
+        trouble, until = self._troubles.get(process.machine, ("", 0.0))
+        if self.now < until:
+            self._suffer(trouble, call, path)
+        lot = chance.random()
+        if lot < 0.004 and (plan.has("kills") or plan.has("power cuts")):
+            if call == "write" and plan.has("torn writes"):
+                self.counts["torn writes"] += 1
+                return chance.random()
+            self._die(process)
+        if 0.004 <= lot < 0.008 and plan.has("transient errors"):
+            self.counts["transient errors"] += 1
+            raise refusal(chance.choice([errno.EIO, errno.EMFILE]), path)
+        if 0.008 <= lot < 0.012:
+            self._second_process(process)
+        return None
+
+    def _suffer(self, trouble: str, call: str, path: str) -> None:
+        if trouble == "full disks" and call in ("create", "write", "make"):
+            self.counts[trouble] += 1
+            raise refusal(errno.ENOSPC, path)
+        if trouble == "read-only disks" and call in _CHANGES:
+            self.counts[trouble] += 1
+            raise refusal(errno.EROFS, path)
+        if trouble == "slow disks":
+            self.counts[trouble] += 1
+            self.now += self.chance.uniform(0, 5)
+
+    def _die(self, process: Process) -> None:
+        process.dead = True
+        raise Crash
+
+    def bury(self, process: Process) -> None:
+        """After a death: perhaps the whole machine lost its power."""
+        self.disk.release(process.machine)
+        cut = self.plan.has("power cuts") and (
+            not self.plan.has("kills") or self.chance.random() < 0.5
+        )
+        self.counts["power cuts" if cut else "kills"] += 1
+        if cut:
+            self.disk.cut_power(process.machine, self.chance)
+
+    def _second_process(self, process: Process) -> None:
+        """Another process on the same machine, with the same key, wants the same folder now."""
+        if not self.plan.has("second processes") or self._intruders:
+            return
+        self._intruders += 1
+        self.counts["second processes"] += 1
+        try:
+            self.intrude(process)
+        finally:
+            self._intruders -= 1
+
+    intrude: Callable[[Process], None]
+    """Starts what is running once more; set by whoever started it."""
+
+    # time ---------------------------------------------------------------------------------------
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Something that will happen."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._serial), action))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass; what is due happens, unless a process deeper down is waiting."""
+        until = self.now + seconds
+        if self._depth <= 1 and not self._intruders:
+            self._weather()
+            while self._events and self._events[0][0] <= until:
+                at, _, action = heapq.heappop(self._events)
+                self.now = max(self.now, at)
+                action()
+        self.now = max(self.now, until)
+
+    def _weather(self) -> None:
+        """What befalls machines and wires, whatever runs."""
+        plan, chance = self.plan, self.chance
+        if self.quiet or chance.random() > 0.15:
+            return
+        node = chance.choice(list(self.nodes.values()))
+        machine = chance.choice(["server", node.machine])
+        kind = chance.choice(sorted(plan.kinds) or ["none"])
+        if kind == "partitions":
+            node.online = not node.online
+            node.starts += node.online
+        elif kind in ("full disks", "read-only disks", "slow disks"):
+            self._troubles[machine] = kind, self.now + chance.uniform(5, 60)
+            return
+        elif kind == "clock leaps":
+            self.now += chance.choice([10.0, 1000.0, 1e6])
+        elif kind == "wiped sites":
+            self.disk.wipe(node.machine, "state")
+            self.books.meddled(node.client, self.now)
+        elif kind == "restored sites":
+            if node.machine not in self._copies or chance.random() < 0.5:
+                self._copies[node.machine] = self.disk.backup(node.machine, "state")
+                return
+            self.disk.restore(node.machine, "state", self._copies[node.machine])
+            self.books.meddled(node.client, self.now)
+        elif kind == "flipped bits":
+            if not self._flip(node):
+                return
+        else:
+            return
+        self.counts[kind] += 1
+
+    def _flip(self, node: Node) -> bool:
+        below = [p for p in self.disk.below(f"/{node.machine}/state") if p.endswith(".safetensors")]
+        if not below:
+            return False
+        self.disk.flip(self.chance.choice(below), self.chance)
+        self.books.meddled(node.client, self.now)
+        return True
+
+    def heal(self) -> None:
+        """From here on nothing fails any more."""
+        self.quiet = True
+        self._troubles.clear()
+        for node in self.nodes.values():
+            if node.number >= 2000:
+                node.online = False
+            elif not node.online:
+                node.online, node.starts = True, node.starts + 1
+
+    # the network: what Flower's grid is to the server --------------------------------------------
+
+    def get_nodes(self) -> list[Shown]:
+        """Who is online."""
+        return [
+            Shown(node.number, f"client-{node.client}", str(node.starts))
+            for node in self.nodes.values()
+            if node.online
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Messages leave the server; some arrive, later, once or more often."""
+        identities = []
+        for message in messages:
+            identity = f"m{next(self._serial)}"
+            message.metadata.__dict__["_message_id"] = identity
+            identities.append(identity)
+            self._look_at(message)
+            for delay in self._fate():
+                self.later(delay, lambda m=message: self._deliver(m, 6))  # type: ignore[misc]
+        return identities
+
+    def _look_at(self, message: Message) -> None:
+        self.counts["messages"] += 1
+        if wire.HEAD in message.content:
+            if self.refuses_settings:
+                raise Violation("a task left a server whose settings are another run's")
+            self.books.task(wire.read_task(message.content)[0])
+
+    def _fate(self) -> list[float]:
+        """When a message arrives, if it does."""
+        plan, chance = self.plan, self.chance
+        if self.quiet:
+            return [0.1]
+        if plan.has("loss") and chance.random() < 0.1:
+            self.counts["lost messages"] += 1
+            return []
+        late = plan.has("delay") and chance.random() < 0.2
+        self.counts["late messages"] += late
+        delays = [chance.uniform(5, 60) if late else chance.uniform(0, 1)]
+        if plan.has("duplicates") and chance.random() < 0.1:
+            self.counts["doubled messages"] += 1
+            delays.append(chance.uniform(0, 30))
+        return delays
+
+    def _deliver(self, message: Message, attempts: int) -> None:
+        node = self.nodes[message.metadata.dst_node_id]
+        if not node.online:
+            if attempts:
+                self.later(10.0, lambda: self._deliver(message, attempts - 1))
+            return
+        reply = self._answer(node, message)
+        if reply is None:
+            return
+        for delay in self._fate():
+            self.later(delay, lambda: self._arrive(message, reply))
+
+    def _arrive(self, message: Message, reply: Message) -> None:
+        self._replies.setdefault(message.metadata.message_id, []).append(reply)
+
+    def pull_messages(self, identities: Iterable[str]) -> list[Message]:
+        """What came back."""
+        waiting = [i for i in identities if i in self._replies]
+        return [reply for identity in waiting for reply in self._replies.pop(identity)]
+
+    # a site -------------------------------------------------------------------------------------
+
+    def _answer(self, node: Node, message: Message) -> Message | None:
+        process = Process(node.machine)
+        before = self.__dict__.get("intrude")
+        self.intrude = lambda _: self._intruder(node, message)
+        try:
+            with self.running(process):
+                return self._reply(node, message)
+        except Crash:
+            self.bury(process)
+            node.starts += 1
+            return None
+        finally:
+            self.intrude = before  # type: ignore[assignment]
+            self.check()
+
+    def _intruder(self, node: Node, message: Message) -> None:
+        """The same message reaches another process of the site; what it says is lost."""
+        process = Process(node.machine)
+        try:
+            with self.running(process):
+                self._reply(node, message)
+        except Crash:
+            self.counts["kills"] += 1
+
+    def _reply(self, node: Node, message: Message) -> Message:
+        """What a site's app says, or what its process's end is reported as."""
+        config: Any = {"partition-id": node.client, "state-dir": f"/{node.machine}/state"}
+        arrived = Message(message.content, node.number, message.metadata.message_type)
+        arrived.metadata.__dict__.update(message.metadata.__dict__)
+        try:
+            content = self._app(arrived, Context(1, node.number, config, RecordDict(), {})).content
+        except FedADMMError as error:
+            self.counts["errors at sites"] += 1
+            return Message(Error(code=0, reason=str(error)), reply_to=message)
+        except Exception as error:
+            raise Violation(f"undeclared at {node.machine}: {error!r}") from error
+        lies = self.liar is not None and node.client == self.liar.client and not self.quiet
+        if lies and self.liar is not None and wire.HEAD in message.content:
+            content = self.liar.instead(message.content, content)
+            self.counts["lies"] += 1
+        if wire.HEAD in content:
+            self._note(content, None if lies else node.machine)
+        return Message(content, reply_to=message)
+
+    def _note(self, content: RecordDict, machine: str | None) -> None:
+        try:
+            reply, body = wire.read_reply(content, 10**9)
+        except RefusedError:
+            return
+        self.books.reply(reply, body, self.now, machine)
+
+    def _replaced(self, path: str, old: bytes | None, new: bytes) -> None:
+        if path == _SERVER_FILE:
+            self.books.saved(old, new)
+            self.counts["checkpoints"] += 1
+
+
+class Time(clock.Clock):
+    """The world's clock."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now(self) -> float:
+        return self._world.now
+
+    def sleep(self, seconds: float) -> None:
+        process = self._world.process
+        if process is not None and process.dead:
+            raise Crash
+        self._world.pass_time(seconds)
+
+
+def _number(context: Context) -> int:
+    number = context.node_config["partition-id"]
+    assert isinstance(number, int)
+    return number
