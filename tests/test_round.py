@@ -74,6 +74,25 @@ def test_divergence_in_an_initial_round_is_named_as_well():
     assert torch.equal(result.params, torch.ones(3))
 
 
+def test_an_initial_round_has_a_record_of_its_own_that_no_count_and_no_target_takes_in():
+    given, method = federation(1), fa.FedDR(0.5, init="prox")
+    asked = []
+
+    class Spy(fa.UniformSampling):
+        def sample(self, seed, round_index, *rest):
+            asked.append(round_index)
+            return super().sample(seed, round_index, *rest)
+
+    target = fa.Target("participants", 5.0)  # met by the initial round alone
+    result = run(method, given, 3, sampler=Spy(2), evaluate=True, target=target)
+    assert (result.code, result.status) == ("completed", "completed all 3 rounds")
+    assert [record["round"] for record in result.history] == [0, 1, 2, 3]
+    assert [record["participants"] for record in result.history] == [5, 2, 2, 2]
+    assert ["loss" in record for record in result.history] == [False, True, True, True]
+    assert asked == [0, 1, 2]
+    assert len(result.trajectory) == 4
+
+
 def test_an_exploding_loss_ends_the_run():
     given = federation(1)
     result = run(fa.FedSGD(5.0), given, 100, solver=None, evaluate=True)

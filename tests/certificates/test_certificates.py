@@ -73,7 +73,8 @@ def test_the_mean_and_the_bound_are_those_of_the_theorem():
         keep_trajectory=True,
     )
     first = 2 * start / (1 + eta) - start  # xhat = 2 prox(x0) - x0, the same for everybody
-    models = [first, *result.trajectory]
+    models = result.trajectory
+    assert models[0].tolist() == pytest.approx(first.tolist(), rel=1e-12)
     measured, bounds = curves(result)
     for K in range(1, 11):
         mean = float(sum(model.square().sum() for model in models[: K + 1])) / (K + 1)
@@ -212,10 +213,37 @@ def test_no_bound_when_a_client_missed_its_accuracy_in_the_initial_round():
     }
     seed = next(s for s in range(9) if fa.UniformSampling(1).sample(s, 0, 2) == [0])
     result = certified(fa.FedDR(0.25, init="prox"), problem, 1, seed=seed, **options)
-    assert result.history[0]["clients"] == [0]
+    assert [record["clients"] for record in result.history] == [[0, 1], [0]]
     assert math.isnan(curves(result)[1][0])
     calm = certified(fa.FedDR(0.25), problem, 1, seed=seed, **options)
     assert math.isfinite(curves(calm)[1][0])
+
+
+def test_a_certificate_goes_on_after_a_crash_between_the_initial_round_and_the_first(tmp_path):
+    """The mean counts the state that the initial round leads to, and none before it."""
+    clients = [
+        fa.Quadratic(a * torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+        for a in (1.0, 0.5)
+    ]
+    start = torch.full((2,), 3.0, dtype=torch.float64)
+    problem = fa.Problem(clients, initial=start, facts=fa.Facts(1.0, -1.5, weak_convexity=0.0))
+    method, options = fa.FedDR(0.25, init="prox"), {"sampler": fa.UniformSampling(1)}
+    options["solver"] = fa.ExactSolver()
+
+    def crash(report):
+        if report.record["round"] == 1:
+            raise OSError
+
+    saved = fa.Checkpoints(tmp_path, 9)
+    with pytest.raises(OSError):
+        certified(method, problem, 2, checkpoints=saved, observers=[crash], **options)
+    saved = fa.Checkpoints(tmp_path, 9)
+    again = certified(method, problem, 2, checkpoints=saved, resume=True, **options)
+    whole = certified(method, problem, 2, keep_trajectory=True, **options)
+    assert [record["round"] for record in again.history] == [1, 2]
+    assert curves(again) == curves(whole)
+    squares = [float(problem.gradient(x).square().sum()) for x in whole.trajectory]
+    assert curves(again)[0] == pytest.approx([sum(squares[:2]) / 2, sum(squares) / 3], rel=1e-12)
 
 
 def test_an_accuracy_that_is_no_accuracy_is_refused_on_a_problem_that_is_not_convex():

@@ -7,6 +7,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
+from fedadmm.flower.server.state import ServerState
 
 from .harness import (
     Crash,
@@ -61,8 +62,7 @@ def test_equal_to_simulate(name, tmp_path):
     assert history.outcome.ending.code == "completed"
     assert torch.equal(history.outcome.params, wanted.params)
     check_invariant(settings, tmp_path)
-    if algorithm.name != "feddr":  # its opening round is a version of its own
-        check_versions(settings, tmp_path, history.trace)
+    check_versions(settings, tmp_path, history.trace)
 
 
 class Stopping(Crash):
@@ -85,3 +85,29 @@ def test_a_sampler_that_looks_back_survives_the_death_of_its_server(sampler, alg
     assert history.crashes == 2
     assert history.trace == [record["clients"] for record in wanted.history]
     assert torch.equal(history.outcome.params, wanted.params)
+
+
+@pytest.mark.parametrize("moment", ["before checkpoint", "after checkpoint"])
+def test_an_initial_round_is_checkpointed_like_the_others(moment, tmp_path, monkeypatch):
+    """Killed before its checkpoint it is made again, from the replies that the sites kept."""
+    settings = federation(fa.FedDR(eta=1.0, init="prox"), rounds=3, sampler=fa.UniformSampling(2))
+    save, left = ServerState.save, [0]
+
+    def dying(self, saved, brought):
+        due = left and bool(brought) and saved.state.round == left[0]
+        if due and moment == "before checkpoint":
+            raise Stopping(left.pop())
+        unkept = save(self, saved, brought)
+        if due:
+            raise Stopping(left.pop())
+        return unkept
+
+    monkeypatch.setattr(ServerState, "save", dying)
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
+    wanted = simulated(settings)
+    assert history.crashes == 1
+    assert [record["round"] for record in history.records] == [0, 1, 2, 3]
+    assert history.trace == [record["clients"] for record in wanted.history]
+    assert history.trace[0] == [0, 1, 2, 3]
+    assert torch.equal(history.outcome.params, wanted.params)
+    check_versions(settings, tmp_path, history.trace)

@@ -18,6 +18,7 @@ from fedadmm.flower.protocol.codec import Packed
 from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
 from fedadmm.flower.protocol.messages import record_template
 from fedadmm.flower.sealed import DamageError
+from fedadmm.flower.server import state
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.state import SERVER, Saved, ServerState, new_run
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
@@ -220,6 +221,17 @@ def test_a_checkpoint_of_an_earlier_version_is_named(tmp_path):
     save_file({"server.mean": torch.zeros(6)}, tmp_path / SERVER, {"values": "{}", "sha256": ""})
     with pytest.raises(StateError, match="written by an earlier version"):
         ServerState(tmp_path, False, {}).load(initial_state(JOB))
+
+
+def test_a_checkpoint_of_another_format_is_named(tmp_path, monkeypatch):
+    disk = ServerState(tmp_path, False, {})
+    with monkeypatch.context() as before:
+        before.setattr(state, "FORMAT", state.FORMAT - 1)
+        disk.save(Saved(initial_state(JOB), new_run(), {}), {})
+    with pytest.raises(StateError, match="written by an earlier version of fedadmm; finish the"):
+        disk.load(initial_state(JOB))
+    disk.save(Saved(initial_state(JOB), new_run(), {}), {})
+    assert disk.load(initial_state(JOB)) is not None
 
 
 DAMAGES = {

@@ -27,10 +27,9 @@ from data.data_files import heart_bytes, idx_bytes, leaf_bytes
 from fedadmm.core.errors import ConfigError, DataError, EngineError, FedADMMError, StateError
 from fedadmm.core.outputs import LastIterate
 from fedadmm.data import tabular
-from fedadmm.data.loaders.cifar import read_batch
 from fedadmm.data.loaders.femnist import read_leaf
 from fedadmm.data.loaders.heart import read_hospital
-from fedadmm.data.loaders.idx import read_idx
+from fedadmm.data.loaders.pictures import read_batch, read_idx
 from fedadmm.data.partitions import Partition
 from fedadmm.run import resuming
 from fedadmm.run.client import Job

@@ -72,6 +72,43 @@ def test_every_method_resumes_bit_for_bit(name: str, kind: str, tmp_path: Path) 
     assert_continued(resume(), run(8, **options), 4)
 
 
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("looks_back", [False, True])
+def test_a_crash_after_an_initial_round_does_not_repeat_it(
+    looks_back: bool, kind: str, tmp_path: Path
+) -> None:
+    """Whatever the interval of checkpoints: everybody has worked for it."""
+    solved: list[int] = []
+
+    class Counting(fa.SGD):
+        def solve(self, *arguments: Any, **options: Any) -> Any:
+            solved.append(arguments[-1].round_index)
+            return super().solve(*arguments, **options)
+
+    def crash(report: RoundReport) -> None:
+        if report.record["round"] == 1:
+            raise OSError
+
+    options: dict[str, Any] = {"algorithm": fa.FedDR(eta=1.0, init="prox")}
+    if looks_back:
+        options["sampler"] = fa.LeastRecentlySeenSampling(3)
+    folder = tmp_path / "checkpoint"
+    with pytest.raises(OSError):
+        run(
+            *(4,),
+            **options,
+            store=make_store(kind, tmp_path),
+            checkpoints=Checkpoints(folder, 5),
+            observers=[crash],
+        )
+    assert Checkpoints(folder).latest_round() == 0
+    again = {"store": make_store(kind, tmp_path), "checkpoints": Checkpoints(folder, 5)}
+    solver = Counting(lr=0.1, batch_size=4)
+    result = run(4, **options, **again, solver=solver, resume=True)
+    assert solved == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert_continued(result, run(4, **options), 0)
+
+
 @pytest.mark.parametrize("policy", ["average", "keep-local"])
 def test_buffers_of_the_model_are_saved_too(policy: str, tmp_path: Path) -> None:
     def options() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +275,28 @@ def test_news_are_the_records_since_the_last_look(tmp_path: Path) -> None:
     assert reader.news() == [{"round": 3, "loss": 1.0}]
     folder.keep(1)
     assert reader.news() == [{"round": 1}]
+
+
+FEDDR = {"algorithm": {"name": "feddr", "eta": 0.5, "init": "prox"}}
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["its checkpoint", "no checkpoint"])
+def test_an_initial_round_is_round_0_and_written_once(kept: bool, tmp_path: Path) -> None:
+    """Killed in round 1, or before the checkpoint of the initial round was whole."""
+    chosen = small(**FEDDR)
+    whole = run(chosen, tmp_path / "whole")
+    written = records(tmp_path / "whole")
+    assert [record["round"] for record in written] == list(range(chosen.rounds + 1))
+    assert written[0]["participants"] == chosen.load_problem().num_clients
+    assert "loss" not in written[0]
+    assert whole["rounds"] == chosen.rounds
+    assert whole["bytes_up"] == sum(record["bytes_up"] for record in written)
+    broken = tmp_path / "broken"
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen, broken, watchers=[interrupt_in_round(1)])
+    assert RunDir(broken).summary()["status"] == "interrupted after round 1, 0 rounds are kept"
+    if not kept:
+        shutil.rmtree(broken / "checkpoint")
+    again = run(chosen, broken, resume=True)
+    assert records(broken) == written
+    assert again["params_sha256"] == whole["params_sha256"]

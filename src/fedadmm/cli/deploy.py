@@ -203,7 +203,8 @@ def status(folder: _Folder, as_json: options.AsJson = False) -> None:
 
 
 def _site_line(site: dict[str, Any]) -> str:
-    heard = f"took part in round {site['last_round']}" if site["last_round"] else "never took part"
+    last = site["last_round"]
+    heard = "never took part" if last is None else f"took part in round {last}"
     refused = ", ".join(f"{count} {word}" for word, count in site["refused"].items())
     words = [f"client {site['client']}", f"version {site['version']}", heard]
     words += ["lost its state"] * site["lost"] + [refused] * bool(refused)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedadmm.core.errors import PairingError
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import ClientInfo, ClientStateStore, PrimalDual
+from fedadmm.core.protocols import ClientStateStore, PrimalDual
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.run.client import Job, client_record
@@ -111,9 +111,7 @@ class Diagnostics:
                 "use FedADMM, FedADMMIn, FedADMMInSa, FedDR, FedDRII or FedPD"
             )
 
-    def begin(
-        self, state: RunState, store: ClientStateStore, infos: Sequence[ClientInfo]
-    ) -> dict[str, Any]:
+    def begin(self, state: RunState, store: ClientStateStore) -> dict[str, Any]:
         """Nothing seen, nothing warned of."""
         return {"lagrangian": None, "kkt": None, "warned": []}
 
@@ -121,7 +119,7 @@ class Diagnostics:
         self, report: RoundReport, store: ClientStateStore, note: Any
     ) -> tuple[dict[str, Any], Record]:
         """Measure, and compare with what was seen before."""
-        if report.state.round % self.every:
+        if report.state.round == 0 or report.state.round % self.every:
             return note, {}
         began = time.perf_counter()
         with torch_threads(1):  # single clients are small work, and their order is fixed

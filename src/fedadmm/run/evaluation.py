@@ -66,8 +66,8 @@ class Evaluation:
         check_choice(self, "certificate", self.certificate, theorems)
 
     def due(self, round_number: int, rounds: int) -> bool:
-        """Whether round `round_number` (from 1) is measured."""
-        return round_number % self.every == 0 or round_number == rounds
+        """Whether round `round_number` is measured; the initial one, 0, never is."""
+        return round_number > 0 and (round_number % self.every == 0 or round_number == rounds)
 
     def check(self, job: Job) -> None:
         """Refuse to count classes where there are none, or statistics that clients keep."""

@@ -51,7 +51,7 @@ class RunState(NamedTuple):
     """All that a run needs to go on, besides its clients' records."""
 
     round: int
-    """Rounds done so far."""
+    """The index of the next round, which is how many are done; -1 before an initial round."""
     server: Any
     buffers: Tensor | None
     first_loss: float | None = None
@@ -94,11 +94,11 @@ class Instrument(Protocol):
     def name(self) -> str:
         """Under which its note is kept."""
 
-    def begin(self, state: RunState, store: ClientStateStore, infos: Sequence[ClientInfo]) -> Any:
-        """The note before the first round; `infos` are those of an initial round, if any."""
+    def begin(self, state: RunState, store: ClientStateStore) -> Any:
+        """The note before the first round."""
 
     def look(self, report: RoundReport, store: ClientStateStore, note: Any) -> tuple[Any, Record]:
-        """After a round: the new note, and entries for the round's record."""
+        """After a round, an initial one too: the new note, and entries for its record."""
 
 
 class Schedule(NamedTuple):
@@ -119,12 +119,13 @@ def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
 
 
 def initial_state(job: Job) -> RunState:
-    """The state before the first round."""
+    """The state before the first round, whose index is -1 for methods that start with everyone."""
     shared = job.initial_buffers if job.problem.buffers == "average" else None
     server = job.algorithm.init_server(job.initial)
     total = job.algorithm.virtual_steps(server)
     missed = None if total is None else Missed.nothing(total)
-    return RunState(0, server, shared, missed=missed)
+    first = -1 if job.algorithm.starts_with_everyone else 0
+    return RunState(first, server, shared, missed=missed)
 
 
 def run(
@@ -136,27 +137,13 @@ def run(
     state: RunState,
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
-    before: Record = {}
-    infos: Sequence[ClientInfo] = ()
-    state = with_memory(sampler, state)
-    output, fresh = schedule.output, state.notes is None
+    state = _with_memory(sampler, state)
+    output = schedule.output
     if state.engine is not None:
         engine.restore(state.engine)
-    if fresh:
-        state = state._replace(output=output.begin(offered(job.algorithm, state)))
-    if state.round == 0 and job.algorithm.starts_with_everyone:
-        everyone = range(job.problem.num_clients)
-        following, before, infos = run_round(job, everyone, engine, state, -1)
-        if (ending := _broken(infos, "the initial round")) is not None:
-            yield RoundReport(state, before, infos, ending)
-            return
-        following = following._replace(
-            round=0, output=output.begin(offered(job.algorithm, following))
-        )
-        state = remembered(following, -1, everyone, infos)
-    if fresh:
-        notes = {tool.name: tool.begin(state, store, infos) for tool in schedule.instruments}
-        state = state._replace(notes=notes)
+    if state.notes is None:
+        notes = {tool.name: tool.begin(state, store) for tool in schedule.instruments}
+        state = state._replace(notes=notes, output=output.begin(offered(job.algorithm, state)))
     for tool in schedule.instruments:
         if tool.name not in (state.notes or {}):
             raise StateError(
@@ -171,15 +158,16 @@ def run(
             upcoming = _cohort(sampler, job, state.round + 1, None)
             if state.round > first:  # no thread yet while engines may still start processes
                 store.prefetch(_newcomers(upcoming, ids))
-        following, record, infos = run_round(job, ids, engine, state, state.round)
-        following = remembered(following, state.round, ids, infos)
-        for name in ("bytes_up", "bytes_down", "seconds"):
-            record[name] += before.pop(name, 0)
-        if (ending := _broken(infos, f"round {following.round}")) is not None:
+        following, record, infos = run_round(job, ids, engine, state)
+        following = _remembered(following, state.round, ids, infos)
+        if (ending := _broken(infos, following.round)) is not None:
             yield RoundReport(state, record, infos, ending)
             return
         iterate = offered(job.algorithm, following)
-        note = output.look(state.output, iterate, following.round, job.seed)
+        if following.round == 0:  # an initial round leads to where the others start
+            note = output.begin(iterate)
+        else:
+            note = output.look(state.output, iterate, following.round, job.seed)
         following = following._replace(output=note)
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
@@ -203,11 +191,11 @@ def run(
         ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
 
 
-def with_memory(sampler: Sampler, state: RunState) -> RunState:
+def _with_memory(sampler: Sampler, state: RunState) -> RunState:
     """The state with a memory exactly when the sampler looks back."""
     if not sampler.looks_back:
         return state._replace(known=None)
-    if state.known is None and state.round > 0:
+    if state.known is None and state.notes is not None:
         raise StateError(
             f"the checkpoint of round {state.round} does not say who took part in which round, but "
             f"{type(sampler).__name__} looks back; start again from round 0"
@@ -216,8 +204,10 @@ def with_memory(sampler: Sampler, state: RunState) -> RunState:
 
 
 def _cohort(sampler: Sampler, job: Job, index: int, known: Known | None) -> Sequence[int]:
-    """Who takes part, from a sampler that may be somebody's own."""
+    """Who takes part: in an initial round all, else whom a sampler says, maybe somebody's own."""
     clients = job.problem.num_clients
+    if index < 0:
+        return range(clients)
     ids = sampler.sample(job.seed, index, clients, known)
     if isinstance(ids, range) and ids == range(clients):
         return ids
@@ -231,7 +221,7 @@ def _cohort(sampler: Sampler, job: Job, index: int, known: Known | None) -> Sequ
     return ids
 
 
-def remembered(
+def _remembered(
     state: RunState, index: int, asked: Sequence[int], infos: Sequence[ClientInfo]
 ) -> RunState:
     """The state after a round that asked some clients and heard some of them, or others."""
@@ -273,8 +263,9 @@ def _add(record: Record, entries: Record, source: str) -> None:
     record |= entries
 
 
-def _broken(infos: Sequence[ClientInfo], when: str) -> Ending | None:
+def _broken(infos: Sequence[ClientInfo], number: int) -> Ending | None:
     """The ending when a client's result is not finite."""
+    when = f"round {number}" if number else "the initial round"
     for info in infos:
         if not info.finite:
             sentence = (
@@ -292,11 +283,11 @@ def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:
 
 
 def run_round(
-    job: Job, ids: Sequence[int], engine: Engine, state: RunState, round_index: int
+    job: Job, ids: Sequence[int], engine: Engine, state: RunState
 ) -> tuple[RunState, Record, list[ClientInfo]]:
     """One round: broadcast, stream the weighted sum of the replies, one server step."""
     began = time.perf_counter()
-    algorithm, problem = job.algorithm, job.problem
+    algorithm, problem, round_index = job.algorithm, job.problem, state.round
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
     download = Download(cast, state.buffers, state.missed)
     arrived = partial(algorithm.arrived, state.server) if engine.is_asynchronous else None
@@ -384,6 +375,8 @@ def _ending(
     schedule: Schedule,
     first_loss: float | None,
 ) -> Ending | None:
+    if number == 0:
+        return None
     loss = record.get("loss", 0.0)
     exploded = first_loss is not None and loss > EXPLOSION * (1 + abs(first_loss))
     if not math.isfinite(loss) or exploded:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from fedadmm.core import missed as away
 from fedadmm.core import trees
 from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
-from fedadmm.core.missed import Missed, restored
+from fedadmm.core.missed import Missed
 from fedadmm.core.outputs import AnyOutput
 from fedadmm.core.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
 from fedadmm.run.client import Job, this_round
@@ -53,11 +54,11 @@ class Journal:
         self._checkpoints = checkpoints
         self._fingerprint = fingerprint if fingerprint is not None else _described(job)
         self._latest: Start | None = None
-        self._saved = 0
+        self._saved: int | None = None
         self._engine: Engine | None = None
 
     def begin(self, resume: bool) -> Start:
-        """The newest good checkpoint when the run is resumed, or else round 0."""
+        """The newest good checkpoint when the run is resumed, or else the beginning."""
         self._store.bind(*layout(self._job.algorithm, self._job.initial, self._job.initial_buffers))
         if self._checkpoints is None:
             if resume:
@@ -74,9 +75,11 @@ class Journal:
         found = self._checkpoints.begin(resume, self._fingerprint, self._snapshots())
         self._store.mark()
         if found is None:
-            return Start(initial_state(self._job))
-        self._saved = found.round
-        return restored(self._job, found, self._output)
+            start = Start(initial_state(self._job))
+        else:
+            start = restored(self._job, found, self._output)
+        self._saved = start.state.round
+        return start
 
     def attach(self, engine: Engine, start: Start) -> None:
         """Let a resumed engine go on the way it began."""
@@ -217,7 +220,7 @@ def _unpack_missed(job: Job, found: Checkpoint, server: Any) -> Missed | None:
             f"the checkpoint of round {found.round} does not say what absent clients have missed, "
             f"but {job.algorithm.name} moves them along; {ANOTHER_VERSION}"
         )
-    return restored(rows, found.tensors, job.initial.device)
+    return away.restored(rows, found.tensors, job.initial.device)
 
 
 def _unpack_engine(job: Job, found: Checkpoint, template: Download) -> EngineState | None:

@@ -60,7 +60,10 @@ class Result(NamedTuple):
     trajectory: list[Tensor]
     """That vector after every round run now, when `keep_trajectory` was asked for."""
     history: list[Record]
-    """One record for every round run now: a resumed run has only the new ones."""
+    """One record for every round run now: a resumed run has only the new ones.
+
+    An initial round with everybody, which some methods begin with, is round 0.
+    """
     status: str
     """Why it ended, a sentence."""
     code: Code

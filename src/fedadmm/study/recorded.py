@@ -39,7 +39,7 @@ class RecordedRun:
     @property
     def status(self) -> str:
         """The sentence behind the code."""
-        done = f"{len(self.records)} rounds so far"
+        done = f"{self.tally['rounds']} rounds so far"
         return done if self.code == RUNNING else str(self.summary.get("status", done))
 
     @property

@@ -90,8 +90,13 @@ def is_round(record: Mapping[str, Any]) -> bool:
 
 
 def number(record: Mapping[str, Any]) -> int:
-    """The round's number, from 1."""
+    """The round's number, from 1; 0 for an initial round with everybody."""
     return int(record["round"])
+
+
+def rounds(records: Sequence[Record]) -> list[Record]:
+    """The records without the one of an initial round, which leads to where rounds start."""
+    return [record for record in records if number(record) > 0]
 
 
 def value(record: Mapping[str, Any], name: str) -> float | None:
@@ -139,7 +144,8 @@ def first_reached(records: Sequence[Record], target: Target | None) -> int | Non
     """The position of the first round that meets a target."""
     if target is None:
         return None
-    return next((i for i, record in enumerate(records) if reached(record, target)), None)
+    found = (i for i, record in enumerate(records) if number(record) and reached(record, target))
+    return next(found, None)
 
 
 def sent(record: Mapping[str, Any]) -> int:

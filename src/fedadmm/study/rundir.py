@@ -125,16 +125,17 @@ class RunDir:
         write_json(self.path / SUMMARY, summary)
 
     def keep(self, rounds: int) -> list[Record]:
-        """Keep the first `rounds` records, so that a resumed run repeats none.
+        """Keep the records up to round `rounds`, -1 for none, so that a resumed run repeats none.
 
         Lines that a power cut took stay away: the model has them, and goes on without.
         """
         records = [one for one in self.records() if reading.number(one) <= rounds]
-        if len(records) < rounds:
+        kept = len(reading.rounds(records))
+        if kept < rounds:
             _logger.warning(
                 "%s has %d of the %d rounds that the checkpoint has done, as after a power cut; "
                 "the run goes on, and its curves have a gap",
-                *(self.path / METRICS, len(records), rounds),
+                *(self.path / METRICS, kept, rounds),
             )
         write_text(self.path / METRICS, "".join(map(_line, records)))
         return records

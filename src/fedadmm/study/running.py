@@ -140,8 +140,8 @@ class _Session:
         """Simulate; a run that ends or is interrupted leaves its summary."""
         chosen, folder = self._run, self._folder
         latest = self._checkpoints.latest_round()
-        done = folder.keep(latest or 0)
-        store = _store(chosen, folder, fresh=not latest)
+        done = folder.keep(-1 if latest is None else latest)
+        store = _store(chosen, folder, fresh=latest is None)
         start = initial_vector(chosen, problem)
         begun = summarise(chosen, done, label=self._label)
         folder.begin(chosen.tree, begun, partition_of(problem))
@@ -164,7 +164,7 @@ class _Session:
                 observers=[self._observe],
                 store=store,
                 checkpoints=self._checkpoints,
-                resume=bool(latest),
+                resume=latest is not None,
                 fingerprint=fingerprint(chosen),
                 threads=chosen.threads,
                 output=chosen.output,
@@ -172,7 +172,8 @@ class _Session:
         except KeyboardInterrupt:
             with interrupts_deferred():  # a second Ctrl-C waits for the summary
                 kept = self._checkpoints.latest_round() or 0
-                told = f"interrupted after round {len(folder.records())}, {kept} rounds are kept"
+                done = records.rounds(folder.records())
+                told = f"interrupted after round {len(done)}, {kept} rounds are kept"
                 self._close(Ending(INTERRUPTED, told), None)
             raise
         except Exception as error:

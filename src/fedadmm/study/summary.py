@@ -31,7 +31,7 @@ def tally(records: Sequence[Record], target: Target | None) -> Summary:
     hit = reading.first_reached(records, target)
     until = None if hit is None else records[: hit + 1]
     return {
-        "rounds": len(records),
+        "rounds": len(reading.rounds(records)),
         "final": reading.last_metrics(records),
         "rounds_to_target": None if until is None else reading.number(until[-1]),
         "bytes_to_target": None if until is None else sum(map(reading.sent, until)),

@@ -76,9 +76,9 @@ class Certificate:
     counts_last: bool
     """Whether the mean runs over the state after the last round too, or only before each."""
 
-    def begin(self, state: RunState, store: ClientStateStore, infos: Sequence[ClientInfo]) -> Note:
+    def begin(self, state: RunState, store: ClientStateStore) -> Note:
         """Measure the state before the first round."""
-        return Note(self.measure(state.server, store), self._missed(infos))
+        return Note(self.measure(state.server, store), False)
 
     def look(self, report: RoundReport, store: ClientStateStore, note: Any) -> tuple[Note, Record]:
         """Go on with the mean, and compare it with the bound."""
@@ -86,6 +86,8 @@ class Certificate:
         rounds = report.state.round
         now = self.measure(report.state.server, store)
         missed = before.missed or self._missed(report.infos)
+        if rounds == 0:  # an initial round leads to the state that the theorem starts from
+            return Note(now, missed), {}
         mean = before.total / rounds
         if self.counts_last:
             mean = (before.total + now) / (rounds + 1)

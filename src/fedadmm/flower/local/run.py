@@ -124,7 +124,7 @@ class Follower:
     def __init__(self, folder: RunDir, watch: Watch) -> None:
         self._folder = folder
         self._watch = watch
-        self._shown = 0
+        self._shown = -1
 
     def look(self) -> None:
         """Show what was appended."""

@@ -11,6 +11,7 @@ from fedadmm.flower.local.run import FOLDER
 from fedadmm.flower.server.rundir import read_events
 from fedadmm.flower.server.state import read_ledger
 from fedadmm.run.loop import Record
+from fedadmm.study.records import rounds
 from fedadmm.study.rundir import CHECKPOINT, RunDir
 
 
@@ -24,7 +25,7 @@ def look(folder: Path) -> dict[str, Any]:
     unfinished = "under way" if under_way else "interrupted; resume it"
     return {
         "processes": [{"name": one.name, "running": alive} for one, alive in groups],
-        "rounds": len(records),
+        "rounds": len(rounds(records)),
         "last": records[-1] if records else None,
         "status": finished["status"] if finished is not None else unfinished,
         "sites": _sites(folder, records),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,10 +33,7 @@ from fedadmm.run.loop import (
     RunState,
     Schedule,
     initial_state,
-    remembered,
     run,
-    run_round,
-    with_memory,
 )
 from fedadmm.run.state import MemoryStore
 
@@ -95,15 +92,14 @@ class Service:
 
     def run(self) -> Outcome:
         """Rounds, or steps, until the end; repairs and empty rounds interrupt the loop."""
-        everybody = not self.job.algorithm.accepts_partial
+        initial = self.saved.state.round < 0
+        everybody = initial or not self.job.algorithm.accepts_partial
         self.roster.wait_for(self.federation.clients if everybody else 1)
-        self.open()
-        job = self.job._replace(algorithm=cast(Any, _Opened(self.job.algorithm)))
         sampler, engine = self.federation.sampler, self.engine
         while self.saved.state.round < self.rounds:
             self.repair()
             state = self.saved.state
-            for report in run(job, sampler, engine, MemoryStore(), self._schedule(), state):
+            for report in run(self.job, sampler, engine, MemoryStore(), self._schedule(), state):
                 if engine.to_repair() and not report.infos:
                     break  # nothing was folded: the round is made again after the repair
                 report = self.observe(report)
@@ -150,7 +146,7 @@ class Service:
         Without rounds nobody waits for the sites before the end.
         """
         own, number, every = dict(record), record["round"], self.federation.evaluate_every
-        regular = self.federation.mode == "rounds" and every and number % every == 0
+        regular = self.federation.mode == "rounds" and every and number and number % every == 0
         if not every or not (done or regular):
             return self._reached(own, None, complete=not every)
         began = time.perf_counter()
@@ -191,13 +187,12 @@ class Service:
 
     def settle(self, state: RunState) -> None:
         """Checkpoint what was folded; only then may the next task acknowledge it."""
-        if state.round > self.saved.state.round or not self.saved.opened:
+        if state.round > self.saved.state.round:
             brought = self.engine.settle(self._virtual(state))
             self.saved = self.saved._replace(
                 state=state,
                 ledger=self.engine.ledger,
                 roster=self.roster.known,
-                opened=True,
                 empty=self.saved.empty + self.engine.empty,
                 norms=self.engine.norms,
             )
@@ -246,16 +241,6 @@ class Service:
         server = self.job.algorithm.without(state.server, past, self.job.problem.regularizer)
         return state._replace(server=server)
 
-    def open(self) -> None:
-        """The initial round with everybody, checkpointed on its own."""
-        if self.saved.opened or not self.job.algorithm.starts_with_everyone:
-            return
-        everybody = range(self.federation.clients)
-        self.roster.wait_for(self.federation.clients)
-        before = with_memory(self.federation.sampler, self.saved.state)
-        state, _, infos = run_round(self.job, everybody, self.engine, before, -1)
-        self.settle(remembered(state._replace(round=0), -1, everybody, infos))
-
     def _schedule(self) -> Schedule:
         evaluation = Evaluation(
             every=max(1, self.federation.evaluate_every),
@@ -277,18 +262,6 @@ class Service:
         """The end of the run."""
         params = self.job.algorithm.global_params(self.saved.state.server)
         return Outcome(params.clone(), self.saved.state, ending, dict(self.journal.counts))
-
-
-class _Opened:
-    """An algorithm whose initial round is done already."""
-
-    starts_with_everyone = False
-
-    def __init__(self, algorithm: Any) -> None:
-        self._algorithm = algorithm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._algorithm, name)
 
 
 def _message_template(job: Job) -> Any:

@@ -36,6 +36,7 @@ from fedadmm.run.state.digest import params_sha256
 from fedadmm.run.state.files import read_tensors
 
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
+FORMAT = 2
 _VALUES = "values"
 
 
@@ -46,8 +47,6 @@ class Saved(NamedTuple):
     ledger: ServerLedger
     roster: Mapping[int, int]
     """Node id -> client."""
-    opened: bool = False
-    """Whether the initial round with everybody is done."""
     boots: int = 0
     """How often a server started on this run; asynchronous tasks are numbered from it."""
     empty: int = 0
@@ -99,16 +98,15 @@ class ServerState:
         try:
             packed = sealed.read(path)
         except DamageError:
-            if _is_of_earlier_version(path):
-                raise StateError(
-                    f"{path} was written by an earlier version of fedadmm; finish the run with "
-                    "that version, or begin a new one in another folder"
-                ) from None
+            if _had_no_digest(path):
+                raise _of_an_earlier_version(path) from None
             raise
         if packed is None:
             return None
         with _understanding(path):
             values = json.loads(str(packed.plain.pop(_VALUES)))
+            if values.get("format") != FORMAT:
+                raise _of_an_earlier_version(path)
             self._compare(values["fingerprint"])
             state = unpack(template._replace(missed=None), packed)
             missed = None
@@ -119,7 +117,6 @@ class ServerState:
                 state._replace(notes=values["notes"], known=known, missed=missed),
                 ServerLedger(values["run"], _entries(values)),
                 {int(node): client for node, client in values["roster"].items()},
-                values["opened"],
                 values["boots"],
                 values["empty"],
                 {int(client): sizes for client, sizes in values["norms"].items()},
@@ -142,6 +139,7 @@ class ServerState:
         packed = pack(saved.state._replace(notes=None, known=None, missed=None))
         packed.tensors.update({} if missed is None else missed.tensors())
         values = {
+            "format": FORMAT,
             "notes": saved.state.notes,
             "known": plain_known(saved.state.known),
             "missed": None if missed is None else missed.rows(),
@@ -149,7 +147,6 @@ class ServerState:
             "run": saved.ledger.run,
             "entries": {str(client): list(entry) for client, entry in saved.ledger.entries.items()},
             "roster": {str(node): client for node, client in saved.roster.items()},
-            "opened": saved.opened,
             "boots": saved.boots,
             "empty": saved.empty,
             "norms": {str(client): dict(sizes) for client, sizes in saved.norms.items()},
@@ -224,7 +221,14 @@ def _entries(values: Mapping[str, Any]) -> dict[int, Entry]:
     return {int(client): Entry(*entry) for client, entry in values["entries"].items()}
 
 
-def _is_of_earlier_version(path: Path) -> bool:
+def _of_an_earlier_version(path: Path) -> StateError:
+    return StateError(
+        f"{path} was written by an earlier version of fedadmm; finish the run with that one, or "
+        "begin a new one in another folder"
+    )
+
+
+def _had_no_digest(path: Path) -> bool:
     """Whether a file has the form that checkpoints had before their digest covered all of it."""
     with suppress(StateError):
         return _VALUES in read_tensors(path).metadata

@@ -107,7 +107,7 @@ def _track(run: RecordedRun, known: list[Axis], value: Value) -> Track:
         seconds += records.total([record], "seconds")
         number = records.number(record)
         y = value(record)
-        if y is not None and math.isfinite(y):
+        if number and y is not None and math.isfinite(y):
             where = {
                 "rounds": number,
                 "bytes": moved,

@@ -294,7 +294,7 @@ def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
     healthy = [run for run in runs if not run.diverged] or runs
     counts = [0] * clients
     for run in healthy:
-        for record in run.records:
+        for record in records.rounds(run.records):
             for client in records.clients(record):
                 counts[client] += 1
     return [short(count / len(healthy)) for count in counts]
