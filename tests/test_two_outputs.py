@@ -73,3 +73,47 @@ def test_a_target_that_waits_for_what_nobody_measures_is_refused() -> None:
     target = fa.Target("loss", 0.0, at_least=False, also=("loss_averaged",))
     with pytest.raises(fa.ParameterError, match="target waits for 'loss_averaged'"):
         resumable_run(3, output=BOTH, target=target)
+
+
+def test_the_average_moves_by_a_share_of_the_way_to_the_participants_mean() -> None:
+    thetas: list[Any] = []
+    method = fa.FedDyn(2.0)
+    result = resumable_run(
+        12,
+        algorithm=method,
+        output=fa.Averaged(),
+        keep_trajectory=True,
+        observers=[lambda report: thetas.append(method.participants_mean(report.state.server))],
+    )
+    average = None
+    for number, (mean, handed) in enumerate(zip(thetas, result.trajectory, strict=True), 1):
+        share = min(1.0, 9 / (number + 8))
+        average = mean if average is None else (1 - share) * average + share * mean
+        assert handed.numpy() == pytest.approx(average.numpy(), abs=1e-12)
+
+
+@pytest.mark.parametrize("method", [fa.FedDyn(2.0), fa.FedDyn(2.0, members="seen"), fa.AdaBest()])
+def test_the_participants_mean_is_the_mean_of_what_they_solved(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved: list[Any] = []
+    update = type(method).client_update
+
+    def noted(self: Any, cast: Any, client: Any, result: Any) -> Any:
+        solved.append(result.params.clone())
+        return update(self, cast, client, result)
+
+    monkeypatch.setattr(type(method), "client_update", noted)
+    result = resumable_run(
+        6, algorithm=method, output=fa.ParticipantsMean(), keep_trajectory=True, engine="sequential"
+    )
+    assert len(solved) == 6 * 3
+    for number, handed in enumerate(result.trajectory):
+        mean = sum(solved[3 * number : 3 * number + 3]) / 3
+        assert handed.numpy() == pytest.approx(mean.numpy(), abs=1e-12)
+
+
+@pytest.mark.parametrize("output", [fa.Averaged(), fa.TwoOutputs()])
+def test_an_average_is_taken_up_where_it_was(output: Any, tmp_path: Path) -> None:
+    resume = interrupted(tmp_path, 3, kind="memory", output=output)
+    assert_continued(resume(), resumable_run(8, output=output), 3)
