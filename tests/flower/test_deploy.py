@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -200,8 +201,14 @@ def test_status_tells_how_each_site_does(tmp_path, quick):
     assert sites[1]["refused"] == {"lost": 2}
     assert sites[3]["last_refusal"] == "missing: its node is not online"
     text = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "server")]).output
-    assert "client 0; version 4; took part in round 4\n" in text
-    assert "client 1; version 2; took part in round 2; lost its state; 2 lost (last: lost:" in text
+    heard = sites[1]["last_heard"]
+    age = datetime.now(UTC) - datetime.fromisoformat(heard)
+    assert timedelta(seconds=-1) <= age < timedelta(minutes=5)
+    assert [sites[c]["node"] for c in range(4)] == [1000, 1001, 1002, 1003]
+    assert f"client 1 (node 1001); version 2; took part in round 2 ({heard}); lost its state; " in (
+        text
+    )
+    assert "client 0 (node 1000); version 4; took part in round 4 (" in text
 
 
 OPTIONS = {

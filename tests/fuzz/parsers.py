@@ -61,7 +61,7 @@ from fedadmm.flower.protocol.messages import (
 )
 from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.flower.server.rundir import EVENTS, read_events
-from fedadmm.flower.server.state import Saved, ServerState, fingerprint, read_ledger
+from fedadmm.flower.server.state import Saved, ServerState, fingerprint, read_known
 from fedadmm.flower.site.state import PENDING, SiteState
 from fedadmm.run.loop import initial_state
 
@@ -226,7 +226,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
 
     def load(_: object = None) -> None:
         state.load(initial_state(job))
-        read_ledger(server)
+        read_known(server)
 
     def load_values(document: Any) -> None:
         plain = packed.plain | {"values": json.dumps(document)}

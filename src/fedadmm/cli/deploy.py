@@ -185,6 +185,43 @@ def gateway(
     run_gateway(listen, superlink, keys)
 
 
+@commands.command("rotate-key", epilog="Example: fedadmm deploy rotate-key sites/client-0")
+def rotate_key(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="A site's folder with its key.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Give a site's node a new key; its state stays, and COMMANDS.md says what comes next."""
+    from fedadmm.flower.local.rotation import rotate_node_key
+
+    made = rotate_node_key(site)
+    told = f"carry   {made.public}  (to the server, which registers it for the old one)"
+    _written({"private": str(made.private), "public": str(made.public)}, told, as_json)
+
+
+@commands.command("rotate-certificates", epilog="Example: fedadmm deploy rotate-certificates keys")
+def rotate_certificates(
+    keys: Annotated[
+        Path, typer.Argument(metavar="KEYS", help="Holds ca.crt, server.crt, server.key.")
+    ],
+    as_json: options.AsJson = False,
+) -> None:
+    """Make a new authority and certificate in KEYS/next; COMMANDS.md says what comes next."""
+    from fedadmm.flower.local.rotation import rotate_certificates as rotate
+
+    made = rotate(keys)
+    told = f"carry   {made.public}  (to every site, as its ca.crt, before the server changes)"
+    _written({"private": str(made.private), "public": str(made.public)}, told, as_json)
+
+
+def _written(files: dict[str, str], told: str, as_json: bool) -> None:
+    from fedadmm.cli.display import print_json
+
+    if as_json:
+        print_json(files)
+    else:
+        typer.echo(told)
+
+
 @commands.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Say which processes of a deployment run, how far the training is, how each site does."""
@@ -203,10 +240,11 @@ def status(folder: _Folder, as_json: options.AsJson = False) -> None:
 
 
 def _site_line(site: dict[str, Any]) -> str:
-    last = site["last_round"]
-    heard = "never took part" if last is None else f"took part in round {last}"
+    last, when = site["last_round"], f" ({site['last_heard']})" if site["last_heard"] else ""
+    heard = "never took part" if last is None else f"took part in round {last}{when}"
     refused = ", ".join(f"{count} {word}" for word, count in site["refused"].items())
-    words = [f"client {site['client']}", f"version {site['version']}", heard]
+    node = f" (node {site['node']})" if site["node"] is not None else ""
+    words = [f"client {site['client']}{node}", f"version {site['version']}", heard]
     words += ["lost its state"] * site["lost"] + [refused] * bool(refused)
     return "; ".join(words) + (f" (last: {site['last_refusal']})" if refused else "")
 

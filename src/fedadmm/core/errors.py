@@ -64,7 +64,10 @@ def check_range(
     """Refuse a number outside its interval, naming the owner, the field and the interval."""
     name = owner if isinstance(owner, str) else type(owner).__name__
     if not isinstance(value, bool) and isinstance(value, Real):  # numpy's numbers are Real too
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number longer than any float
+            number = math.nan
         above_low = number > low if open_low else number >= low
         below_high = number < high if open_high else number <= high
         if above_low and below_high:

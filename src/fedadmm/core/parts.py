@@ -246,9 +246,12 @@ def _refused_number(value: object, kind: Any, rules: tuple[Any, ...]) -> Refused
     if bounds and not any(isinstance(rule, Le | Lt) for rule in rules):
         bounds.append("finite")
     allowed = " and ".join(bounds) or "a number"
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # NaN
         return Refused(value, allowed)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number longer than any float
+        return Refused(value, allowed)
     ok = math.isfinite(number) or not bounds
     return None if ok and all(_meets(number, rule) for rule in rules) else Refused(value, allowed)
 

@@ -121,7 +121,10 @@ def read_npz(path: Path, required: Sequence[str]) -> dict[str, NDArray[Any]]:
             return {name: _read_member(archive, m, path) for name, m in members.items()}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, *_READ_ERRORS) as error:
+    except (
+        *(zipfile.BadZipFile, NotImplementedError, RuntimeError, UnicodeDecodeError),
+        *_READ_ERRORS,
+    ) as error:
         raise DataError(f"{path}: is no readable .npz file ({error})") from None
 
 

@@ -24,7 +24,7 @@ _GROUPS = {
     ),
     "traffic": ("bytes_up", "bytes_down"),
     "clock": (
-        *("seconds", "evaluation_seconds", "diagnostics_seconds", "virtual_time", "idle"),
+        *("at", "seconds", "evaluation_seconds", "diagnostics_seconds", "virtual_time", "idle"),
         *("steps_per_second", "in_flight", "dropped", "intervals", "delays", "staleness"),
         *("staleness_mean", "staleness_max", "staleness_quantiles", "longest_absence"),
     ),

@@ -181,7 +181,8 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
 def _numbers(values: NDArray[Any], name: str, column: str) -> NDArray[np.float32]:
     """Finite numbers, or a refusal that names the row."""
     try:
-        numbers = values.astype(np.float32)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused below
+            numbers = values.astype(np.float32)
     except (TypeError, ValueError):
         raise DataError(
             f"{name}: {column!r} holds {_first_bad(values)}, which is no number"

@@ -29,6 +29,7 @@ clientapp = "{package}.app:client"
 [tool.flwr.app.config]
 run-dir = {run_dir}
 accept-rollback = false
+status-port = 0
 """
 
 _CONFIGURED = '''\

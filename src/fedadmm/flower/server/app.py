@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import torch
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError
 from fedadmm.flower.federation import Federation
+from fedadmm.flower.server.endpoint import Endpoint, Watched
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.service import Observer, Outcome, Service
 
@@ -28,7 +30,8 @@ def server_app(federation: Federation, observers: Sequence[Observer] = ()) -> Se
 
     The run configuration must hold `run-dir`, the folder that receives metrics.jsonl,
     summary.json, model.safetensors and the checkpoint; `accept-rollback` may be true, as in
-    `Federation`.
+    `Federation`; `status-port` is the port of this machine's loopback on which /health and /metrics
+    are answered while the run goes on, and 0, the default, is none.
     """
     from flwr.serverapp import ServerApp
 
@@ -40,11 +43,22 @@ def server_app(federation: Federation, observers: Sequence[Observer] = ()) -> Se
             )
         directory = RunDirectory(run_folder(context))
         run = replace(federation, accept_rollback=accepts)
-        directory.finish(serve(run, grid, directory.path, [directory, *observers]))
+        watched = Watched(run)
+        with endpoint(context, watched):
+            seen = serve(run, grid, directory.path, [directory, watched, *observers])
+            directory.finish(seen)
 
     app = ServerApp()
     app.main()(main)
     return app
+
+
+def endpoint(context: Context, watched: Watched) -> AbstractContextManager[object]:
+    """What answers on the port that the run configuration names, or nothing."""
+    port = context.run_config.get("status-port", 0)
+    if type(port) is not int:
+        raise ConfigError(f"run-config: status-port is {port!r}, but must be a port, or 0 for none")
+    return Endpoint(port, watched) if port else nullcontext()
 
 
 def run_folder(context: Context) -> Path:

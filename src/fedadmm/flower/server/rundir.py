@@ -58,7 +58,7 @@ class RunDirectory:
             self._folder.keep(report.record["round"] - 1)
             self._mend_events()
             self._begun = True
-        record = dict(report.record)
+        record = dict(report.record) | {"at": datetime.now(UTC).isoformat(timespec="seconds")}
         self._note(record.pop("events", []))
         self._folder.append(record, durable=True)  # its checkpoint follows at once
 

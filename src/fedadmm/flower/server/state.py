@@ -198,14 +198,24 @@ class ServerState:
         return self._folder / f"{_CONTRIBUTION}{number}.safetensors"
 
 
-def read_ledger(folder: Path) -> dict[int, Entry]:
-    """What a checkpoint knows of each client, for whoever only looks; nothing before the first."""
+class Known(NamedTuple):
+    """What a checkpoint knows of the clients."""
+
+    entries: Mapping[int, Entry]
+    nodes: Mapping[int, int]
+    """Client -> the id of its node."""
+
+
+def read_known(folder: Path) -> Known:
+    """What a checkpoint knows, for whoever only looks; nothing before the first."""
     path = folder / SERVER
     packed = sealed.read(path)
     if packed is None:
-        return {}
+        return Known({}, {})
     with _understanding(path):
-        return _entries(json.loads(str(packed.plain[_VALUES])))
+        values = json.loads(str(packed.plain[_VALUES]))
+        nodes = {int(client): int(node) for node, client in values["roster"].items()}
+        return Known(_entries(values), nodes)
 
 
 @contextmanager
