@@ -190,7 +190,7 @@ def rotate_key(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="A site's folder with its key.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Give a site's node a new key; its state stays, and COMMANDS.md says what comes next."""
+    """Give a site's node a new key; its state stays (docs: Real federations)."""
     from fedadmm.flower.local.rotation import rotate_node_key
 
     made = rotate_node_key(site)
@@ -205,7 +205,7 @@ def rotate_certificates(
     ],
     as_json: options.AsJson = False,
 ) -> None:
-    """Make a new authority and certificate in KEYS/next; COMMANDS.md says what comes next."""
+    """Make a new authority and certificate in KEYS/next (docs: Real federations)."""
     from fedadmm.flower.local.rotation import rotate_certificates as rotate
 
     made = rotate(keys)

@@ -1,4 +1,4 @@
-"""New keys and certificates for a deployment that goes on; `COMMANDS.md` says what comes next."""
+"""New keys and certificates for a deployment that goes on; docs/deployment.md says the steps."""
 
 from __future__ import annotations
 
