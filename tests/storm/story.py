@@ -45,8 +45,13 @@ class Story:
         self._accepts = False
         self._backup: Any = None
         self._newer: Any = None
-        self._exact = self.plan.liar is None
-        """Whether the run is still one that could have been had without faults."""
+        self._restored = False
+        """Whether the server ever went to another time than the sites were in."""
+
+    @property
+    def _beyond_repair(self) -> bool:
+        """Without a ledger, sites that are ahead of a restored server stay out."""
+        return self._restored and self.settings.ledger == "none"
 
     def tell(self) -> Counter[str]:
         """All of it; a Violation when something did not hold."""
@@ -135,7 +140,7 @@ class Story:
     def _restore(self, saved: Any) -> None:
         """The server goes to another time than the sites are in."""
         self.world.disk.restore("server", "run", saved)
-        self._exact = False
+        self._restored = True
         for client in range(self.plan.federation.clients):
             self.world.books.meddled(client, self.world.now)
 
@@ -185,10 +190,15 @@ class Story:
         self.settings = replace(
             self.settings, rounds=max(done, self.plan.federation.rounds) + self.plan.tail
         )
+        if self._restored and self.settings.ledger == "disk":
+            self._accepts = True  # the status names those who are ahead
         for _ in range(4):
             if self._start():
                 break
         else:
+            if self._beyond_repair:
+                world.counts["stopped, as sites are ahead"] += 1
+                return
             raise Violation("the run does not end although nothing fails any more")
         self._check_records()
         self._check_participation()
@@ -222,7 +232,7 @@ class Story:
     def _check_participation(self) -> None:
         """Whoever is honest and has its state takes part in the calm."""
         ledger = self._saved().entries
-        if self.plan.federation.sampler != fa.FullParticipation():
+        if self.plan.federation.sampler != fa.FullParticipation() or self._beyond_repair:
             return
         last = self._records()[-self.plan.tail :]
         seen = {client for record in last for client in record["clients"]}
@@ -245,7 +255,9 @@ class Story:
         restarted = any(entry.incarnation for entry in saved.entries.values())
         lost = any(entry.lost for entry in saved.entries.values())
         theta = saved.arrays[_model_name(settings.algorithm)]
-        if settings.mode == "rounds" and self._exact and not restarted:
+        if settings.mode == "rounds" and self.plan.liar is None and not (
+            restarted or self._restored
+        ):
             trace = [record["clients"] for record in self._records()]
             result = fa.simulate(
                 settings.algorithm,
@@ -262,7 +274,7 @@ class Story:
             if off > 1e-12:
                 raise Violation(f"the model is {off:.3g} from that of the run without faults")
             self.world.counts["equal to the run without faults"] += 1
-        if self.plan.tail >= 30 and self.plan.liar is None and not lost:
+        if self.plan.tail >= 30 and self.plan.liar is None and not (lost or self._beyond_repair):
             self._check_optimum(theta)
 
     def _check_optimum(self, theta: Any) -> None:

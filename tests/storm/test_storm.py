@@ -1,0 +1,223 @@
+"""Seeds of the storm for every change, and bugs that it must find."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedadmm.core import files
+from fedadmm.flower import sealed
+from fedadmm.flower.protocol import admission, ledger
+from fedadmm.flower.server import engine as serving
+from fedadmm.flower.server.service import Service
+from fedadmm.flower.site import app as site
+from fedadmm.flower.site.state import SiteState
+
+from .books import Violation
+from .disk import SimulatedDisk
+from .plan import KINDS
+from .story import tell
+
+SEEDS, PARTS = 640, 16
+"""About 90 seconds on an idle core."""
+MOST = 1000
+"""Seeds within which every bug must be found."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_is_lost_in_a_storm(part: int) -> None:
+    seeds = range(part * SEEDS // PARTS, (part + 1) * SEEDS // PARTS)
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            counts += tell(seed)
+        except Violation as error:
+            pytest.fail(f"{error}; python -m tests.storm --seed {seed}")
+    assert counts["messages"] > 20 * len(seeds)
+    assert counts["equal to the run without faults"] > len(seeds) // 8
+
+
+def test_a_seed_is_always_the_same_story() -> None:
+    assert tell(16) == tell(16)
+
+
+def test_all_kinds_of_faults_happen() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(0, 16 * 12, 16):  # where all are switched on
+        counts += tell(seed)
+    told = {"loss": "lost messages", "delay": "late messages", "duplicates": "doubled messages"}
+    told |= {"a liar": "lies", "second nodes": "messages"}
+    assert [kind for kind in KINDS if not counts[told.get(kind, kind)]] == []
+
+
+# bugs on purpose ---------------------------------------------------------------------------------
+
+
+def without_file_sync(patch: pytest.MonkeyPatch) -> None:
+    """A file's contents are not synchronised before it gets its name."""
+    sync = SimulatedDisk.sync
+
+    def forgetful(self: SimulatedDisk, path: Path) -> None:
+        if path.suffix != files.TEMPORARY:
+            sync(self, path)
+
+    patch.setattr(SimulatedDisk, "sync", forgetful)
+
+
+def without_folder_sync(patch: pytest.MonkeyPatch) -> None:
+    """A file's new name is not synchronised."""
+    sync = SimulatedDisk.sync
+
+    def forgetful(self: SimulatedDisk, path: Path) -> None:
+        if path.suffix or path.name == "state":
+            sync(self, path)
+
+    patch.setattr(SimulatedDisk, "sync", forgetful)
+
+
+def replay_without_sync(patch: pytest.MonkeyPatch) -> None:
+    """A stored reply leaves although nobody knows whether its name is on the disk."""
+    pending = SiteState.pending
+
+    def hasty(self: SiteState) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(files, "sync", lambda path: None)
+            return pending(self)
+
+    patch.setattr(SiteState, "pending", hasty)
+
+
+def reply_before_commit(patch: pytest.MonkeyPatch) -> None:
+    """The upload leaves, and its state is never written."""
+    patch.setattr(SiteState, "commit", lambda *_: None)
+
+
+def acknowledge_before_fold(patch: pytest.MonkeyPatch) -> None:
+    """The ledger moves when a reply is admitted, before the state that holds it is saved."""
+    collect = serving.GridEngine._collect
+
+    def hasty(self: Any, *arguments: Any) -> Any:
+        answers, why = collect(self, *arguments)
+        for accepted in answers.values():
+            self.ledger = ledger.fold(self.ledger, accepted.reply)
+        self._answers = {}
+        return answers, why
+
+    patch.setattr(serving.GridEngine, "_collect", hasty)
+
+
+def task_before_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    """Every other checkpoint is left out: the next tasks acknowledge what only memory knows."""
+    settle, turns = Service.settle, itertools.count()
+
+    def lazy(self: Service, state: Any) -> None:
+        if next(turns) % 2:
+            with pytest.MonkeyPatch.context() as inner:
+                inner.setattr(self.disk, "save", lambda *_: {})
+                settle(self, state)
+        else:
+            settle(self, state)
+
+    patch.setattr(Service, "settle", lazy)
+
+
+def reuse_a_version(patch: pytest.MonkeyPatch) -> None:
+    """An update has the version of the one before it, and the server does not object."""
+    reply_to = ledger.reply_to
+
+    def same(task: Any, kind: Any, reason: str = "") -> Any:
+        return reply_to(task, kind, reason)._replace(version=max(task.folded, 1))
+
+    patch.setattr(site, "reply_to", same)
+    patch.setattr(ledger, "reply_to", same)
+
+
+def fold_twice(patch: pytest.MonkeyPatch) -> None:
+    """A reply that was folded is folded again when it comes again."""
+    patch.setattr(admission, "objection", lambda *_: None)
+
+
+def skip_the_seal_of_files(patch: pytest.MonkeyPatch) -> None:
+    """What a file says about itself is believed."""
+    decode = sealed.decode
+
+    def believe(data: bytes, most: int) -> Any:
+        packed = decode(data, most)
+        named = {k: v for k, v in packed.tensors.items() if k != "body"}
+        plain = {k: v for k, v in packed.plain.items() if k != "sha256"}
+        packed.plain["sha256"] = sealed._seal(sealed.Packed(named, plain))
+        return packed
+
+    patch.setattr(sealed, "decode", believe)
+
+
+def skip_the_seal_of_replies(patch: pytest.MonkeyPatch) -> None:
+    """A reply's digest is not compared with its content."""
+    patch.setattr(admission, "is_sealed", lambda *_: True)
+
+
+def without_locks(patch: pytest.MonkeyPatch) -> None:
+    """Two processes may work in one folder."""
+    lock = SimulatedDisk.lock
+
+    def generous(self: SimulatedDisk, path: Path) -> Any:
+        held = self._locks.copy()
+        self._locks.clear()
+        taken = lock(self, path)
+        self._locks.update(held)
+        return taken
+
+    patch.setattr(SimulatedDisk, "lock", generous)
+
+
+def weights_may_change(patch: pytest.MonkeyPatch) -> None:
+    """A run goes on with other settings."""
+    from fedadmm.flower.server.state import ServerState
+
+    patch.setattr(ServerState, "_compare", lambda *_: None)
+
+
+def take_nothing_out(patch: pytest.MonkeyPatch) -> None:
+    """A client that lost its state starts again, and its old contribution stays."""
+    patch.setattr(Service, "_without", lambda self, client, state: state)
+
+
+BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    without_file_sync,
+    without_folder_sync,
+    replay_without_sync,
+    reply_before_commit,
+    acknowledge_before_fold,
+    task_before_checkpoint,
+    reuse_a_version,
+    fold_twice,
+    skip_the_seal_of_files,
+    skip_the_seal_of_replies,
+    without_locks,
+    weights_may_change,
+    take_nothing_out,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_bug_is_found(bug: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        bug(patch)
+        found = next((seed for seed in range(MOST) if _fails(seed)), None)
+    assert found is not None, f"{MOST} seeds see nothing of it"
+
+
+def _fails(seed: int) -> bool:
+    try:
+        tell(seed)
+    except Exception:
+        return True
+    return False
