@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,privacy,tune,onnx,hf,lightning,wandb,notebooks,docs,test,check
 
-.PHONY: setup demo test coverage check format docs browser faults fuzz mutants bench-peers clean
+.PHONY: setup demo test coverage check format docs browser faults fuzz storm mutants bench-peers clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,10 @@ faults: $(STAMP)
 # A million changed inputs for every parser of bytes, files and configurations: about half an hour.
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --inputs 1000000
+
+# The whole deployed system as one program that a seed decides: an hour of seeds.
+storm: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.storm --minutes 60 --workers 2
 
 # Lines made wrong on purpose, each of which a test must notice: some minutes.
 mutants: $(STAMP)

@@ -258,6 +258,8 @@ class Books:
 
     def sites(self, data: bytes, machines: Mapping[int, list[str]], liar: int | None) -> None:
         """Each site's state is what the server folded of it."""
+        if data not in self._known:
+            return  # it was wrong when it was written, which is being said
         now, chains = self._known[data]
         for client, chain in chains.items():
             entry = chain.entry

@@ -255,8 +255,10 @@ class Story:
         restarted = any(entry.incarnation for entry in saved.entries.values())
         lost = any(entry.lost for entry in saved.entries.values())
         theta = saved.arrays[_model_name(settings.algorithm)]
-        if settings.mode == "rounds" and self.plan.liar is None and not (
-            restarted or self._restored
+        if (
+            settings.mode == "rounds"
+            and self.plan.liar is None
+            and not (restarted or self._restored)
         ):
             trace = [record["clients"] for record in self._records()]
             result = fa.simulate(
