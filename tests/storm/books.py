@@ -87,8 +87,6 @@ class Held(NamedTuple):
     """What a site's file says."""
 
     digest: str
-    incarnation: int
-    version: int
     arrays: Arrays
 
 
@@ -107,13 +105,13 @@ def held(data: bytes) -> Held | None:
     """A site's file; None when it is damaged."""
     try:
         packed = decode(data, _MOST_HEADER)
-        reply = json.loads(str(packed.plain["reply"]))
-    except (RefusedError, KeyError, ValueError):
+        reply = Reply(**json.loads(str(packed.plain["reply"])))
+    except (RefusedError, KeyError, TypeError, ValueError):
         return None
     arrays = {
         name: tensor.double().numpy() for name, tensor in packed.tensors.items() if name != "body"
     }
-    return Held(reply["digest"], reply["incarnation"], reply["version"], arrays)
+    return Held(reply.digest, arrays)
 
 
 class Chain(NamedTuple):

@@ -65,7 +65,9 @@ def make(seed: int) -> Plan:
     if seed % 16 == 0:
         kinds = frozenset(KINDS)
     mode = (
-        "rounds" if chance.random() < 0.7 or isinstance(algorithm, fa.Scaffold) else "asynchronous"
+        "rounds"
+        if chance.random() < 0.7 or isinstance(algorithm, fa.Scaffold | fa.FedDyn)
+        else "asynchronous"
     )
     settings: dict[str, Any] = {
         "algorithm": algorithm,
