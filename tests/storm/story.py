@@ -255,12 +255,10 @@ class Story:
         restarted = any(entry.incarnation for entry in saved.entries.values())
         lost = any(entry.lost for entry in saved.entries.values())
         theta = saved.arrays[_model_name(settings.algorithm)]
-        if (
-            settings.mode == "rounds"
-            and self.plan.liar is None
-            and not (restarted or self._restored)
-        ):
-            trace = [record["clients"] for record in self._records()]
+        trace = [record["clients"] for record in self._records()]
+        everybody = len({client for ids in trace for client in ids}) == settings.clients
+        comparable = settings.mode == "rounds" and everybody  # a trace without somebody is refused
+        if comparable and self.plan.liar is None and not (restarted or self._restored):
             result = fa.simulate(
                 settings.algorithm,
                 fa.Problem(self.plan.objectives, settings.regularizer, settings.weights),
