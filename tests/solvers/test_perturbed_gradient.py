@@ -98,7 +98,9 @@ def test_every_method_stacked(name, problem):
     plain = run("sequential", ALGORITHMS[name], PROBLEMS[problem](), solver=fa.SGD(0.05, 4))
     assert not torch.equal(plain.params, expected.params)
     for left, right in zip(expected.history, plain.history, strict=True):
-        assert left["passes"] == pytest.approx(right["passes"] + right["epochs"])
+        # Scaffnew's coin ends a solve inside an epoch, where steps and rows are different shares.
+        steps = right["passes"] if name == "scaffnew" else right["epochs"]
+        assert left["passes"] == pytest.approx(right["passes"] + steps)
 
 
 @pytest.mark.parametrize("engine", ["workers", VirtualTime(mode="sync")])

@@ -221,7 +221,7 @@ def moved(method: Any, kind: str, sampler: Any, exact: bool, weights: Any) -> fl
     state, furthest = RunState(0, server, None, missed=missed), 0.0
     for t in range(3 * CHANGE):
         ids = sampler.sample(3, t, given.clients)
-        state, _, _ = run_round(job, ids, engine, state, t)
+        state, _, _ = run_round(job, ids, engine, state)
         theta = method.global_params(state.server)
         furthest = max(furthest, float((theta - at.x).norm()))
     return furthest

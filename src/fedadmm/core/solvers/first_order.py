@@ -162,6 +162,10 @@ class ProximalStepper(Stepper):
         self.params.copy_(_prox(self._regularizer, self.params, self._lr))
         return gradient
 
+    def passes(self, stepped: float) -> float:
+        """Those of the steps of SGD."""
+        return self._inner.passes(stepped)
+
     def select(self, clients: Tensor | slice) -> ProximalStepper:
         """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
         lr = trees.select(self._lr, clients)
@@ -226,6 +230,10 @@ class DualAveragingStepper(Stepper):
         if isinstance(clients, Tensor):
             chosen._objectives = self._objectives.select(clients.tolist())
         return chosen
+
+    def passes(self, stepped: float) -> float:
+        """A perturbed gradient takes two."""
+        return stepped if self._perturbation is None else 2 * stepped
 
 
 def _prox(regularizer: Regularizer, params: Tensor, step: Tensor | float) -> Tensor:
