@@ -39,8 +39,8 @@ def share(changes: dict[str, Any]) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         running.run(config.resolve(tree), Path(folder) / "run")
         records = RunDir(Path(folder) / "run").records()
-    looks = sum(record.get("diagnostics_seconds", 0.0) for record in records)
-    rounds = sum(record["seconds"] for record in records)
+    looks = sum(record["clock"].get("diagnostics_seconds", 0.0) for record in records)
+    rounds = sum(record["clock"]["seconds"] for record in records)
     return looks / rounds, rounds / len(records)
 
 

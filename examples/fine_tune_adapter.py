@@ -50,4 +50,4 @@ result = simulate(
 )
 total = sum(p.numel() for p in model.parameters())
 print(f"{FlatModule(model).num_parameters:,} of {total:,} parameters travel")
-print(f"accuracy {result.history[-1]['test_accuracy']:.1%}")
+print(f"accuracy {result.history[-1]['metrics']['test_accuracy']:.1%}")

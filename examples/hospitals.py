@@ -13,6 +13,6 @@ except DataError as error:
 result = simulate(
     FedADMM(rho=0.1), problem, rounds=30, solver=SGD(lr=0.1, batch_size=20), stop=Epochs(3)
 )
-print(f"together: {result.history[-1]['test_accuracy']:.1%} of held-out patients")
+print(f"together: {result.history[-1]['metrics']['test_accuracy']:.1%} of held-out patients")
 for hospital, evaluate in zip(problem.data.client_names(), problem.client_tests, strict=True):
     print(f"  {hospital:14} {evaluate(result.params)['test_accuracy']:.1%}")

@@ -36,7 +36,7 @@ result = simulate(
     solver=SGD(lr=0.1, batch_size=20),
     stop=Epochs(3),
 )
-turns = [record["clients"] for record in result.history]
+turns = [record["cohort"]["clients"] for record in result.history]
 print("the first rounds took", *turns[:3])
 print("clients seen:", len({client for clients in turns for client in clients}))
-print(f"accuracy {result.history[-1]['test_accuracy']:.1%}")
+print(f"accuracy {result.history[-1]['metrics']['test_accuracy']:.1%}")

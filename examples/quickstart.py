@@ -16,4 +16,4 @@ for method in (FedAvg(), FedADMM(rho=0.1, start="global", members="seen")):
         seed=0,
     )
     last = result.history[-1]
-    print(f"{method.name:8} {last['test_accuracy']:.1%}  {result.status}")
+    print(f"{method.name:8} {last['metrics']['test_accuracy']:.1%}  {result.status}")

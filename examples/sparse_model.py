@@ -15,6 +15,6 @@ for weight in (0.0005, 0.002, 0.008):
     )
     last = result.history[-1]
     print(
-        f"l1 weight {weight:<7} accuracy {last['test_accuracy']:.1%}  "
-        f"zeros {last['sparsity']:.1%}  objective {last['objective']:.3f}"
+        f"l1 weight {weight:<7} accuracy {last['metrics']['test_accuracy']:.1%}  "
+        f"zeros {last['metrics']['sparsity']:.1%}  objective {last['metrics']['objective']:.3f}"
     )

@@ -32,4 +32,4 @@ result = simulate(
     FedADMM(rho=0.1), problem, rounds=30, solver=SGD(lr=0.1, batch_size=20), stop=Epochs(3)
 )
 print(problem.num_clients, "stations,", result.status)
-print(f"accuracy on unseen days: {result.history[-1]['test_accuracy']:.1%}")
+print(f"accuracy on unseen days: {result.history[-1]['metrics']['test_accuracy']:.1%}")

@@ -77,14 +77,14 @@ def test_models_report_their_loss_at_theta_and_train_on_as_before():
     assert [t.tolist() for t in asked.trajectory] == [t.tolist() for t in plain.trajectory]
     # what was reported in the second round is about the model after the first
     mean = np.mean([seen.loss for seen in spy.told[2].values()])
-    assert mean == pytest.approx(plain.history[0]["loss"], abs=1e-12)
+    assert mean == pytest.approx(plain.history[0]["metrics"]["loss"], abs=1e-12)
 
 
 def test_a_client_that_does_not_answer_was_asked_and_not_heard():
     spy = Spy(((0, 1, 2, 3, 4),) * 6)
     clock = VirtualTime(mode="sync", dropout=0.5)
     records = run(fa.FedADMM(0.7), federation(1), 6, sampler=spy, engine=clock).history
-    replied = [set(record["clients"]) for record in records]
+    replied = [set(record["cohort"]["clients"]) for record in records]
     assert any(len(clients) < 5 for clients in replied)
     for index in range(5):
         for client, seen in spy.told[index + 1].items():
@@ -118,7 +118,9 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(name, tmp_path):
     rest = run(
         fa.FedADMMInSa(0.5), given, 12, checkpoints=Checkpoints(tmp_path), resume=True, **options
     )
-    assert [r["clients"] for r in rest.history] == [r["clients"] for r in whole.history[5:]]
+    assert [r["cohort"]["clients"] for r in rest.history] == [
+        r["cohort"]["clients"] for r in whole.history[5:]
+    ]
     assert rest.params.tolist() == whole.params.tolist()
 
 
@@ -142,14 +144,16 @@ def test_engines_choose_alike(name, engine):
     options = {"sampler": LOOKING_BACK[name], "solver": fa.GradientDescent(0.1)}
     expected = run(fa.FedADMM(0.5), federation(4), 10, **options)
     found = run(fa.FedADMM(0.5), federation(4), 10, engine=engine, **options)
-    assert [r["clients"] for r in found.history] == [r["clients"] for r in expected.history]
+    assert [r["cohort"]["clients"] for r in found.history] == [
+        r["cohort"]["clients"] for r in expected.history
+    ]
 
 
 def test_least_recently_seen_takes_everybody_in_turn():
     history = run(
         fa.FedADMM(0.5), federation(4, clients=6), 9, sampler=fa.LeastRecentlySeenSampling(2)
     ).history
-    cohorts = [record["clients"] for record in history]
+    cohorts = [record["cohort"]["clients"] for record in history]
     for begin in (0, 3, 6):
         assert sorted(c for cohort in cohorts[begin : begin + 3] for c in cohort) == [*range(6)]
     assert cohorts[:3] == cohorts[3:6] == cohorts[6:]  # and whoever was first is first again
@@ -264,7 +268,7 @@ class Careless(Sampler):
 
 def test_an_own_sampler_needs_one_function():
     result = run(fa.FedADMM(0.5), federation(1), 3, sampler=Careless([1, 4]))
-    assert [record["clients"] for record in result.history] == [[1, 4]] * 3
+    assert [record["cohort"]["clients"] for record in result.history] == [[1, 4]] * 3
 
 
 @pytest.mark.parametrize("ids", [[1, 1], [3, 0], [0, 5], [-1]])

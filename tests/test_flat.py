@@ -57,7 +57,7 @@ def test_frozen_parameters_never_travel_and_never_move():
         initial=flat.vector.clone(),
     )
     result = fa.simulate(fa.FedADMM(0.5), problem, 3, **FULL_BATCH)
-    assert result.history[0]["bytes_up"] == 3 * 18 * 8
+    assert result.history[0]["traffic"]["bytes_up"] == 3 * 18 * 8
     assert not torch.equal(result.params, problem.start(0))
     for before, after in zip(frozen, module[0].parameters(), strict=True):
         assert torch.equal(before, after)
@@ -180,7 +180,9 @@ def test_a_second_run_begins_with_the_buffers_that_the_module_came_with(policy):
     one, two = (
         fa.simulate(fa.FedAvg(), problem, 2, evaluate=evaluation, **FULL_BATCH) for _ in range(2)
     )
-    assert [r["loss"] for r in one.history] == [r["loss"] for r in two.history]
+    assert [r["metrics"]["loss"] for r in one.history] == [
+        r["metrics"]["loss"] for r in two.history
+    ]
 
 
 def test_what_counts_batches_is_loaded_as_a_whole_number_and_kept_exactly():
@@ -225,7 +227,7 @@ def test_averaged_buffers_are_the_weighted_mean_of_the_participants(engine):
     )
     expected = torch.cat([torch.zeros(4), torch.ones(4)]).double()
     for record, found in zip(result.history, states, strict=True):
-        replies = record["clients"]
+        replies = record["cohort"]["clients"]
         if replies:
             weight = sum(SHARES[i] for i in replies)
             expected = sum(SHARES[i] * statistics[i] for i in replies) / weight
@@ -247,11 +249,11 @@ def test_without_rounds_every_client_keeps_its_share_of_the_averaged_buffers(buf
     )
     expected = torch.cat([torch.zeros(4), torch.ones(4)]).double()
     for record, found in zip(result.history, states, strict=True):
-        for i in record["clients"]:
+        for i in record["cohort"]["clients"]:
             assert not torch.allclose(found, statistics[i])
-        weight = sum(SHARES[i] for i in record["clients"])
+        weight = sum(SHARES[i] for i in record["cohort"]["clients"])
         expected = (1 - weight) * expected + sum(
-            SHARES[i] * statistics[i] for i in record["clients"]
+            SHARES[i] * statistics[i] for i in record["cohort"]["clients"]
         )
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -262,8 +264,8 @@ def test_averaged_buffers_are_counted_and_kept_ones_are_not():
         result = fa.simulate(
             fa.FedAvg(), normalised(buffers=policy), 1, evaluate=False, **FULL_BATCH
         )
-        assert result.history[0]["bytes_up"] == 3 * (bare + extra) * 8
-        assert result.history[0]["bytes_down"] == 3 * (bare + extra) * 8
+        assert result.history[0]["traffic"]["bytes_up"] == 3 * (bare + extra) * 8
+        assert result.history[0]["traffic"]["bytes_down"] == 3 * (bare + extra) * 8
 
 
 @pytest.mark.parametrize("policy", ["keep-local", "average"])
@@ -282,7 +284,7 @@ def test_local_evaluation_uses_the_buffers_of_the_policy(policy):
         module[1].running_var.copy_(variance)
         with torch.no_grad():
             losses.append(float(LOSS(module(client.inputs), client.targets)))
-    assert result.history[-1]["loss"] == pytest.approx(sum(losses) / 3, abs=1e-12)
+    assert result.history[-1]["metrics"]["loss"] == pytest.approx(sum(losses) / 3, abs=1e-12)
 
 
 def test_a_test_metric_sees_the_buffers_that_were_averaged():
@@ -317,7 +319,9 @@ def test_dropout_is_deterministic_under_a_seed_and_leaves_the_global_generator_a
     torch.manual_seed(2)
     again = fa.simulate(fa.FedADMM(0.5), dropping(0.5), seed=3, **options)
     assert torch.equal(first.params, again.params)
-    assert [r["loss"] for r in first.history] == [r["loss"] for r in again.history]
+    assert [r["metrics"]["loss"] for r in first.history] == [
+        r["metrics"]["loss"] for r in again.history
+    ]
     without = fa.simulate(fa.FedADMM(0.5), dropping(0.0), seed=3, **options)
     assert not torch.equal(first.params, without.params)
 

@@ -23,7 +23,7 @@ from support.minimal import CENTRES, expected, run
 def test_minimal_parts_run(engine):
     result = run(engine)
     assert [float(x) for x in result.trajectory] == pytest.approx(expected(4), abs=1e-12)
-    assert result.history[-1]["loss"] == pytest.approx(
+    assert result.history[-1]["metrics"]["loss"] == pytest.approx(
         sum((expected(4)[-1] - centre) ** 2 / 6 for centre in CENTRES)
     )
 

@@ -125,8 +125,8 @@ def test_the_server_step():
         mean = shot.server.mean.numpy()
         u = np.array([(state.w + state.y / rho).numpy() for state in shot.clients])
         used[index] = []
-        if shot.record["participants"]:
-            increment = (u - before_u).sum(axis=0) / shot.record["participants"]
+        if shot.record["cohort"]["participants"]:
+            increment = (u - before_u).sum(axis=0) / shot.record["cohort"]["participants"]
             used[index] = [float((mean - before_mean) @ increment / (increment @ increment))]
         before_mean, before_u = mean, u
     check_switch(used)

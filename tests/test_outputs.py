@@ -88,8 +88,10 @@ def test_training_goes_on_with_theta_and_everything_else_sees_what_is_handed_out
     for record, params, state, theta in zip(
         result.history, result.trajectory, states, last.trajectory, strict=True
     ):
-        assert record["first"] == float(params[0])
-        assert record["loss"] == pytest.approx(float(given.problem.value(params)), abs=1e-12)
+        assert record["metrics"]["first"] == float(params[0])
+        assert record["metrics"]["loss"] == pytest.approx(
+            float(given.problem.value(params)), abs=1e-12
+        )
         assert torch.equal(method.global_params(state.server), theta)
 
 

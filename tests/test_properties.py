@@ -214,23 +214,26 @@ def test_the_bytes_are_those_of_the_numbers_that_must_travel(name, dtype):
     width = torch.finfo(dtype).bits // 8
     at_work = 0  # without rounds, a broadcast counts when it is handed out
     if row.algorithm.starts_with_everyone:
-        assert (result.history[0]["round"], result.history[0]["participants"]) == (0, given.clients)
+        assert (result.history[0]["round"], result.history[0]["cohort"]["participants"]) == (
+            0,
+            given.clients,
+        )
     for record in result.history:
-        messages = record["participants"]
-        assert record["bytes_up"] == messages * row.up * width
-        started = messages + record.get("in_flight", 0) - at_work
-        assert record["bytes_down"] == started * row.down * width
-        at_work = record.get("in_flight", 0)
+        messages = record["cohort"]["participants"]
+        assert record["traffic"]["bytes_up"] == messages * row.up * width
+        started = messages + record["clock"].get("in_flight", 0) - at_work
+        assert record["traffic"]["bytes_down"] == started * row.down * width
+        at_work = record["clock"].get("in_flight", 0)
 
 
 def test_a_silent_round_of_fedpd_sends_nothing_up_and_the_next_nothing_down():
     given = federation(7)
     result = run(fa.FedPD(0.9, 0.5), given, 30)
-    silent = [record["bytes_up"] == 0 for record in result.history]
+    silent = [record["traffic"]["bytes_up"] == 0 for record in result.history]
     assert any(silent)
     assert not all(silent)
     for before, record in zip(silent, result.history[1:], strict=False):
-        assert record["bytes_down"] == (0 if before else 5 * D * 8)
+        assert record["traffic"]["bytes_down"] == (0 if before else 5 * D * 8)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -418,7 +421,12 @@ def test_an_empty_round_changes_nothing(name):
     for t in (first + 1, first + 3, first + 4):
         assert torch.equal(with_gaps.trajectory[t], with_gaps.trajectory[t - 1])
         record = with_gaps.history[t]
-        assert record["participants"] == record["bytes_up"] == record["bytes_down"] == 0
+        assert (
+            record["cohort"]["participants"]
+            == record["traffic"]["bytes_up"]
+            == record["traffic"]["bytes_down"]
+            == 0
+        )
     if "schedule" in name:  # its clock goes on
         return
     busy = fa.TraceSampling([ids for ids in trace if ids])
@@ -431,7 +439,7 @@ def test_rare_bernoulli_coins_leave_some_rounds_empty(name):
     row, given = ROWS[name], federation(11)
     sampler = fa.BernoulliSampling(0.1)
     result = run(row.algorithm, given, 30, sampler=sampler, seed=2, **DETERMINISTIC)
-    sizes = [record["participants"] for record in result.history]
+    sizes = [record["cohort"]["participants"] for record in result.history]
     assert min(sizes) == 0
     assert max(sizes) > 0
     assert result.code == "completed"
@@ -460,6 +468,6 @@ def test_a_million_clients_cost_what_the_participants_cost(name):
     )
     assert result.code == "completed"
     assert len(built) < 60
-    participants = {client for record in result.history for client in record["clients"]}
+    participants = {client for record in result.history for client in record["cohort"]["clients"]}
     assert len(participants) == 20
     assert set(result.clients) == participants

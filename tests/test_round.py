@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from typing import Any
@@ -12,10 +13,15 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.run import loop
+from fedadmm.run.client import Job
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.sequential import SequentialEngine
+from fedadmm.run.record import Record
+from fedadmm.run.state import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
 from support.models import small_federation
+from support.records import untimed
 
 EXACT = {"solver": fa.ExactSolver()}
 
@@ -87,8 +93,8 @@ def test_an_initial_round_has_a_record_of_its_own_that_no_count_and_no_target_ta
     result = run(method, given, 3, sampler=Spy(2), evaluate=True, target=target)
     assert (result.code, result.status) == ("completed", "completed all 3 rounds")
     assert [record["round"] for record in result.history] == [0, 1, 2, 3]
-    assert [record["participants"] for record in result.history] == [5, 2, 2, 2]
-    assert ["loss" in record for record in result.history] == [False, True, True, True]
+    assert [record["cohort"]["participants"] for record in result.history] == [5, 2, 2, 2]
+    assert ["loss" in record["metrics"] for record in result.history] == [False, True, True, True]
     assert asked == [0, 1, 2]
     assert len(result.trajectory) == 4
 
@@ -97,7 +103,7 @@ def test_an_exploding_loss_ends_the_run():
     given = federation(1)
     result = run(fa.FedSGD(5.0), given, 100, solver=None, evaluate=True)
     assert result.code == "diverged"
-    losses = [record["loss"] for record in result.history]
+    losses = [record["metrics"]["loss"] for record in result.history]
     limit = 1e6 * (1 + abs(losses[0]))
     assert losses[-1] > limit
     assert all(loss <= limit for loss in losses[:-1])
@@ -124,7 +130,7 @@ def test_the_trajectory_is_kept_on_request_only():
 def test_a_target_ends_the_run_in_the_first_round_that_meets_it():
     given = federation(3)
     full = run(fa.FedADMM(1.0), given, 40, evaluate=True)
-    losses = [record["loss"] for record in full.history]
+    losses = [record["metrics"]["loss"] for record in full.history]
     value = losses[10]
     expected = next(i for i, loss in enumerate(losses) if loss <= value) + 1
     target = fa.Target("loss", value, at_least=False)
@@ -144,10 +150,10 @@ def test_a_target_may_be_a_metric_of_ones_own():
     target = fa.Target("size", 0.1)
     result = run(fa.FedADMM(1.0), given, 40, evaluate=metrics, target=target)
     assert result.code == "target"
-    sizes = [record["size"] for record in result.history]
+    sizes = [record["metrics"]["size"] for record in result.history]
     assert sizes[-1] >= 0.1
     assert all(size < 0.1 for size in sizes[:-1])
-    assert "loss" in result.history[0]
+    assert "loss" in result.history[0]["metrics"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +172,7 @@ def test_waiting_for_what_nobody_measures_is_refused(options: Any, message: str)
 def test_a_tolerance_ends_the_run_when_the_gradient_mapping_is_small():
     given = federation(4, regularizer=fa.L1(0.2))
     result = run(fa.FedDR(0.8), given, 500, evaluate=True, tolerance=1e-5)
-    mappings = [record["gradient_mapping"] for record in result.history]
+    mappings = [record["metrics"]["gradient_mapping"] for record in result.history]
     assert result.code == "tolerance"
     assert mappings[-1] <= 1e-5
     assert all(value > 1e-5 for value in mappings[:-1])
@@ -192,26 +198,33 @@ def test_a_record_says_what_the_round_was():
     for index, record in enumerate(result.history):
         theta = result.trajectory[index].numpy()
         f = theta @ A @ theta / 2 - b @ theta
-        assert record["loss"] == pytest.approx(f, abs=1e-12)
-        assert record["objective"] == pytest.approx(f + 0.3 * np.abs(theta).sum(), abs=1e-12)
+        assert record["metrics"]["loss"] == pytest.approx(f, abs=1e-12)
+        assert record["metrics"]["objective"] == pytest.approx(
+            f + 0.3 * np.abs(theta).sum(), abs=1e-12
+        )
         step = 1 / rho
         moved = theta - step * (A @ theta - b)
         moved = np.sign(moved) * np.maximum(np.abs(moved) - step * 0.3, 0)
         mapping = np.linalg.norm((theta - moved) / step)
-        assert record["gradient_mapping"] == pytest.approx(mapping, abs=1e-10)
-        assert record["sparsity"] == pytest.approx((theta == 0).mean())
-        ids = record["clients"]
+        assert record["metrics"]["gradient_mapping"] == pytest.approx(mapping, abs=1e-10)
+        assert record["metrics"]["sparsity"] == pytest.approx((theta == 0).mean())
+        ids = record["cohort"]["clients"]
         drifts = np.array([info.drift for info in infos[index]])
         primal = math.sqrt(given.a[ids] @ drifts**2 / given.a[ids].sum())
-        assert record["primal_residual"] == pytest.approx(primal, abs=1e-12)
+        assert record["work"]["primal_residual"] == pytest.approx(primal, abs=1e-12)
         dual = rho * np.linalg.norm(theta - before)
-        assert record["dual_residual"] == pytest.approx(dual, abs=1e-12)
-        assert record["participants"] == len(ids) == 2
-        assert (record["epochs"], record["steps"]) == (3.0, 6)
-        assert record["penalty_mean"] == record["penalty_min"] == record["penalty_max"] == rho
-        assert record["penalty_quartiles"] == [rho, rho, rho]
-        assert record["seconds"] > 0
-        assert record["evaluation_seconds"] > 0
+        assert record["work"]["dual_residual"] == pytest.approx(dual, abs=1e-12)
+        assert record["cohort"]["participants"] == len(ids) == 2
+        assert (record["work"]["epochs"], record["work"]["steps"]) == (3.0, 6)
+        assert (
+            record["work"]["penalty_mean"]
+            == record["work"]["penalty_min"]
+            == record["work"]["penalty_max"]
+            == rho
+        )
+        assert record["work"]["penalty_quartiles"] == [rho, rho, rho]
+        assert record["clock"]["seconds"] > 0
+        assert record["clock"]["evaluation_seconds"] > 0
         before = theta
 
 
@@ -235,15 +248,22 @@ def test_the_penalty_statistics_are_those_of_the_participants():
     betas = np.array([info.weight for info in infos[-1]])
     record = result.history[-1]
     assert len(set(betas)) > 1
-    assert record["penalty_mean"] == pytest.approx(betas.mean())
-    assert (record["penalty_min"], record["penalty_max"]) == (betas.min(), betas.max())
-    np.testing.assert_allclose(record["penalty_quartiles"], np.quantile(betas, [0.25, 0.5, 0.75]))
+    assert record["work"]["penalty_mean"] == pytest.approx(betas.mean())
+    assert (record["work"]["penalty_min"], record["work"]["penalty_max"]) == (
+        betas.min(),
+        betas.max(),
+    )
+    np.testing.assert_allclose(
+        record["work"]["penalty_quartiles"], np.quantile(betas, [0.25, 0.5, 0.75])
+    )
 
 
 def test_evaluation_happens_when_it_is_due_and_after_the_last_round():
     result = run(fa.FedADMM(1.0), federation(8), 7, evaluate=fa.Evaluation(every=3))
-    assert [r["round"] for r in result.history if "loss" in r] == [3, 6, 7]
-    assert all("loss" not in record for record in run(fa.FedADMM(1.0), federation(8), 2).history)
+    assert [r["round"] for r in result.history if "loss" in r["metrics"]] == [3, 6, 7]
+    assert all(
+        "loss" not in record["metrics"] for record in run(fa.FedADMM(1.0), federation(8), 2).history
+    )
 
 
 def test_local_evaluation_uses_every_clients_own_model_on_its_own_data():
@@ -257,9 +277,9 @@ def test_local_evaluation_uses_every_clients_own_model_on_its_own_data():
         # a client that never took part still holds the initial vector
         w = result.clients[i].w.numpy() if i in result.clients else given.start
         expected += given.a[i] * (w @ given.A[i] @ w / 2 - given.b[i] @ w)
-    assert result.history[-1]["loss"] == pytest.approx(expected, abs=1e-12)
+    assert result.history[-1]["metrics"]["loss"] == pytest.approx(expected, abs=1e-12)
     glob = run(fa.FedADMM(1.0), given, 4, sampler=fa.UniformSampling(2), evaluate=True, seed=1)
-    assert glob.history[-1]["loss"] != pytest.approx(expected, abs=1e-3)
+    assert glob.history[-1]["metrics"]["loss"] != pytest.approx(expected, abs=1e-3)
 
 
 def test_local_evaluation_of_a_method_without_local_models_is_that_of_the_global_vector():
@@ -267,7 +287,9 @@ def test_local_evaluation_of_a_method_without_local_models_is_that_of_the_global
     options = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(2)}
     one = run(fa.FedAvg(), given, 4, evaluate=fa.Evaluation(target="local"), **options)
     two = run(fa.FedAvg(), given, 4, evaluate=True, **options)
-    assert one.history[-1]["loss"] == pytest.approx(two.history[-1]["loss"], abs=1e-12)
+    assert one.history[-1]["metrics"]["loss"] == pytest.approx(
+        two.history[-1]["metrics"]["loss"], abs=1e-12
+    )
 
 
 def test_held_out_evaluators_are_used():
@@ -284,15 +306,15 @@ def test_held_out_evaluators_are_used():
     )
     options = {"initial": given.initial, "keep_trajectory": True, **EXACT}
     result = fa.simulate(fa.FedADMM(1.0), problem, 2, **options)
-    assert result.history[1]["accuracy"] == float(result.trajectory[1][0])
+    assert result.history[1]["metrics"]["accuracy"] == float(result.trajectory[1][0])
     local = fa.simulate(
         fa.FedADMM(1.0), problem, 1, evaluate=fa.Evaluation(target="local"), **options
     )
-    assert local.history[0]["score"] == pytest.approx(
+    assert local.history[0]["metrics"]["score"] == pytest.approx(
         np.arange(5) @ np.array(WEIGHTS) / sum(WEIGHTS)
     )
     silent = fa.simulate(fa.FedADMM(1.0), problem, 1, evaluate=fa.Evaluation(test=False), **options)
-    assert "accuracy" not in silent.history[0]
+    assert "accuracy" not in silent.history[0]["metrics"]
 
 
 def test_a_local_metric_is_the_mean_over_the_clients_that_report_it():
@@ -310,30 +332,66 @@ def test_a_local_metric_is_the_mean_over_the_clients_that_report_it():
     evaluation = fa.Evaluation(target="local", objective=False)
     options = {"initial": given.initial, "evaluate": evaluation, **EXACT}
     record = fa.simulate(fa.FedADMM(1.0), problem, 1, **options).history[0]
-    assert record["accuracy"] == pytest.approx(0.95, abs=1e-15)
-    assert record["rank"] == pytest.approx((2 * 1 + 3 * 2 + 4 * 3) / 9, abs=1e-15)
+    assert record["metrics"]["accuracy"] == pytest.approx(0.95, abs=1e-15)
+    assert record["metrics"]["rank"] == pytest.approx((2 * 1 + 3 * 2 + 4 * 3) / 9, abs=1e-15)
 
 
-@pytest.mark.parametrize("name", ["round", "participants", "evaluation_seconds", "in_flight"])
-def test_a_metric_cannot_take_the_name_of_an_entry_of_the_record(name):
+NAMES = ["round", "seconds", "participants", "evaluation_seconds", "in_flight", "kkt_residual"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_metric_may_have_the_name_of_an_entry_of_the_record(name):
     engine = VirtualTime("sync") if name == "in_flight" else None
-    message = (
-        f"^simulate: the evaluation reports '{name}', but a round's record has an entry of that "
-        "name already; taken are bytes_down, bytes_up, clients, .*participants,"
-    )
+    options: Any = {"engine": engine, "target": fa.Target(name, 78.5), "keep_trajectory": True}
+
+    def runs(evaluation: fa.Evaluation, **more: Any) -> fa.Result:
+        return run(fa.FedADMM(1.0), federation(2), 4, evaluate=evaluation, **options | more)
+
+    counted = iter(itertools.count(77))
+    named = runs(fa.Evaluation(extra=lambda x: {name: float(next(counted))}, diagnose=1))
+    assert [record["metrics"][name] for record in named.history] == [77.0, 78.0, 79.0]
+    assert named.status == f"{name} 79 reached the target in round 3"
+    plain = runs(fa.Evaluation(diagnose=1), target=None)
+    assert all(map(torch.equal, named.trajectory, plain.trajectory))
+    for one, other in zip(untimed(named.history), untimed(plain.history), strict=False):
+        assert one["metrics"].pop(name) >= 77.0
+        assert one == other
+
+
+class Finder:
+    """An instrument that reports one entry."""
+
+    def __init__(self, name: str, entry: str) -> None:
+        self.name, self.entry = name, entry
+
+    def begin(self, state: Any, store: Any) -> None:
+        """Remember nothing."""
+
+    def look(self, report: Any, store: Any, note: Any) -> tuple[None, dict[str, Any]]:
+        """The same entry in every round."""
+        return None, {self.entry: 1.0}
+
+
+def test_two_instruments_must_not_report_one_name():
+    given = federation(2)
+
+    def look(*tools: Finder) -> Record:
+        method, solver, store = fa.FedADMM(1.0), fa.ExactSolver(), MemoryStore()
+        job = Job(method, given.problem, solver, fa.Epochs(1), 0, given.initial)
+        schedule = loop.Schedule(1, fa.Evaluation(), instruments=tools)
+        parts = (fa.FullParticipation(), SequentialEngine(job, store), store)
+        return next(loop.run(job, *parts, schedule, loop.initial_state(job))).record
+
+    found = look(Finder("one", "x"), Finder("two", "y"))
+    assert found["instruments"] == {"x": 1.0, "y": 1.0}
+    assert {"one_seconds", "two_seconds"} <= found["clock"].keys()
+    message = "^simulate: the two reports 'x', which another instrument does already; taken are x$"
     with pytest.raises(fa.ParameterError, match=message):
-        run(fa.FedADMM(1.0), federation(2), 2, evaluate=lambda x: {name: 77.0}, engine=engine)
-
-
-@pytest.mark.parametrize("name", ["kkt_residual", "diagnostics_seconds"])
-def test_nor_that_of_a_diagnosis(name):
-    evaluation = fa.Evaluation(extra=lambda x: {name: 1.0}, diagnose=1)
-    with pytest.raises(fa.ParameterError, match=f"^simulate: the diagnostics reports '{name}'"):
-        run(fa.FedADMM(1.0), federation(2), 2, evaluate=evaluation)
+        look(Finder("one", "x"), Finder("two", "x"))
 
 
 @pytest.mark.parametrize("where", ["global", "local"])
-def test_nor_that_of_another_metric(where):
+def test_a_metric_cannot_take_the_name_of_another_metric(where):
     given = federation(2)
     problem = fa.Problem(
         given.problem.clients,
@@ -368,7 +426,7 @@ def test_an_empty_round_never_ends_a_run(name):
 def test_a_step_without_replies_never_ends_a_run(mode):
     engine = VirtualTime(mode, compute="constant", deadline=0.5)
     result = run(fa.FedADMM(1.0), federation(2), 4, engine=engine, evaluate=True)
-    assert [record["participants"] for record in result.history] == [0] * 4
+    assert [record["cohort"]["participants"] for record in result.history] == [0] * 4
     assert (result.code, result.status) == ("completed", "completed all 4 rounds")
 
 
@@ -403,12 +461,12 @@ def test_training_accuracy_counts_every_row_once(where, objective):
         own = result.clients[index].w.numpy() if index in result.clients else np.ones(4)
         scores = client.features.numpy() @ (theta if where == "global" else own)
         right += int(((scores > 0) == (client.targets.numpy() == 1)).sum())
-    assert result.history[-1]["train_accuracy"] == right / 39
+    assert result.history[-1]["metrics"]["train_accuracy"] == right / 39
     plain = fa.Evaluation(target=where, objective=objective)
     without = fa.simulate(fa.FedADMM(0.1), problem, 3, evaluate=plain, **options)
     for one, two in zip(result.history, without.history, strict=True):
-        assert one.keys() - two.keys() == {"train_accuracy"}
-        assert one.get("loss") == two.get("loss")
+        assert one["metrics"].keys() - two["metrics"].keys() == {"train_accuracy"}
+        assert one["metrics"].get("loss") == two["metrics"].get("loss")
 
 
 def test_training_accuracy_of_a_model_is_that_of_its_largest_score():
@@ -421,7 +479,7 @@ def test_training_accuracy_of_a_model_is_that_of_its_largest_score():
     with torch.no_grad():
         found = [(module(c.inputs).argmax(1) == c.targets) for c in problem.clients]
     expected = float(torch.cat(found).double().mean())
-    assert result.history[-1]["train_accuracy"] == pytest.approx(expected, abs=1e-15)
+    assert result.history[-1]["metrics"]["train_accuracy"] == pytest.approx(expected, abs=1e-15)
 
 
 def test_training_accuracy_is_refused_where_there_are_no_classes():

@@ -16,7 +16,7 @@ BOTH = fa.TwoOutputs("last-iterate", "random-iterate")
 
 
 def _metrics(history: list[dict[str, Any]], ending: str = "") -> list[list[float]]:
-    return [[record[name + ending] for name in METRICS] for record in history]
+    return [[record["metrics"][name + ending] for name in METRICS] for record in history]
 
 
 def test_each_is_measured_as_if_it_were_alone() -> None:
@@ -50,8 +50,8 @@ def test_two_of_one_kind_and_strangers_are_refused() -> None:
 
 def test_a_run_may_wait_for_both_to_reach_the_target() -> None:
     plain = resumable_run(30, output=BOTH)
-    curve = [record["loss"] for record in plain.history]
-    other = [record["loss_random_iterate"] for record in plain.history]
+    curve = [record["metrics"]["loss"] for record in plain.history]
+    other = [record["metrics"]["loss_random_iterate"] for record in plain.history]
     pairs = list(zip(curve, other, strict=True))
     goal, first, both = next(
         (goal, hits[0], met[0])

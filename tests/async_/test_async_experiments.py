@@ -49,9 +49,9 @@ def test_a_summary_tells_the_virtual_time_and_no_bookkeeping(tmp_path: Path):
     target = {"metric": "loss", "value": 0.5, "at_least": False, "end_run": False}
     summary = run(resolve(TREE | {"target": target}), tmp_path)
     records = RunDir(tmp_path).records()
-    assert summary["virtual_time"] == records[-1]["virtual_time"]
-    first = next(record for record in records if record["loss"] <= 0.5)
-    assert summary["virtual_time_to_target"] == first["virtual_time"]
+    assert summary["virtual_time"] == records[-1]["clock"]["virtual_time"]
+    first = next(record for record in records if record["metrics"]["loss"] <= 0.5)
+    assert summary["virtual_time_to_target"] == first["clock"]["virtual_time"]
     assert set(summary["final"]) == {"loss", "objective", "gradient_mapping"}
 
 
@@ -84,12 +84,12 @@ def test_a_comparison_of_rounds_and_no_rounds_under_one_clock(tmp_path: Path):
     late = RunDir(tmp_path / "runs/late-seed0").records()
     assert sum(found["delays"].values) == 40
     assert found["delays"].column == "delay"
-    assert found["delays"].values[0] == sum(record["delays"] == [0] for record in late)
+    assert found["delays"].values[0] == sum(record["clock"]["delays"] == [0] for record in late)
     strip = found["strip-late"]
     assert len(strip.bars) == 40 <= STRIP_BARS
-    assert strip.clients == sorted({record["clients"][0] for record in late})
-    assert strip.bars[0][:2] == [late[0]["clients"][0], 0.0]
-    assert found["staleness"].lines[0].high[-1] == max(r["staleness_max"] for r in late)
+    assert strip.clients == sorted({record["cohort"]["clients"][0] for record in late})
+    assert strip.bars[0][:2] == [late[0]["cohort"]["clients"][0], 0.0]
+    assert found["staleness"].lines[0].high[-1] == max(r["clock"]["staleness_max"] for r in late)
     page = write_report(tmp_path, tmp_path / "figures").read_text()
     assert "Who worked when: late" in page
     assert json.dumps(strip.bars[0], separators=(",", ":")) in page

@@ -49,7 +49,7 @@ def test_asynchronous_runs_stay_below_the_bound(seed, init):
     engine = VirtualTime(ratio=1.5, concurrency=3)
     method = fa.AsyncFedDR(0.2, 0.4, init)
     result = certified(method, problem, 120, solver=fa.ExactSolver(), engine=engine, seed=seed)
-    assert max(record["staleness_max"] for record in result.history) >= 2
+    assert max(record["clock"]["staleness_max"] for record in result.history) >= 2
     assert_holds(result)
 
 
@@ -213,7 +213,7 @@ def test_no_bound_when_a_client_missed_its_accuracy_in_the_initial_round():
     }
     seed = next(s for s in range(9) if fa.UniformSampling(1).sample(s, 0, 2) == [0])
     result = certified(fa.FedDR(0.25, init="prox"), problem, 1, seed=seed, **options)
-    assert [record["clients"] for record in result.history] == [[0, 1], [0]]
+    assert [record["cohort"]["clients"] for record in result.history] == [[0, 1], [0]]
     assert math.isnan(curves(result)[1][0])
     calm = certified(fa.FedDR(0.25), problem, 1, seed=seed, **options)
     assert math.isfinite(curves(calm)[1][0])

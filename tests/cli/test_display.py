@@ -9,41 +9,42 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from fedadmm.cli.display import Live, live
-from fedadmm.study.pool import Event
+from fedadmm.study.pool import Began, Ended, Recorded
 from fedadmm.study.words import size
+from support.records import made
 
-RECORD = {
-    "round": 2,
-    "bytes_up": 600,
-    "bytes_down": 900,
-    "test_accuracy": 0.5,
-    "loss": 1.25,
-    "test_loss": 9.0,
-    "primal_residual": 0.1,
-    "dual_residual": 0.02,
-}
+RECORD = made(
+    2,
+    bytes_up=600,
+    bytes_down=900,
+    test_accuracy=0.5,
+    loss=1.25,
+    test_loss=9.0,
+    primal_residual=0.1,
+    dual_residual=0.02,
+)
 
 
 def test_a_running_run_shows_accuracy_loss_residuals_and_bytes() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     progress = Progress(TextColumn("{task.description} {task.fields[text]}"), console=console)
     watch = Live(progress, runs=2)
-    watch(Event("began", 7, {"label": "mine", "rounds": 4}))
-    watch(Event("record", 7, RECORD))
-    watch(Event("record", 7, RECORD | {"round": 3}))
+    watch(Began(7, "mine", 4))
+    watch(Recorded(7, RECORD))
+    watch(Recorded(7, RECORD | {"round": 3}))
     overall, task = progress.tasks
     assert task.description == "mine"
     assert (task.completed, task.total) == (3, 4)
     assert task.fields["text"] == "acc 0.5000 loss 1.2500 res 0.1/0.02 3 kB"
-    watch(Event("ended", 7, {}))
+    watch(Ended(7, {}))
     assert progress.tasks == [overall]
     assert overall.completed == 1
 
 
 def test_nothing_is_drawn_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with live(2) as watch:
-        watch(Event("began", 0, {"label": "mine", "rounds": 4}))
-        watch(Event("record", 0, RECORD))
+        watch(Began(0, "mine", 4))
+        watch(Recorded(0, RECORD))
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
 

@@ -58,10 +58,13 @@ def test_the_gap_encloses_the_infimum_and_closes(method, name):
     history = run(METHODS[method], given, 200, **options).history
     best = infimum(given, name)
     for record in history:
-        assert record["dual_value"] <= best + 1e-12
-        assert record["duality_gap"] + record["dual_value"] >= best - 1e-12
-    assert history[0]["duality_gap"] > 1e-2
-    assert abs(history[-1]["duality_gap"]) < 1e-9
+        assert record["instruments"]["dual_value"] <= best + 1e-12
+        assert (
+            record["instruments"]["duality_gap"] + record["instruments"]["dual_value"]
+            >= best - 1e-12
+        )
+    assert history[0]["instruments"]["duality_gap"] > 1e-2
+    assert abs(history[-1]["instruments"]["duality_gap"]) < 1e-9
 
 
 def conjugate(A: Array, b: Array, slope: Array) -> float:
@@ -133,7 +136,9 @@ def test_a_concave_client_has_no_dual_value():
 def test_single_precision_is_enough_to_see_the_gap_close():
     given = federation(34, regularizer=fa.L1(0.2))
     single = {"evaluate": LOOK, "initial": given.initial.float()}
-    gaps = [r["duality_gap"] for r in run(fa.FedADMM(3.0), given, 200, **single).history]
+    gaps = [
+        r["instruments"]["duality_gap"] for r in run(fa.FedADMM(3.0), given, 200, **single).history
+    ]
     assert gaps[0] > 0.1
     assert abs(gaps[-1]) < 1e-4
 

@@ -30,13 +30,9 @@ from support.federations import (
     snapshots,
     weighted_mean,
 )
+from support.records import untimed
 
 ONE = fa.UniformSampling(1)
-TIMED = {"seconds", "evaluation_seconds"}
-
-
-def untimed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if k not in TIMED} for record in history]
 
 
 @pytest.mark.parametrize("init", ["start", "prox"])
@@ -47,7 +43,9 @@ def test_without_delay_it_is_feddr_with_one_client(sampler, init):
     late = run(fa.AsyncFedDR(0.6, 0.9, init), given, engine=GivenDelays(0), **options)
     rounds = run(fa.FedDR(0.6, 0.9, init), given, **options)
     assert all(torch.equal(a, b) for a, b in zip(late.trajectory, rounds.trajectory, strict=True))
-    assert [record["delays"] for record in late.history if record["round"]] == [[0]] * ROUNDS
+    assert [record["clock"]["delays"] for record in late.history if record["round"]] == [
+        [0]
+    ] * ROUNDS
 
 
 def direct(given: Federation, history: list[dict[str, Any]], eta: float, alpha: float) -> Array:
@@ -56,7 +54,9 @@ def direct(given: Federation, history: list[dict[str, Any]], eta: float, alpha: 
     x = v.copy()
     models = [given.start.copy()]
     for step, record in enumerate(history):
-        for client, delay in zip(record["clients"], record["delays"], strict=True):
+        for client, delay in zip(
+            record["cohort"]["clients"], record["clock"]["delays"], strict=True
+        ):
             v[client] = v[client] + alpha * (models[step - delay] - x[client])
             x[client] = given.prox(client, v[client], eta)
         models.append(given.a @ (2 * x - v))
@@ -67,7 +67,7 @@ def direct(given: Federation, history: list[dict[str, Any]], eta: float, alpha: 
 def test_each_client_works_from_the_model_that_the_law_gives(sampler):
     given = federation(82, weights=WEIGHTS)
     late = run(fa.AsyncFedDR(0.5, 0.9), given, 120, engine=GivenDelays(4), sampler=sampler, seed=7)
-    assert max(record["staleness_max"] for record in late.history) >= 2
+    assert max(record["clock"]["staleness_max"] for record in late.history) >= 2
     assert_same(late.trajectory, direct(given, late.history, 0.5, 0.9))
 
 
@@ -85,14 +85,14 @@ def test_the_law_is_the_one_that_was_given():
     given = federation(84, clients=20)
     engine, turns = GivenDelays(3), fa.CyclicSampling(1)
     history = run(fa.AsyncFedDR(0.3, 0.5), given, 2000, engine=engine, sampler=turns).history
-    counts = Counter(record["delays"][0] for record in history)
+    counts = Counter(record["clock"]["delays"][0] for record in history)
     assert sorted(counts) == [0, 1, 2, 3]
     assert all(abs(counts[d] / 2000 - 0.25) < 0.04 for d in range(4))
-    assert history[-1]["longest_absence"] == 19
+    assert history[-1]["clock"]["longest_absence"] == 19
     crowded = run(fa.AsyncFedDR(0.3, 0.5), given, 300, engine=GivenDelays(30), sampler=ONE).history
     last: dict[int, int] = {}
     for step, record in enumerate(crowded):
-        (client,), (delay,) = record["clients"], record["delays"]
+        (client,), (delay,) = record["cohort"]["clients"], record["clock"]["delays"]
         assert step - delay > last.get(client, -1)
         last[client] = step
 

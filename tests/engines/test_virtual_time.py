@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +14,9 @@ from fedadmm.run.engines import VirtualTime
 from fedadmm.run.simulation import make_job
 from fedadmm.run.state import Checkpoints
 from support.federations import WEIGHTS, assert_same, federation, run, snapshots, weighted_mean
+from support.records import untimed
 
 ASYNC = fa.AsyncFedDR(0.6, 1.2)
-TIMED = {"seconds", "evaluation_seconds"}
-
-
-def untimed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if k not in TIMED} for record in history]
 
 
 def trace_file(folder, times: dict[int, list[float]]) -> str:
@@ -36,7 +31,10 @@ def test_arrivals_follow_the_trace(tmp_path):
     trace = trace_file(tmp_path, {0: [2.0], 1: [3.0, 1.0]})
     given = federation(1, clients=2)
     result = run(ASYNC, given, 5, engine=VirtualTime(compute="trace", trace=trace))
-    found = [(r["virtual_time"], r["clients"], r["delays"]) for r in result.history]
+    found = [
+        (r["clock"]["virtual_time"], r["cohort"]["clients"], r["clock"]["delays"])
+        for r in result.history
+    ]
     assert found == [
         (2.0, [0], [0]),
         (3.0, [1], [1]),
@@ -44,11 +42,11 @@ def test_arrivals_follow_the_trace(tmp_path):
         (4.0, [1], [1]),
         (6.0, [0], [1]),
     ]
-    assert result.history[2]["intervals"] == [[0, 2.0, 4.0, 1]]
-    assert all(r["idle"] == 0.0 for r in result.history)
-    assert result.history[-1]["steps_per_second"] == pytest.approx(5 / 6)
-    assert result.history[-1]["staleness_quantiles"] == [1, 1, 1]
-    assert result.history[-1]["longest_absence"] == 1
+    assert result.history[2]["clock"]["intervals"] == [[0, 2.0, 4.0, 1]]
+    assert all(r["clock"]["idle"] == 0.0 for r in result.history)
+    assert result.history[-1]["clock"]["steps_per_second"] == pytest.approx(5 / 6)
+    assert result.history[-1]["clock"]["staleness_quantiles"] == [1, 1, 1]
+    assert result.history[-1]["clock"]["longest_absence"] == 1
 
 
 def test_a_synchronous_round_lasts_as_long_as_its_slowest_client(tmp_path):
@@ -56,9 +54,9 @@ def test_a_synchronous_round_lasts_as_long_as_its_slowest_client(tmp_path):
     given = federation(2, clients=3)
     engine = VirtualTime("sync", compute="trace", trace=trace, network_time=0.5)
     result = run(fa.FedDR(0.6), given, 3, engine=engine)
-    assert [r["virtual_time"] for r in result.history] == [4.5, 10.0, 14.5]
+    assert [r["clock"]["virtual_time"] for r in result.history] == [4.5, 10.0, 14.5]
     worked = (1.5 + 4.5 + 3.5) + (1.5 + 2.5 + 5.5) + (1.5 + 4.5 + 3.5)
-    assert result.history[-1]["idle"] == pytest.approx(1 - worked / (3 * 14.5))
+    assert result.history[-1]["clock"]["idle"] == pytest.approx(1 - worked / (3 * 14.5))
     plain = run(fa.FedDR(0.6), given, 3)
     assert all(torch.equal(a, b) for a, b in zip(result.trajectory, plain.trajectory, strict=True))
 
@@ -69,8 +67,13 @@ def test_with_few_places_the_clients_of_a_round_queue(tmp_path):
     engine = VirtualTime("sync", compute="trace", trace=trace, concurrency=2)
     result = run(fa.FedDR(0.6), federation(3, clients=4), 1, engine=engine)
     (record,) = result.history
-    assert record["virtual_time"] == 4.0
-    assert [entry[1:3] for entry in record["intervals"]] == [[0, 3], [0, 1], [1, 2], [2, 4]]
+    assert record["clock"]["virtual_time"] == 4.0
+    assert [entry[1:3] for entry in record["clock"]["intervals"]] == [
+        [0, 3],
+        [0, 1],
+        [1, 2],
+        [2, 4],
+    ]
 
 
 def test_a_deadline_drops_stragglers_and_leaves_them_as_they_were(tmp_path):
@@ -78,10 +81,16 @@ def test_a_deadline_drops_stragglers_and_leaves_them_as_they_were(tmp_path):
     given = federation(4, clients=3)
     engine = VirtualTime("sync", compute="trace", trace=trace, deadline=4.0)
     first, second = snapshots(fa.FedDR(0.6), given, 2, engine=engine)
-    assert (first.record["clients"], first.record["virtual_time"]) == ([0, 2], 4.0)
-    assert first.record["dropped"] == 1
+    assert (first.record["cohort"]["clients"], first.record["clock"]["virtual_time"]) == (
+        [0, 2],
+        4.0,
+    )
+    assert first.record["clock"]["dropped"] == 1
     assert first.seen == {0, 2}
-    assert (second.record["clients"], second.record["virtual_time"]) == ([0, 1, 2], 6.0)
+    assert (second.record["cohort"]["clients"], second.record["clock"]["virtual_time"]) == (
+        [0, 1, 2],
+        6.0,
+    )
     for shot in (first, second):
         mean = weighted_mean(given.a, [2 * client.x - client.v for client in shot.clients])
         np.testing.assert_allclose(shot.server.xtilde, mean, atol=1e-13, rtol=0)
@@ -94,19 +103,19 @@ def test_replies_that_are_too_stale_are_dropped():
     engine = VirtualTime(ratio=9.0, max_staleness=4, policy="drop")
     result = run(ASYNC, given, 100, engine=engine, seed=1)
     free = run(ASYNC, given, 100, engine=VirtualTime(ratio=9.0), seed=1)
-    assert max(max(r["delays"], default=0) for r in free.history) > 4
-    assert max(max(r["delays"], default=0) for r in result.history) <= 4
-    assert sum(r["dropped"] for r in result.history) > 0
+    assert max(max(r["clock"]["delays"], default=0) for r in free.history) > 4
+    assert max(max(r["clock"]["delays"], default=0) for r in result.history) <= 4
+    assert sum(r["clock"]["dropped"] for r in result.history) > 0
 
 
 def test_waiting_keeps_every_delay_within_the_limit():
     given = federation(5)
     engine = VirtualTime(ratio=9.0, max_staleness=3, policy="wait")
     result = run(ASYNC, given, 100, engine=engine, seed=1)
-    delays = [delay for record in result.history for delay in record["delays"]]
+    delays = [delay for record in result.history for delay in record["clock"]["delays"]]
     assert max(delays) == 3
-    assert sum(r["dropped"] for r in result.history) == 0
-    sizes = [record["participants"] for record in result.history]
+    assert sum(r["clock"]["dropped"] for r in result.history) == 0
+    sizes = [record["cohort"]["participants"] for record in result.history]
     assert min(sizes) == 1 < max(sizes)  # those who arrive while the server waits are folded too
 
 
@@ -116,15 +125,15 @@ def test_a_limit_of_zero_is_a_round_with_everybody():
     result = run(ASYNC, given, 20, engine=engine, seed=1)
     assert_same(result.trajectory, run(fa.FedDR(0.6, 1.2), given, 20).trajectory)
     clock = run(fa.FedDR(0.6, 1.2), given, 20, engine=VirtualTime("sync", ratio=3.0), seed=1)
-    expected = [record["virtual_time"] for record in clock.history]
-    assert [record["virtual_time"] for record in result.history] == pytest.approx(expected)
+    expected = [record["clock"]["virtual_time"] for record in clock.history]
+    assert [record["clock"]["virtual_time"] for record in result.history] == pytest.approx(expected)
 
 
 def test_no_more_clients_work_than_there_are_places():
     result = run(ASYNC, federation(6, clients=9), 60, engine=VirtualTime(concurrency=3), seed=2)
-    assert {record["in_flight"] for record in result.history} == {2}
-    assert {c for record in result.history for c in record["clients"]} == set(range(9))
-    ends = [tuple(entry) for record in result.history for entry in record["intervals"]]
+    assert {record["clock"]["in_flight"] for record in result.history} == {2}
+    assert {c for record in result.history for c in record["cohort"]["clients"]} == set(range(9))
+    ends = [tuple(entry) for record in result.history for entry in record["clock"]["intervals"]]
     for _, begin, end, _ in ends:
         middle = (begin + end) / 2
         assert sum(b < middle < e for _, b, e, _ in ends) <= 3
@@ -134,10 +143,10 @@ def test_lost_replies_and_absent_clients_change_nothing_but_the_schedule():
     given = federation(7)
     engine = VirtualTime(redraw=True, availability=0.5, dropout=0.4)
     result = run(ASYNC, given, 300, engine=engine, seed=3)
-    lost = sum(record["dropped"] for record in result.history)
-    replies = sum(record["participants"] for record in result.history)
+    lost = sum(record["clock"]["dropped"] for record in result.history)
+    replies = sum(record["cohort"]["participants"] for record in result.history)
     assert lost / (lost + replies) == pytest.approx(0.4, abs=0.08)
-    clocks = [record["virtual_time"] for record in result.history]
+    clocks = [record["clock"]["virtual_time"] for record in result.history]
     assert clocks == sorted(clocks)
 
 
@@ -161,24 +170,24 @@ def test_every_broadcast_is_counted_in_the_step_that_hands_it_out(name):
     result = run(method, given, 40, engine=engine, seed=3)
     vector, at_work = 4 * 8, 0
     for record in result.history:
-        started = len(record["intervals"]) + record["in_flight"] - at_work
-        assert record["bytes_down"] == started * vector
-        assert record["bytes_up"] == record["participants"] * vector
-        at_work = record["in_flight"]
-    folded = sum(record["participants"] for record in result.history)
-    assert sum(record["bytes_down"] for record in result.history) > folded * vector
+        started = len(record["clock"]["intervals"]) + record["clock"]["in_flight"] - at_work
+        assert record["traffic"]["bytes_down"] == started * vector
+        assert record["traffic"]["bytes_up"] == record["cohort"]["participants"] * vector
+        at_work = record["clock"]["in_flight"]
+    folded = sum(record["cohort"]["participants"] for record in result.history)
+    assert sum(record["traffic"]["bytes_down"] for record in result.history) > folded * vector
 
 
 def test_lost_replies_do_not_make_a_round_cheaper():
     result = run(fa.FedDR(0.6), federation(7), 20, engine=SCHEDULES["lost in rounds"], seed=3)
-    assert {record["bytes_down"] for record in result.history} == {5 * 4 * 8}
-    assert min(record["participants"] for record in result.history) < 5
+    assert {record["traffic"]["bytes_down"] for record in result.history} == {5 * 4 * 8}
+    assert min(record["cohort"]["participants"] for record in result.history) < 5
 
 
 def test_a_deadline_that_nobody_can_meet_ends_in_empty_steps_not_in_a_loop():
     given = federation(8)
     result = run(ASYNC, given, 10, engine=VirtualTime(compute="constant", deadline=0.5))
-    assert [record["participants"] for record in result.history] == [0] * 10
+    assert [record["cohort"]["participants"] for record in result.history] == [0] * 10
     assert torch.equal(result.params, given.initial)
 
 
@@ -236,10 +245,10 @@ def test_the_slow_clients_are_the_same_with_and_without_rounds():
     given = federation(12)
     late = run(ASYNC, given, 60, engine=VirtualTime(ratio=5.0), seed=9)
     rounds = run(fa.FedDR(0.6), given, 1, engine=VirtualTime("sync", ratio=5.0), seed=9)
-    times = {entry[0]: entry[2] - entry[1] for entry in rounds.history[0]["intervals"]}
+    times = {entry[0]: entry[2] - entry[1] for entry in rounds.history[0]["clock"]["intervals"]}
     assert 1.0 <= min(times.values()) < max(times.values()) <= 5.0
     for record in late.history:
-        for client, begin, end, _ in record["intervals"]:
+        for client, begin, end, _ in record["clock"]["intervals"]:
             assert end - begin == pytest.approx(times[client])
 
 

@@ -181,7 +181,7 @@ def test_messages_that_grow_get_more_memory() -> None:
     coins = [[uniform(derive(seed, "broadcast", t)) < 0.5 for t in (0, 1)] for seed in range(30)]
     options = {"rounds": 2, "seed": coins.index([True, False])}
     expected = run("sequential", method, problem(), **options)
-    assert [record["bytes_up"] > 0 for record in expected.history] == [False, True]
+    assert [record["traffic"]["bytes_up"] > 0 for record in expected.history] == [False, True]
     assert_same_run(run(TWO, method, problem(), **options), expected, tolerance=0.0)
 
 

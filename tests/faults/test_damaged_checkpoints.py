@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     checkpoint = directory / "checkpoint"
     victim = checkpoint / f"round-00000006.{which}"
     if which == "record":
-        victim = own_file(kind, checkpoint, reference.history[5]["clients"][0])
+        victim = own_file(kind, checkpoint, reference.history[5]["cohort"]["clients"][0])
     damage(victim)
     checkpoints = Checkpoints(checkpoint)
     with caplog.at_level(logging.WARNING, "fedadmm"):

@@ -208,7 +208,7 @@ def run_through(
         except Crash:
             continue
         ordered = [records[number] for number in sorted(records)]
-        return History(outcome, [list(r["clients"]) for r in ordered], ordered, crashes)
+        return History(outcome, [list(r["cohort"]["clients"]) for r in ordered], ordered, crashes)
     raise AssertionError("the run did not end")
 
 

@@ -78,7 +78,7 @@ def test_equal_to_the_algorithm_by_hand(method, seed, tmp_path):
     order = [clients[0] for clients in history.trace]
     assert len(order) == STEPS
     assert history.outcome.ending.sentence == f"completed all {STEPS} steps"
-    assert max(record["staleness"] for record in history.records) > 0
+    assert max(record["clock"]["staleness"] for record in history.records) > 0
     wanted = by_hand(settings, order)
     assert torch.allclose(history.outcome.params, wanted, rtol=0, atol=1e-6)
     check_invariant(settings, tmp_path)

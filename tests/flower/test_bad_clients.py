@@ -163,7 +163,7 @@ def test_a_bad_reply_is_refused_and_the_run_goes_on(what, tmp_path):
     )
     assert history.trace == [[0, 1, 2, 3]] * 2 + [[0, 1, 3]] + [[0, 1, 2, 3]] * 2
     assert history.outcome.counts == {word: 1}
-    assert history.records[2]["refused"] == 1
+    assert history.records[2]["network"]["refused"] == 1
     check_versions(settings, tmp_path, history.trace)
     check_invariant(settings, tmp_path)
     wanted = simulated(settings, history.trace)
@@ -182,7 +182,7 @@ def test_one_large_upload_does_not_move_the_model(mode, tmp_path):
     history = run_through(settings, grid, tmp_path)
     assert all(2 not in clients for clients in history.trace)
     assert history.outcome.counts["norm"] == (3 if mode == "rounds" else 1)
-    events = [event for record in history.records for event in record["events"]]
+    events = [event for record in history.records for event in record["network"]["events"]]
     detail = next(event["detail"] for event in events if event["word"] == "norm")
     assert "increment has norm 9e+05, but at most" in detail
     assert "20 times what this client or most others have sent" in detail
@@ -272,7 +272,7 @@ def test_what_a_site_writes_cannot_forge_the_log(tmp_path, caplog):
 
     grid.spoil = forge
     history = run_through(settings, grid, tmp_path)
-    detail = history.records[0]["events"][0]["detail"]
+    detail = history.records[0]["network"]["events"][0]["detail"]
     assert detail.isprintable()
     assert "round 9" in detail
     assert not any(letter in caplog.text for letter in "\r\x1b\u202e")

@@ -86,7 +86,7 @@ def test_a_reply_lost_for_good_is_rolled_back(settings, tmp_path):
     assert fault.count > 1
     assert history.trace[2] == [0, 2, 3]
     assert history.trace[3] == [0, 1, 2, 3]
-    assert history.records[2]["missing"] == 1
+    assert history.records[2]["network"]["missing"] == 1
     check(settings, history, tmp_path)
 
 
@@ -120,11 +120,11 @@ def test_every_task_that_went_out_is_counted_down(mode, tmp_path):
     history = run_through(settings, grid, tmp_path)
     assert fault.count > 1
     theta = settings.initial.numel() * settings.initial.element_size()
-    assert sum(record["bytes_down"] for record in history.records) == grid.tasks * theta
+    assert sum(record["traffic"]["bytes_down"] for record in history.records) == grid.tasks * theta
     if mode == "rounds":
-        again = history.records[2]["bytes_down"] - CLIENTS * theta
+        again = history.records[2]["traffic"]["bytes_down"] - CLIENTS * theta
         assert again == (fault.count - 1) * theta > 0
-        assert {r["bytes_down"] for r in history.records[3:]} == {CLIENTS * theta}
+        assert {r["traffic"]["bytes_down"] for r in history.records[3:]} == {CLIENTS * theta}
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before-commit", "after-commit"])
@@ -218,7 +218,7 @@ def test_a_wiped_disk_is_quarantined_without_a_ledger(tmp_path):
     assert history.trace == [[0, 1, 2, 3]] * 3 + [[0, 2, 3]] * 3
     assert history.outcome.counts["lost"] == 3
     assert server_on_disk(settings, tmp_path).ledger.entry(1).lost
-    event = history.records[3]["events"][0]
+    event = history.records[3]["network"]["events"][0]
     assert event["client"] == 1
     assert "folded version 3, but version 0 is all" in event["detail"]
 

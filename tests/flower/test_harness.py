@@ -83,7 +83,7 @@ def test_a_sampler_that_looks_back_survives_the_death_of_its_server(sampler, alg
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path, die)
     wanted = simulated(settings)
     assert history.crashes == 2
-    assert history.trace == [record["clients"] for record in wanted.history]
+    assert history.trace == [record["cohort"]["clients"] for record in wanted.history]
     assert torch.equal(history.outcome.params, wanted.params)
 
 
@@ -107,7 +107,7 @@ def test_an_initial_round_is_checkpointed_like_the_others(moment, tmp_path, monk
     wanted = simulated(settings)
     assert history.crashes == 1
     assert [record["round"] for record in history.records] == [0, 1, 2, 3]
-    assert history.trace == [record["clients"] for record in wanted.history]
+    assert history.trace == [record["cohort"]["clients"] for record in wanted.history]
     assert history.trace[0] == [0, 1, 2, 3]
     assert torch.equal(history.outcome.params, wanted.params)
     check_versions(settings, tmp_path, history.trace)

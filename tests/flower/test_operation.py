@@ -49,12 +49,12 @@ def test_health_and_metrics_tell_what_the_rounds_brought(tmp_path):
         found = numbers(client.get("/metrics").text)
         assert client.get("/metrics/../x").status_code == 404
         assert client.post("/health").status_code == 501
-    sent = sum(record["bytes_up"] for record in history.records)
+    sent = sum(record["traffic"]["bytes_up"] for record in history.records)
     assert found["fedadmm_received_bytes_total"] == sent
     assert (found["fedadmm_round"], found["fedadmm_participants"]) == (4, 3)
     assert found['fedadmm_client_last_round{client="3"}'] == 2
     assert found['fedadmm_client_events_total{client="3",word="missing"}'] == 2
-    assert found["fedadmm_loss"] == history.records[-1]["loss"]
+    assert found["fedadmm_loss"] == history.records[-1]["metrics"]["loss"]
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 

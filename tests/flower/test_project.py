@@ -129,7 +129,11 @@ def test_the_written_commands_work_and_strangers_stay_outside(project, tmp_path)
     summary = made.server / "run" / files.SUMMARY
     assert summary.is_file(), done.stdout[-3000:] + done.stderr[-2000:]
     assert files.read_json(summary)["code"] == "completed"
-    assert [len(r["clients"]) for r in files.RunDir(made.server / "run").records()] == [2, 2, 2]
+    assert [len(r["cohort"]["clients"]) for r in files.RunDir(made.server / "run").records()] == [
+        2,
+        2,
+        2,
+    ]
     check_private(made)
     assert listeners(port + 1) == {"0100007F"}  # loopback and nothing else
     check_strangers(made, shells, port, tmp_path)

@@ -52,7 +52,7 @@ def finish(stage, *actions, rounds=ROUNDS, **config):
         stage.play(1000, *actions, rounds=rounds, **config)
     nothing_left(stage)
     settings = stage.module.federation("fedadmm", clients=3, rounds=rounds, **_ledger(config))
-    trace = [list(record["clients"]) for record in stage.records()]
+    trace = [list(record["cohort"]["clients"]) for record in stage.records()]
     check_invariant(settings, stage.layout())
     print("participation", trace, "network", stage.summary()["network"])
     return settings, trace
@@ -145,7 +145,7 @@ def test_a_disk_is_wiped_and_quarantined(tmp_path):
         stage.play(1000, wipe, rounds=ROUNDS, round_timeout=300.0, resend_after=150.0)
     nothing_left(stage)
     assert stage.summary()["network"]["lost"] >= 1
-    assert [record["clients"] for record in stage.records()][-1] == [0, 2]
+    assert [record["cohort"]["clients"] for record in stage.records()][-1] == [0, 2]
 
 
 def test_a_server_restored_from_a_backup(tmp_path):
@@ -175,7 +175,7 @@ def test_a_server_restored_from_a_backup(tmp_path):
     nothing_left(stage)
     assert stage.summary()["code"] == "completed"
     assert stage.summary()["network"]["repaired"] == 3
-    assert [record["clients"] for record in stage.records()] == [[0, 1, 2]] * 5
+    assert [record["cohort"]["clients"] for record in stage.records()] == [[0, 1, 2]] * 5
     settings = stage.module.federation("fedadmm", clients=3, rounds=5, ledger="disk")
     check_invariant(settings, stage.layout())
 

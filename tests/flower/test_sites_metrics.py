@@ -13,6 +13,7 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.asking import Measured, far_off
 from fedadmm.flower.server.rundir import RunDirectory
+from fedadmm.run.record import flat
 from fedadmm.study.export import export
 from fedadmm.study.rundir import RunDir
 
@@ -46,9 +47,9 @@ def test_the_mean_is_that_of_the_sites(tmp_path):
     history = play(tmp_path, {}, rounds=2)
     losses = [float(f.value(history.outcome.params)) for f in objectives()]
     record = history.records[-1]
-    assert record["sites"]["answered"] == 4
-    assert record["sites"]["metrics"]["loss"] == pytest.approx(sum(losses) / 4, abs=1e-6)
-    assert record["loss"] == record["sites"]["metrics"]["loss"]
+    assert record["network"]["sites"]["answered"] == 4
+    assert record["network"]["sites"]["metrics"]["loss"] == pytest.approx(sum(losses) / 4, abs=1e-6)
+    assert record["metrics"]["loss"] == record["network"]["sites"]["metrics"]["loss"]
 
 
 LIES = {
@@ -74,12 +75,12 @@ def test_a_site_cannot_overwrite_the_record_or_end_the_run(lie, everybody, tmp_p
     assert history.outcome.ending.code == "completed"
     assert [record["round"] for record in history.records] == list(range(1, 9))
     for record in history.records:
-        assert record["clients"] == [0, 1, 2, 3]
-        assert record["bytes_up"] == 4 * 6 * 4
-        assert record["seconds"] >= 0
-        assert len(record["penalty_quartiles"]) == 3
-        assert not record.keys() & {"warnings", "virtual_time"}
-        assert 0 < record["loss"] < 2
+        assert record["cohort"]["clients"] == [0, 1, 2, 3]
+        assert record["traffic"]["bytes_up"] == 4 * 6 * 4
+        assert record["clock"]["seconds"] >= 0
+        assert len(record["work"]["penalty_quartiles"]) == 3
+        assert not flat(record).keys() & {"warnings", "virtual_time"}
+        assert 0 < record["metrics"]["loss"] < 2
 
 
 def test_an_accuracy_that_one_site_invents_does_not_reach_the_target(tmp_path):
@@ -121,8 +122,8 @@ def test_the_servers_own_metric_comes_first(tmp_path):
 
     history = play(tmp_path, lies, rounds=2, test=own, target=target)
     assert history.outcome.ending.code == "completed"
-    assert [record["test_accuracy"] for record in history.records] == [0.25, 0.25]
-    assert history.records[0]["sites"]["metrics"]["test_accuracy"] == pytest.approx(0.95)
+    assert [record["metrics"]["test_accuracy"] for record in history.records] == [0.25, 0.25]
+    assert history.records[0]["network"]["sites"]["metrics"]["test_accuracy"] == pytest.approx(0.95)
 
 
 def test_a_target_that_nobody_measures_is_refused(tmp_path):
@@ -135,14 +136,14 @@ def test_sites_that_leave_a_metric_out_do_not_end_the_run(tmp_path):
     lies = {client: {"test_accuracy": 0.95} for client in (0, 1)}
     history = play(tmp_path, lies, rounds=3, target=fa.Target("test_accuracy", 0.9))
     assert history.outcome.ending.code == "completed"
-    assert "test_accuracy" not in history.records[-1]
+    assert "test_accuracy" not in history.records[-1]["metrics"]
 
 
 def test_without_rounds_the_sites_are_asked_at_the_end(tmp_path):
     settings = federation(fa.AsyncFedDR(eta=1.0), rounds=6, mode="asynchronous", evaluate_every=1)
     grid = Talkative(settings, tmp_path)
     history = run_through(settings, grid, tmp_path)
-    assert ["sites" in record for record in history.records] == [False] * 5 + [True]
+    assert ["sites" in record["network"] for record in history.records] == [False] * 5 + [True]
     assert grid.counts["evaluate"] == 4
 
 
@@ -168,11 +169,11 @@ def test_a_deployed_run_is_exported_with_a_column_for_each_number_of_the_sites(t
     """The server's folder has no configuration, and a round without answers has no numbers."""
     settings = federation(fa.FedADMM(rho=1.0), rounds=3, evaluate_every=2)
     folder = tmp_path / "run"
-    with RunDirectory(folder) as directory:
-        directory.finish(serve(settings, FakeGrid(settings, tmp_path), folder, [directory]))
+    directory = RunDirectory(folder)
+    directory.finish(serve(settings, FakeGrid(settings, tmp_path), folder, [directory]))
     written = RunDir(folder)
-    written.append(written.records()[-1] | {"round": 4, "sites": {"answered": 0, "metrics": {}}})
-    written.close()
+    unheard = {"sites": {"answered": 0, "metrics": {}}}
+    written.append(written.records()[-1] | {"round": 4, "network": unheard})
     path, rows = export(folder, kind)
     assert rows == 4
     if kind == "csv":

@@ -323,10 +323,20 @@ def _set(data: bytes) -> None:
 
 
 RECORD = {
-    "round": 1, "participants": 2, "clients": [0, 1], "bytes_up": 10, "bytes_down": 10,
-    "seconds": 0.1, "epochs": 1.0, "passes": 1.0, "steps": 3, "primal_residual": 0.1,
-    "dual_residual": 0.2, "loss": 0.5, "test_accuracy": 0.5, "warnings": ["x"], "delays": [1],
-    "virtual_time": 1.0, "penalty_quartiles": [1, 2, 3], "intervals": [[0, 0.0, 1.0, 1]],
+    "round": 1,
+    "cohort": {"participants": 2, "clients": [0, 1]},
+    "work": {
+        "epochs": 1.0, "passes": 1.0, "steps": 3, "primal_residual": 0.1, "dual_residual": 0.2,
+        "penalty_quartiles": [1, 2, 3],
+    },
+    "traffic": {"bytes_up": 10, "bytes_down": 10},
+    "clock": {
+        "seconds": 0.1, "delays": [1], "virtual_time": 1.0, "intervals": [[0, 0.0, 1.0, 1]],
+        "staleness_quantiles": [0, 1, 1],
+    },
+    "metrics": {"loss": 0.5, "test_accuracy": 0.5},
+    "instruments": {"kkt_residual": 0.3, "warnings": ["x"]},
+    "network": {"refused": 1, "sites": {"answered": 1, "metrics": {"loss": 0.5}}},
 }  # fmt: skip
 SUMMARY = {
     "status": "completed", "code": "completed", "algorithm": "fedadmm", "label": "x", "seed": 0,

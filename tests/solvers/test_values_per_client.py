@@ -54,7 +54,7 @@ def test_every_client_works_as_if_its_number_were_everybodys(engine, case, name)
         )
         for found, expected in pairs:
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-        steps.append(alike.history[0]["steps"])
+        steps.append(alike.history[0]["work"]["steps"])
     assert len(set(steps)) > 1 or "lr" in case  # the numbers made a difference
 
 

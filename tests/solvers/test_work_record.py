@@ -101,11 +101,13 @@ def test_the_round_tells_the_mean_of_its_participants(engine, start):
     result = run(engine, method, PROBLEMS["least squares"](), stop=fa.InSaCriterion(0.6))
     for index, record in enumerate(result.history):
         elsewhere = start == "global" and index > 0  # at first everybody's model is theta
-        tests = record["epochs"] + 1 + elsewhere
-        assert record["passes"] == pytest.approx(record["epochs"] + tests, abs=1e-12)
+        tests = record["work"]["epochs"] + 1 + elsewhere
+        assert record["work"]["passes"] == pytest.approx(
+            record["work"]["epochs"] + tests, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_one_gradient_is_one_pass(engine):
     result = run(engine, fa.FedSGD(0.1), PROBLEMS["logistic"]())
-    assert {record["passes"] for record in result.history} == {1.0}
+    assert {record["work"]["passes"] for record in result.history} == {1.0}

@@ -33,7 +33,6 @@ from support.resumable import (
     make_store,
     problem,
     run,
-    untimed,
 )
 
 ALGORITHMS = {
@@ -263,7 +262,7 @@ def test_a_run_that_diverged_diverges_again(kind: str, tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "checkpoint").latest_round() == (done or None)
     again = go(resume=True)
     assert len(again.history) == 1
-    assert untimed(again.history)[-1]["clients"] == untimed(reference.history)[-1]["clients"]
+    assert again.history[-1]["cohort"] == reference.history[-1]["cohort"]
     assert again.status == reference.status
 
 
@@ -272,7 +271,7 @@ def test_divergence_is_judged_by_the_first_loss_of_the_whole_run(tmp_path: Path)
     saved: list[float | None] = []
 
     def observe(report: RoundReport) -> None:
-        losses[report.record["round"]] = report.record["loss"]
+        losses[report.record["round"]] = report.record["metrics"]["loss"]
         saved.append(report.state.first_loss)
         if report.record["round"] == 4:
             raise KeyboardInterrupt

@@ -211,7 +211,7 @@ def test_the_loop_announces_who_comes_next(tmp_path: Path) -> None:
             super().prefetch(clients)
 
     result = run(6, store=Asked(tmp_path))
-    cohorts = [record["clients"] for record in result.history]
+    cohorts = [record["cohort"]["clients"] for record in result.history]
     expected = [
         [client for client in after if client not in before]
         for before, after in pairwise(cohorts[1:])
@@ -249,7 +249,9 @@ def test_with_bfloat16_the_cache_changes_nothing(tmp_path: Path) -> None:
 def test_methods_without_client_state_write_no_files(tmp_path: Path) -> None:
     result = run(4, algorithm=fa.FedAvg(), store=DiskStore(tmp_path))
     assert versions(tmp_path) == []
-    assert sorted(result.clients) == sorted({c for r in result.history for c in r["clients"]})
+    assert sorted(result.clients) == sorted(
+        {c for r in result.history for c in r["cohort"]["clients"]}
+    )
 
 
 def test_a_full_disk_is_a_state_error_that_names_the_file(tmp_path: Path) -> None:

@@ -213,7 +213,8 @@ class Story:
         if summary["code"] != "completed":
             raise Violation(f"the run ended as {summary['status']}")
         saved = self._saved()
-        if numbers != list(range(1, saved.round + 1)):
+        first = 0 if self.plan.federation.algorithm.starts_with_everyone else 1
+        if numbers != list(range(first, saved.round + 1)):
             raise Violation(f"the records are of rounds {numbers}, but {saved.round} were done")
 
     def _reading(self) -> Any:
@@ -235,7 +236,7 @@ class Story:
         if self.plan.federation.sampler != fa.FullParticipation() or self._beyond_repair:
             return
         last = self._records()[-self.plan.tail :]
-        seen = {client for record in last for client in record["clients"]}
+        seen = {client for record in last for client in record["cohort"]["clients"]}
         for client in range(self.plan.federation.clients):
             lost = client in ledger and ledger[client].lost
             honest = client != self.plan.liar
@@ -255,7 +256,7 @@ class Story:
         restarted = any(entry.incarnation for entry in saved.entries.values())
         lost = any(entry.lost for entry in saved.entries.values())
         theta = saved.arrays[_model_name(settings.algorithm)]
-        trace = [record["clients"] for record in self._records()]
+        trace = [record["cohort"]["clients"] for record in self._records()]
         everybody = len({client for ids in trace for client in ids}) == settings.clients
         comparable = settings.mode == "rounds" and everybody  # a trace without somebody is refused
         if comparable and self.plan.liar is None and not (restarted or self._restored):

@@ -17,6 +17,7 @@ from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
 from fedadmm.flower.server.rundir import EVENTS, RunDirectory, read_events
 from fedadmm.flower.site.state import PENDING, SiteState
 from fedadmm.run.loop import RoundReport
+from support.records import made
 
 from .disk import SimulatedDisk, refusal
 from .plan import Plan, make
@@ -56,7 +57,7 @@ def test_events_that_a_crash_tore_are_left_out(tmp_path: Path) -> None:
     for torn in (b'{"wor', bytes(12), b'{"wor{"word": "norm"}\n'):
         (tmp_path / EVENTS).write_bytes(whole + torn)
         directory = RunDirectory(tmp_path)
-        record = {"round": 1, "events": [{"word": "norm"}]}
+        record = made(1) | {"network": {"events": [{"word": "norm"}]}}
         directory(RoundReport(None, record, (), None))  # type: ignore[arg-type]
         assert read_events(tmp_path) == [{"word": "lost"}, {"word": "norm"}]
 

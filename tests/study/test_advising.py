@@ -225,7 +225,7 @@ def test_the_written_configuration_runs_and_learns(tmp_path: Path):
     )
     assert ran.exit_code == 0, ran.stderr
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    accuracies = [record["test_accuracy"] for record in records]
+    accuracies = [record["metrics"]["test_accuracy"] for record in records]
     assert np.mean(accuracies[-5:]) > 0.7 > 0.4 > accuracies[0]
 
 

@@ -16,7 +16,7 @@ from fedadmm.study import loading
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import resolve
 from fedadmm.study.grid import choose, slug
-from fedadmm.study.pool import Event, Job, run_jobs
+from fedadmm.study.pool import Event, Job, Recorded, run_jobs
 from fedadmm.study.results import spread
 from fedadmm.study.rundir import RunDir
 from support.commands import SMALL
@@ -34,7 +34,7 @@ SEARCH = {"values": [0.01, 0.05], "seed": 77, "rounds": 2}
 
 
 def participation(directory: Path) -> list[list[int]]:
-    return [record["clients"] for record in RunDir(directory).records()]
+    return [record["cohort"]["clients"] for record in RunDir(directory).records()]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -155,7 +155,7 @@ def test_an_interrupt_stops_every_worker_with_its_run_ready_to_go_on(tmp_path: P
     seen: set[int] = set()
 
     def watch(event: Event) -> None:
-        if event.kind == "record":
+        if isinstance(event, Recorded):
             seen.add(event.job)
         if len(seen) == 2:
             os.kill(os.getpid(), signal.SIGINT)

@@ -12,7 +12,7 @@ import pytest
 from fedadmm.core.errors import ConfigError
 from fedadmm.study.config import resolve
 from fedadmm.study.grid import Cell, cell_hash, complete
-from fedadmm.study.pool import Event
+from fedadmm.study.pool import Began, Event, Recorded
 from fedadmm.study.sweeping import Axis, axis, points_of, sweep
 from support.commands import SMALL
 
@@ -48,8 +48,8 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     began: list[str] = []
 
     def watch(event: Event) -> None:
-        if event.kind == "began":
-            began.append(event.content["label"])
+        if isinstance(event, Began):
+            began.append(event.label)
 
     first = cells(tmp_path, a={}, b={"seed": 1})
     complete(first, watch=watch)
@@ -64,7 +64,7 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
 
 def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
     def interrupt(event: Event) -> None:
-        if event.kind == "record" and event.content["round"] == 3:
+        if isinstance(event, Recorded) and event.record["round"] == 3:
             raise KeyboardInterrupt
 
     broken = cells(tmp_path / "broken", a={"rounds": 6})
@@ -74,8 +74,8 @@ def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
     rounds: list[int] = []
 
     def count(event: Event) -> None:
-        if event.kind == "record":
-            rounds.append(event.content["round"])
+        if isinstance(event, Recorded):
+            rounds.append(event.record["round"])
 
     complete(broken, watch=count)
     assert rounds == [3, 4, 5, 6]  # the third had not been completed
@@ -115,7 +115,7 @@ def test_a_fresh_sweep_runs_everything_again(tmp_path: Path) -> None:
     began: list[int] = []
 
     def watch(event: Event) -> None:
-        began.extend([event.job] if event.kind == "began" else [])
+        began.extend([event.job] if isinstance(event, Began) else [])
 
     sweep(points, tmp_path, watch=watch)
     assert began == []

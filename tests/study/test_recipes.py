@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fedadmm.study.pool import Event
+from fedadmm.study.pool import Began, Event
 from fedadmm.study.recipe import Recipe, TableCell, cells, identifiers, load
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.reproducing import Reproduction, measure, plan, reproduce
@@ -173,7 +173,7 @@ def test_larger_populations_keep_what_a_hundred_clients_chose(
     assert row["chosen"] == {"solver.lr": 0.3}
     (directory,) = row["directories"].values()
     assert "lr = 0.3\n" in (tmp_path / directory / "config.toml").read_text()
-    labels = [event.content["label"] for event in events if event.kind == "began"]
+    labels = [event.label for event in events if isinstance(event, Began)]
     place = todo.cells[0].name.replace("-1000/", "-100/")
     assert labels == [
         *(f"search {place} solver.lr={lr}" for lr in (1e-9, 0.3)),

@@ -20,8 +20,10 @@ from fedadmm.study.report import write_report
 from fedadmm.study.report.content import read
 from fedadmm.study.reproducing import plan, reproduce
 from fedadmm.study.results import difference, spread
+from fedadmm.study.rundir import RunDir
 from fedadmm.study.summary import tally
 from support.commands import call, write_small
+from support.records import made
 
 TARGET = Target("test_accuracy", 0.5)
 
@@ -34,7 +36,7 @@ def recorded(
     baseline: bool = False,
 ) -> RecordedRun:
     records = [
-        {"round": t, "test_accuracy": value, "bytes_up": 10, "bytes_down": 30, "seconds": 2.0}
+        made(t, test_accuracy=value, bytes_up=10, bytes_down=30, seconds=2.0)
         for t, value in enumerate(accuracies, 1)
     ]
     return RecordedRun(
@@ -144,10 +146,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def _losses(folder: Path, seeds: Sequence[int]) -> list[float]:
     return [
-        json.loads((folder / f"runs/wild-seed{seed}/metrics.jsonl").read_text().splitlines()[-1])[
-            "loss"
-        ]
-        for seed in seeds
+        RunDir(folder / f"runs/wild-seed{seed}").records()[-1]["metrics"]["loss"] for seed in seeds
     ]
 
 

@@ -19,8 +19,7 @@ from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from fedadmm.study.summary import MOST_CLIENTS, partition_of
 from support.commands import SMALL
-
-UNTIMED = ("seconds", "evaluation_seconds")
+from support.records import made, untimed
 
 
 def small(**changes: Any) -> Run:
@@ -29,10 +28,7 @@ def small(**changes: Any) -> Run:
 
 def records(directory: Path) -> list[dict[str, Any]]:
     lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [
-        {key: value for key, value in json.loads(line).items() if key not in UNTIMED}
-        for line in lines
-    ]
+    return untimed(map(json.loads, lines))
 
 
 def interrupt_in_round(number: int) -> Any:
@@ -60,12 +56,12 @@ def test_a_run_directory_holds_what_simulate_gives(tmp_path: Path) -> None:
     assert summary["params_sha256"] == params_sha256(result.params)
     written = records(tmp_path)
     for line, record in zip(written, result.history, strict=True):
-        assert line["loss"] == record["loss"]
-        assert line["clients"] == record["clients"]
+        assert line["metrics"]["loss"] == record["metrics"]["loss"]
+        assert line["cohort"]["clients"] == record["cohort"]["clients"]
     assert resolve(loading.read(str(tmp_path))) == chosen
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    assert summary["bytes_up"] == sum(record["bytes_up"] for record in result.history)
-    assert summary["final"]["loss"] == result.history[-1]["loss"]
+    assert summary["bytes_up"] == sum(record["traffic"]["bytes_up"] for record in result.history)
+    assert summary["final"]["loss"] == result.history[-1]["metrics"]["loss"]
 
 
 @pytest.mark.parametrize("store", ["memory", "disk"])
@@ -144,7 +140,7 @@ def test_another_configuration_is_refused_with_the_differing_keys(tmp_path: Path
 
 def test_a_target_ends_the_run_or_is_only_counted(tmp_path: Path) -> None:
     free = run(small(rounds=8), tmp_path / "free")
-    losses = [record["loss"] for record in records(tmp_path / "free")]
+    losses = [record["metrics"]["loss"] for record in records(tmp_path / "free")]
     target = {"metric": "loss", "value": losses[2], "at_least": False}
     first = next(i for i, loss in enumerate(losses, 1) if loss <= losses[2])
     ended = run(small(rounds=8, target=target), tmp_path / "ended")
@@ -153,7 +149,9 @@ def test_a_target_ends_the_run_or_is_only_counted(tmp_path: Path) -> None:
     assert (counted["rounds"], counted["rounds_to_target"]) == (8, first)
     assert counted["params_sha256"] == free["params_sha256"]
     until = records(tmp_path / "free")[:first]
-    assert counted["bytes_to_target"] == sum(r["bytes_up"] + r["bytes_down"] for r in until)
+    assert counted["bytes_to_target"] == sum(
+        r["traffic"]["bytes_up"] + r["traffic"]["bytes_down"] for r in until
+    )
 
 
 def test_a_target_that_nothing_measures_is_refused(tmp_path: Path) -> None:
@@ -264,17 +262,17 @@ def test_a_run_that_fails_on_the_way_says_so_and_goes_on(tmp_path: Path) -> None
 def test_news_are_the_records_since_the_last_look(tmp_path: Path) -> None:
     folder, reader = RunDir(tmp_path), RunDir(tmp_path)
     assert reader.news() == []
-    folder.append({"round": 1})
-    folder.append({"round": 2, "loss": float("nan")})
-    assert reader.news() == [{"round": 1}, {"round": 2, "loss": None}]
+    folder.append(made(1))
+    folder.append(made(2, loss=float("nan")))
+    assert reader.news() == [made(1), made(2, loss=None)]
     with (tmp_path / "metrics.jsonl").open("a") as stream:
-        stream.write('{"round": 3, "lo')
+        stream.write('{"round": 3, "metrics": {"lo')
         stream.flush()
         assert reader.news() == []
-        stream.write('ss": 1.0}\n')
-    assert reader.news() == [{"round": 3, "loss": 1.0}]
+        stream.write('ss": 1.0}}\n')
+    assert reader.news() == [made(3, loss=1.0)]
     folder.keep(1)
-    assert reader.news() == [{"round": 1}]
+    assert reader.news() == [made(1)]
 
 
 FEDDR = {"algorithm": {"name": "feddr", "eta": 0.5, "init": "prox"}}
@@ -287,10 +285,10 @@ def test_an_initial_round_is_round_0_and_written_once(kept: bool, tmp_path: Path
     whole = run(chosen, tmp_path / "whole")
     written = records(tmp_path / "whole")
     assert [record["round"] for record in written] == list(range(chosen.rounds + 1))
-    assert written[0]["participants"] == chosen.load_problem().num_clients
-    assert "loss" not in written[0]
+    assert written[0]["cohort"]["participants"] == chosen.load_problem().num_clients
+    assert "loss" not in written[0]["metrics"]
     assert whole["rounds"] == chosen.rounds
-    assert whole["bytes_up"] == sum(record["bytes_up"] for record in written)
+    assert whole["bytes_up"] == sum(record["traffic"]["bytes_up"] for record in written)
     broken = tmp_path / "broken"
     with pytest.raises(KeyboardInterrupt):
         run(chosen, broken, watchers=[interrupt_in_round(1)])

@@ -54,7 +54,9 @@ def test_every_family_takes_a_stranger_and_its_configuration_comes_back(tmp_path
         initial=problem.start(0).float(),
     )
     assert isinstance(problem.regularizer, strangers.Ridge)
-    assert summary["final"]["objective"] == pytest.approx(result.history[-1]["objective"], abs=1e-7)
+    assert summary["final"]["objective"] == pytest.approx(
+        result.history[-1]["metrics"]["objective"], abs=1e-7
+    )
 
 
 def test_a_schedule_may_be_a_stranger_too() -> None:

@@ -19,7 +19,7 @@ from support.commands import SMALL
 
 
 def losses(directory: Path) -> list[float]:
-    return [record["loss"] for record in RunDir(directory).records()]
+    return [record["metrics"]["loss"] for record in RunDir(directory).records()]
 
 
 def test_tensorboard_holds_every_round(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_csv_holds_no_formula(tmp_path: Path) -> None:
         run(resolve(SMALL | {"rounds": 1}), tmp_path / str(index), label=label)
     metrics = tmp_path / "0/metrics.jsonl"
     record = json.loads(metrics.read_text())
-    metrics.write_text(json.dumps(record | {"loss": -1.5, "=evil": 1.0}) + "\n")
+    metrics.write_text(json.dumps(record | {"metrics": {"loss": -1.5, "=evil": 1.0}}) + "\n")
     path, _ = export(tmp_path, "csv")
     with path.open(encoding="utf-8", newline="") as stream:
         table = list(csv.DictReader(stream))
@@ -90,7 +90,7 @@ def test_csv_holds_no_formula(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_configuration_is_exported(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "loss": 2.0}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "metrics": {"loss": 2.0}}\n')
     assert export(tmp_path, "csv")[1] == 1
 
 
@@ -100,7 +100,9 @@ def test_parquet_keeps_lists_and_numbers(tmp_path: Path) -> None:
     path, _ = export(tmp_path, "parquet", tmp_path / "out.parquet")
     table: Any = parquet.read_table(path).to_pydict()
     assert table["loss"] == losses(tmp_path)
-    assert table["clients"] == [record["clients"] for record in RunDir(tmp_path).records()]
+    assert table["clients"] == [
+        record["cohort"]["clients"] for record in RunDir(tmp_path).records()
+    ]
 
 
 def test_exports_refuse_other_formats_and_empty_folders(tmp_path: Path) -> None:

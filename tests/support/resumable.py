@@ -15,6 +15,7 @@ import fedadmm as fa
 from fedadmm.core.trees import named_tensors
 from fedadmm.run.loop import RoundReport
 from fedadmm.run.state import Checkpoints, DiskStore, params_sha256
+from support.records import untimed
 
 CLIENTS = 8
 Record = dict[str, Any]
@@ -41,11 +42,6 @@ def run(rounds: int, **options: Any) -> fa.Result:
         "seed": 3,
     }
     return fa.simulate(algorithm, chosen, rounds, **(defaults | options))
-
-
-def untimed(history: list[Record]) -> list[Record]:
-    """Records without what a clock said."""
-    return [{k: v for k, v in record.items() if "seconds" not in k} for record in history]
 
 
 def fingerprints(result: fa.Result) -> dict[str, str]:

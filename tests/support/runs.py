@@ -37,15 +37,19 @@ def write_run(
         "status": result.status,
         "code": result.code,
         "rounds": len(result.history),
-        "final": result.history[-1],
+        "final": result.history[-1]["metrics"],
         "rounds_to_target": next(
-            (r["round"] for r in result.history if r.get("test_accuracy", 0) >= TARGET["value"]),
+            (
+                r["round"]
+                for r in result.history
+                if r["metrics"].get("test_accuracy", 0) >= TARGET["value"]
+            ),
             None,
         ),
         "target": TARGET,
-        "bytes_up": sum(r["bytes_up"] for r in result.history),
-        "bytes_down": sum(r["bytes_down"] for r in result.history),
-        "seconds": sum(r["seconds"] for r in result.history),
+        "bytes_up": sum(r["traffic"]["bytes_up"] for r in result.history),
+        "bytes_down": sum(r["traffic"]["bytes_down"] for r in result.history),
+        "seconds": sum(r["clock"]["seconds"] for r in result.history),
         "params_sha256": hashlib.sha256(result.params.numpy().tobytes()).hexdigest(),
         "algorithm": algorithm.name,
         "label": label,

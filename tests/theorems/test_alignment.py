@@ -322,8 +322,8 @@ def test_a_participant_is_sent_theta_and_one_more_vector():
     given = federation(99)
     for method, scalars in ((fa.AFedPD(0.8), 0), (fa.FedADMM(1.2, absent="aligned"), 1)):
         for record in run(method, given, 6, sampler=fa.UniformSampling(2)).history:
-            assert record["bytes_down"] == 2 * 8 * (2 * 4 + scalars)
-            assert record["bytes_up"] == 2 * 8 * 4
+            assert record["traffic"]["bytes_down"] == 2 * 8 * (2 * 4 + scalars)
+            assert record["traffic"]["bytes_up"] == 2 * 8 * 4
 
 
 def test_kept_vectors_are_those_of_distinct_last_rounds():

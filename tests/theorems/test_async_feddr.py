@@ -40,10 +40,10 @@ def test_without_delay_it_is_feddr_with_one_client(alpha, init):
     engine = VirtualTime(compute="constant", concurrency=1)
     late = run(fa.AsyncFedDR(0.6, alpha, init), given, engine=engine, seed=2)
     steps = [record for record in late.history if record["round"] > 0]
-    order = [record["clients"] for record in steps]
+    order = [record["cohort"]["clients"] for record in steps]
     assert [len(ids) for ids in order] == [1] * ROUNDS
     assert {client for ids in order for client in ids} == set(range(given.clients))
-    assert all(record["delays"] == [0] for record in steps)
+    assert all(record["clock"]["delays"] == [0] for record in steps)
     rounds = run(fa.FedDR(0.6, alpha, init), given, sampler=fa.TraceSampling(order))
     assert_same(late.trajectory, rounds.trajectory)
 
@@ -56,7 +56,9 @@ def test_a_batch_of_simultaneous_arrivals_is_feddr_on_that_batch(size):
     late = run(fa.AsyncFedDR(0.8, 1.3), given, engine=engine, sampler=sampler, seed=3)
     rounds = run(fa.FedDR(0.8, 1.3), given, sampler=sampler, seed=3)
     assert_same(late.trajectory, rounds.trajectory)
-    assert [r["virtual_time"] for r in late.history] == pytest.approx(np.arange(1.0, ROUNDS + 1))
+    assert [r["clock"]["virtual_time"] for r in late.history] == pytest.approx(
+        np.arange(1.0, ROUNDS + 1)
+    )
 
 
 @pytest.mark.parametrize("name", STALE)
@@ -67,8 +69,10 @@ def test_async_fedadmm_is_async_feddr_under_the_same_schedule(name):
         run(method, given, 200, engine=STALE[name], seed=5)
         for method in (fa.AsyncFedDR(eta), fa.FedADMM(1 / eta), fa.FedDRII(eta))
     ]
-    assert [r["clients"] for r in runs[0].history] == [r["clients"] for r in runs[1].history]
-    assert max(max(r["delays"], default=0) for r in runs[0].history) > 0
+    assert [r["cohort"]["clients"] for r in runs[0].history] == [
+        r["cohort"]["clients"] for r in runs[1].history
+    ]
+    assert max(max(r["clock"]["delays"], default=0) for r in runs[0].history) > 0
     assert_same(runs[0].trajectory, runs[1].trajectory)
     assert_same(runs[0].trajectory, runs[2].trajectory)
 
@@ -88,7 +92,7 @@ def direct(given: Federation, history: list[dict[str, Any]], eta: float, alpha: 
     x = v.copy()
     models = [given.start.copy()]
     for step, record in enumerate(history):
-        (client,), (delay,) = record["clients"], record["delays"]
+        (client,), (delay,) = record["cohort"]["clients"], record["clock"]["delays"]
         v[client] = v[client] + alpha * (models[step - delay] - x[client])
         x[client] = given.prox(client, v[client], eta)
         models.append(given.a @ (2 * x - v))
@@ -98,7 +102,7 @@ def direct(given: Federation, history: list[dict[str, Any]], eta: float, alpha: 
 def test_each_client_works_from_the_model_it_received():
     given = federation(45, weights=WEIGHTS)
     late = run(fa.AsyncFedDR(0.5, 0.9), given, 150, engine=VirtualTime(ratio=6.0), seed=7)
-    assert max(record["staleness_max"] for record in late.history) >= 5
+    assert max(record["clock"]["staleness_max"] for record in late.history) >= 5
     assert_same(late.trajectory, direct(given, late.history, 0.5, 0.9))
 
 
@@ -115,6 +119,6 @@ def test_a_client_that_is_always_too_late_is_never_heard():
     given = federation(46, weights=WEIGHTS)
     engine = VirtualTime(ratio=8.0, max_staleness=3, policy="drop")
     late = run(fa.AsyncFedDR(0.5, 0.8), given, 300, engine=engine, seed=8)
-    heard = {client for record in late.history for client in record["clients"]}
+    heard = {client for record in late.history for client in record["cohort"]["clients"]}
     assert 0 < len(heard) < given.clients
     assert np.abs(stacked([late.params])[0] - given.optimum).max() > 0.1

@@ -113,7 +113,7 @@ def test_the_server_minimises_the_augmented_lagrangian_although_rho_changes(samp
     rounds = snapshots(fa.FedADMM(growing), given, sampler=SAMPLERS[sampler], seed=4)
     last = dict.fromkeys(range(given.clients), growing(0))
     for t, snapshot in enumerate(rounds):
-        last |= dict.fromkeys(snapshot.record["clients"], growing(t))
+        last |= dict.fromkeys(snapshot.record["cohort"]["clients"], growing(t))
         slopes = [last[i] * (snapshot.theta - c.w) - c.y for i, c in enumerate(snapshot.clients)]
         assert_same(weighted_mean(given.a, slopes), 0 * slopes[0].numpy())
 
@@ -174,7 +174,7 @@ def test_steps_and_penalties_count_the_same_rounds_empty_ones_included():
     change = fa.Piecewise({0: 0.7, 10: 1.4})
     method = fa.FedADMM(change, step=fa.Piecewise({0: 0.2, 10: 0.6}), increment="printed")
     result = run(method, given, sampler=sampler, seed=3)
-    assert any(not record["clients"] for record in result.history[:10])
+    assert any(not record["cohort"]["clients"] for record in result.history[:10])
     expected = direct(
         given,
         sampler,

@@ -99,7 +99,7 @@ def test_fedpd_with_silent_rounds_against_a_direct_program(probability):
     assert any(silent) == (probability > 0)
     result = run(fa.FedPD(0.9, probability), given, seed=seed)
     assert_same(result.trajectory, reference.fedpd(given, 0.9, silent, reference.exact(given)))
-    sent = [record["bytes_up"] > 0 for record in result.history]
+    sent = [record["traffic"]["bytes_up"] > 0 for record in result.history]
     assert sent == [not skip for skip in silent]
 
 

@@ -80,7 +80,7 @@ def test_the_server_holds_the_sums_with_the_penalties_that_were_used(sampler, me
     following = dict(used)
     changed = False
     for snapshot in rounds:
-        for i in snapshot.record["clients"]:
+        for i in snapshot.record["cohort"]["clients"]:
             used[i] = following[i]  # the penalty this round was solved with
             following[i] = float(snapshot.clients[i].beta)
             changed |= following[i] != used[i]
@@ -106,7 +106,7 @@ def test_the_penalty_follows_the_residuals_by_the_rule():
     theta, before = given.initial, [method.init_client(given.initial)] * given.clients
     moves = set()
     for snapshot in rounds:
-        for i in snapshot.record["clients"]:
+        for i in snapshot.record["cohort"]["clients"]:
             old, new = before[i], snapshot.clients[i]
             beta = float(old.beta)
             p, d = beta * float((new.w - old.w).norm()), float((new.w - theta).norm())

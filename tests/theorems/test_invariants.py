@@ -93,7 +93,7 @@ def test_after_an_exact_solve_the_dual_of_feddyn_is_minus_the_gradient():
     solve = reference.exact(given)
     duals, theta = np.zeros_like(given.b), given.start
     for snapshot in snapshots(fa.FedDyn(eta), given, sampler=fa.UniformSampling(2)):
-        for i in snapshot.record["clients"]:
+        for i in snapshot.record["cohort"]["clients"]:
             w = solve(i, theta, duals[i], 1 / eta, theta)
             duals[i] = snapshot.clients[i].y.numpy()
             assert_same(duals[i], -given.gradient(i, w))

@@ -47,8 +47,10 @@ def arrivals(
     result = run(method, given, ROUNDS, engine=engine, sampler=sampler, seed=7, **WORK)
     steps = []
     for record in result.history:
-        came = [int(i[0]) for i in record["intervals"] if i[3]] if "intervals" in record else None
-        steps.append(list(zip(came or record["clients"], record["delays"], strict=True)))
+        clock = record["clock"]
+        came = [int(i[0]) for i in clock["intervals"] if i[3]] if "intervals" in clock else None
+        replied = came or record["cohort"]["clients"]
+        steps.append(list(zip(replied, clock["delays"], strict=True)))
     return result, steps
 
 

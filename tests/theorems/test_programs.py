@@ -112,7 +112,7 @@ def test_asyncfeddrs_program():
     given = federation(6, weights=WEIGHTS)
     zero = given._replace(start=np.zeros(4))
     late = run(fa.AsyncFedDR(0.5, 0.9), zero, 600, engine=VirtualTime(ratio=6.0), seed=7)
-    arrivals = [(record["clients"], record["delays"]) for record in late.history]
+    arrivals = [(record["cohort"]["clients"], record["clock"]["delays"]) for record in late.history]
     assert max(delay for _, delays in arrivals for delay in delays) >= 5
     assert_same(late.trajectory, programs.feddr(zero, arrivals, 0.5, 0.9, slots_at_zero=False))
     elsewhere = programs.feddr(given, arrivals, 0.5, 0.9, slots_at_zero=False)

@@ -20,7 +20,7 @@ def tosses(rounds: int) -> list[int]:
     given = federation(111)
     options = {"solver": fa.GradientDescent(LR), "seed": 3}
     taken = snapshots(fa.Scaffnew(P), given, rounds, **options)
-    return [round(snapshot.record["steps"] / given.clients) for snapshot in taken]
+    return [round(snapshot.record["work"]["steps"] / given.clients) for snapshot in taken]
 
 
 def proxskip(given: Federation, steps: list[int], lr: float, p: float):

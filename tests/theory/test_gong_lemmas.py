@@ -69,7 +69,7 @@ def moments(
     for shot in shots:
         w, y = (np.array([getattr(c, name).numpy() for c in shot.clients]) for name in ("w", "y"))
         found.append(Moment(shot.theta.numpy(), w, y))
-    return found, [shot.record["clients"] for shot in shots]
+    return found, [shot.record["cohort"]["clients"] for shot in shots]
 
 
 @pytest.mark.parametrize("factor", FACTORS)

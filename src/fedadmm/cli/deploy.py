@@ -77,17 +77,17 @@ def _local(
 ) -> None:
     from fedadmm.cli.display import draw, live, print_json, print_places
     from fedadmm.flower.local.run import run_locally
-    from fedadmm.study.pool import Event
+    from fedadmm.study.pool import Began, Recorded
 
     with live() as watch:
-        watch(Event("began", 0, {"label": resolved.label, "rounds": resolved.rounds}))
+        watch(Began(0, resolved.label, resolved.rounds))
         summary = run_locally(
             resolved,
             folder,
             deployment,
             tls=tls,
             resume=resume,
-            watch=lambda record: watch(Event("record", 0, record)),
+            watch=lambda record: watch(Recorded(0, record)),
         )
     compared = _compared(resolved, folder)
     page = draw(folder, report)

@@ -16,6 +16,7 @@ from fedadmm.cli.group import STDOUT
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from fedadmm.run.record import Record
     from fedadmm.study.pool import Event, Watch
 
 
@@ -56,20 +57,18 @@ class Live:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        if event.kind == "began":
-            task = self._progress.add_task(
-                event.content["label"], total=event.content["rounds"], unit="rounds", text=""
-            )
-            self._tasks[event.job], self._bytes[event.job] = task, 0
-        elif event.kind == "record":
-            from fedadmm.study import records
+        from fedadmm.study import records
+        from fedadmm.study.pool import Began, Recorded
 
-            record = event.content
-            self._bytes[event.job] += records.sent(record)
+        if isinstance(event, Began):
+            task = self._progress.add_task(event.label, total=event.rounds, unit="rounds", text="")
+            self._tasks[event.job], self._bytes[event.job] = task, 0
+        elif isinstance(event, Recorded):
+            self._bytes[event.job] += records.sent([event.record])
             self._progress.update(
                 self._tasks[event.job],
-                completed=records.number(record),
-                text=_news(record, self._bytes[event.job]),
+                completed=records.number(event.record),
+                text=_news(event.record, self._bytes[event.job]),
             )
         else:
             self._progress.remove_task(self._tasks.pop(event.job))
@@ -77,7 +76,7 @@ class Live:
                 self._progress.advance(self._overall)
 
 
-def _news(record: Mapping[str, Any], sent: int) -> str:
+def _news(record: Record, sent: int) -> str:
     from fedadmm.study import records, words
 
     values = {key: records.value(record, key) for key in ("test_accuracy", "loss", "test_loss")}
@@ -85,7 +84,7 @@ def _news(record: Mapping[str, Any], sent: int) -> str:
         del values["test_loss"]
     names = {"test_accuracy": "acc", "loss": "loss", "test_loss": "test loss"}
     shown = [f"{names[key]} {value:.4f}" for key, value in values.items() if value is not None]
-    residuals = [records.value(record, f"{kind}_residual") for kind in ("primal", "dual")]
+    residuals = [records.besides(record, f"{kind}_residual") for kind in ("primal", "dual")]
     shown.append("res " + "/".join(f"{value or 0:.1g}" for value in residuals))
     return " ".join([*shown, words.size(sent)])
 

@@ -58,24 +58,26 @@ def run(
 
 def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
     from fedadmm.cli.display import draw, live, print_json, print_places
-    from fedadmm.study import records, words
-    from fedadmm.study.pool import Event
+    from fedadmm.run.record import as_number
+    from fedadmm.study import words
+    from fedadmm.study.pool import Began, Recorded
     from fedadmm.study.running import run as run_experiment
 
     with live() as watch:
-        watch(Event("began", 0, {"label": chosen.label, "rounds": chosen.rounds}))
+        watch(Began(0, chosen.label, chosen.rounds))
         summary = run_experiment(
             chosen,
             folder,
             resume=resume,
-            watchers=[lambda record: watch(Event("record", 0, record))],
+            watchers=[lambda record: watch(Recorded(0, record))],
         )
     page = draw(folder, report)
     if as_json:
         print_json(summary | {"directory": str(folder), "report": page})
         return
-    numbers = records.scalars(summary["final"])
-    measured = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items())
+    numbers = {key: as_number(found) for key, found in summary["final"].items()}
+    shown = (f"{key} {found:.4g}" for key, found in numbers.items() if found is not None)
+    measured = ", ".join(shown)
     sent = words.size(summary["bytes_up"] + summary["bytes_down"])
     typer.echo(f"{summary['label']}: {summary['status']}")
     typer.echo(f"{measured or 'nothing measured'}; {sent} sent in {summary['rounds']} rounds")

@@ -224,7 +224,7 @@ class DropIn:
                 found = evaluate_fn(report.record["round"], arrays(params))
                 if found is not None:
                     measured[report.record["round"]] = MetricRecord(dict(found))
-                    report.record.update({str(k): v for k, v in dict(found).items()})
+                    report.record["metrics"].update({str(k): v for k, v in dict(found).items()})
 
         start = None
         if initial_arrays is not None:

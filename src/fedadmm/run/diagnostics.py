@@ -21,7 +21,6 @@ A look at some clients costs one pass over their data; sums over everybody are l
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -37,7 +36,7 @@ from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.run.client import Job, client_record
 from fedadmm.run.duality import check_conjugate, duality
 from fedadmm.run.engines.threads import torch_threads
-from fedadmm.run.loop import Record, RoundReport, RunState
+from fedadmm.run.loop import RoundReport, RunState
 
 GROWTH = 10.0
 """A KKT residual this many times its smallest so far is a warning."""
@@ -117,19 +116,16 @@ class Diagnostics:
 
     def look(
         self, report: RoundReport, store: ClientStateStore, note: Any
-    ) -> tuple[dict[str, Any], Record]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Measure, and compare with what was seen before."""
         if report.state.round == 0 or report.state.round % self.every:
             return note, {}
-        began = time.perf_counter()
         with torch_threads(1):  # single clients are small work, and their order is fixed
-            following, entries = self._measured(report, store, note)
-        entries["diagnostics_seconds"] = time.perf_counter() - began
-        return following, entries
+            return self._measured(report, store, note)
 
     def _measured(
         self, report: RoundReport, store: ClientStateStore, note: Any
-    ) -> tuple[dict[str, Any], Record]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         theta = self.job.algorithm.global_params(report.state.server)
         chosen = self._chosen(report.state.round)
         looks = [look_at(self.job, store, client) for client in chosen]
@@ -154,7 +150,7 @@ class Diagnostics:
         draws = numpy_generator(derive(self.job.seed, "diagnostics", round_number))
         return sorted(int(i) for i in draws.choice(count, self.clients, replace=False))
 
-    def _sums(self, looks: Sequence[Look], theta: Tensor, server: Any) -> Record:
+    def _sums(self, looks: Sequence[Look], theta: Tensor, server: Any) -> dict[str, Any]:
         """What only everybody together can tell."""
         duals, means = torch.zeros_like(theta), torch.zeros_like(theta)
         lagrangian = float(self.job.problem.regularizer.value(theta))
@@ -214,7 +210,7 @@ def _norm(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector))
 
 
-def _residuals(looks: Sequence[Look], theta: Tensor) -> Record:
+def _residuals(looks: Sequence[Look], theta: Tensor) -> dict[str, Any]:
     total = sum(look.weight for look in looks)
     slopes = sum(look.weight * _norm(look.gradient + look.own.y) ** 2 for look in looks)
     apart = sum(look.weight * _norm(look.own.w - theta) ** 2 for look in looks)
@@ -228,7 +224,7 @@ def _residuals(looks: Sequence[Look], theta: Tensor) -> Record:
 
 
 def _warnings(
-    entries: Record, note: dict[str, Any], theta: Tensor, everybody_seen: bool
+    entries: dict[str, Any], note: dict[str, Any], theta: Tensor, everybody_seen: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """What went wrong since the last look, each kind once, and the next note."""
     warned, found = list(note["warned"]), []

@@ -202,15 +202,13 @@ class Target:
     at_least: bool = True
     also: tuple[str, ...] = ()
 
-    def reached(self, record: dict[str, Any]) -> bool:
-        """Whether a round's record meets the target; False when it was not measured."""
-        return self._met(record.get(self.metric))
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that the end of the run waits for."""
+        return (self.metric, *self.also)
 
-    def ends(self, record: dict[str, Any]) -> bool:
-        """Whether the run ends with this round."""
-        return self.reached(record) and all(self._met(record.get(one)) for one in self.also)
-
-    def _met(self, value: float | None) -> bool:
+    def reached(self, value: float | None) -> bool:
+        """Whether a value of the metric meets the target; None, not measured, does not."""
         if value is None or math.isnan(value):
             return False
         return bool(value >= self.value if self.at_least else value <= self.value)

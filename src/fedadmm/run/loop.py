@@ -39,12 +39,11 @@ from fedadmm.core.protocols import (
 )
 from fedadmm.run.client import Job, this_round
 from fedadmm.run.evaluation import Evaluation, Target
+from fedadmm.run.record import Record, cohort, numbers, value, work
 from fedadmm.run.replies import Replies
 
 EXPLOSION = 1e6
 """A loss this many times its first value (plus one) counts as exploded."""
-
-Record = dict[str, Any]
 
 
 class RunState(NamedTuple):
@@ -97,8 +96,10 @@ class Instrument(Protocol):
     def begin(self, state: RunState, store: ClientStateStore) -> Any:
         """The note before the first round."""
 
-    def look(self, report: RoundReport, store: ClientStateStore, note: Any) -> tuple[Any, Record]:
-        """After a round, an initial one too: the new note, and entries for its record."""
+    def look(
+        self, report: RoundReport, store: ClientStateStore, note: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """After a round, an initial one too: the new note, and what its record shall say."""
 
 
 class Schedule(NamedTuple):
@@ -175,18 +176,18 @@ def run(
             measured = schedule.evaluation.measure(job, store, handed.params, handed.buffers)
             for suffix, model in output.beside(note, iterate).items():
                 other = schedule.evaluation.measure(job, store, model.params, model.buffers)
-                measured |= {f"{name}_{suffix}": value for name, value in other.items()}
-            record["evaluation_seconds"] = time.perf_counter() - began
-            _add(record, measured, "the evaluation")
+                measured |= {f"{name}_{suffix}": found for name, found in other.items()}
+            record["metrics"] = measured
+            record["clock"]["evaluation_seconds"] = time.perf_counter() - began
         following = _instrumented(following, record, infos, store, schedule)
         ending = _ending(following.round, record, infos, schedule, state.first_loss)
         if state.first_loss is None:
-            following = following._replace(first_loss=record.get("loss"))
+            following = following._replace(first_loss=record["metrics"].get("loss"))
         state = following
         yield RoundReport(state, record, infos, ending)
         if ending is not None:
             return
-        if "evaluation_seconds" in record:  # observers know better what to say, and were first
+        if "evaluation_seconds" in record["clock"]:  # observers were first: they say it better
             _check_measured(record, schedule)
         ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
 
@@ -243,24 +244,26 @@ def _instrumented(
     store: ClientStateStore,
     schedule: Schedule,
 ) -> RunState:
-    """Let every instrument look; entries go into the record, notes into the state."""
+    """Let every instrument look; what it found goes into the record, notes into the state."""
     notes = dict(state.notes or {})
     for tool in schedule.instruments:
-        report = RoundReport(state, record, infos, None)
-        notes[tool.name], entries = tool.look(report, store, notes.get(tool.name))
-        _add(record, entries, f"the {tool.name}")
+        report, began = RoundReport(state, record, infos, None), time.perf_counter()
+        notes[tool.name], found = tool.look(report, store, notes.get(tool.name))
+        if found:
+            record["clock"][f"{tool.name}_seconds"] = time.perf_counter() - began
+            _add(record.setdefault("instruments", {}), found, tool.name)
     return state._replace(notes=notes)
 
 
-def _add(record: Record, entries: Record, source: str) -> None:
-    """Add what was measured; nothing may take the place of what is there already."""
-    for name in entries:
-        if name in record:
+def _add(instruments: dict[str, Any], found: dict[str, Any], source: str) -> None:
+    """Add what an instrument found; none may take the place of what another one did."""
+    for name in found:
+        if name in instruments:
             raise ParameterError(
-                f"simulate: {source} reports {name!r}, but a round's record has an entry of that "
-                f"name already; taken are {', '.join(sorted(record))}"
+                f"simulate: the {source} reports {name!r}, which another instrument does already; "
+                f"taken are {', '.join(sorted(instruments))}"
             )
-    record |= entries
+    instruments |= found
 
 
 def _broken(infos: Sequence[ClientInfo], number: int) -> Ending | None:
@@ -304,11 +307,15 @@ def run_round(
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
     following = following._replace(missed=_missed(job, following, engine, infos, round_index))
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
-    record = _record(following.round, infos, replies.weight, job, move)
     each = trees.num_bytes(download) + (state.missed.bytes_each if state.missed else 0)
-    down = each * engine.broadcasts(ids)
-    record |= {"bytes_up": replies.bytes_up, "bytes_down": down, "seconds": seconds}
-    record |= engine.extras()
+    record: Record = {
+        "round": following.round,
+        "cohort": cohort(infos),
+        "work": work(infos, job, replies.weight, move),
+        "traffic": {"bytes_up": replies.bytes_up, "bytes_down": each * engine.broadcasts(ids)},
+        "clock": {"seconds": seconds} | engine.extras(),
+        "metrics": {},
+    }
     return following._replace(engine=engine.snapshot()), record, infos
 
 
@@ -328,43 +335,16 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float(torch.linalg.vector_norm(a - b))
 
 
-def _record(
-    number: int, infos: Sequence[ClientInfo], weight: float, job: Job, move: float
-) -> Record:
-    """What is known about a round without evaluating anything."""
-    penalties = torch.tensor([info.weight for info in infos] or [0.0], dtype=torch.float64)
-    shares = [job.problem.weight(info.client) for info in infos]
-    drift = sum(a * info.drift**2 for a, info in zip(shares, infos, strict=True))
-    return {
-        "round": number,
-        "participants": len(infos),
-        "clients": [info.client for info in infos],
-        "primal_residual": math.sqrt(drift / weight) if weight else 0.0,
-        "dual_residual": float(penalties.mean()) * move,
-        "epochs": sum(info.solve.epochs for info in infos) / max(len(infos), 1),
-        "passes": sum(info.solve.passes for info in infos) / max(len(infos), 1),
-        "steps": sum(info.solve.steps for info in infos),
-        "penalty_mean": float(penalties.mean()),
-        "penalty_min": float(penalties.min()),
-        "penalty_max": float(penalties.max()),
-        "penalty_quartiles": [float(q) for q in penalties.quantile(_QUARTILES)],
-    }
-
-
-_QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-
-
 def _check_measured(record: Record, schedule: Schedule) -> None:
     """Refuse an early end that waits for something nobody measures."""
     target = schedule.target
-    waited = [] if target is None else [("target", one) for one in (target.metric, *target.also)]
+    waited = [] if target is None else [("target", one) for one in target.metrics]
     waited += [] if schedule.tolerance is None else [("tolerance", "gradient_mapping")]
     for name, metric in waited:
-        if metric not in record:
-            numbers = (key for key, value in record.items() if isinstance(value, (int, float)))
+        if value(record, metric) is None:
             raise ParameterError(
                 f"simulate: {name} waits for {metric!r}, which is not measured; "
-                f"there are {', '.join(sorted(numbers))}"
+                f"there are {', '.join(sorted(numbers(record)))}"
             )
 
 
@@ -377,7 +357,7 @@ def _ending(
 ) -> Ending | None:
     if number == 0:
         return None
-    loss = record.get("loss", 0.0)
+    loss = record["metrics"].get("loss", 0.0)
     exploded = first_loss is not None and loss > EXPLOSION * (1 + abs(first_loss))
     if not math.isfinite(loss) or exploded:
         worst = max(infos, key=lambda info: info.drift, default=None)
@@ -386,12 +366,12 @@ def _ending(
             "diverged",
             f"diverged in round {number}: the loss of the global model is {loss:g}{client}",
         )
-    if schedule.target is not None and schedule.target.ends(record):
-        metric = schedule.target.metric
-        return Ending(
-            "target", f"{metric} {record[metric]:.4g} reached the target in round {number}"
-        )
-    mapping = record.get("gradient_mapping", math.inf)
+    if (target := schedule.target) is not None:
+        found = {name: value(record, name) for name in target.metrics}
+        if all(map(target.reached, found.values())):
+            shown = f"{target.metric} {found[target.metric]:.4g}"
+            return Ending("target", f"{shown} reached the target in round {number}")
+    mapping = record["metrics"].get("gradient_mapping", math.inf)
     if schedule.tolerance is not None and mapping <= schedule.tolerance:
         return Ending(
             "tolerance", f"gradient mapping {mapping:.3g} met the tolerance in round {number}"

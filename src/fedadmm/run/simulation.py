@@ -33,13 +33,13 @@ from fedadmm.run.loop import (
     Code,
     Ending,
     Instrument,
-    Record,
     RoundReport,
     RunState,
     Schedule,
     offered,
     run,
 )
+from fedadmm.run.record import Record
 from fedadmm.run.resuming import Journal, Start, interrupts_deferred
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.run.state.records import StoredStates

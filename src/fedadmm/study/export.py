@@ -10,6 +10,7 @@ from typing import Any
 
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, DataError
+from fedadmm.run.record import flat
 from fedadmm.study.recorded import read_run
 from fedadmm.study.rundir import RunDir, runs_below
 from fedadmm.study.trackers import flattened
@@ -37,8 +38,9 @@ def _rows(run: RunDir, root: Path) -> Iterator[dict[str, Any]]:
     """One row a round, with the run's name; tables in a record become columns with dots."""
     name = str(run.path.relative_to(root)) if run.path != root else run.path.name
     found = read_run(run.path)
+    about = {"run": name, "label": found.label, "seed": found.seed}
     for record in found.records:
-        yield {"run": name, "label": found.label, "seed": found.seed} | flattened(record)
+        yield about | flattened(flat(record, about))
 
 
 def _csv(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None:

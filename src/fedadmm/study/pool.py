@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.core.problem import Problem
-from fedadmm.run.loop import Record
+from fedadmm.run.record import Record
 from fedadmm.study.config import Run
 from fedadmm.study.running import Watcher, run
 from fedadmm.study.summary import Summary
@@ -41,14 +41,30 @@ class Job(NamedTuple):
     resume: bool = False
 
 
-class Event(NamedTuple):
-    """What a watcher of several runs learns: a run began, a round is done, a run ended."""
+class Began(NamedTuple):
+    """A run began."""
 
-    kind: str
-    """"began", "record" or "ended"."""
     job: int
-    content: dict[str, Any]
+    label: str
+    rounds: int
 
+
+class Recorded(NamedTuple):
+    """A round of a run is done."""
+
+    job: int
+    record: Record
+
+
+class Ended(NamedTuple):
+    """A run ended."""
+
+    job: int
+    summary: Summary
+
+
+Event = Began | Recorded | Ended
+"""What a watcher of several runs learns."""
 
 Watch = Callable[[Event], None]
 
@@ -66,13 +82,13 @@ def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = nobody) -> list
 
 
 def _beginning(index: int, job: Job) -> Event:
-    return Event("began", index, {"label": job.label, "rounds": job.run.rounds})
+    return Began(index, job.label, job.run.rounds)
 
 
 def _alone(index: int, job: Job, watch: Watch) -> Summary:
     watch(_beginning(index, job))
-    summary = execute(job, lambda record: watch(Event("record", index, record)))
-    watch(Event("ended", index, summary))
+    summary = execute(job, lambda record: watch(Recorded(index, record)))
+    watch(Ended(index, summary))
     return summary
 
 
@@ -176,10 +192,10 @@ def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> li
             assert index is not None
             kind, content = _receive(worker, jobs[index])
             if kind == "record":
-                watch(Event("record", index, content))
+                watch(Recorded(index, content))
             else:
                 summaries[index] = content
-                watch(Event("ended", index, content))
+                watch(Ended(index, content))
                 supply(worker)
     return [summaries[index] for index in range(len(jobs))]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.run.evaluation import Target
-from fedadmm.run.loop import Record
+from fedadmm.run.record import Record
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.summary import RUNNING, Summary, tally
 

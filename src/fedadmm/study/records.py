@@ -1,40 +1,20 @@
-"""What a round's record says: the only module of this room that knows its keys.
+"""What the records of a run say, and what is known about a metric besides its values.
 
-A metric is what an evaluation measured.  Everything else in a record belongs to a group, which
-says what it is about.
+`fedadmm.run.record` defines what a record looks like; nothing else of this room knows its keys.
 """
 
 from __future__ import annotations
 
+import math
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedadmm.run.evaluation import Target
-from fedadmm.run.loop import Record
-
-_GROUPS = {
-    "round": ("round",),
-    "cohort": ("participants", "clients"),
-    "network": ("refused", "missing", "sites", "events"),
-    "work": (
-        *("epochs", "passes", "steps", "primal_residual", "dual_residual"),
-        *("penalty_mean", "penalty_min", "penalty_max", "penalty_quartiles"),
-    ),
-    "traffic": ("bytes_up", "bytes_down"),
-    "clock": (
-        *("at", "seconds", "evaluation_seconds", "diagnostics_seconds", "virtual_time", "idle"),
-        *("steps_per_second", "in_flight", "dropped", "intervals", "delays", "staleness"),
-        *("staleness_mean", "staleness_max", "staleness_quantiles", "longest_absence"),
-    ),
-    "instruments": (
-        *("certificate_measured", "certificate_bound", "kkt_residual", "stationarity"),
-        *("consensus", "dual_sum", "dual_norm", "dual_norm_max", "lagrangian", "mean_drift"),
-        *("gong_v", "dual_value", "duality_gap", "warnings"),
-    ),
-}
-_GROUP_OF = {key: group for group, keys in _GROUPS.items() for key in keys}
+from fedadmm.run.record import Record, as_number
+from fedadmm.run.record import ambiguous as ambiguous
+from fedadmm.run.record import besides as besides
+from fedadmm.run.record import value as value
 
 
 class Metric(NamedTuple):
@@ -84,14 +64,9 @@ def primary(names: Sequence[str], target: Target | None) -> str | None:
     return next((name for name in (*_SENTENCES, *names) if name in names), None)
 
 
-def is_round(record: Mapping[str, Any]) -> bool:
-    """Whether something that was read is about a round."""
-    return isinstance(record.get("round"), int)
-
-
-def number(record: Mapping[str, Any]) -> int:
+def number(record: Record) -> int:
     """The round's number, from 1; 0 for an initial round with everybody."""
-    return int(record["round"])
+    return record["round"]
 
 
 def rounds(records: Sequence[Record]) -> list[Record]:
@@ -99,22 +74,9 @@ def rounds(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if number(record) > 0]
 
 
-def value(record: Mapping[str, Any], name: str) -> float | None:
-    """One number of a record, whatever it is about; None when it was not measured."""
-    found = record.get(name)
-    return float(found) if _is_number(found) else None  # type: ignore[arg-type]
-
-
-def _is_number(found: object) -> bool:
-    """Whether something is a number that a float can hold."""
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return False
-    return isinstance(found, float) or abs(found) <= sys.float_info.max
-
-
-def metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+def metrics(record: Record) -> dict[str, Any]:
     """What the evaluation of a round measured."""
-    return {key: found for key, found in record.items() if key not in _GROUP_OF}
+    return record["metrics"]
 
 
 def last_metrics(records: Sequence[Record]) -> dict[str, Any]:
@@ -122,86 +84,103 @@ def last_metrics(records: Sequence[Record]) -> dict[str, Any]:
     return next((found for record in reversed(records) if (found := metrics(record))), {})
 
 
-def further(record: Mapping[str, Any]) -> Iterator[str]:
+def further(record: Record) -> Iterator[str]:
     """The names of the numbers that instruments and networks added."""
-    for key in record:
-        if _GROUP_OF.get(key) in ("instruments", "network") and value(record, key) is not None:
-            yield key
+    for group in (record.get("instruments", {}), record.get("network", {})):
+        yield from (key for key, found in group.items() if as_number(found) is not None)
 
 
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Every plain number but the round's own, by name."""
-    found = {key: value(record, key) for key in record if _GROUP_OF.get(key) != "round"}
-    return {key: one for key, one in found.items() if one is not None}
-
-
-def reached(record: Mapping[str, Any], target: Target) -> bool:
-    """Whether a round meets a target; a round without the metric does not."""
-    return target.reached({target.metric: value(record, target.metric)})
+def reached(record: Record, target: Target) -> bool:
+    """Whether a round meets a target; one without the metric does not, nor does an initial one."""
+    return number(record) > 0 and target.reached(value(record, target.metric))
 
 
 def first_reached(records: Sequence[Record], target: Target | None) -> int | None:
     """The position of the first round that meets a target."""
     if target is None:
         return None
-    found = (i for i, record in enumerate(records) if number(record) and reached(record, target))
-    return next(found, None)
+    return next((i for i, record in enumerate(records) if reached(record, target)), None)
 
 
-def sent(record: Mapping[str, Any]) -> int:
-    """Bytes of a round, up and down."""
-    return int(total([record], "bytes_up", "bytes_down"))
+def bytes_up(records: Sequence[Record]) -> int:
+    """Bytes that clients sent."""
+    return int(_total(records, "traffic", "bytes_up"))
 
 
-def total(records: Sequence[Mapping[str, Any]], *names: str) -> Any:
-    """The sum of some quantities over the rounds."""
-    found = (record.get(name) for record in records for name in names)
-    return sum(one for one in found if _is_number(one))
+def bytes_down(records: Sequence[Record]) -> int:
+    """Bytes that were sent to clients."""
+    return int(_total(records, "traffic", "bytes_down"))
 
 
-def work(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The epochs, or the passes over their data, of all participants over all rounds.
+def sent(records: Sequence[Record]) -> int:
+    """Bytes up and down."""
+    return bytes_up(records) + bytes_down(records)
 
-    None for runs that did not count passes yet.
+
+def seconds(records: Sequence[Record]) -> float:
+    """The time of training, without evaluation."""
+    return _total(records, "clock", "seconds")
+
+
+def _total(records: Sequence[Mapping[str, Any]], group: str, name: str) -> float:
+    found = (as_number(record[group].get(name)) for record in records)
+    return sum(one for one in found if one is not None and math.isfinite(one))
+
+
+def work(records: Sequence[Record], name: str) -> float | None:
+    """The `epochs`, or the `passes` over their data, of all participants over all rounds.
+
+    None where a record does not say.
     """
-    if any(name not in record for record in records):
+    if any(name not in record["work"] for record in records):
         return None
-    return sum((value(r, name) or 0.0) * (value(r, "participants") or 0.0) for r in records)
+    return sum(
+        (as_number(record["work"].get(name)) or 0.0)
+        * (as_number(record["cohort"].get("participants")) or 0.0)
+        for record in records
+    )
 
 
-def clients(record: Mapping[str, Any]) -> list[int]:
+def clients(record: Record) -> list[int]:
     """Who took part."""
-    found = record.get("clients")
-    return [i for i in found if isinstance(i, int) and i >= 0] if isinstance(found, list) else []
+    return [i for i in _listed(record["cohort"].get("clients")) if isinstance(i, int) and i >= 0]
 
 
-def virtual_time(record: Mapping[str, Any]) -> float | None:
+def virtual_time(record: Record) -> float | None:
     """When the round ended on a virtual clock; None on a real one."""
-    return value(record, "virtual_time")
+    return as_number(record["clock"].get("virtual_time"))
 
 
-def triple(record: Mapping[str, Any], name: str) -> list[float] | None:
-    """Three quantiles, `penalty_quartiles` or `staleness_quantiles`."""
-    found = record.get(name)
-    whole = isinstance(found, list) and len(found) == 3 and all(map(_is_number, found))
-    return [float(one) for one in found] if whole else None  # type: ignore[union-attr]
+def penalty_quartiles(record: Record) -> list[float] | None:
+    """Those of the participants' penalties."""
+    return _triple(record["work"].get("penalty_quartiles"))
 
 
-def delays(record: Mapping[str, Any]) -> list[int]:
+def staleness_quantiles(record: Record) -> list[float] | None:
+    """The median, the 95 % quantile and the largest of all delays so far; None without delays."""
+    return _triple(record["clock"].get("staleness_quantiles"))
+
+
+def delays(record: Record) -> list[int]:
     """The delay of every reply that was folded, in server steps."""
-    return [delay for delay in _listed(record, "delays") if isinstance(delay, int)]
+    return [delay for delay in _listed(record["clock"].get("delays")) if isinstance(delay, int)]
 
 
-def intervals(record: Mapping[str, Any]) -> list[list[float]]:
+def intervals(record: Record) -> list[list[float]]:
     """Pieces of work that ended: client, begin, end, and whether they were folded."""
-    return [one for one in _listed(record, "intervals") if isinstance(one, list)]
+    return [one for one in _listed(record["clock"].get("intervals")) if isinstance(one, list)]
 
 
-def warnings(record: Mapping[str, Any]) -> list[str]:
+def warnings(record: Record) -> list[str]:
     """What an instrument found worth a warning."""
-    return [one for one in _listed(record, "warnings") if isinstance(one, str)]
+    found = record.get("instruments", {}).get("warnings")
+    return [one for one in _listed(found) if isinstance(one, str)]
 
 
-def _listed(record: Mapping[str, Any], name: str) -> Sequence[Any]:
-    found = record.get(name)
+def _listed(found: object) -> Sequence[Any]:
     return found if isinstance(found, list | tuple) else ()
+
+
+def _triple(found: object) -> list[float] | None:
+    values = [one for one in map(as_number, _listed(found)) if one is not None]
+    return values if len(values) == len(_listed(found)) == 3 else None

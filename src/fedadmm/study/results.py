@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from fedadmm.run.evaluation import Target
+from fedadmm.run.record import as_number
 from fedadmm.study import records
 from fedadmm.study.recorded import RecordedRun
 
@@ -141,7 +142,7 @@ def _row(label: str, runs: Sequence[RecordedRun], names: Sequence[str]) -> Row:
 
 
 def _final(run: RecordedRun, name: str) -> float | None:
-    return None if run.diverged else records.value(run.final, name)
+    return None if run.diverged else as_number(run.final.get(name))
 
 
 def _best_baseline(rows: Sequence[Row], target: Target | None, metric: str | None) -> Row | None:

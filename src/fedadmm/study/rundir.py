@@ -18,7 +18,7 @@ from typing import Any
 
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, DataError, StateError
-from fedadmm.run.loop import Record
+from fedadmm.run.record import Record, read
 from fedadmm.study import records as reading
 from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary
 
@@ -230,6 +230,7 @@ def _lines(path: Path, data: bytes) -> Iterator[Record]:
             record = None
         if not isinstance(record, dict):
             raise DataError(f"{path}: line {number} is not a JSON object")
-        if not reading.is_round(record):
-            raise DataError(f"{path}: line {number} does not say which round it is about")
-        yield record
+        found = read(record)
+        if isinstance(found, str):
+            raise DataError(f"{path}: line {number} {found}")
+        yield found

@@ -14,7 +14,8 @@ import torch
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.core.problem import Problem
-from fedadmm.run.loop import Ending, Record, RoundReport
+from fedadmm.run.loop import Ending, RoundReport
+from fedadmm.run.record import Record, flat
 from fedadmm.run.resuming import interrupts_deferred
 from fedadmm.run.simulation import Result, simulate
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore, params_sha256
@@ -194,9 +195,7 @@ class _Session:
     def _check_target(self, record: Record) -> None:
         """A target that no round measures would never be met: refuse it in the first one."""
         target, measured = self._run.target, records.metrics(record)
-        if target is None or not measured or records.value(record, target.metric) is not None:
-            return
-        if target.metric not in record:
+        if target is not None and measured and target.metric not in flat(record) | measured:
             near = suggestion(target.metric, measured)
             raise ConfigError(f"target.metric is {target.metric!r}, which is not measured; {near}")
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import fedadmm
 from fedadmm.core.problem import Problem
 from fedadmm.run.evaluation import Target
-from fedadmm.run.loop import Ending, Record
+from fedadmm.run.loop import Ending
+from fedadmm.run.record import Record
 from fedadmm.study import records as reading
 
 if TYPE_CHECKING:
@@ -34,12 +35,12 @@ def tally(records: Sequence[Record], target: Target | None) -> Summary:
         "rounds": len(reading.rounds(records)),
         "final": reading.last_metrics(records),
         "rounds_to_target": None if until is None else reading.number(until[-1]),
-        "bytes_to_target": None if until is None else sum(map(reading.sent, until)),
-        "seconds_to_target": None if until is None else reading.total(until, "seconds"),
+        "bytes_to_target": None if until is None else reading.sent(until),
+        "seconds_to_target": None if until is None else reading.seconds(until),
         "passes_to_target": None if until is None else reading.work(until, "passes"),
-        "bytes_up": reading.total(records, "bytes_up"),
-        "bytes_down": reading.total(records, "bytes_down"),
-        "seconds": reading.total(records, "seconds"),
+        "bytes_up": reading.bytes_up(records),
+        "bytes_down": reading.bytes_down(records),
+        "seconds": reading.seconds(records),
         **_clock(records, until),
         "warnings": [text for record in records for text in reading.warnings(record)],
     }

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import imported, is_stranger
-from fedadmm.run.loop import Record
+from fedadmm.run.record import Record, numbers
 from fedadmm.study import records
 from fedadmm.study.messages import suggestion
 
@@ -53,8 +53,8 @@ class TensorBoard:
         self._writer = module.SummaryWriter(folder, purge_step=first_round)
 
     def record(self, record: Record) -> None:
-        """One scalar a metric."""
-        for key, value in records.scalars(record).items():
+        """One scalar a number."""
+        for key, value in numbers(record).items():
             self._writer.add_scalar(key, value, records.number(record))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class MLflow:
 
     def record(self, record: Record) -> None:
         """One metric each, at the round as its step."""
-        for key, value in records.scalars(record).items():
+        for key, value in numbers(record).items():
             self._client.log_metric(self._run, key, value, step=records.number(record))
 
     def finish(self, summary: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.given_delays import GivenDelays
 from fedadmm.run.engines.virtual_time import VirtualTime
-from fedadmm.run.loop import Record
+from fedadmm.run.record import Record
 
 
 class LocalErrors(NamedTuple):
@@ -109,7 +109,8 @@ def arrival_law(job: Job, sampler: Sampler, engine: EngineChoice) -> Law:
     def measured(record: Record | None) -> tuple[int, int, float]:
         if record is None:
             return 0, 0, 1.0
-        return record["staleness_quantiles"][-1], record["longest_absence"], 1.0
+        clock = record["clock"]
+        return clock["staleness_quantiles"][-1], clock["longest_absence"], 1.0
 
     return measured
 

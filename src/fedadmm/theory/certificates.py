@@ -25,7 +25,8 @@ from fedadmm.run.client import Job
 from fedadmm.run.diagnostics import has_gongs_measure, look_at, optimality_measure
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.virtual_time import VirtualTime
-from fedadmm.run.loop import Record, RoundReport, RunState
+from fedadmm.run.loop import RoundReport, RunState
+from fedadmm.run.record import Record
 from fedadmm.theory import (
     async_certificate,
     async_feddr_bound,
@@ -80,7 +81,9 @@ class Certificate:
         """Measure the state before the first round."""
         return Note(self.measure(state.server, store), False)
 
-    def look(self, report: RoundReport, store: ClientStateStore, note: Any) -> tuple[Note, Record]:
+    def look(
+        self, report: RoundReport, store: ClientStateStore, note: Any
+    ) -> tuple[Note, dict[str, Any]]:
         """Go on with the mean, and compare it with the bound."""
         before = Note(*note)
         rounds = report.state.round

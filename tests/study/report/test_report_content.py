@@ -18,6 +18,7 @@ from fedadmm.study.report.curves import MOST_POINTS, lines
 from fedadmm.study.report.panels import sections
 from fedadmm.study.report.tables import configuration, search_table
 from fedadmm.study.words import duration, number, size
+from support.records import made
 from support.runs import TARGET
 
 LIMIT = 6_000_000
@@ -51,7 +52,10 @@ def test_a_large_comparison_stays_small(comparison: Path, tmp_path: Path) -> Non
     """Thirteen methods, several seeds, far more rounds than points: thinning must hold."""
     source = comparison / "runs/fedadmm-insa-seed0"
     rows = records(source)
-    long = [{**rows[i % len(rows)], "round": i + 1, "loss": 1 + 1 / (i + 3)} for i in range(500)]
+    long = [
+        {**rows[i % len(rows)], "round": i + 1, "metrics": {"loss": 1 + 1 / (i + 3)}}
+        for i in range(500)
+    ]
     text = "\n".join(json.dumps(record) for record in long)
     for method in range(13):
         for seed in range(2):
@@ -76,7 +80,10 @@ def test_rounds_to_target_agree_with_the_summaries(comparison: Path) -> None:
             reached_by_somebody = True
             assert rows[label].rounds.mean == pytest.approx(statistics.mean(expected))
             spent = [
-                sum(r["bytes_up"] + r["bytes_down"] for r in run.records[:rounds])
+                sum(
+                    r["traffic"]["bytes_up"] + r["traffic"]["bytes_down"]
+                    for r in run.records[:rounds]
+                )
                 for run, rounds in zip(runs, expected, strict=True)
             ]
             assert rows[label].bytes.mean == pytest.approx(statistics.mean(spent))
@@ -91,10 +98,10 @@ def test_curves_are_means_with_the_range_of_the_seeds(comparison: Path) -> None:
     line = next(line for line in panel.lines if line.label == "fedavg")
     one, two = (records(comparison / f"runs/fedavg-seed{seed}") for seed in (0, 1))
     for index, (a, b) in enumerate(zip(one, two, strict=True)):
-        pair = sorted((a["loss"], b["loss"]))
+        pair = sorted((a["metrics"]["loss"], b["metrics"]["loss"]))
         assert line.y[index] == pytest.approx(sum(pair) / 2, rel=1e-4)
         assert [line.low[index], line.high[index]] == pytest.approx(pair, rel=1e-4)
-    traffic = sum(a["bytes_up"] + a["bytes_down"] for a in one)
+    traffic = sum(a["traffic"]["bytes_up"] + a["traffic"]["bytes_down"] for a in one)
     assert line.x["bytes"][-1] * 1e3 == pytest.approx(traffic, rel=1e-3)
 
 
@@ -104,11 +111,13 @@ def test_a_diverged_seed_is_told_and_stays_out_of_the_mean(comparison: Path) -> 
     assert [(run.label, run.seed) for run in wild] == [("feddyn!", 1)]
     curves = [
         line
-        for line in lines(content, sections(content)[0].axes, lambda record: record.get("loss"))
+        for line in lines(
+            content, sections(content)[0].axes, lambda record: record["metrics"].get("loss")
+        )
         if line.label == "feddyn!"
     ]
     assert [line.ended for line in curves] == [False, True]
-    healthy = [record["loss"] for record in records(comparison / "runs/feddyn!-seed0")]
+    healthy = [record["metrics"]["loss"] for record in records(comparison / "runs/feddyn!-seed0")]
     assert curves[0].y == pytest.approx(healthy, rel=1e-4)
     text = write_report(comparison).read_text()
     assert "1 of 2 diverged" in text
@@ -116,7 +125,7 @@ def test_a_diverged_seed_is_told_and_stays_out_of_the_mean(comparison: Path) -> 
 
 
 def test_long_curves_are_thinned_with_both_ends(tmp_path: Path) -> None:
-    history = [{"round": t, "loss": 1 / t} for t in range(1, 2001)]
+    history = [made(t, loss=1 / t) for t in range(1, 2001)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(r) for r in history))
     (line,) = sections(read(tmp_path))[0].panels[0].lines
     assert len(line.y) == MOST_POINTS
@@ -151,8 +160,7 @@ def test_comparison_without_overview_is_read_from_its_runs(
 
 def test_unknown_measurements_get_panels_and_bounds_share_them(tmp_path: Path) -> None:
     history = [
-        {"round": t, "loss": 1.0, "V_bound": 9.0 / t, "V_measured": 1.0 / t, "fairness_gap": t}
-        for t in range(1, 5)
+        made(t, loss=1.0, V_bound=9.0 / t, V_measured=1.0 / t, fairness_gap=t) for t in range(1, 5)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(r) for r in history))
     more = next(part for part in sections(read(tmp_path)) if part.name == "more")
@@ -161,7 +169,7 @@ def test_unknown_measurements_get_panels_and_bounds_share_them(tmp_path: Path) -
 
 
 def test_partition_tells_names_and_how_many_clients_there_are(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "clients": [0, 8]}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "cohort": {"clients": [0, 8]}}\n')
     document = {"clients": 9, "names": ["Rome", "Oslo"], "sizes": [3, 4], "labels": [0, 1]}
     document["counts"] = [[1, 2], [4, 0]]
     (tmp_path / "partition.json").write_text(json.dumps(document))
@@ -224,8 +232,15 @@ def test_a_directory_that_is_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_figures_are_written_as_png_and_svg(tmp_path: Path) -> None:
     history = [
-        {"round": t, "test_accuracy": t / 9, "bytes_up": 8, "seconds": 0.5, "clients": [t % 2]}
-        | {"primal_residual": 1 / t, "penalty_quartiles": [1, 2, t + 2]}
+        made(
+            t,
+            test_accuracy=t / 9,
+            bytes_up=8,
+            seconds=0.5,
+            clients=[t % 2],
+            primal_residual=1 / t,
+            penalty_quartiles=[1, 2, t + 2],
+        )
         for t in range(1, 6)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(r) for r in history))
@@ -258,8 +273,7 @@ def flat(tmp_path: Path, **runs: float) -> list[dict[str, object]]:
         run = tmp_path / "runs" / label
         run.mkdir(parents=True)
         history = [
-            {"round": t, "loss": 1 / t, "epochs": epochs, "participants": 3, "steps": 7 + t}
-            for t in range(1, 4)
+            made(t, loss=1 / t, epochs=epochs, participants=3, steps=7 + t) for t in range(1, 4)
         ]
         (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in history))
         (run / "summary.json").write_text(json.dumps({"label": label, "algorithm": label}))
@@ -289,7 +303,8 @@ def test_the_reason_for_the_end_is_said_once(tmp_path: Path) -> None:
     for seed in range(3):
         run = tmp_path / f"runs/{seed}"
         run.mkdir(parents=True)
-        (run / "metrics.jsonl").write_text('{"round": 1, "loss": 2}\n{"round": 2, "loss": 1}\n')
+        lines = (json.dumps(made(t, loss=3 - t)) + "\n" for t in (1, 2))
+        (run / "metrics.jsonl").write_text("".join(lines))
         (run / "summary.json").write_text(json.dumps(ended | {"seed": seed}))
     page = write_report(tmp_path).read_text().replace(_plotly(), "")
     assert page.count("completed all 2 rounds") == 1

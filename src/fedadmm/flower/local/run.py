@@ -16,7 +16,8 @@ from fedadmm.flower.configured import Deployment, check, check_clients, sites
 from fedadmm.flower.local.bundle import write_configured
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group
-from fedadmm.run.loop import Ending, Record
+from fedadmm.run.loop import Ending
+from fedadmm.run.record import Record
 from fedadmm.study.config import Run
 from fedadmm.study.rundir import RunDir, create
 from fedadmm.study.summary import RUNNING, Summary, partition_of, summarise

@@ -10,8 +10,8 @@ from fedadmm.flower.local.processes import end_group, recorded
 from fedadmm.flower.local.run import FOLDER
 from fedadmm.flower.server.rundir import read_events
 from fedadmm.flower.server.state import read_known
-from fedadmm.run.loop import Record
-from fedadmm.study.records import rounds
+from fedadmm.run.record import Record
+from fedadmm.study.records import clients, rounds
 from fedadmm.study.rundir import CHECKPOINT, RunDir
 
 
@@ -35,20 +35,20 @@ def look(folder: Path) -> dict[str, Any]:
 def _sites(folder: Path, records: list[Record]) -> list[dict[str, Any]]:
     """For each client: its node and version, when it last took part, what was refused."""
     known, events = read_known(folder / CHECKPOINT), read_events(folder)
-    heard = {client: record for record in records for client in record["clients"]}
+    heard = {client: record for record in records for client in clients(record)}
     seen = heard.keys() | known.entries.keys() | known.nodes.keys()
     sites = []
     for client in sorted(seen | {event["client"] for event in events}):
         own = [event for event in events if event["client"] == client]
-        entry, last = known.entries.get(client), heard.get(client, {})
+        entry, last = known.entries.get(client), heard.get(client)
         sites.append(
             {
                 "client": client,
                 "node": known.nodes.get(client),
                 "version": entry.version if entry is not None else 0,
                 "lost": entry is not None and entry.lost,
-                "last_round": last.get("round"),
-                "last_heard": last.get("at"),
+                "last_round": last["round"] if last is not None else None,
+                "last_heard": last["clock"].get("at") if last is not None else None,
                 "refused": dict(Counter(event["word"] for event in own)),
                 "last_refusal": f"{own[-1]['word']}: {own[-1]['detail']}" if own else None,
             }

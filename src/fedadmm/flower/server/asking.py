@@ -57,7 +57,7 @@ class Measured(NamedTuple):
 
     def reach(self, target: Target) -> bool:
         """Whether the means meet a target, and would without any single site."""
-        return self._hold(lambda means: target.reached(means))
+        return self._hold(lambda means: target.reached(means.get(target.metric)))
 
     def exceed(self, loss: float) -> bool:
         """Whether the loss is larger than this, and would be without any single site."""

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from fedadmm.core import clock
 from fedadmm.core.errors import ConfigError, check_range
 from fedadmm.flower.federation import Federation
-from fedadmm.run.loop import Record, RoundReport
+from fedadmm.run.loop import RoundReport
+from fedadmm.run.record import Record
 from fedadmm.study import records as reading
 
 LOOPBACK = "127.0.0.1"
@@ -39,20 +40,20 @@ class Watched:
         self._federation = federation
         self._lock = threading.Lock()
         self._since = clock.now()
-        self._record: Record = {}
+        self._record: Record | None = None
         self._sums: Counter[str] = Counter()
         self._refusals: Counter[tuple[int, str]] = Counter()
         self._heard: dict[int, int] = {}
 
     def __call__(self, report: RoundReport) -> None:
         """Take note of a round."""
-        record = dict(report.record)
+        record = report.record
         with self._lock:
             self._since, self._record = clock.now(), record
             for name in ("refused", "missing", "bytes_up", "bytes_down"):
-                self._sums[name] += int(reading.total([record], name))
+                self._sums[name] += int(reading.besides(record, name) or 0)
             self._heard |= dict.fromkeys(reading.clients(record), reading.number(record))
-            for event in record.get("events", ()):
+            for event in record.get("network", {}).get("events", ()):
                 self._refusals[event["client"], event["word"]] += 1
 
     def health(self) -> dict[str, object]:
@@ -60,7 +61,7 @@ class Watched:
         patience = self._federation.patience
         with self._lock:
             quiet = clock.now() - self._since
-            number = reading.number(self._record) if self._record else 0
+            number = reading.number(self._record) if self._record is not None else 0
         return {
             "healthy": quiet <= patience.start + 2 * patience.round,
             "round": number,
@@ -88,20 +89,21 @@ class Watched:
             return _Gauge(name, kind, what, {"": float(value)})  # type: ignore[arg-type]
 
         record, sums = self._record, self._sums
+        took_part = 0 if record is None else len(reading.clients(record))
         found = [
             one("up", "gauge", "Whether rounds come as they should.", health["healthy"]),
             one("round", "gauge", "The last round that is complete.", health["round"]),
             one("rounds", "gauge", "How many there will be at least.", health["rounds"]),
             one("quiet_seconds", "gauge", "Since that round.", health["seconds_since_round"]),
             one("clients", "gauge", "Sites of the federation.", self._federation.clients),
-            one("participants", "gauge", "Of that round.", len(reading.clients(record))),
+            one("participants", "gauge", "Of that round.", took_part),
             one("refused_total", "counter", "Replies that were refused.", sums["refused"]),
             one("missing_total", "counter", "Replies that did not come.", sums["missing"]),
             one("received_bytes_total", "counter", "Of uploads.", sums["bytes_up"]),
             one("sent_bytes_total", "counter", "Of broadcasts.", sums["bytes_down"]),
         ]
         for name in ("loss", "test_accuracy"):
-            value = reading.value(record, name)
+            value = None if record is None else reading.value(record, name)
             if value is not None:
                 found.append(one(name, "gauge", "As that round measured it.", value))
         return found

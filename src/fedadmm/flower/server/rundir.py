@@ -50,6 +50,7 @@ class RunDirectory:
         create(path)
         self.path = path
         self._folder = RunDir(path)
+        self._folder.records()  # of another version? then before any site is asked
         self._begun = False
 
     def __call__(self, report: RoundReport) -> None:
@@ -58,8 +59,10 @@ class RunDirectory:
             self._folder.keep(report.record["round"] - 1)
             self._mend_events()
             self._begun = True
-        record = dict(report.record) | {"at": datetime.now(UTC).isoformat(timespec="seconds")}
-        self._note(record.pop("events", []))
+        network = dict(report.record.get("network", {}))
+        self._note(network.pop("events", []))
+        at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
+        record = report.record | {"network": network, "clock": report.record["clock"] | at}
         self._folder.append(record, durable=True)  # its checkpoint follows at once
 
     def _mend_events(self) -> None:

@@ -28,13 +28,13 @@ from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import (
     EXPLOSION,
     Ending,
-    Record,
     RoundReport,
     RunState,
     Schedule,
     initial_state,
     run,
 )
+from fedadmm.run.record import Record, numbers, value
 from fedadmm.run.state import MemoryStore
 
 if TYPE_CHECKING:
@@ -127,12 +127,12 @@ class Service:
         """
         record, ending = report.record, report.ending
         if self.engine.staleness is not None:
-            record["staleness"] = self.engine.staleness
+            record["clock"]["staleness"] = self.engine.staleness
         if ending is None or ending.code == "completed":
             done = ending is not None and not self.engine.empty
             ending = self._measure(report.state, record, done)
             ending = ending or (self._completed() if done else None)
-        record.update(self.news())
+        record["network"] = record.get("network", {}) | self.news()
         state = report.state._replace(first_loss=self._first_loss)
         report = RoundReport(state, record, report.infos, ending)
         for observer in self.observers:
@@ -145,43 +145,43 @@ class Service:
         Their numbers stand under `sites`, the usual ones also beside the server's own metrics.
         Without rounds nobody waits for the sites before the end.
         """
-        own, number, every = dict(record), record["round"], self.federation.evaluate_every
+        number, every = record["round"], self.federation.evaluate_every
         regular = self.federation.mode == "rounds" and every and number and number % every == 0
         if not every or not (done or regular):
-            return self._reached(own, None, complete=not every)
+            return self._reached(record, None, complete=not every)
         began = time.perf_counter()
         params = self.job.algorithm.global_params(state.server)
         measured = self.asking(params, state.buffers, number - 1)
         means = measured.means()
-        record["sites"] = {"answered": len(measured.answers), "metrics": means}
-        for name, value in measured.shown().items():
-            record.setdefault(name, value)
-        seconds = time.perf_counter() - began
-        record["evaluation_seconds"] = record.get("evaluation_seconds", 0.0) + seconds
+        ending = self._reached(record, measured, complete=True)
+        record["network"] = {"sites": {"answered": len(measured.answers), "metrics": means}}
+        record["metrics"] = measured.shown() | record["metrics"]
+        spent, clock = time.perf_counter() - began, record["clock"]
+        clock["evaluation_seconds"] = clock.get("evaluation_seconds", 0.0) + spent
         if self._first_loss is None:
             self._first_loss = means.get("loss")
         elif measured.exceed(EXPLOSION * (1 + abs(self._first_loss))):
             sentence = f"the loss of the global model is {means['loss']:g} at the sites"
             return Ending("diverged", f"diverged in round {number}: {sentence}")
-        return self._reached(own, measured, complete=True)
+        return ending
 
     def _reached(self, own: Record, measured: Measured | None, complete: bool) -> Ending | None:
         """Whether the target is met; `complete` when everything was measured that ever is."""
         target = self.federation.target
-        if target is None or (measured is None and "evaluation_seconds" not in own):
+        if target is None or (measured is None and "evaluation_seconds" not in own["clock"]):
             return None
-        known = (measured.means() if measured is not None else {}) | own
-        by_sites = measured is not None and target.metric not in own and measured.reach(target)
-        if by_sites or target.reached(own):
-            value = known[target.metric]
-            sentence = f"{target.metric} {value:.4g} reached the target in round {own['round']}"
+        means = measured.means() if measured is not None else {}
+        found = value(own, target.metric)
+        by_sites = measured is not None and found is None and measured.reach(target)
+        if by_sites or target.reached(found):
+            shown = means[target.metric] if found is None else found
+            sentence = f"{target.metric} {shown:.4g} reached the target in round {own['round']}"
             return Ending("target", sentence)
         unheard = measured is None or (measured.answers and not measured.has(target.metric))
-        if complete and target.metric not in known and unheard:
-            numbers = sorted(key for key, value in known.items() if isinstance(value, int | float))
+        if complete and found is None and target.metric not in means and unheard:
             raise ParameterError(
                 f"Federation: target waits for {target.metric!r}, which is not measured; there "
-                f"are {', '.join(numbers)}"
+                f"are {', '.join(sorted(numbers(own) | means))}"
             )
         return None
 

@@ -62,7 +62,7 @@ class Clock:
         """A round has ended."""
         if not self.seconds:
             self.startup = time.time() - self._begun
-        self.seconds.append(report.record["seconds"])
+        self.seconds.append(report.record["clock"]["seconds"])
         if time.monotonic() - self._looked > MEMORY_SECONDS:  # looking walks through all pages
             self.peak = max(self.peak, resident_mb())
             self._looked = time.monotonic()

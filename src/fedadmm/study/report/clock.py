@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from fedadmm.run.loop import Record
+from fedadmm.run.record import Record
 from fedadmm.study import records
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report.content import Content
@@ -23,7 +23,7 @@ def staleness_lines(content: Content, rounds: list[Axis]) -> list[Line]:
 
     def quantile(index: int) -> Value:
         def value(record: Record) -> float | None:
-            values = records.triple(record, "staleness_quantiles")
+            values = records.staleness_quantiles(record)
             return values[index] if values is not None else None
 
         return value

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedadmm.run.loop import Record
+from fedadmm.run.record import Record
 from fedadmm.study import records
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report.content import Content
@@ -44,12 +44,12 @@ class Line(NamedTuple):
 
 def axes(runs: Sequence[RecordedRun]) -> list[Axis]:
     """Rounds, bytes, time, and the simulated time of asynchronous runs."""
-    most_bytes = max((sum(map(records.sent, run.records)) for run in runs), default=0)
+    most_bytes = max((records.sent(run.records) for run in runs), default=0)
     found = [Axis("rounds", "rounds")]
     if most_bytes:
         unit, divisor = _unit(most_bytes, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
         found.append(Axis("bytes", f"communication, up and down ({unit})", divisor))
-    seconds = max((records.total(run.records, "seconds") for run in runs), default=0.0)
+    seconds = max((records.seconds(run.records) for run in runs), default=0.0)
     if seconds:
         unit, divisor = _unit(seconds, (("h", 3600.0), ("min", 60.0), ("s", 1.0)))
         found.append(Axis("time", f"training time without evaluation ({unit})", divisor))
@@ -83,7 +83,7 @@ def quartile_lines(content: Content, known: list[Axis]) -> list[Line]:
 
     def quartile(index: int) -> Value:
         def value(record: Record) -> float | None:
-            values = records.triple(record, "penalty_quartiles")
+            values = records.penalty_quartiles(record)
             return values[index] if values is not None and min(values) > 0 else None
 
         return value
@@ -103,8 +103,8 @@ def _track(run: RecordedRun, known: list[Axis], value: Value) -> Track:
     track: Track = {}
     moved = seconds = 0.0
     for record in run.records:
-        moved += records.sent(record)
-        seconds += records.total([record], "seconds")
+        moved += records.sent([record])
+        seconds += records.seconds([record])
         number = records.number(record)
         y = value(record)
         if number and y is not None and math.isfinite(y):

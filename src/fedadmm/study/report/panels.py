@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fedadmm.study import records, words
 from fedadmm.study.recorded import RecordedRun
@@ -122,20 +122,21 @@ def _differ(content: Content, one: str, other: str) -> bool:
 def _learning(content: Content, known: list[Axis]) -> Iterator[Panel]:
     for name in metric_names(content):
         if records.metric(name).known:
-            yield from _panel(content, known, name)
+            yield from _panel(content, known, _metric, name)
 
 
 def _more(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
     """One panel a key; `X_bound` and `X_measured` share the panel `X`."""
     unknown = [name for name in metric_names(content) if not records.metric(name).known]
-    further = (
+    further = dict.fromkeys(
         name for r in content.runs for record in r.records for name in records.further(record)
     )
-    families: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*unknown, *further]):
-        families.setdefault(_stem(name), []).append(name)
-    for stem, names in families.items():
-        yield from _panel(content, rounds, *names, title=records.metric(stem).title)
+    for get, found in ((_metric, unknown), (_besides, further)):
+        families: dict[str, list[str]] = {}
+        for name in found:
+            families.setdefault(_stem(name), []).append(name)
+        for stem, names in families.items():
+            yield from _panel(content, rounds, get, *names, title=records.metric(stem).title)
 
 
 def _stem(name: str) -> str:
@@ -147,19 +148,24 @@ def _stem(name: str) -> str:
     return name
 
 
-def _panel(content: Content, known: list[Axis], *names: str, title: str = "") -> Iterator[Lines]:
+def _panel(
+    content: Content, known: list[Axis], get: Callable[[str], Value], *names: str, title: str = ""
+) -> Iterator[Lines]:
     curves: list[Line] = []
     for name in names:
         part = name if len(names) > 1 else ""
-        curves += lines(content, known, _get(name), part)
+        curves += lines(content, known, get(name), part)
     values = [y for line in curves if not line.ended for y in line.y]
     if not values:
         return
     positive = min(values) > 0
     wide = positive and max(values) > 50 * min(values)
     about = records.metric(names[0])
+    clashes = get is _metric and any(
+        names[0] in records.ambiguous(record) for run in content.runs for record in run.records
+    )
     yield Lines(
-        name=names[0],
+        name=f"metrics.{names[0]}" if clashes else names[0],
         title=title or about.title,
         note=about.sentence,
         lines=curves,
@@ -168,13 +174,17 @@ def _panel(content: Content, known: list[Axis], *names: str, title: str = "") ->
     )
 
 
-def _get(name: str) -> Value:
+def _metric(name: str) -> Value:
     return lambda record: records.value(record, name)
+
+
+def _besides(name: str) -> Value:
+    return lambda record: records.besides(record, name)
 
 
 def _positive(name: str) -> Value:
     """What a log axis can show: a residual that is exactly zero has no place on it."""
-    return lambda record: records.value(record, name) or None
+    return lambda record: records.besides(record, name) or None
 
 
 def _residuals(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
@@ -212,7 +222,7 @@ def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
         "participants": ("Participants", "How many clients took part in each round."),
     }
     for name, (title, note) in notes.items():
-        curves = [line for line in lines(content, rounds, _get(name)) if not line.ended]
+        curves = [line for line in lines(content, rounds, _besides(name)) if not line.ended]
         if curves:
             yield Lines(name, title, note, curves, zero=True)
 
@@ -231,7 +241,7 @@ def _clock(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
         "steps_per_second": ("Server steps", "Server steps a virtual second, so far."),
     }
     for name, (title, note) in notes.items():
-        curves = [line for line in lines(content, rounds, _get(name)) if not line.ended]
+        curves = [line for line in lines(content, rounds, _besides(name)) if not line.ended]
         if curves:
             yield Lines(name, title, note, curves, share=name == "idle", zero=True)
     yield from clock.strips(content)

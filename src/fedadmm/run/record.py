@@ -1,0 +1,158 @@
+"""The record of a round: the one place that says what it looks like.
+
+    {"round": 3, "cohort": …, "work": …, "traffic": …, "clock": …, "metrics": {…}}
+
+and, where there are any, "instruments" and "network".  A metric is what stands under "metrics",
+whatever it is called; elsewhere in the record its name may mean something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NotRequired, SupportsFloat, TypedDict
+
+import torch
+
+from fedadmm.core.protocols import ClientInfo
+from fedadmm.run.client import Job
+
+
+class Cohort(TypedDict):
+    """Who took part."""
+
+    participants: int
+    clients: list[int]
+
+
+class Work(TypedDict):
+    """What the participants did, and how far they and the global model moved."""
+
+    primal_residual: float
+    dual_residual: float
+    epochs: float
+    passes: float
+    steps: int
+    penalty_mean: float
+    penalty_min: float
+    penalty_max: float
+    penalty_quartiles: list[float]
+
+
+class Traffic(TypedDict):
+    """The bytes that were sent."""
+
+    bytes_up: int
+    bytes_down: int
+
+
+class Record(TypedDict):
+    """One round, as JSON can hold it; an initial round with everybody has the number 0."""
+
+    round: int
+    cohort: Cohort
+    work: Work
+    traffic: Traffic
+    clock: dict[str, Any]
+    """The seconds of training, evaluation and instruments, and what the engine's clock says."""
+    metrics: dict[str, Any]
+    """What the evaluation measured."""
+    instruments: NotRequired[dict[str, Any]]
+    """What certificates and diagnostics found."""
+    network: NotRequired[dict[str, Any]]
+    """What happened on the network, and what the sites measured."""
+
+
+GROUPS = ("cohort", "work", "traffic", "clock", "metrics", "instruments", "network")
+_ALWAYS = GROUPS[:5]
+_OTHERS = [group for group in GROUPS if group != "metrics"]
+_QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+
+
+def cohort(infos: Sequence[ClientInfo]) -> Cohort:
+    """Who took part."""
+    return {"participants": len(infos), "clients": [info.client for info in infos]}
+
+
+def work(infos: Sequence[ClientInfo], job: Job, weight: float, move: float) -> Work:
+    """What participants of this total weight did, while the global model moved so far."""
+    penalties = torch.tensor([info.weight for info in infos] or [0.0], dtype=torch.float64)
+    shares = [job.problem.weight(info.client) for info in infos]
+    drift = sum(a * info.drift**2 for a, info in zip(shares, infos, strict=True))
+    return {
+        "primal_residual": math.sqrt(drift / weight) if weight else 0.0,
+        "dual_residual": float(penalties.mean()) * move,
+        "epochs": sum(info.solve.epochs for info in infos) / max(len(infos), 1),
+        "passes": sum(info.solve.passes for info in infos) / max(len(infos), 1),
+        "steps": sum(info.solve.steps for info in infos),
+        "penalty_mean": float(penalties.mean()),
+        "penalty_min": float(penalties.min()),
+        "penalty_max": float(penalties.max()),
+        "penalty_quartiles": [float(q) for q in penalties.quantile(_QUARTILES)],
+    }
+
+
+def read(found: Mapping[str, Any]) -> Record | str:
+    """The record that a line holds, or what is wrong with it."""
+    if not isinstance(found.get("round"), int):
+        return "does not say which round it is about"
+    strange = [key for key in found if key != "round" and key not in GROUPS]
+    if strange or not all(isinstance(found[key], dict) for key in found if key != "round"):
+        return (
+            "is of another version of fedadmm, or damaged: a record has "
+            f"{', '.join(GROUPS)}; read it with the version that wrote it, or run it again"
+        )
+    record: Any = {key: {} for key in _ALWAYS} | dict(found)
+    whole: Record = record
+    return whole
+
+
+def as_number(found: Any) -> float | None:
+    """A number as a float; None for anything else, and for what a float cannot hold."""
+    if isinstance(found, bool) or not isinstance(found, SupportsFloat):
+        return None
+    try:
+        return float(found)
+    except (OverflowError, RuntimeError, TypeError, ValueError):  # a long integer, or an array
+        return None
+
+
+def value(record: Record, name: str) -> float | None:
+    """One number by its name, a metric's before any other; None when it was not measured."""
+    if name in record["metrics"]:
+        return as_number(record["metrics"][name])
+    return besides(record, name)
+
+
+def besides(record: Mapping[str, Any], name: str) -> float | None:
+    """One number by its name that is no metric; None when there is none."""
+    found = (record.get(group, {}) for group in _OTHERS)
+    return next((as_number(entries[name]) for entries in found if name in entries), None)
+
+
+def ambiguous(record: Mapping[str, Any], taken: Collection[str] = ()) -> set[str]:
+    """The metrics whose names mean something else in the record, or are taken."""
+    others = [{"round", *taken}, *(record.get(group, {}) for group in _OTHERS)]
+    return {name for name in record["metrics"] if any(name in names for names in others)}
+
+
+def flat(record: Record, taken: Collection[str] = ()) -> dict[str, Any]:
+    """A record as one row, by the names inside its groups.
+
+    A metric whose name means something else in the row, or is taken, has `metrics.` in front.
+    """
+    row: dict[str, Any] = {"round": record["round"]}
+    entries: Mapping[str, Any] = record
+    for group in _OTHERS:
+        row |= entries.get(group, {})
+    clashing = ambiguous(record, taken)
+    return row | {
+        f"metrics.{name}" if name in clashing else name: found
+        for name, found in record["metrics"].items()
+    }
+
+
+def numbers(record: Record) -> dict[str, float]:
+    """Every plain number of the row but the round's own."""
+    row = {key: as_number(found) for key, found in flat(record).items() if key != "round"}
+    return {key: one for key, one in row.items() if one is not None}
