@@ -19,7 +19,7 @@ from fedadmm.run.state import Checkpoints
 from fedadmm.study.config import resolve
 from fedadmm.study.running import run as run_configured
 from support.commands import SMALL
-from support.federations import federation, run
+from support.federations import WEIGHTS, federation, run
 from support.models import small_federation
 from support.resumable import assert_continued, interrupted
 from support.resumable import run as resumable_run
@@ -113,6 +113,44 @@ def _keeps_the_first(seed: int, rounds: int) -> bool:
     for k in range(1, rounds + 1):
         note = RANDOM.look(note, Iterate(torch.full((1,), float(k))), k, seed)
     return not bool(note.params.any())
+
+
+CARRIED = {
+    "FedAvgM": fa.FedAvgM(0.5, 0.7),
+    "Nesterov": fa.FedAvgM(0.5, nesterov=True),
+    "FedAdam": fa.FedAdam(),
+    "FedYogi": fa.FedYogi(),
+    "FedAdagrad": fa.FedAdagrad(),
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_m_is_the_mean_of_what_the_participants_made_of_theta(name):
+    """And the average of m is what its formula says, while theta goes on as without either."""
+    given, sampler = federation(6, weights=WEIGHTS), fa.UniformSampling(2)
+    options: dict[str, Any] = {
+        "sampler": sampler,
+        "solver": fa.GradientDescent(0.1),
+        "stop": fa.Steps(3),
+        "seed": 2,
+    }
+    thetas = run(CARRIED[name], given, 15, **options).trajectory
+    means = run(CARRIED[name], given, 15, output=fa.ParticipantsMean(), **options).trajectory
+    averages = run(CARRIED[name], given, 15, output=fa.Averaged(), **options).trajectory
+    average = given.start
+    for t, before in enumerate([given.start, *(theta.numpy() for theta in thetas[:-1])]):
+        ids = sampler.sample(2, t, given.clients)
+        models = []
+        for client in ids:
+            w = before.copy()
+            for _ in range(3):
+                w = w - 0.1 * given.gradient(client, w)
+            models.append(w)
+        m = given.a[ids] @ np.array(models) / given.a[ids].sum()
+        average = average + min(1.0, 9 / (t + 9)) * (m - average)
+        np.testing.assert_allclose(means[t].numpy(), m, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(averages[t].numpy(), average, rtol=0, atol=1e-12)
+        assert not np.allclose(thetas[t].numpy(), m, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])

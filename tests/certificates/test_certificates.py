@@ -326,6 +326,17 @@ QUADRATICS = {"name": "quadratics", **CLASSES["quadratics"]}
 REFUSED = [
     (fa.FedAvg(), {}, r"^certificate: there is no theorem about FedAvg$"),
     (fa.FedADMM(5.0, step=1.0), {}, r"^certificate: FedADMM's theorems need a constant rho, step="),
+    (
+        fa.FedADMM(5.0, absent="aligned"),
+        {},
+        r"^certificate: the theorems are about absent clients that keep what they have, but those "
+        r"of this FedADMM move along; use FedADMM or FedDR with absent='kept'$",
+    ),
+    (
+        fa.FedDR(0.3, absent="aligned", alignment=0.0),
+        {"theorem": "feddr"},
+        r"^certificate: the theorems are about absent clients .* this FedDR move along",
+    ),
     (fa.FedDR(0.6), {}, r"^feddr_constants: eta is 0.6, but Theorem 3.1 with alpha = 1"),
     (fa.FedADMM(3.0), {"theorem": "gong"}, r"^gong_constants: rho is 3.0.* needs rho > \(1\+sqrt"),
     (fa.FedDR(0.3), {"theorem": "gong"}, r"^certificate: theorem is 'gong', but for this run must"),

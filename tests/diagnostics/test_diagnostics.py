@@ -184,6 +184,19 @@ def test_a_resumed_run_compares_with_what_it_saw_before(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "method", [fa.FedADMM(1.0, absent="aligned"), fa.FedDR(1.0, absent="aligned"), fa.AFedPD(1.0)]
+)
+def test_clients_that_move_while_they_are_absent_are_refused(method):
+    name = type(method).__name__
+    with pytest.raises(
+        fa.PairingError,
+        match=f"^diagnostics are about the models and duals that clients keep, but those of this "
+        f"{name} move along while they are absent, which only its server knows; use FedADMM, ",
+    ):
+        run(method, federation(65), 1, evaluate=EVERYBODY)
+
+
 def test_methods_without_duals_are_refused():
     with pytest.raises(
         fa.PairingError,

@@ -52,11 +52,12 @@ def aligned(
     penalty: Any,
     prox: Any = lambda v, t: v,
     members: str = "all",
-) -> Array:
-    """Every client's dual is really moved in every round; theta minimises over what counts."""
+) -> tuple[Array, Array]:
+    """theta and m, when every client's dual is really moved in every round."""
     n, d = given.b.shape
     y, theta, seen = np.zeros((n, d)), given.start.copy(), set[int]()
-    trajectory = []
+    m = theta
+    trajectory, means = [], []
     for t, cohort in enumerate(taking_part):
         rho = penalty(t)
         if cohort:
@@ -76,7 +77,14 @@ def aligned(
             h = given.a[ids] @ y[ids] / given.a[ids].sum()
             theta = prox(m + h / rho, 1 / rho)
         trajectory.append(theta.copy())
-    return np.array(trajectory)
+        means.append(m.copy())
+    return np.array(trajectory), np.array(means)
+
+
+def assert_close(found: Any, expected: Array) -> None:
+    """Relative to the largest number on the way, where it is above 1."""
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(stacked(found) / scale, expected / scale, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", PROX)
@@ -88,26 +96,28 @@ def test_fedadmm_moves_every_absent_dual(sigma, sampler, members, kind):
     rho = fa.Piecewise({0: 1.2, 9: 2.0})
     method = fa.FedADMM(rho, members=members, absent="aligned", alignment=sigma)
     drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
-    expected = aligned(given, drawn, sigma, rho, PROX[kind][1], members)
-    result = run(method, given, sampler=SAMPLERS[sampler], seed=4)
-    scale = max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(stacked(result.trajectory) / scale, expected / scale, atol=1e-10)
+    thetas, means = aligned(given, drawn, sigma, rho, PROX[kind][1], members)
+    options = {"sampler": SAMPLERS[sampler], "seed": 4}
+    assert_close(run(method, given, **options).trajectory, thetas)
+    handed_out = run(method, given, output=fa.ParticipantsMean(), **options)
+    assert_close(handed_out.trajectory, means)
 
 
 @pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
 def test_a_fedpd_is_fedadmm_and_feddr_with_sigma_one(sampler):
     given, eta = federation(92, weights=WEIGHTS), 0.8
     drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
-    expected = aligned(given, drawn, 1.0, lambda t: 1 / eta)
-    scale = max(1.0, float(np.abs(expected).max()))
+    thetas, means = aligned(given, drawn, 1.0, lambda t: 1 / eta)
+    options = {"sampler": SAMPLERS[sampler], "seed": 4}
     for method in (
         fa.AFedPD(eta),
         fa.FedADMM(1 / eta, absent="aligned", alignment=1.0),
         fa.FedDR(eta, absent="aligned", alignment=1.0),
         fa.FedADMMIn(1 / eta, absent="aligned", alignment=1.0),
     ):
-        found = run(method, given, sampler=SAMPLERS[sampler], seed=4).trajectory
-        np.testing.assert_allclose(stacked(found) / scale, expected / scale, rtol=0, atol=1e-10)
+        assert_close(run(method, given, **options).trajectory, thetas)
+        handed_out = run(method, given, output=fa.ParticipantsMean(), **options)
+        assert_close(handed_out.trajectory, means)
 
 
 @pytest.mark.parametrize("members", ["all", "seen"])

@@ -51,12 +51,13 @@ FULL_COHORT = 10
 
 
 class Server(NamedTuple):
-    """theta, h = sum a_i y_i over the members, the sum of the virtual steps, and weights.
+    """theta, m, h = sum a_i y_i over the members, the sum of the virtual steps, and weights.
 
     `members` is the sum of the a_i of the clients that count, `penalty` that of a_i beta_i.
     """
 
     theta: Tensor
+    mean: Tensor
     h: Tensor
     virtual: Tensor
     members: Tensor
@@ -101,11 +102,11 @@ class Aligning(AnyAlgorithm):
         return params.new_ones(1), params.new_full((1,), 1 / self.prox_step)
 
     def init_server(self, params: Tensor) -> Any:
-        """theta^0, and all duals zero."""
+        """theta^0 = m, and all duals zero."""
         if self.sigma is None:
             return super().init_server(params)
         zero = torch.zeros_like(params)
-        return Server(params, zero, zero, *self.first_weights(params))
+        return Server(params, params, zero, zero, *self.first_weights(params))
 
     def local_problem(self, cast: Any, client: Any) -> LocalProblem:
         """As printed, but started at theta: an aligned client has no model of its own."""
@@ -134,11 +135,12 @@ class Aligning(AnyAlgorithm):
         share = received.weight
         sigma = self._sigma(received)
         h = h + (1 + sigma * (members / share - 1)) * total.step
-        centre = server.theta + total.step / solved + h / counted
-        theta = regularizer.prox(centre, float(members / counted))
+        mean = server.theta + total.step / solved
+        theta = regularizer.prox(mean + h / counted, float(members / counted))
         if total.next is not None:
             counted = counted + total.next
-        return Server(theta, h, server.virtual + sigma / share * total.step, members, counted)
+        virtual = server.virtual + sigma / share * total.step
+        return Server(theta, mean, h, virtual, members, counted)
 
     def _penalties(
         self, server: Server, total: Steps, received: Received, members: Tensor
@@ -187,6 +189,10 @@ class Aligning(AnyAlgorithm):
         """theta."""
         theta: Tensor = super().global_params(server) if self.sigma is None else server.theta
         return theta
+
+    def participants_mean(self, server: Any) -> Tensor | None:
+        """The mean of the participants' models, each counted with its penalty."""
+        return super().participants_mean(server) if self.sigma is None else server.mean
 
     def local_params(self, client: Any) -> Tensor | None:
         """As printed; none when aligned, where it is the participants' mean."""

@@ -24,10 +24,11 @@ from fedadmm.core.parts import Positive, Probability, part
 
 
 class Server(NamedTuple):
-    """The global model and its velocity."""
+    """The global model, its velocity and the participants' mean model."""
 
     theta: Tensor
     v: Tensor
+    mean: Tensor
 
 
 @part("algorithm", "fedavgm")
@@ -48,14 +49,18 @@ class FedAvgM(FedOpt[Server]):
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0 and v = 0."""
-        return Server(params, torch.zeros_like(params))
+        return Server(params, torch.zeros_like(params), params)
 
     def step(self, server: Server, delta: Tensor) -> Server:
         """Move the velocity, then theta along it."""
         v = self.momentum * server.v + delta
         ahead = delta + self.momentum * v if self.nesterov else v
-        return Server(server.theta + self.lr * ahead, v)
+        return Server(server.theta + self.lr * ahead, v, server.theta + delta)
 
     def global_params(self, server: Server) -> Tensor:
         """theta."""
         return server.theta
+
+    def participants_mean(self, server: Server) -> Tensor:
+        """Where theta stood before the step, moved by their mean move."""
+        return server.mean

@@ -120,6 +120,6 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
         """theta."""
         return server.theta
 
-    def participants_mean(self, server: Server) -> Tensor:
+    def participants_mean(self, server: Server) -> Tensor | None:
         """theta without the step along h, which is zero while there are no members."""
         return server.theta - self.eta * server.h / server.members.clamp(min=1e-30)

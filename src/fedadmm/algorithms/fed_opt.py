@@ -41,11 +41,12 @@ class FedOpt(SendsMove[State]):
 
 
 class AdaptiveServer(NamedTuple):
-    """The global model, the mean m of the moves and the mean v of their squares."""
+    """The global model, the means m of moves and v of squares, and the participants' mean model."""
 
     theta: Tensor
     m: Tensor
     v: Tensor
+    mean: Tensor
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,20 @@ class Adaptive(FedOpt[AdaptiveServer]):
     def init_server(self, params: Tensor) -> AdaptiveServer:
         """theta^0, m = 0 and v = tau^2, the smallest that the paper allows."""
         return AdaptiveServer(
-            params, torch.zeros_like(params), torch.full_like(params, self.tau**2)
+            params, torch.zeros_like(params), torch.full_like(params, self.tau**2), params
         )
 
     def step(self, server: AdaptiveServer, delta: Tensor) -> AdaptiveServer:
         """Move m and v, then theta by lr m / (sqrt(v) + tau)."""
         m = self.beta1 * server.m + (1 - self.beta1) * delta
         v = self.squares(server.v, delta.square())
-        return AdaptiveServer(server.theta + self.lr * m / (v.sqrt() + self.tau), m, v)
+        theta = server.theta + self.lr * m / (v.sqrt() + self.tau)
+        return AdaptiveServer(theta, m, v, server.theta + delta)
 
     def global_params(self, server: AdaptiveServer) -> Tensor:
         """theta."""
         return server.theta
+
+    def participants_mean(self, server: AdaptiveServer) -> Tensor:
+        """Where theta stood before the step, moved by their mean move."""
+        return server.mean

@@ -103,10 +103,16 @@ class Diagnostics:
     def __post_init__(self) -> None:
         if self.duality:
             check_conjugate(self.job.problem.clients[0])
-        state = self.job.algorithm.init_client(self.job.initial)
-        if self.job.algorithm.primal_dual(state) is None:
+        method = self.job.algorithm
+        if method.virtual_steps(method.init_server(self.job.initial)) is not None:
             raise PairingError(
-                f"diagnostics are about duals, but {type(self.job.algorithm).__name__} keeps none; "
+                "diagnostics are about the models and duals that clients keep, but those of this "
+                f"{type(method).__name__} move along while they are absent, which only its server "
+                "knows; use FedADMM, FedADMMInSa or FedDR with absent='kept'"
+            )
+        if method.primal_dual(method.init_client(self.job.initial)) is None:
+            raise PairingError(
+                f"diagnostics are about duals, but {type(method).__name__} keeps none; "
                 "use FedADMM, FedADMMIn, FedADMMInSa, FedDR, FedDRII or FedPD"
             )
 

@@ -145,6 +145,11 @@ def _start(job: Job) -> Start:
 
 def _choose(theorem: Theorem, job: Job, engine: EngineChoice, L: float) -> str:
     method = job.algorithm
+    if method.virtual_steps(method.init_server(job.initial)) is not None:
+        raise _refuse(
+            f"the theorems are about absent clients that keep what they have, but those of this "
+            f"{type(method).__name__} move along; use FedADMM or FedDR with absent='kept'"
+        )
     asynchronous = engine.is_asynchronous
     allowed: tuple[str, ...] = ()
     if isinstance(method, FedADMM) and not asynchronous:
