@@ -46,6 +46,7 @@ ROWS = {
     "FedBuff": Row(fa.FedBuff(size=2), D + 1, D + 1),
     "SCAFFOLD 1": Row(fa.Scaffold(1, 0.8), 2 * D, 2 * D),
     "SCAFFOLD 2": Row(fa.Scaffold(2), 2 * D, 2 * D),
+    "SCAFFOLD+": Row(fa.ScaffoldPlus(momentum=0.3), D + 1, 2 * D),
     "FedDyn": Row(fa.FedDyn(0.9), D, D),
     "FedDyn seen": Row(fa.FedDyn(0.9, members="seen"), D + 1, D),
     "FedPD": Row(fa.FedPD(0.9), D, D),

@@ -26,6 +26,7 @@ NAMES = [
     "FedAsync",
     "FedBuff",
     "Scaffold",
+    "ScaffoldPlus",
     "FedDyn",
     "FedPD",
     "FedADMM",

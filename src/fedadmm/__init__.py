@@ -14,7 +14,7 @@ _EXPORTS = {
     "fedadmm.algorithms": (
         "AFedPD AdaBest AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAdagrad FedAdam FedAsync "
         "FedAvg FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg FedDyn FedMid FedNova FedPD FedProx "
-        "FedSGD FedSplit FedYogi Scaffnew Scaffold"
+        "FedSGD FedSplit FedYogi Scaffnew Scaffold ScaffoldPlus"
     ),
     "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.core.errors": (

@@ -270,7 +270,7 @@ def contribution(algorithm: Any, state: Any) -> list[Tensor]:
         return [2 * state.x - state.v]
     if name == "feddr-ii":
         return [state.x + state.w]
-    if name == "scaffold":
+    if name in ("scaffold", "scaffold-plus"):
         return [state.c_i]
     if name == "feddyn":
         return [state.y]
@@ -288,6 +288,7 @@ def tracked(algorithm: Any, server: Any) -> list[Tensor]:
         "fedsplit": ["xtilde"],
         "feddr-ii": ["xtilde"],
         "scaffold": ["c"],
+        "scaffold-plus": ["c"],
         "feddyn": ["h"],
     }
     return [getattr(server, field) for field in fields.get(algorithm.name, [])]

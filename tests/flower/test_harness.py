@@ -36,6 +36,7 @@ ALGORITHMS = {
     "scaffnew": fa.Scaffnew(p=0.3),
     "adabest": fa.AdaBest(),
     "scaffold": fa.Scaffold(),
+    "scaffold-plus": fa.ScaffoldPlus(),
     "feddyn": fa.FedDyn(eta=1.0),
     "fedpd": fa.FedPD(eta=1.0, skip_probability=0.3),
     "fedadmm": fa.FedADMM(rho=1.0),

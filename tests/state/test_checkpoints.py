@@ -40,6 +40,7 @@ ALGORITHMS = {
     "fedavg": fa.FedAvg(),
     "fedprox": fa.FedProx(rho=0.1),
     "scaffold": fa.Scaffold(),
+    "scaffold-plus": fa.ScaffoldPlus(),
     "fedavgm": fa.FedAvgM(nesterov=True),
     "fedadagrad": fa.FedAdagrad(),
     "fedadam": fa.FedAdam(),

@@ -89,6 +89,7 @@ ALGORITHMS = {
     "adabest": fa.AdaBest(mu=0.2),
     "scaffold-1": fa.Scaffold(option=1),
     "scaffold-2": fa.Scaffold(option=2),
+    "scaffold-plus": fa.ScaffoldPlus(momentum=0.3),
     "feddyn": fa.FedDyn(eta=0.7),
     "fedpd": fa.FedPD(eta=0.7, skip_probability=0.4),
     "fedadmm": fa.FedADMM(rho=0.5),

@@ -31,6 +31,7 @@ from fedadmm.algorithms import (
     fed_sgd,
     scaffnew,
     scaffold,
+    scaffold_plus,
 )
 from fedadmm.algorithms.alignment import Aligning
 from fedadmm.algorithms.fed_avg import LocalSteps
@@ -71,6 +72,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "size": (3,),
     "p": (0.4,),
     "alignment": (0.05,),
+    "gamma": (0.0, 1.0),
 }
 """Values to try for every field that takes a number."""
 OWN_NUMBERS: dict[tuple[str, str], tuple[float, ...]] = {
@@ -194,6 +196,9 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
         return server, [adabest.Client(g, 0 * one) for g in at.gradients]
     if isinstance(method, fa.Scaffold):
         return scaffold.Server(x, at.mean), [scaffold.Client(g) for g in at.gradients]
+    if isinstance(method, fa.ScaffoldPlus):
+        server = scaffold_plus.Server(x, at.mean, x)
+        return server, [scaffold_plus.Client(g) for g in at.gradients]
     return method.init_server(x), [method.init_client(x) for _ in duals]
 
 

@@ -27,6 +27,7 @@ from fedadmm.algorithms.fed_split import FedSplit
 from fedadmm.algorithms.fed_yogi import FedYogi
 from fedadmm.algorithms.scaffnew import Scaffnew
 from fedadmm.algorithms.scaffold import Scaffold
+from fedadmm.algorithms.scaffold_plus import ScaffoldPlus
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import AnyAlgorithm
 
@@ -61,4 +62,5 @@ __all__ = [
     "FedYogi",
     "Scaffnew",
     "Scaffold",
+    "ScaffoldPlus",
 ]
