@@ -15,6 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 import fedadmm as fa
+from fedadmm.algorithms.alignment import Aligning
 from fedadmm.core import clock
 from fedadmm.core.protocols import Objective
 from fedadmm.flower.federation import Federation, Patience
@@ -259,9 +260,16 @@ def states_on_disk(settings: Federation, folder: Path) -> dict[int, Any]:
     return states
 
 
+def is_aligned(algorithm: Any) -> bool:
+    """Whether the server moves absent clients, and holds the mean of all duals."""
+    return isinstance(algorithm, Aligning) and algorithm.sigma is not None
+
+
 def contribution(algorithm: Any, state: Any) -> list[Tensor]:
     """What each client stands for at the server, written down independently of the code."""
     name = algorithm.name
+    if is_aligned(algorithm):
+        return [(state.x - state.v) / algorithm.eta if name == "feddr" else state.y]
     if name == "fedadmm":
         return [state.w + state.y / state.rho]
     if name in ("fedadmm-in", "fedadmm-insa"):
@@ -291,13 +299,24 @@ def tracked(algorithm: Any, server: Any) -> list[Tensor]:
         "scaffold-plus": ["c"],
         "feddyn": ["h"],
     }
-    return [getattr(server, field) for field in fields.get(algorithm.name, [])]
+    names = ["h"] if is_aligned(algorithm) else fields.get(algorithm.name, [])
+    return [getattr(server, field) for field in names]
 
 
 def check_invariant(settings: Federation, folder: Path, tolerance: float = 1e-6) -> None:
-    """The server's mean is the mean of what stands on the clients' disks."""
+    """The server's mean is the mean of what stands on the clients' disks.
+
+    Aligned clients have not been told yet what they missed since.
+    """
     saved = server_on_disk(settings, folder)
     states = states_on_disk(settings, folder)
+    missed, now = saved.state.missed, saved.state.round
+    assert (missed is not None) == is_aligned(settings.algorithm)
+    if missed is not None:
+        states = {
+            client: settings.algorithm.returned(state, missed.change(client, now))
+            for client, state in states.items()
+        }
     sums: list[Tensor] = []
     for client, state in states.items():
         weight = settings.server_job().problem.weight(client)

@@ -35,6 +35,8 @@ ALGORITHMS = {
     "fedadmm": fa.FedADMM(rho=1.0),
     "fedadmm-insa": fa.FedADMMInSa(beta=1.0),
     "feddr": fa.FedDR(eta=1.0),
+    "fedadmm aligned": fa.FedADMM(rho=1.0, absent="aligned", alignment=0.6),
+    "fedadmm-insa aligned": fa.FedADMMInSa(beta=1.0, mu=1.2, absent="aligned"),
 }
 ROUNDS = 6
 
@@ -277,7 +279,7 @@ class Storm:
         return self.chance.choice(["drop", "drop", "late"] if moment == "reply" else ["drop"])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(14))
 def test_many_faults_at_once(seed, tmp_path, monkeypatch):
     names = list(ALGORITHMS)
     settings = federation(

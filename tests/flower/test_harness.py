@@ -16,7 +16,9 @@ from .harness import (
     check_versions,
     federation,
     run_through,
+    server_on_disk,
     simulated,
+    states_on_disk,
 )
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -38,6 +40,7 @@ ALGORITHMS = {
     "scaffold": fa.Scaffold(),
     "scaffold-plus": fa.ScaffoldPlus(),
     "feddyn": fa.FedDyn(eta=1.0),
+    "a-fedpd": fa.AFedPD(eta=1.0),
     "fedpd": fa.FedPD(eta=1.0, skip_probability=0.3),
     "fedadmm": fa.FedADMM(rho=1.0),
     "fedadmm-in": fa.FedADMMIn(beta=1.0),
@@ -64,6 +67,69 @@ def test_equal_to_simulate(name, tmp_path):
     assert torch.equal(history.outcome.params, wanted.params)
     check_invariant(settings, tmp_path)
     check_versions(settings, tmp_path, history.trace)
+
+
+ALIGNED = {
+    "fedadmm": fa.FedADMM(rho=1.0, absent="aligned", alignment=0.3),
+    "fedadmm-in": fa.FedADMMIn(beta=1.0, absent="aligned", alignment=1.0, memory=0.1),
+    "fedadmm-insa": fa.FedADMMInSa(beta=1.0, mu=1.2, absent="aligned", server_beta="next"),
+    "feddr": fa.FedDR(eta=1.0, init="prox", absent="aligned", alignment=0.3),
+}
+
+
+@pytest.mark.parametrize("name", ALIGNED)
+def test_absent_clients_move_along_over_restarts_as_in_a_simulation(name, tmp_path):
+    """One of four a round: a client is away for rounds, and the server dies twice meanwhile."""
+    settings = federation(ALIGNED[name], rounds=12, sampler=fa.UniformSampling(1), seed=3)
+    left = [4, 9]
+
+    def die(report):
+        if left and report.record["round"] == left[0]:
+            left.pop(0)
+            raise Stopping
+
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path, die)
+    wanted = simulated(settings)
+    assert history.crashes == 2
+    assert torch.equal(history.outcome.params, wanted.params)
+    check_invariant(settings, tmp_path)
+    check_versions(settings, tmp_path, history.trace)
+    sent = [record["bytes_down"] for record in history.records[1:]]
+    assert sent == [record["bytes_down"] for record in wanted.history[1:]]
+
+
+@pytest.mark.parametrize("members", ["all", "seen"])
+@pytest.mark.parametrize("kind", [fa.FedADMM, fa.FedADMMIn])
+def test_an_aligned_client_that_lost_its_state_stands_as_if_it_had_always_been_away(
+    kind, members, tmp_path
+):
+    """With another who never came: both duals are the sum of all virtual steps, or do not count."""
+    method = kind(1.0, members=members, absent="aligned", alignment=0.6)
+    settings = federation(method, rounds=6, ledger="disk", sampler=fa.TraceSampling(TRACE))
+    grid = FakeGrid(settings, tmp_path)
+
+    def wipe(report):
+        if report.record["round"] == 4:
+            grid.wipe(1)
+
+    history = run_through(settings, grid, tmp_path, wipe)
+    assert history.trace == [[0, 1], [1, 2], [0, 2], [1], [0], [0, 2]]
+    assert history.outcome.counts["repaired"] == 1
+    saved = server_on_disk(settings, tmp_path)
+    states = states_on_disk(settings, tmp_path)
+    duals = {c: states[c].y + saved.state.missed.change(c, saved.state.round) for c in range(4)}
+    total = saved.state.server.virtual
+    assert torch.equal(duals[1], total)
+    assert torch.equal(duals[3], total)
+    assert bool(total.any())
+    counted = range(4) if members == "all" else (0, 2)
+    expected = sum(duals[client] for client in counted) / 4
+    assert torch.allclose(saved.state.server.h, expected, rtol=0, atol=1e-6)
+    assert float(saved.state.server.members) == pytest.approx(len(counted) / 4)
+    assert float(saved.state.server.penalty) == pytest.approx(len(counted) / 4)
+
+
+TRACE = [[0, 1], [1, 2], [0, 2], [1], [0, 1], [0, 2], [3]]
 
 
 class Stopping(Crash):
