@@ -25,7 +25,7 @@ from fedadmm.flower.server.service import Outcome
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
-from fedadmm.run.loop import RoundReport, initial_state
+from fedadmm.run.loop import RoundReport, initial_state, offered
 
 CLIENTS = 4
 FILES = (ACKED, PENDING)
@@ -226,6 +226,7 @@ def simulated(settings: Federation, trace: list[list[int]] | None = None) -> fa.
         seed=settings.seed,
         initial=settings.initial,
         evaluate=False,
+        output=settings.output,
     )
 
 
@@ -233,7 +234,9 @@ def server_on_disk(settings: Federation, folder: Path) -> Saved:
     """What the server's checkpoint says."""
     job = settings.server_job()
     disk = ServerState(folder / "server" / "checkpoint", False, fingerprint(settings, job))
-    saved = disk.load(initial_state(job))
+    begun = initial_state(job)
+    note = settings.output.begin(offered(job.algorithm, begun))
+    saved = disk.load(begun._replace(output=note))
     assert saved is not None
     return saved
 

@@ -15,6 +15,7 @@ from .harness import (
     check_invariant,
     check_versions,
     federation,
+    objectives,
     run_through,
     server_on_disk,
     simulated,
@@ -96,6 +97,40 @@ def test_absent_clients_move_along_over_restarts_as_in_a_simulation(name, tmp_pa
     check_versions(settings, tmp_path, history.trace)
     sent = [record["bytes_down"] for record in history.records[1:]]
     assert sent == [record["bytes_down"] for record in wanted.history[1:]]
+
+
+OUTPUTS = [fa.Averaged(), fa.ParticipantsMean(), fa.RandomIterate(), fa.TwoOutputs()]
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
+def test_the_sites_and_the_operator_get_what_a_simulation_hands_out(output, tmp_path):
+    """The server's own test and the sites see the same model, over a restart."""
+    seen = []
+    settings = federation(
+        ALIGNED["fedadmm"],
+        rounds=7,
+        sampler=fa.UniformSampling(2),
+        output=output,
+        evaluate_every=1,
+        test=lambda x: seen.append(x.clone()) or {"first": float(x[0])},
+    )
+    left = [3]
+
+    def die(report):
+        if left and report.record["round"] == left[0]:
+            left.pop(0)
+            raise Stopping
+
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path, die)
+    wanted = simulated(settings)
+    assert history.crashes == 1
+    assert torch.equal(history.outcome.params, wanted.params)
+    theta = settings.algorithm.global_params(wanted.server)
+    assert torch.equal(wanted.params, theta) == isinstance(output, fa.TwoOutputs)
+    assert torch.equal(seen[-2 if isinstance(output, fa.TwoOutputs) else -1], wanted.params)
+    problem = fa.Problem(objectives())
+    at_sites = history.records[-1]["sites"]["metrics"]["loss"]
+    assert at_sites == pytest.approx(float(problem.value(wanted.params)), abs=1e-6)
 
 
 @pytest.mark.parametrize("members", ["all", "seen"])

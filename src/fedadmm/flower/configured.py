@@ -136,6 +136,7 @@ def _federation(config: Run, deployment: Deployment, **parts: Any) -> Federation
         seed=config.seed,
         regularizer=config.regularizer,
         target=config.target if config.ends_at_target else None,
+        output=config.output,
         mode=deployment.mode,
         ledger=deployment.ledger,
         names=node_names(deployment.clients) if deployment.named else None,
@@ -183,10 +184,6 @@ def check(config: Run) -> None:
         raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
     if config.evaluation.train:
         raise ConfigError("evaluate.train is true, but must be false in a deployment")
-    if config.name("output") != "last-iterate":
-        raise ConfigError(
-            f"output.name is {config.name('output')!r}, but must be 'last-iterate' in a deployment"
-        )
 
 
 def check_clients(nodes: int, clients: int) -> None:

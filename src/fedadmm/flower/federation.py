@@ -18,6 +18,7 @@ from fedadmm.core.errors import (
     check_positive,
 )
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.outputs import AnyOutput, LastIterate, Output
 from fedadmm.core.problem import Buffers, LazyClients, Problem
 from fedadmm.core.protocols import (
     Algorithm,
@@ -75,7 +76,7 @@ class Federation:
         rounds: how many rounds at most; in an asynchronous run, how many replies are folded.
         model: what makes the model; or give `initial` for objectives that are no modules.
         initial: the start vector; made from the model and the seed by default.
-        solver, stop, sampler, seed, regularizer, buffers, target: as in `simulate`.
+        solver, stop, sampler, seed, regularizer, buffers, target, output: as in `simulate`.
         weights: a_i up to a common factor; 1/n each by default.
         test: metrics of a vector on data that the server itself holds.
         evaluate_every: ask all sites for their loss after every so many rounds, and after the
@@ -105,6 +106,7 @@ class Federation:
     test: Evaluator | None = None
     evaluate_every: int = 0
     target: Target | None = None
+    output: AnyOutput = field(default_factory=LastIterate)
     mode: Literal["rounds", "asynchronous"] = "rounds"
     ledger: Literal["none", "disk"] = "none"
     names: Sequence[str] | None = None
@@ -144,6 +146,7 @@ class Federation:
             "algorithm": Algorithm,
             "sampler": Sampler,
             "regularizer": Regularizer,
+            "output": Output,
             "patience": Patience,
             "admission": Admission,
         }

@@ -32,6 +32,7 @@ from fedadmm.run.loop import (
     RunState,
     Schedule,
     initial_state,
+    offered,
     run,
 )
 from fedadmm.run.record import Record, numbers, value
@@ -68,7 +69,9 @@ class Service:
         self.disk = ServerState(
             folder / "checkpoint", on_disk and self.remembers, fingerprint(federation, self.job)
         )
-        fresh = Saved(initial_state(self.job), new_run(), {})
+        begun = initial_state(self.job)
+        note = federation.output.begin(offered(self.job.algorithm, begun))
+        fresh = Saved(begun._replace(output=note), new_run(), {})
         saved = self.disk.load(fresh.state) or fresh
         self.saved = saved._replace(boots=saved.boots + 1)
         self.disk.save(self.saved, {})
@@ -150,8 +153,7 @@ class Service:
         if not every or not (done or regular):
             return self._reached(record, None, complete=not every)
         began = time.perf_counter()
-        params = self.job.algorithm.global_params(state.server)
-        measured = self.asking(params, state.buffers, number - 1)
+        measured = self.asking(*self._handed_out(state), number - 1)
         means = measured.means()
         ending = self._reached(record, measured, complete=True)
         record["network"] = {"sites": {"answered": len(measured.answers), "metrics": means}}
@@ -247,7 +249,12 @@ class Service:
             objective=False,
             test=self.federation.test is not None,
         )
-        return Schedule(self.rounds, evaluation)
+        return Schedule(self.rounds, evaluation, output=self.federation.output)
+
+    def _handed_out(self, state: RunState) -> tuple[Tensor, Tensor | None]:
+        """The model of the run's output after a round, and its buffers."""
+        handed = self.federation.output.model(state.output, offered(self.job.algorithm, state))
+        return handed.params, handed.buffers
 
     def news(self) -> dict[str, Any]:
         """What a round's record says about the network."""
@@ -260,7 +267,7 @@ class Service:
 
     def outcome(self, ending: Ending) -> Outcome:
         """The end of the run."""
-        params = self.job.algorithm.global_params(self.saved.state.server)
+        params, _ = self._handed_out(self.saved.state)
         return Outcome(params.clone(), self.saved.state, ending, dict(self.journal.counts))
 
 

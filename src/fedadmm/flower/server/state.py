@@ -71,6 +71,7 @@ def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
         "sampler": federation.sampler,
         "seed": federation.seed,
         "regularizer": federation.regularizer,
+        "output": federation.output,
         "mode": federation.mode,
         "ledger": federation.ledger,
         "vector": f"{job.initial.numel()} x {job.initial.dtype}",
