@@ -154,7 +154,7 @@ def test_a_checkpoint_comes_back(tmp_path):
     disk = ServerState(tmp_path, False, {"a": "1"})
     assert disk.load(initial_state(JOB)) is None
     state = initial_state(JOB)._replace(round=3, first_loss=0.1 + 0.2)
-    saved = Saved(state, new_run(), {7: 1}, True, 2, 5, {1: {"x": 0.1}})
+    saved = Saved(state, new_run(), {7: 1}, 2, 5, {1: {"x": 0.1}})
     disk.save(saved, {})
     again = ServerState(tmp_path, False, {"a": "1"}).load(initial_state(JOB))
     assert again.state.round == 3
