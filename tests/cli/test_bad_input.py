@@ -93,7 +93,10 @@ def test_run_says_what_is_wrong(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run",), "Invalid value: CONFIG is missing, but must be a preset, a file or --out FOLD"),
+        (
+            ("run",),
+            "Invalid value: CONFIG is missing, but must be a preset, a problem, a file or -",
+        ),
         (("run", "--resume"), "Invalid value: --resume needs the folder to go on with: --out FOLD"),
         (
             ("run", "--resume", "--out", "nowhere"),
@@ -103,7 +106,7 @@ def test_run_says_what_is_wrong(
             ("compare", "--resume", "--out", "nowhere"),
             "Invalid value: --out is 'nowhere', where there is nothing to go on with (no compariso",
         ),
-        (("run", "quikstart"), "there is no file or preset 'quikstart'; did you mean quickstart?"),
+        (("run", "quikstart"), "there is no file, preset or problem 'quikstart'; did you mean qu"),
         (("run", "no/such.toml"), "there is no file 'no/such.toml'; name an existing one"),
         (("runn",), "No such command 'runn'. Did you mean 'run'?"),
         (("compare", "quickstart", "--algorithms", "fedav"), "--algorithms names 'fedav'; did you"),

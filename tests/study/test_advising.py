@@ -243,7 +243,7 @@ def test_a_person_reads_ranges_reasons_and_limits():
 def test_bad_input():
     wrong = call("advise", "nonsense")
     assert (wrong.exit_code, wrong.stdout) == (2, "")
-    assert "there is no file or preset 'nonsense'" in wrong.stderr
+    assert "there is no file, preset or problem 'nonsense'" in wrong.stderr
     flat = fa.Problem([fa.Quadratic(torch.zeros(2, 2), torch.zeros(2))])
     assert estimate(flat, torch.zeros(2)).largest == 0.0
 

@@ -153,7 +153,7 @@ class PrintedFedDR(DouglasRachford[Client]):
 
 @part("algorithm", "feddr")
 class FedDR(Alignable, PrintedFedDR):
-    """FedDR.
+    """FedDR: Douglas-Rachford splitting, where a client steps towards its prox and back.
 
     Args:
         eta: the step.

@@ -62,7 +62,7 @@ class Message(NamedTuple):
 
 @part("algorithm", "feddualavg")
 class FedDualAvg(Algorithm[Server, Stateless, Broadcast, Message]):
-    """FedDualAvg.
+    """FedDualAvg: federated dual averaging; clients average in the dual space, g acts last.
 
     Args:
         step: the server's step, in mean moves.

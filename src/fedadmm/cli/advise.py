@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from fedadmm.cli import app, options
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedadmm.study.advising import Counsel
 
 
@@ -19,11 +23,14 @@ if TYPE_CHECKING:
 def advise(
     source: Annotated[
         str,
-        typer.Argument(metavar="PROBLEM", help="A problem's name, a preset, or a TOML file."),
+        typer.Argument(metavar="PROBLEM", help="Name a preset or a problem, or give a TOML file."),
     ],
-    clients: Annotated[int, typer.Option("--clients", min=1, help="Clients to look at.")] = 6,
+    clients: Annotated[
+        int, typer.Option("--clients", min=1, help="Look at this many clients.")
+    ] = 6,
     rows: Annotated[
-        int, typer.Option("--rows", min=1, help="Rows a client for the curvature.")
+        int,
+        typer.Option("--rows", min=1, help="Take the curvature over this many rows per client."),
     ] = 64,
     seed: options.Seed = None,
     sets: options.Sets = None,
@@ -32,12 +39,12 @@ def advise(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Estimate a problem's constants; print the theorems' ranges and a recommended setting."""
+    """Say which setting to use, then why: a problem's constants and the theorems' ranges."""
     from fedadmm.cli.display import print_json
-    from fedadmm.study import config, rundir
+    from fedadmm.study import config, loading, rundir
     from fedadmm.study.advising import advise as counsel_for
 
-    tree = _tree(source)
+    tree = loading.run_only(loading.read(source))
     options.apply(tree)
     counsel = counsel_for(config.resolve(tree), clients=clients, rows=rows)
     if write is not None:
@@ -45,28 +52,9 @@ def advise(
     if as_json:
         print_json(_document(counsel))
         return
-    _print(counsel)
+    _print(counsel, source)
     if write is not None:
         typer.echo(f"config  {write}")
-
-
-def _tree(source: str) -> dict[str, Any]:
-    """A problem's name alone: a tenth of many clients, 5 epochs, batches of 20."""
-    from fedadmm.data import problems
-    from fedadmm.study import loading
-
-    if problems.canonical(source) not in problems.names() or Path(source).is_file():
-        return loading.run_only(loading.read(source))
-    count = getattr(problems.options(source)(), "clients", None) or 0
-    sampler: dict[str, Any] = {"name": "full"}
-    if count >= 50:
-        sampler = {"name": "uniform", "size": 0.1}
-    return {
-        "problem": {"name": source},
-        "solver": {"name": "sgd", "batch_size": 20},
-        "stop": {"name": "epochs", "epochs": 5},
-        "sampler": sampler,
-    }
 
 
 def _document(counsel: Counsel) -> dict[str, Any]:
@@ -89,32 +77,69 @@ def _mean_dissimilarity(counsel: Counsel) -> float:
     return math.sqrt(counsel.clients) * counsel.estimate.dissimilarity
 
 
-def _print(counsel: Counsel) -> None:
+def _print(counsel: Counsel, source: str) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    found, situation = counsel.estimate, counsel.situation
-    console = Console()
+    console = Console(highlight=False)
+    console.print(_line(counsel, source), markup=False, soft_wrap=True)
+    for meaning, value in _numbers(counsel):
+        console.print(f"  {meaning:22} {value}", markup=False)
+    for remark in counsel.remarks:
+        console.print(remark)
+    console.print("\nWhere that comes from")
+    _print_estimate(counsel, console)
+    _print_theory(counsel, console)
+
+
+def _line(counsel: Counsel, source: str) -> str:
+    """The command that runs the recommended setting on what was looked at."""
+    algorithm = counsel.config["algorithm"]
+    words = ["fedadmm", "run", source, "--algorithm", algorithm["name"]]
+    sets = [*(click.get_current_context().params["sets"] or ())]
+    sets += [f"algorithm.{key}={algorithm[key]}" for key in counsel.changed if key in algorithm]
+    if "lr" in counsel.changed:
+        sets.append(f"solver.lr={counsel.config['solver']['lr']}")
+    return shlex.join([*words, *(word for one in sets for word in ("--set", one))])
+
+
+def _numbers(counsel: Counsel) -> list[tuple[str, str]]:
+    """The three numbers to use: penalty, learning rate, local steps."""
+    algorithm, solver = counsel.config["algorithm"], counsel.config["solver"]
+    penalty = "eta" if "eta" in counsel.changed else "rho"
+    rows = [(f"penalty, {penalty}", f"{algorithm[penalty]:g}")]
+    if "lr" in counsel.changed:
+        rows.append(("learning rate, lr", f"{solver['lr']:g}"))
+    return [*rows, ("local steps per round", str(counsel.situation.local_steps))]
+
+
+def _print_estimate(counsel: Counsel, console: Console) -> None:
+    found = counsel.estimate
     console.print(
         f"{counsel.problem}: {counsel.clients} clients, {counsel.parameters:,} parameters"
     )
     kind = {None: "not known to be convex", 0.0: "convex"}.get(
         found.convexity, f"strongly convex, {found.convexity or 0:.3g}"
     )
-    origin = "known" if found.known_smoothness is not None else f"± {found.spread:.2g}, estimated"
-    console.print(f"L {found.largest:.3g} ({origin}); {kind}", highlight=False)
+    origin = "known" if found.known_smoothness is not None else "estimated"
+    spread = "" if found.known_smoothness is not None else f"± {found.spread:.2g}, "
+    console.print(f"L {found.largest:.3g} ({spread}{origin}); {kind}")
+    if spread:
+        console.print("± is the standard deviation over the clients looked at")
     console.print(
         f"heterogeneity {found.heterogeneity:.3g} (1 when all clients agree); "
-        f"mini-batch noise {found.batch_noise:.3g}; {situation.local_steps} local steps a round",
-        highlight=False,
+        f"mini-batch noise {found.batch_noise:.3g}"
     )
     console.print(
         f"B {found.dissimilarity:.3g} in Σ‖∇f_i‖² ≤ B²‖Σ∇f_i‖² and G {found.gradient_bound:.3g} in "
         "‖∇f_i‖ ≤ G (Gong et al., (9), (10) and Table I): the largest met, so at least that; with "
         f"means instead of sums, as FedProx has it, B is {_mean_dissimilarity(counsel):.3g}. "
-        "FedADMM's and FedDR's theorems need neither.",
-        highlight=False,
+        "FedADMM's and FedDR's theorems need neither."
     )
+
+
+def _print_theory(counsel: Counsel, console: Console) -> None:
+    from rich.table import Table
+
     table = Table()
     for heading in ("method", "parameter", "allowed", "recommended"):
         table.add_column(heading, overflow="fold")
@@ -124,12 +149,9 @@ def _print(counsel: Counsel) -> None:
     console.print(table)
     notes = dict.fromkeys(f"{row.parameter}, {row.method}: {row.note}" for row in counsel.advice)
     for note in notes:
-        console.print(f"· {note}", highlight=False)
+        console.print(f"· {note}")
     for theorem, rounds in counsel.rounds.items():
         console.print(
-            f"{theorem}: at most {rounds:,} rounds to a mean of {situation.accuracy:.2g} "
-            "(a worst case; runs are usually far quicker)",
-            highlight=False,
+            f"{theorem}: at most {rounds:,} rounds to a mean of {counsel.situation.accuracy:.2g} "
+            "(a worst case; runs are usually far quicker)"
         )
-    for remark in counsel.remarks:
-        console.print(remark, highlight=False)

@@ -49,7 +49,7 @@ def compare(
     """
     from fedadmm.study import comparing, loading
 
-    tree = loading.read(options.source_or_run(source, out, comparing.PLAN, resume))
+    tree = options.begin(source, out, comparing.PLAN, resume)
     options.apply(tree, seeds=options.whole_numbers(seeds, "--seeds"))
     plan = comparing.plan(tree, options.listed(algorithms, "--algorithms"))
     if print_config:
@@ -114,7 +114,7 @@ def _print(result: Mapping[str, Any], folder: Path) -> None:
 
 def _notes(found: Results, search: Mapping[str, Any] | None) -> Iterator[str]:
     """What a reader of the table must know."""
-    from fedadmm.study import records, words
+    from fedadmm.study import records, results, words
 
     target = "sent: up and down until the target; " if found.target is not None else ""
     yield f"{target}means over the seeds after the last round; {words.SPREAD}"
@@ -124,6 +124,7 @@ def _notes(found: Results, search: Mapping[str, Any] | None) -> Iterator[str]:
             f"difference: {title} minus that of {found.baseline.method}, the best baseline, on the "
             "same seeds, with its 95 % interval"
         )
+        yield from filter(None, [results.verdict(found)])
     if search is not None:
         yield (
             f"every method chose from {search['values']} on seed {search['seed']}, "

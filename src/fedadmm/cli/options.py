@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 import typer
 
-from fedadmm.cli.group import only_one_document
+from fedadmm.cli.group import again, only_one_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,38 +22,61 @@ Source = Annotated[
     str | None,
     typer.Argument(
         metavar="CONFIG",
-        help="A preset's name, a TOML file, or a run directory.",
+        help="Name a preset or a problem, or give a TOML file or a run directory.",
         show_default=False,
     ),
 ]
-Algorithm = Annotated[str | None, typer.Option("--algorithm", help="The method.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", help="How many rounds.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="The seed of everything random.")]
-Seeds = Annotated[str | None, typer.Option("--seeds", "--seed", help="The seeds, as in 0,1,2.")]
+Algorithm = Annotated[
+    str | None,
+    typer.Option("--algorithm", help="Train with this method; `fedadmm algorithms` lists them."),
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Stop after this many rounds.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Draw everything random from this seed.")]
+Seeds = Annotated[
+    str | None,
+    typer.Option("--seeds", "--seed", help="Run once with each of these seeds, as in 0,1,2."),
+]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="The folder to write; a new one under runs/ if absent.")
+    Path | None,
+    typer.Option("--out", help="Write into this folder; by default into a new one under runs/."),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
 CheckpointEvery = Annotated[
     int | None,
-    typer.Option("--checkpoint-every", help="Rounds between checkpoints; 0: only on interruption."),
+    typer.Option(
+        "--checkpoint-every", help="Save every so many rounds; 0 saves only on interruption."
+    ),
 ]
-Engine = Annotated[str | None, typer.Option("--engine", help="How clients are run.")]
-Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes of the engine.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", help="Choose how clients are run: auto, sequential, vectorised, workers, ray …"
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", help="Let the engine use this many worker processes.")
+]
 RayAddress = Annotated[
-    str | None, typer.Option("--ray-address", help="The cluster of the engine ray, as in auto.")
+    str | None,
+    typer.Option("--ray-address", help="Address of a running Ray cluster; 'auto' finds one."),
 ]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 …")]
-Precision = Annotated[str | None, typer.Option("--precision", help="float32, float64 or bfloat16.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="Keep the model on this device: cpu, cuda, cuda:1 …")
+]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="Calculate in float32, float64 or bfloat16.")
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key, as in algorithm.rho=0.1."),
 ]
 Trackers = Annotated[
-    list[str] | None, typer.Option("--tracker", help="tensorboard, mlflow or package.module:name.")
+    list[str] | None,
+    typer.Option("--tracker", help="Also record in tensorboard, mlflow or package.module:name."),
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Runs at the same time; by default one a core.")
+    int | None,
+    typer.Option("--jobs", min=1, help="Run so many at the same time; by default one per core."),
 ]
 AsJson = Annotated[
     bool,
@@ -156,12 +180,20 @@ def processes(jobs: int | None, runs: Iterable[Run]) -> int:
     return len(os.sched_getaffinity(0)) if alone else 1
 
 
-def source_or_run(source: str | None, out: Path | None, file: str, resume: bool) -> str:
-    """Where the configuration comes from: CONFIG, or what `file` in the folder --out says."""
+def begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tree:
+    """What CONFIG says, or `file` in the folder --out, or the problem that a --set names."""
+    from fedadmm.data import problems
+    from fedadmm.study import loading
+
     if source is not None:
-        return source
+        return loading.read(source)
     if out is not None and (out / file).is_file():
-        return str(out / file)
+        return loading.read(str(out / file))
+    sets = click.get_current_context().params["sets"] or ()
+    named = dict(map(loading.assignment, sets)).get("problem.name")
+    if named is not None and not resume:
+        known = problems.canonical(str(named)) in problems.names()
+        return loading.of_problem(str(named)) if known else {}  # --set puts the name in
     if out is not None:
         raise typer.BadParameter(
             f"--out is '{out}', where there is nothing to go on with (no {file}); name a CONFIG to "
@@ -169,4 +201,8 @@ def source_or_run(source: str | None, out: Path | None, file: str, resume: bool)
         )
     if resume:
         raise typer.BadParameter("--resume needs the folder to go on with: --out FOLDER, or CONFIG")
-    raise typer.BadParameter("CONFIG is missing, but must be a preset, a file or --out FOLDER")
+    example = shlex.join(again(source="quickstart"))
+    raise typer.BadParameter(
+        "CONFIG is missing, but must be a preset, a problem, a file or --out FOLDER; "
+        f"for example: {example}"
+    )

@@ -43,8 +43,7 @@ def run(
     from fedadmm.study import loading, rundir
     from fedadmm.study.config import resolve
 
-    origin = options.source_or_run(source, out, rundir.CONFIG, resume)
-    tree = loading.run_only(loading.read(origin))
+    tree = loading.run_only(options.begin(source, out, rundir.CONFIG, resume))
     options.apply(tree)
     chosen = resolve(tree)
     if print_config:

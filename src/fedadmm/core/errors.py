@@ -14,6 +14,7 @@ A message names the field, the value and what is allowed.
 from __future__ import annotations
 
 import math
+from inspect import isabstract
 from numbers import Integral, Real
 
 
@@ -119,6 +120,9 @@ def check_kind(owner: object, field: str, value: object, role: type[object]) -> 
         hint = f"; call it with its options, as in {value.__name__}(...)"
     else:
         given, hint = repr(value) if isinstance(value, str) else f"a {type(value).__name__}", ""
+        if isabstract(role) and not isinstance(value, str):
+            members = ", ".join(sorted(role.__abstractmethods__))  # type: ignore[attr-defined]
+            hint = f"; make {type(value).__name__} a subclass of it that defines {members}"
     name = owner if isinstance(owner, str) else type(owner).__name__
     raise ParameterError(
         f"{name}: {field} is {given}, but must be of the kind {role.__name__}{hint}"

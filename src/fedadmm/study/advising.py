@@ -35,6 +35,8 @@ class Counsel(NamedTuple):
     remarks: list[str]
     config: Tree
     """A complete run with the recommended setting."""
+    changed: tuple[str, ...]
+    """The keys of the method and of the solver that the advice set."""
 
 
 def advise(config: Run, *, clients: int = 6, rows: int = 64) -> Counsel:
@@ -70,7 +72,7 @@ def advise(config: Run, *, clients: int = 6, rows: int = 64) -> Counsel:
         advice,
         _rounds(situation, found, advice),
         _remarks(situation, found),
-        _written(config, situation, advice),
+        *_written(config, situation, advice),
     )
 
 
@@ -149,7 +151,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _written(config: Run, situation: Situation, advice: tuple[Advice, ...]) -> Tree:
+def _written(
+    config: Run, situation: Situation, advice: tuple[Advice, ...]
+) -> tuple[Tree, tuple[str, ...]]:
     """The configuration with the recommended FedADMM, or asyncFedDR without rounds."""
     method = PRACTICE if situation.strong_convexity is None else CONVEX
     best = {row.parameter: row.recommended for row in advice if row.method == method}
@@ -163,4 +167,5 @@ def _written(config: Run, situation: Situation, advice: tuple[Advice, ...]) -> T
     changes: Tree = {"algorithm": algorithm}
     if "lr" in config.tree["solver"]:
         changes["solver"] = {"lr": rate}
-    return resolve(merged(config.tree, changes)).tree
+    keys = [key for table in changes.values() for key in table if key != "name"]
+    return resolve(merged(config.tree, changes)).tree, tuple(keys)

@@ -158,6 +158,8 @@ class RunConfig(BaseModel):
         name = _name(tree.get("algorithm"))
         if is_stranger(name) or name in families()["algorithm"]:
             usual["engine"] = {"name": default_engine(part_of("algorithm", name))}
+        if "stop" in tree:  # left out it is the method's own; with keys alone it is the usual one
+            usual["stop"] = {"name": "epochs"}
         complete = tree | {key: _named(tree.get(key, part), part) for key, part in usual.items()}
         problem = complete["problem"]
         if isinstance(problem, dict):  # a short form is written out, so that a run has one name

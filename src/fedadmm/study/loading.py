@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.data import problems
 from fedadmm.study.config import Tree
 from fedadmm.study.messages import shown, suggestion
 from fedadmm.study.rundir import CONFIG
@@ -37,7 +39,7 @@ def about(text: str) -> str:
 
 
 def read(source: str) -> Tree:
-    """The tables of a preset, of a TOML file, or of a run directory's config.toml."""
+    """The tables of a preset, a TOML file, a run directory's config.toml, or a problem's name."""
     path = Path(source)
     known = presets()
     if path.is_dir() and source not in known:
@@ -49,10 +51,13 @@ def read(source: str) -> Tree:
             )
     if not path.is_file() and source in known:
         return parse(known[source], f"preset {source}")
+    if not path.is_file() and problems.canonical(source) in problems.names():
+        return of_problem(source)
     if not path.is_file():
         is_path = path.suffix == SUFFIX or len(path.parts) > 1
-        kind = "file" if is_path else "file or preset"
-        near = "name an existing one, or a preset" if is_path else suggestion(source, known)
+        kind = "file" if is_path else "file, preset or problem"
+        words = [*known, *problems.names()]
+        near = "name an existing one, or a preset" if is_path else suggestion(source, words)
         raise ConfigError(f"there is no {kind} {source!r}; {near}")
     tree = table(path)
     if not tree:
@@ -61,6 +66,21 @@ def read(source: str) -> Tree:
             "'digits'; fedadmm config show quickstart prints a whole one"
         )
     return tree
+
+
+def of_problem(name: str) -> Tree:
+    """A problem's name alone: a tenth of many clients, 5 epochs, batches of 20."""
+    usual = {field.name: field.default for field in fields(cast(Any, problems.options(name)))}
+    count = usual.get("clients")
+    sampler: dict[str, Any] = {"name": "full"}
+    if isinstance(count, int) and count >= 50:
+        sampler = {"name": "uniform", "size": 0.1}
+    return {
+        "problem": {"name": name},
+        "solver": {"name": "sgd", "batch_size": 20},
+        "stop": {"name": "epochs", "epochs": 5},
+        "sampler": sampler,
+    }
 
 
 def table(path: Path) -> Tree:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -26,6 +28,10 @@ class Card(NamedTuple):
     name: str
     paper: str
     summary: str
+    details: str
+    """The rest of the method's own description."""
+    meanings: dict[str, str]
+    """Key -> what it is, as the method's description has it."""
     state: list[str]
     """What a client keeps between rounds, with its size in model vectors."""
     up: float
@@ -66,16 +72,26 @@ def card(name: str) -> Card:
     cast = method.broadcast(method.init_server(vector), Round(0, 0))
     result = LocalResult.like(vector)
     _, message = method.client_update(cast, client, result)
+    summary, _, details = inspect.cleandoc(type(method).__doc__ or "").partition("\n")
     return Card(
         name=name,
         paper=method.paper,
-        summary=(type(method).__doc__ or "").split("\n")[0],
+        summary=summary,
+        details=details.partition("Args:")[0].strip(),
+        meanings=_meanings(details),
         state=_state(client),
         up=_vectors(message),
         down=_vectors(cast),
         accepts=_accepts(method),
         keys=_keys(name),
     )
+
+
+def _meanings(details: str) -> dict[str, str]:
+    """The entries under `Args:`, each in one line."""
+    entries = re.split(r"^    (?=\w+: )", details.partition("Args:\n")[2], flags=re.MULTILINE)
+    pairs = (" ".join(entry.split()).partition(": ") for entry in entries if entry.strip())
+    return {key: meaning for key, _, meaning in pairs}
 
 
 def _tried(name: str) -> AnyAlgorithm:

@@ -59,6 +59,14 @@ class Part(BaseModel):
 
     name: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _python_spelling(cls, table: Any) -> Any:
+        """Docstrings are written for Python, where nothing is None; a configuration may say so."""
+        if not isinstance(table, dict):
+            return table
+        return {key: NONE if value == "None" else value for key, value in table.items()}
+
     @model_validator(mode="after")
     def _accepted(self) -> Part:
         self._made = self.made_from(**self.arguments())

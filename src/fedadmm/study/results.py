@@ -47,6 +47,11 @@ class Difference(NamedTuple):
     """A paired t interval of 95 %; none for a single seed."""
     seeds: int
 
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
 
 class Row(NamedTuple):
     """One label."""
@@ -233,6 +238,23 @@ def reached(found: Results, row: Row) -> str:
         return f"not reached (0 of {row.seeds})"
     text = words.spread(row.rounds)
     return text if row.rounds.complete else f"{text} ({row.reached} of {row.seeds})"
+
+
+def verdict(found: Results) -> str | None:
+    """Which rows differ from the best baseline by more than chance, in a sentence."""
+    if found.baseline is None:
+        return None
+    against = found.baseline.method
+    compared = [(row.method, row.difference) for row in found.rows if row.difference is not None]
+    if not compared:
+        return None
+    if all(one.low is None for _, one in compared):
+        return f"one seed cannot tell a difference to {against} from chance; try --seeds 0,1,2,3,4"
+    told = [name for name, one in compared if one.beyond_chance]
+    rest = [name for name, one in compared if not one.beyond_chance]
+    parts = [f"more than chance: {', '.join(told)}"] if told else []
+    parts += [f"not told apart from {against}: {', '.join(rest)}"] if rest else []
+    return "; ".join(parts)
 
 
 def compared(found: Results, row: Row) -> str:

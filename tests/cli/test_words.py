@@ -1,0 +1,129 @@
+"""The first words between a person and the command line: what is typed, and what is said back."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.algorithms import REGISTRY
+from fedadmm.study import results
+from fedadmm.study.results import Difference, Results, Row, spread
+from support.commands import call, write_small
+
+
+def test_a_problem_s_name_is_a_configuration(tmp_path: Path) -> None:
+    ran = call("run", "quadratics", "--rounds", 2, "--out", tmp_path / "run", "--no-report")
+    assert ran.exit_code == 0, ran.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["rounds"] == 2
+
+
+def test_a_problem_may_be_named_by_set_alone(tmp_path: Path) -> None:
+    words = ("--set", "problem.name=quadratics", "--rounds", 1, "--print-config")
+    assert 'name = "quadratics"' in call("run", *words).stdout
+    assert 'name = "quadratics"' in call("compare", *words).stdout
+
+
+def test_without_a_configuration_the_line_to_type_is_said() -> None:
+    refused = call("run", "--set", "solver.lr=0.3", "--rounds", 7)
+    assert refused.exit_code == 2
+    line = refused.stderr.partition("for example: ")[2].partition(" (see")[0]
+    assert shlex.split(line) == [
+        *("fedadmm", "run", "quickstart", "--rounds", "7", "--set", "solver.lr=0.3")
+    ]
+
+
+def test_a_stop_with_keys_alone_is_the_usual_one(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('[problem]\nname = "quadratics"\n')
+    shown = call("run", file, "--set", "stop.epochs=5", "--print-config")
+    assert shown.exit_code == 0, shown.stderr
+    assert '[stop]\nname = "epochs"\nepochs = 5' in shown.stdout
+
+
+@pytest.mark.parametrize("spelling", ["none", "None"])
+def test_nothing_is_spelt_as_in_toml_or_as_in_python(tmp_path: Path, spelling: str) -> None:
+    for name, label in (("a", "x"), ("b", "y")):
+        (tmp_path / f"{name}.csv").write_text(f"size,target\n1,{label}\n2,x\n3,y\n")
+    words = ("--set", f"problem.path={tmp_path}", "--set", f"problem.client={spelling}")
+    shown = call("run", "table", *words, "--print-config")
+    assert 'client = "none"' in shown.stdout, shown.stderr
+
+
+def test_every_method_has_a_line_of_80_columns_and_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = call("algorithms").stdout
+    assert max(map(len, listed.splitlines())) <= 80
+    lines = [line.split() for line in listed.partition("keeps: ")[0].splitlines()]
+    first = {words[0]: words for words in lines if words and words[0] in REGISTRY}
+    assert list(first) == sorted(REGISTRY)
+    assert first["scaffold"][-2:] == ["1", "2"]
+    assert first["fedadmm"][-2:] == ["2", "1"]
+    page = " ".join(call("algorithms", "fedadmm").stdout.split())
+    assert "Gong et al., FedADMM, ICDE 2022" in page
+    assert "algorithm.rho: a number" in page
+    assert "the penalty, a number or a schedule over rounds." in page
+
+
+def test_advice_begins_with_a_line_that_runs(tmp_path: Path) -> None:
+    own = write_small(tmp_path / "own.toml")
+    words = ("--clients", 2, "--set", "problem.clients=5")
+    shown = call("advise", own, *words)
+    told = json.loads(call("advise", own, *words, "--json").stdout)["config"]
+    first, *numbers = shown.stdout.splitlines()[:4]
+    assert [line.split(",")[0].strip() for line in numbers[:2]] == ["penalty", "learning rate"]
+    assert numbers[2].split() == ["local", "steps", "per", "round", "3"]
+    assert "rounds to a mean" not in shown.stdout.partition("Where that comes from")[0]
+    again = call(*shlex.split(first)[1:], "--print-config")
+    assert again.exit_code == 0, again.stderr
+    for key in ("rho", "lr"):
+        table = told["algorithm"] if key == "rho" else told["solver"]
+        assert f"{key} = {table[key]}" in again.stdout
+    assert "clients = 5" in again.stdout
+
+
+def _row(name: str, difference: Difference | None) -> Row:
+    nothing = spread([])
+    return Row(name, name, name, False, 3, 0, nothing, nothing, nothing, {}, None, difference)
+
+
+def test_a_comparison_says_which_differences_are_more_than_chance() -> None:
+    base = _row("FedAvg", None)
+    rows = [
+        base,
+        _row("FedADMM", Difference(0.1, 0.05, 0.15, 3)),
+        _row("FedDR", Difference(0.1, -0.05, 0.25, 3)),
+        _row("FedPD", Difference(-0.1, -0.15, -0.05, 3)),
+    ]
+    told = results.verdict(Results(None, "test_accuracy", base, rows))
+    assert told == "more than chance: FedADMM, FedPD; not told apart from FedAvg: FedDR"
+    single = [base, _row("FedADMM", Difference(0.1, None, None, 1))]
+    told = results.verdict(Results(None, "test_accuracy", base, single))
+    assert told is not None
+    assert told.startswith("one seed cannot tell a difference to FedAvg from chance")
+    assert results.verdict(Results(None, "test_accuracy", None, rows)) is None
+
+
+def test_a_comparison_without_a_target_speaks_of_none(tmp_path: Path) -> None:
+    own = write_small(tmp_path / "own.toml")
+    words = ("--algorithms", "fedavg,fedadmm", "--seeds", "0,1,2", "--jobs", 1)
+    shown = call("compare", own, *words, "--out", tmp_path / "out")
+    assert shown.exit_code == 0, shown.stderr
+    assert "target" not in shown.stdout
+    assert "±" in shown.stdout
+    assert "± is the standard deviation over the seeds" in " ".join(shown.stdout.split())
+
+
+def test_a_sampler_that_is_none_is_told_what_to_become() -> None:
+    class Alternate:
+        def sample(self, seed: int, round_index: int, clients: int) -> list[int]:
+            return [round_index % clients]
+
+    problem = fa.Problem([fa.Quadratic(torch.eye(2), torch.ones(2))])
+    with pytest.raises(fa.ParameterError, match="make Alternate a subclass of it that defines sam"):
+        fa.simulate(fa.FedAvg(), problem, 1, sampler=Alternate())  # type: ignore[arg-type]
