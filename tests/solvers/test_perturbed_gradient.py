@@ -99,8 +99,9 @@ def test_every_method_stacked(name, problem):
     assert not torch.equal(plain.params, expected.params)
     for left, right in zip(expected.history, plain.history, strict=True):
         # Scaffnew's coin ends a solve inside an epoch, where steps and rows are different shares.
-        steps = right["passes"] if name == "scaffnew" else right["epochs"]
-        assert left["passes"] == pytest.approx(right["passes"] + steps)
+        plain_work = right["work"]
+        steps = plain_work["passes"] if name == "scaffnew" else plain_work["epochs"]
+        assert left["work"]["passes"] == pytest.approx(plain_work["passes"] + steps)
 
 
 @pytest.mark.parametrize("engine", ["workers", VirtualTime(mode="sync")])
