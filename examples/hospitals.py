@@ -1,6 +1,6 @@
 """Four hospitals predict heart disease together; no patient's row leaves its hospital.
 
-Needs the UCI heart disease files: `fedadmm data fetch heart-disease`, or FEDADMM_DATA.
+The UCI heart disease files come with the package.
 """
 
 from fedadmm import SGD, DataError, Epochs, FedADMM, problems, simulate

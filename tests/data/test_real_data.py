@@ -95,7 +95,6 @@ def test_femnist() -> None:
 
 
 def test_heart() -> None:
-    need("heart-disease")
     rows = data.heart()
     assert rows.test is not None
     sizes = np.bincount(rows.train.groups) + np.bincount(rows.test.groups)

@@ -329,3 +329,27 @@ def test_every_known_file_has_a_checksum_and_either_an_address_or_none() -> None
             assert file.size > 0
             if file.address is not None:
                 assert file.address.startswith(("https://", "http://"))
+
+
+def test_heart_disease_comes_with_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDADMM_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sources, "download", None)
+    folder = sources.fetch("heart")
+    assert folder == sources.SHIPPED / "heart-disease"
+    assert [row.status for row in sources.check("heart")] == ["ok"] * 4
+    told = (folder / "README.md").read_text("utf-8")
+    assert SOURCES["heart-disease"].licence in told
+    assert "10.24432/C52P4X" in told
+
+
+def test_a_damaged_file_of_your_own_is_not_replaced_by_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDADMM_DATA", str(tmp_path))
+    (tmp_path / "heart-disease").mkdir()
+    (tmp_path / "heart-disease" / "processed.va.data").write_text("1,2,3\n")
+    with pytest.raises(DataError, match=r"processed\.va\.data: has 6 bytes"):
+        sources.fetch("heart")

@@ -106,7 +106,6 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
             "uniform, bernoulli, weighted, non-overlapping, doubly-uniform, cyclic, trace, "
             "least-recently-seen, loss, energy)",
         ),
-        ({"stop": {}}, "stop.name is missing; allowed: epochs, uniform-epochs, steps, gradient-"),
         (
             {"algorithm": {"name": "fedadmm", "rho": "x"}},
             "algorithm.rho is 'x', but must be a number or a table whose name is one of piecewise, "

@@ -1,4 +1,4 @@
-"""Where files come from: FEDADMM_DATA, then the user's cache, then their canonical address.
+"""Where files come from: FEDADMM_DATA, the user's cache, the package, their canonical address.
 
 Also the functions behind `fedadmm data list|fetch|path|check`.
 """
@@ -22,6 +22,10 @@ from fedadmm.data.files import read_chunks
 
 VARIABLE = "FEDADMM_DATA"
 """Names the folder whose subfolders (mnist, fashion-mnist, femnist, …) hold the data sets."""
+
+
+SHIPPED = Path(__file__).parent / "shipped"
+"""The small data sets that come with the package, each beside its source and licence."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,7 @@ def cache_folder() -> Path:
 
 def _roots() -> list[Path]:
     folder = data_folder()
-    return [cache_folder()] if folder is None else [folder, cache_folder()]
+    return [*([] if folder is None else [folder]), cache_folder(), SHIPPED]
 
 
 @lru_cache(maxsize=256)
