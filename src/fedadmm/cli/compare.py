@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from fedadmm.study.results import Results
 
 
+_USUAL = ["fedavg", "fedprox", "scaffold", "fedadmm"]
+"""What one's own files are compared by where nothing else is asked for."""
+
+
 @app.command(
-    epilog="Example: fedadmm compare quickstart --algorithms fedavg,fedadmm --seeds 0,1,2 --out DIR"
+    cls=options.TakesFiles,
+    epilog="Example: fedadmm compare quickstart --algorithms fedavg,fedadmm --seeds 0,1,2",
 )
 def compare(
     source: options.Source = None,
+    csv: options.Csv = None,
+    target: options.TargetColumn = None,
+    client: options.ClientColumn = None,
     algorithms: Annotated[
         str | None,
         typer.Option(
@@ -45,13 +53,15 @@ def compare(
 ) -> None:
     """Compare methods on the same problem, the same initial models and the same participation.
 
-    CONFIG is a preset or a TOML file; without it, --out names a comparison to go on with.
+    CONFIG is a preset, a problem or a TOML file.  Without it, --out names a comparison to go on
+    with, and --csv site*.csv --target COLUMN compares on files of your own.
     """
     from fedadmm.study import comparing, loading
 
     tree = options.begin(source, out, comparing.PLAN, resume)
     options.apply(tree, seeds=options.whole_numbers(seeds, "--seeds"))
-    plan = comparing.plan(tree, options.listed(algorithms, "--algorithms"))
+    asked = options.listed(algorithms, "--algorithms")
+    plan = comparing.plan(tree, asked or ([] if "methods" in tree or not csv else _USUAL))
     if print_config:
         typer.echo(loading.write(plan.complete()), nl=False)
         return
@@ -63,8 +73,8 @@ def compare(
 def _compare(
     plan: Comparison, folder: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
 ) -> None:
-    from fedadmm.cli.display import draw, live, print_json, print_places
-    from fedadmm.study import comparing
+    from fedadmm.cli.display import draw, live, print_json, print_places, print_preparation
+    from fedadmm.study import comparing, rundir
 
     count = options.processes(jobs, (method.run for method in plan.methods))
     with live(plan.runs()) as watch:
@@ -74,6 +84,7 @@ def _compare(
         print_json(result | {"directory": str(folder), "report": page})
         return
     _print(result, folder)
+    print_preparation(next(folder.rglob(rundir.CONFIG)).parent)
     print_places("runs", folder, page)
 
 

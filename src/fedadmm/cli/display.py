@@ -37,6 +37,15 @@ def draw(folder: Path, wanted: bool) -> str | None:
     return str(write_report(folder))
 
 
+def print_preparation(run: Path) -> None:
+    """How a run's rows were made from what was recorded, where there is something to say."""
+    from fedadmm.study.rundir import RunDir
+
+    preparation = RunDir(run).partition().get("preparation")
+    if preparation is not None:
+        typer.echo(f"data    {preparation['how']}")
+
+
 def print_places(word: str, folder: Path, page: str | None) -> None:
     """Where the results lie, and their report."""
     typer.echo(f"{word:7} {folder}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 import typer
+from typer.core import TyperCommand
 
 from fedadmm.cli.group import again, only_one_document
 
@@ -88,6 +89,21 @@ AsJson = Annotated[
 ]
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the complete configuration and stop.")
+]
+Csv = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--csv",
+        metavar="FILE…",
+        help="Train on your own CSV files: one per client, or one with --client.",
+    ),
+]
+TargetColumn = Annotated[
+    str | None, typer.Option("--target", metavar="COLUMN", help="Predict this column of --csv.")
+]
+ClientColumn = Annotated[
+    str | None,
+    typer.Option("--client", metavar="COLUMN", help="Tell clients apart by this column of --csv."),
 ]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")]
 
@@ -180,7 +196,46 @@ def processes(jobs: int | None, runs: Iterable[Run]) -> int:
     return len(os.sched_getaffinity(0)) if alone else 1
 
 
+class TakesFiles(TyperCommand):
+    """A command whose --csv takes all words up to the next option, as a shell writes site*.csv."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Say --csv before each of its files."""
+        words: list[str] = []
+        taking = False
+        for word in args:
+            if word.startswith("-"):
+                taking = word == "--csv"
+                words += [] if taking else [word]
+            else:
+                words += ["--csv", word] if taking else [word]
+        if args[-1:] == ["--csv"]:
+            words.append("--csv")  # click says that its value is missing
+        return super().parse_args(ctx, words)
+
+
 def begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tree:
+    """Where a run or a comparison begins; --csv puts its table in the place of the problem."""
+    from fedadmm.study import loading
+
+    given = click.get_current_context().params
+    files, columns = given["csv"], {key: given[key] for key in ("target", "client")}
+    if not files:
+        for key, column in columns.items():
+            if column is not None:
+                raise typer.BadParameter(
+                    f"--{key} is {column!r}, a column of --csv FILE …, but --csv is missing"
+                )
+        return _begin(source, out, file, resume)
+    if columns["target"] is None:
+        raise typer.BadParameter("--target is missing, but must name the column to predict")
+    tree = loading.of_problem("table") if source is None else loading.read(source)
+    table = {"name": "table", "path": list(files), "preparation": "from-sums"}
+    tree["problem"] = table | {key: name for key, name in columns.items() if name is not None}
+    return tree
+
+
+def _begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tree:
     """What CONFIG says, or `file` in the folder --out, or the problem that a --set names."""
     from fedadmm.data import problems
     from fedadmm.study import loading

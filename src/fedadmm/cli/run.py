@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    epilog="Example: fedadmm run quickstart --algorithm fedadmm --set algorithm.rho=0.1 --rounds 50"
+    cls=options.TakesFiles,
+    epilog="Example: fedadmm run quickstart --algorithm fedadmm --set algorithm.rho=0.1",
 )
 def run(
     source: options.Source = None,
+    csv: options.Csv = None,
+    target: options.TargetColumn = None,
+    client: options.ClientColumn = None,
     algorithm: options.Algorithm = None,
     rounds: options.Rounds = None,
     seed: options.Seed = None,
@@ -38,7 +42,8 @@ def run(
 ) -> None:
     """Run one experiment.
 
-    CONFIG is a preset, a TOML file or a run directory; without it, --out names a run to go on with.
+    CONFIG is a preset, a problem, a TOML file or a run directory.  Without it, --out names a run to
+    go on with, and --csv site*.csv --target COLUMN trains on files of your own.
     """
     from fedadmm.study import loading, rundir
     from fedadmm.study.config import resolve
@@ -49,14 +54,14 @@ def run(
     if print_config:
         typer.echo(loading.write(chosen.tree), nl=False)
         return
-    base = f"{Path(source or 'run').stem}-{chosen.label}-seed{chosen.seed}"
+    base = f"{Path(source or ('table' if csv else 'run')).stem}-{chosen.label}-seed{chosen.seed}"
     folder = options.output_folder(out, base, resume)
     with resumable(again(out=folder, resume=True), folder):
         _run(chosen, folder, resume, report, as_json)
 
 
 def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
-    from fedadmm.cli.display import draw, live, print_json, print_places
+    from fedadmm.cli.display import draw, live, print_json, print_places, print_preparation
     from fedadmm.run.record import as_number
     from fedadmm.study import words
     from fedadmm.study.pool import Began, Recorded
@@ -82,4 +87,5 @@ def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -
     typer.echo(f"{measured or 'nothing measured'}; {sent} sent in {summary['rounds']} rounds")
     for warning in summary.get("warnings", ()):
         typer.echo(f"warning: {warning}")
+    print_preparation(folder)
     print_places("run", folder, page)

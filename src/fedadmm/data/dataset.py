@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,7 +65,8 @@ class Dataset:
 
     `num_classes` is None for a regression.  `groups` says which natural client (writer, hospital,
     speaker) each row belongs to, as numbers that index `group_names`.  `prepare` turns stored rows
-    into the model's input.  `name` is what error messages call the data.
+    into the model's input.  `name` is what error messages call the data.  `preparation` says how
+    the rows were made from what was recorded, where that is more than reading them.
     """
 
     inputs: Tensor
@@ -75,6 +76,7 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     prepare: Prepare | None = None
     name: str = "data"
+    preparation: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.inputs)

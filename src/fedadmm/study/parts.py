@@ -116,6 +116,8 @@ def _first_paragraph(part: type[Any]) -> str:
 def _default(field: Field[Any], given: Mapping[str, Any]) -> Any:
     if field.name in given:
         return given[field.name]
+    if isinstance(field.default, tuple):
+        return list(field.default)  # as TOML spells it
     if field.default is not MISSING:
         return NONE if field.default is None else field.default
     if field.default_factory is not MISSING:

@@ -94,6 +94,8 @@ def partition_of(problem: Problem) -> Mapping[str, Any] | None:
         "sizes": sizes[:MOST_CLIENTS],
         "total_size": sum(sizes),
     }
+    if data.rows.preparation is not None:
+        shown["preparation"] = data.rows.preparation
     if data.rows.num_classes is None:
         return shown
     counts = data.label_counts()

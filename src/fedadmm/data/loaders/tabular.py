@@ -16,6 +16,9 @@ from fedadmm.data.dataset import Dataset
 from fedadmm.data.files import EXPANSION, read_csv, read_npz
 
 Kind = Literal["classes", "numbers"]
+AUTO = "auto"
+"""Whose rows are whose: the column `client` where there is one, else every file is one client."""
+_REMEDY = "; for gaps and words in a CSV or Parquet file: problem.preparation = 'from-sums'"
 _SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
 
 
@@ -29,29 +32,24 @@ class Columns(NamedTuple):
 
 @checked_arguments
 def tabular(
-    path: str | Path,
+    path: str | Path | Sequence[str],
     *,
     target: str = "target",
     client: str | None = "client",
     inputs: str | Sequence[str] | None = None,
     kind: Kind = "classes",
 ) -> Dataset:
-    """Rows from a file or from all files of a folder, in the order of their names.
+    """Rows from a file, from several, or from all files of a folder in the order of their names.
 
     `target` and `client` name columns (in an npz: arrays).  With `client=None` every file is one
-    client, named after it.  `inputs` names the feature columns, by default all others; in an npz
-    it is one array of any shape, by default `inputs`.  Targets are class names of any type, or,
-    with `kind="numbers"`, real numbers to regress on.  A value that is missing or not finite is
-    refused with its file and line.
+    client, named after it; with `client="auto"` that is so where a file has no column `client`.
+    `inputs` names the feature columns, by default all others; in an npz it is one array of any
+    shape, by default `inputs`.  Targets are class names of any type, or, with `kind="numbers"`,
+    real numbers to regress on.  A value that is missing or not finite is refused with its file and
+    line.
     """
-    root = Path(path)
-    files = (
-        [root]
-        if root.is_file()
-        else sorted(file for file in root.glob("*") if file.name.endswith(_SUFFIXES))
-    )
-    if not files:
-        raise DataError(f"{root}: is neither a file nor a folder with files {', '.join(_SUFFIXES)}")
+    files = table_files(path)
+    root = path if isinstance(path, str | Path) else f"{files[0]} …"
     tables = [_read(file, target, client, inputs) for file in files]
     shapes = {table.inputs.shape[1:] for table in tables}
     if len(shapes) > 1:
@@ -59,10 +57,28 @@ def tabular(
     return make_dataset(
         np.concatenate([table.inputs for table in tables]),
         np.concatenate([table.targets for table in tables]),
-        np.concatenate([_owners(t, f) for t, f in zip(tables, files, strict=True)]),
+        np.concatenate(
+            [owners_of(t.clients, len(t.targets), f) for t, f in zip(tables, files, strict=True)]
+        ),
         kind,
         str(root),
     )
+
+
+def table_files(path: str | Path | Sequence[str]) -> list[Path]:
+    """The files: the one, those that are listed, or those of a folder."""
+    if not isinstance(path, str | Path):
+        return [file for one in path for file in table_files(one)]
+    root = Path(path)
+    if root.is_file():
+        return [root]
+    files = sorted(file for file in root.glob("*") if file.name.endswith(_SUFFIXES))
+    if not files:
+        raise DataError(
+            f"{root}: is neither a file nor a folder with files {', '.join(_SUFFIXES)}; name yours "
+            "by problem.path, or by --csv FILE … --target COLUMN"
+        )
+    return files
 
 
 def make_dataset(
@@ -97,10 +113,9 @@ def _whole_numbers(classes: NDArray[Any]) -> NDArray[Any]:
         return classes.astype(str)
 
 
-def _owners(table: Columns, file: Path) -> NDArray[Any]:
-    if table.clients is not None:
-        return table.clients.astype(str)
-    return np.full(len(table.targets), file.name.split(".")[0])
+def owners_of(clients: NDArray[Any] | None, rows: int, file: Path) -> NDArray[Any]:
+    """Whose each row is: as the column says, or else the file's."""
+    return clients.astype(str) if clients is not None else np.full(rows, file.name.split(".")[0])
 
 
 def _read(
@@ -109,20 +124,37 @@ def _read(
     if path.name.endswith(".npz"):
         return _read_npz(path, target, client, "inputs" if inputs is None else str(inputs))
     wanted = [inputs] if isinstance(inputs, str) else inputs
-    cells = _read_parquet(path) if path.name.endswith(".parquet") else _read_table(path)
-    for name in [target, *([client] if client else []), *(wanted or [])]:
-        if name not in cells:
-            raise DataError(f"{path}: has no column {name!r} (it has {', '.join(cells)})")
+    cells, client = read_columns(path, [target, *(wanted or [])], client)
     features = wanted or [name for name in cells if name not in (target, client)]
     if not features:
         raise DataError(f"{path}: has no feature column besides target and client")
     columns = [_numbers(cells[name], str(path), name) for name in features]
     for name in [target, *([client] if client else [])]:
-        _refuse_missing(cells[name], path, name)
+        refuse_missing(cells[name], path, name)
     return Columns(np.stack(columns, axis=1), cells[target], cells[client] if client else None)
 
 
+def read_columns(
+    path: Path, wanted: Sequence[str], client: str | None, gaps: bool = False
+) -> tuple[dict[str, NDArray[Any]], str | None]:
+    """The columns of a CSV or Parquet file, and which of them names the client, if any does.
+
+    With `gaps` every cell is text, and a missing one of a Parquet file is empty.
+    """
+    parquet = path.name.endswith(".parquet")
+    cells = _read_parquet(path, gaps) if parquet else _read_table(path)
+    if client == AUTO:
+        client = "client" if "client" in cells else None
+    for name in [*wanted, *([client] if client else [])]:
+        if name not in cells:
+            hint = "; client=None makes every file one client" if name == client else ""
+            raise DataError(f"{path}: has no column {name!r} (it has {', '.join(cells)}){hint}")
+    return cells, client
+
+
 def _read_npz(path: Path, target: str, client: str | None, inputs: str) -> Columns:
+    if client == AUTO:
+        client = "client" if "client" in read_npz(path, []) else None
     arrays = read_npz(path, [inputs, target, *([client] if client else [])])
     for name in (target, *([client] if client else [])):
         if arrays[name].shape != arrays[inputs].shape[:1] or arrays[inputs].ndim < 2:
@@ -130,7 +162,7 @@ def _read_npz(path: Path, target: str, client: str | None, inputs: str) -> Colum
                 f"{path}: {inputs} has shape {arrays[inputs].shape} and {name} "
                 f"{arrays[name].shape}, but must be (rows, …) and (rows,)"
             )
-        _refuse_missing(arrays[name], path, name)
+        refuse_missing(arrays[name], path, name)
     values = _numbers(arrays[inputs], str(path), inputs)
     return Columns(values, arrays[target], arrays[client] if client else None)
 
@@ -155,7 +187,7 @@ def _read_table(path: Path) -> dict[str, NDArray[Any]]:
     }
 
 
-def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+def _read_parquet(path: Path, gaps: bool = False) -> dict[str, NDArray[Any]]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -170,6 +202,11 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
                 raise DataError(f"{path}: promises {cells} values, more than the file can hold")
             table = file.read()
         columns = {name: table.column(name) for name in table.column_names}
+        if gaps:
+            return {
+                name: np.array(["" if v is None else str(v) for v in column.to_pylist()])
+                for name, column in columns.items()
+            }
         for name, column in columns.items():
             if column.null_count:
                 raise DataError(f"{path}: column {name!r} misses {column.null_count} values")
@@ -185,12 +222,12 @@ def _numbers(values: NDArray[Any], name: str, column: str) -> NDArray[np.float32
             numbers = values.astype(np.float32)
     except (TypeError, ValueError):
         raise DataError(
-            f"{name}: {column!r} holds {_first_bad(values)}, which is no number"
+            f"{name}: {column!r} holds {_first_bad(values)}, which is no number{_REMEDY}"
         ) from None
     bad = ~np.isfinite(numbers).reshape(len(numbers), -1).all(axis=1)
     if bool(bad.any()):
         raise DataError(
-            f"{name}: {column!r} is missing or not finite in row {int(bad.argmax()) + 1}"
+            f"{name}: {column!r} is missing or not finite in row {int(bad.argmax()) + 1}{_REMEDY}"
         )
     return numbers
 
@@ -204,7 +241,8 @@ def _first_bad(values: NDArray[Any]) -> str:
     return "something"
 
 
-def _refuse_missing(values: NDArray[Any], path: Path, column: str) -> None:
+def refuse_missing(values: NDArray[Any], path: Path, column: str) -> None:
+    """Refuse a column of targets or clients with a gap."""
     if values.dtype.kind == "f":
         missing = ~np.isfinite(values)
     else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from fedadmm.core.errors import DataError
 from fedadmm.core.parts import Count, Fraction, Probability, part
 from fedadmm.core.problem import Problem
 from fedadmm.data.dataset import TrainTest, hold_out
@@ -20,7 +22,8 @@ from fedadmm.data.loaders.pictures import (
     mnist,
     mnist_writers,
 )
-from fedadmm.data.loaders.tabular import tabular
+from fedadmm.data.loaders.prepared import prepared_table
+from fedadmm.data.loaders.tabular import AUTO, tabular
 from fedadmm.data.loaders.text import shakespeare
 from fedadmm.data.problems.federation import RowsProblem, federate
 from fedadmm.data.problems.registry import Sites
@@ -173,21 +176,49 @@ class TableOptions(RowsProblem):
     """Your own CSV, Parquet or npz file, or a folder of them."""
 
     summary: ClassVar[str] = "your own CSV, Parquet or npz"
-    path: str = "data.csv"
+    path: str | Sequence[str] = "data.csv"
+    """A file, a folder of files, or a list of both."""
     partition: str = "natural"
     model: str = "logistic"
     target: str = "target"
     """The column to predict."""
-    client: str | None = "client"
-    """The column that names the client; None makes every file one client."""
+    client: str | None = AUTO
+    """The column that names the client; None makes every file one client.  The word auto takes the
+    column `client` where there is one, and else every file as one client."""
     kind: Literal["classes", "numbers"] = "classes"
     """Whether targets are class names or numbers to regress on (with the model `linear`)."""
     test_fraction: Probability = 0.2
     """Which part of each client's rows is held out, chosen by `partition_seed`; 0 for none."""
+    preparation: Literal["as-is", "from-sums"] = "as-is"
+    """Take numbers as they are, none missing; or fill gaps, spread words and scale numbers, from
+    sums and lists that every client tells of its training rows."""
+    leave_out: Sequence[str] = ()
+    """from-sums: columns that are no features."""
 
     def rows(self) -> TrainTest:
-        """The file's rows, and those held out of them."""
+        """The files' rows, and those held out of them."""
+        rows = self._prepared() if self.preparation == "from-sums" else self._as_is()
+        if self.client == AUTO and self.partition == "natural" and len(rows.train.group_names) == 1:
+            raise DataError(
+                f"{rows.train.name}: is one client only; name the column that tells them apart "
+                "(problem.client, or --client), give a file per client, or split the rows: "
+                "problem.partition = 'iid', problem.clients = 10"
+            )
+        return rows
+
+    def _as_is(self) -> TrainTest:
         rows = tabular(self.path, target=self.target, client=self.client, kind=self.kind)
         if self.test_fraction == 0:
             return TrainTest(rows)
         return hold_out(rows, self.test_fraction, self.partition_seed)
+
+    def _prepared(self) -> TrainTest:
+        return prepared_table(
+            self.path,
+            target=self.target,
+            client=self.client,
+            kind=self.kind,
+            leave_out=self.leave_out,
+            test_fraction=self.test_fraction,
+            seed=self.partition_seed,
+        )

@@ -1,0 +1,167 @@
+"""Own tables made ready from what each client tells: as if all rows had been in one place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedadmm.core.errors import DataError
+from fedadmm.data import problems
+from fedadmm.data.loaders.prepared import Numbers, Scaled, Spread, fit, prepared_table, told
+from support.commands import call
+
+
+def write_sites(folder: Path, sites: int = 3, rows: int = 40) -> list[Path]:
+    """Sites of different levels, with gaps and words; the outcome hangs on both columns."""
+    draws = np.random.default_rng(5)
+    paths = []
+    for site in range(sites):
+        age = draws.normal(50 + 10 * site, 8, rows)
+        ward = draws.choice(["north", "south", "?"] if site else ["north", "west"], rows)
+        sick = (age + 15 * (ward == "north") + draws.normal(0, 4, rows)) > 65
+        cells = ["" if i % 9 == 4 else f"{value:.3f}" for i, value in enumerate(age)]
+        names = np.where(sick, "sick", "well")
+        lines = [f"{a},{w},7,{s}" for a, w, s in zip(cells, ward, names, strict=True)]
+        path = folder / f"site{site}.csv"
+        path.write_text("\n".join(["age,ward,room,diagnosis", *lines]) + "\n")
+        paths.append(path)
+    return paths
+
+
+def test_joined_sums_are_those_of_all_rows_together() -> None:
+    draws = np.random.default_rng(0)
+    parts = [draws.normal(1e6 + i, 1 + i, 10 * i) for i in range(4)]  # the first has no rows
+    clients = [{"x": np.array([repr(float(v)) for v in part], dtype=str)} for part in parts]
+    (column,) = fit(clients, "here")
+    together = np.concatenate(parts)
+    assert isinstance(column, Scaled)
+    assert column.mean == pytest.approx(together.mean(), rel=1e-14)
+    assert column.deviation == pytest.approx(together.std(), rel=1e-10)
+
+
+def test_a_client_tells_sums_and_lists_and_no_row() -> None:
+    cells = {"age": np.array(["1", "3", "?"]), "ward": np.array(["b", "a", "b"])}
+    assert told(cells, {"ward"}) == {"age": Numbers(2, 2.0, 2.0), "ward": {"a", "b"}}
+
+
+def test_one_site_s_word_makes_the_column_words_everywhere() -> None:
+    clients = [{"ward": np.array(["1", "2"])}, {"ward": np.array(["x", "NA"])}]
+    assert fit(clients, "here") == [Spread("ward", ("1", "2", "x"))]
+
+
+def test_rows_are_filled_spread_and_scaled_and_the_held_out_ones_teach_nothing(
+    tmp_path: Path,
+) -> None:
+    paths = [str(path) for path in write_sites(tmp_path)]
+    made = prepared_table(paths, target="diagnosis", client=None, kind="classes", seed=3)
+    assert made.test is not None
+    assert made.train.group_names == ("site0", "site1", "site2")
+    assert made.train.preparation is not None
+    columns = {one["name"]: one for one in made.train.preparation["columns"]}
+    assert columns["ward"]["words"] == ("north", "south", "west")
+    assert columns["room"]["mean"] == 7.0
+    assert columns["room"]["deviation"] == 1.0
+    x = made.train.inputs.numpy()
+    assert x.shape[1] == 1 + 3 + 1
+    known = x[x[:, 0] != 0, 0]  # a gap is the mean of what is there
+    assert known.mean() == pytest.approx(0, abs=1e-5)
+    assert known.std() == pytest.approx(1, abs=1e-5)
+    assert set(x[:, 1:4].sum(axis=1).tolist()) == {0.0, 1.0}
+    assert abs(float(made.test.inputs[:, 0].mean())) > 1e-4
+    assert len(made.test) == 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": "room"}, "has one class only"),
+        ({"target": "illness"}, "has no column 'illness' (it has age, ward, room, diagnosis)"),
+        ({"leave_out": ["rom"]}, "has no column 'rom'"),
+        ({"target": "age", "kind": "numbers"}, "is missing"),
+        ({"client": "site"}, "client=None makes every file one client"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    paths = [str(path) for path in write_sites(tmp_path)]
+    options = {"target": "diagnosis", "client": None, "kind": "classes"} | change
+    with pytest.raises(DataError) as refusal:
+        prepared_table(paths, **options)  # type: ignore[arg-type]
+    assert message in str(refusal.value)
+
+
+def test_names_are_no_categories_and_measurements_no_classes(tmp_path: Path) -> None:
+    lines = [f"p{i},{i / 7},{'ab'[i % 2]}" for i in range(120)]
+    path = tmp_path / "one.csv"
+    path.write_text("\n".join(["patient,dose,kind", *lines]) + "\n")
+    options = {"client": None, "kind": "classes"}
+    with pytest.raises(DataError, match=r"'patient' holds .*problem\.leave_out = \['patient'\]"):
+        prepared_table(str(path), target="kind", test_fraction=0, **options)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"problem.kind = 'numbers'"):
+        prepared_table(str(path), target="dose", **options)  # type: ignore[arg-type]
+
+
+def test_a_run_from_csv_files_says_how_they_were_prepared(tmp_path: Path) -> None:
+    paths = write_sites(tmp_path)
+    words = ("--target", "diagnosis", "--rounds", 8, "--no-report")
+    ran = call("run", "--csv", *paths, *words, "--out", tmp_path / "run")
+    assert ran.exit_code == 0, ran.stderr
+    assert "data    numbers are scaled and words spread" in ran.stdout
+    told = json.loads((tmp_path / "run" / "partition.json").read_text())
+    assert told["names"] == ["site0", "site1", "site2"]
+    assert [one["name"] for one in told["preparation"]["columns"]] == ["age", "ward", "room"]
+    final = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
+    assert final["test_accuracy"] > 0.75
+
+
+def test_a_comparison_takes_one_file_with_a_column_of_clients(tmp_path: Path) -> None:
+    first, second, _ = (path.read_text().splitlines() for path in write_sites(tmp_path))
+    rows = [f"{line},A" for line in first[1:]] + [f"{line},B" for line in second[1:]]
+    path = tmp_path / "all.csv"
+    path.write_text("\n".join([f"{first[0]},clinic", *rows]) + "\n")
+    words = ("--csv", path, "--target", "diagnosis", "--client", "clinic", "--rounds", 2)
+    shown = call("compare", *words, "--jobs", 1, "--no-report", "--out", tmp_path / "out")
+    assert shown.exit_code == 0, shown.stderr
+    for method in ("FedAvg", "FedProx", "SCAFFOLD", "FedADMM"):
+        assert method.lower() in shown.stdout.lower()
+    assert "no row was moved" in " ".join(shown.stdout.split())
+
+
+def test_files_come_before_or_after_other_words(tmp_path: Path) -> None:
+    a, b, _ = write_sites(tmp_path)
+    for words in (
+        ("--csv", a, b, "--target", "diagnosis"),
+        ("--target", "diagnosis", "--csv", a, b),
+        ("--csv", a, "--target", "diagnosis", "--csv", b),
+        (f"--csv={a}", f"--csv={b}", "--target=diagnosis"),
+        ("quickstart", "--target", "diagnosis", "--csv", a, b),
+    ):
+        shown = call("run", *words, "--print-config")
+        assert shown.exit_code == 0, shown.stderr
+        assert str(a) in shown.stdout
+        assert str(b) in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--csv", "a.csv"), "--target is missing, but must name the column to predict"),
+        (("--target", "x"), "--target is 'x', a column of --csv FILE …, but --csv is missing"),
+        (("--target", "x", "--csv"), "Option '--csv' requires an argument"),
+    ],
+)
+def test_half_a_line_is_answered(words: tuple[str, ...], message: str) -> None:
+    assert message in call("run", *words).stderr
+
+
+def test_gaps_and_a_single_client_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    path = str(write_sites(tmp_path)[0])
+    with pytest.raises(DataError, match=r"problem\.preparation = 'from-sums'"):
+        problems.load("table", path=path, target="diagnosis")
+    options = {"path": path, "target": "diagnosis", "preparation": "from-sums"}
+    with pytest.raises(DataError, match=r"is one client only.*problem\.partition = 'iid'"):
+        problems.load("table", **options)
+    assert problems.load("table", **options, partition="iid", clients=4).num_clients == 4
+    assert problems.load("table", **options, client=None).num_clients == 1
