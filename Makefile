@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,privacy,tune,onnx,hf,lightning,wandb,notebooks,docs,test,check
 
-.PHONY: setup demo test coverage check format docs browser faults fuzz storm mutants bench-peers clean
+.PHONY: setup demo figure test coverage check format docs browser faults fuzz storm mutants bench-peers clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,14 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 demo: $(VENV)/.demo
 	$(BIN)/fedadmm compare quickstart
+
+# The README's figure, from a real comparison: about a minute.
+FIGURE ?= recommended
+figure: $(VENV)/.demo
+	rm -rf runs/figure
+	$(BIN)/fedadmm compare $(FIGURE) --out runs/figure --no-report
+	$(BIN)/fedadmm report runs/figure --figures runs/figure/figures
+	cp runs/figure/figures/test_accuracy-bytes.svg docs/learning-curves.svg
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile

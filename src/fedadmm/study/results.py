@@ -252,9 +252,9 @@ def verdict(found: Results) -> str | None:
         return f"one seed cannot tell a difference to {against} from chance; try --seeds 0,1,2,3,4"
     told = [name for name, one in compared if one.beyond_chance]
     rest = [name for name, one in compared if not one.beyond_chance]
-    parts = [f"more than chance: {', '.join(told)}"] if told else []
-    parts += [f"not told apart from {against}: {', '.join(rest)}"] if rest else []
-    return "; ".join(parts)
+    parts = [f"more than chance: {'; '.join(told)}"] if told else []
+    parts += [f"not told apart from {against}: {'; '.join(rest)}"] if rest else []
+    return ". ".join(parts)  # labels may hold commas
 
 
 def compared(found: Results, row: Row) -> str:

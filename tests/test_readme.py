@@ -1,0 +1,60 @@
+"""The first page: what it shows exists, what it says can be typed, and what it claims is so."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from fedadmm.algorithms import REGISTRY
+from fedadmm.cli import app
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text("utf-8")
+COMMANDS = re.findall(r"(?:^|`)(fedadmm [a-z][^`#\n]*)", TEXT, re.MULTILINE)
+
+
+def test_every_link_and_picture_is_there() -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", TEXT)
+    assert len(targets) > 10
+    assert [one for one in targets if not (ROOT / one).exists()] == []
+
+
+def test_the_python_runs_offline(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert len(code.splitlines()) <= 10
+    environment = {k: v for k, v in os.environ.items() if k != "FEDADMM_DATA"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**environment, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(one) for one in re.findall(r"'test_accuracy': ([\d.]+)", done.stdout)]
+    assert len(accuracies) == 2
+    assert min(accuracies) > 0.7
+
+
+@pytest.mark.parametrize("line", sorted(set(COMMANDS)))
+def test_every_command_can_be_typed(line: str) -> None:
+    command = typer.main.get_command(app)
+    words = shlex.split(line)[1:]
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context("fedadmm", words)  # refuses an option or a word that it does not know
+
+
+def test_every_method_of_the_list_is_one() -> None:
+    said = TEXT.partition("## What is in it")[2].partition("`fedadmm algorithms`")[0]
+    names = {re.sub(r"[^a-z]", "", name.lower()) for name in REGISTRY} - {"feddrii"}
+    text = re.sub(r"[^a-z]", "", said.lower())
+    assert {name for name in names if name not in text} - {"fedadmminsa"} == set()
