@@ -37,6 +37,9 @@ _EXPORTS = {
     ),
     "fedadmm.core.schedules": "Geometric Piecewise",
     "fedadmm.core.solvers": "LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
+    "fedadmm.core.uploads": (
+        "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK UploadStage"
+    ),
     "fedadmm.core.stopping": (
         "Epochs GradientTolerance InSaCriterion ProxAccuracy RelativeAccuracy Steps UniformEpochs"
     ),

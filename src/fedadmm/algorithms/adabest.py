@@ -81,6 +81,11 @@ class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
         """The start, and what the memories forget."""
         return "the memories hold on to the start, and fade while a client is absent"
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """w - theta."""
+        return ("delta",)
+
     def init_server(self, params: Tensor) -> Server:
         """Theta = m = x^0."""
         return Server(params, params, params.new_zeros(1))

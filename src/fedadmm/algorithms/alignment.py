@@ -101,6 +101,11 @@ class Aligning(AnyAlgorithm):
         """`members` and `penalty` before the first round: everybody counts."""
         return params.new_ones(1), params.new_full((1,), 1 / self.prox_step)
 
+    @property
+    def increments(self) -> tuple[str, ...]:
+        """As printed; aligned, the steps of the dual."""
+        return super().increments if self.sigma is None else ("step",)
+
     def init_server(self, params: Tensor) -> Any:
         """theta^0 = m, and all duals zero."""
         if self.sigma is None:

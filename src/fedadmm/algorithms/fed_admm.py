@@ -133,6 +133,11 @@ class PrintedFedADMM(Algorithm[Server, Client, Broadcast, Message]):
         """1 / rho of the first round."""
         return 1 / at(self.rho, 0)
 
+    @property
+    def increments(self) -> tuple[str, ...]:
+        """Those of u_i; where weights change, they change what a whole u_i counts."""
+        return () if self._weighted else ("increment",)
+
     def init_server(self, params: Tensor) -> Server:
         """mean = theta = theta^0; every client counts, or none yet."""
         members = params.new_full((1,), 1.0 if self.members == "all" else 0.0)

@@ -106,6 +106,12 @@ class PrintedFedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         """The inexactness criterion of the paper."""
         return InSaCriterion()
 
+    @property
+    def increments(self) -> tuple[str, ...]:
+        """Those of beta_i w_i + y_i; a beta_i that moves changes what a whole w_i counts."""
+        fixed = isinstance(self.penalty, FixedPenalty)
+        return ("numerator",) if fixed and self.members == "all" else ()
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0; every client counts with (beta theta^0, beta), or none yet."""
         beta = params.new_full((1,), self.beta if self.members == "all" else 0.0)

@@ -61,6 +61,11 @@ class LocalSteps(Algorithm[State, Stateless, Server, Sent]):
 class SendsMove(LocalSteps[State, Delta]):
     """The clients' half of FedAvg, which other servers share: theta in, w - theta out."""
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """w - theta."""
+        return ("delta",)
+
     def client_update(
         self, cast: Server, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Delta]:

@@ -59,6 +59,11 @@ class FedBuff(AsTheyArrive[Server, Message]):
     size: Count = 10
     lr: Positive = 1.0
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """w - theta."""
+        return ("delta",)
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0 and an empty buffer."""
         nothing = params.new_zeros(1)

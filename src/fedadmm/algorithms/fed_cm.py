@@ -75,6 +75,11 @@ class FedCM(Algorithm[Server, Stateless, Server, Message]):
         """Client drift."""
         return "several local steps, or some of the clients, have a fixed point of their own"
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """w - theta."""
+        return ("delta",)
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0 and no direction."""
         return Server(params, torch.zeros_like(params))

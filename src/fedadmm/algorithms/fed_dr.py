@@ -77,6 +77,11 @@ class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
         """eta."""
         return self.eta
 
+    @property
+    def increments(self) -> tuple[str, ...]:
+        """Those of xhat_i."""
+        return ("increment",)
+
     def init_server(self, params: Tensor) -> Server:
         """Xtilde = xbar = x^0."""
         return Server(params, params)

@@ -89,6 +89,11 @@ class FedDualAvg(Algorithm[Server, Stateless, Broadcast, Message]):
         """Never: clients form it from the dual state."""
         return False
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The move of the dual state."""
+        return ("delta",)
+
     def init_server(self, params: Tensor) -> Server:
         """Z = theta = x^0; g has not been counted yet."""
         return Server(params, params.new_zeros(1), params)

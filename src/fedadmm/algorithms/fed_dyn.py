@@ -77,6 +77,11 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
     eta: Positive
     members: Literal["all", "seen"] = "all"
 
+    @property
+    def increments(self) -> tuple[str, ...]:
+        """w - theta, which adds up to the dual."""
+        return ("delta",)
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0 and h = 0; every client counts, or none yet."""
         members = params.new_full((1,), 1.0 if self.members == "all" else 0.0)

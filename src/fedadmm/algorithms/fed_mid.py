@@ -54,6 +54,11 @@ class FedMid(LocalSteps[Server, Message]):
         """The prox after every local step, and the local work."""
         return Needs(step_sum=True, local_prox="primal")
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """w - theta."""
+        return ("delta",)
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""
         return Server(params)

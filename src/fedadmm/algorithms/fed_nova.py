@@ -50,6 +50,11 @@ class FedNova(LocalSteps[Server, Message]):
         """The local work."""
         return Needs(step_sum=True)
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The normalised move."""
+        return ("direction",)
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""
         return Server(params)

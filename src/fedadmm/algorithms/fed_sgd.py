@@ -60,6 +60,11 @@ class FedSGD(Algorithm[Server, Stateless, Server, Gradient]):
         """With everybody there is none; a cohort's mean gradient is its own."""
         return "the mean gradient of some of the clients is not zero at the optimum"
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The gradient."""
+        return ("gradient",)
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""
         return Server(params)

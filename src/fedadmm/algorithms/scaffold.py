@@ -68,6 +68,16 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
         """A gradient at theta (option 1) or the mean gradient of the steps (option 2)."""
         return Needs(start_gradient=self.option == 1, mean_gradient=self.option == 2)
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """w - theta."""
+        return ("delta",)
+
+    @property
+    def increments(self) -> tuple[str, ...]:
+        """Those of c_i."""
+        return ("control",)
+
     def init_server(self, params: Tensor) -> Server:
         """theta^0 and c = 0."""
         return Server(params, torch.zeros_like(params))

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedadmm.core import trees
 from fedadmm.core.errors import DataError, ParameterError, StateError
 from fedadmm.core.missed import Missed
 from fedadmm.core.rng import Key
@@ -206,6 +207,22 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         and again.
         """
         return None
+
+    @property
+    def increments(self) -> tuple[str, ...]:
+        """The fields of a message whose vectors add up on the server, client by client.
+
+        What a stage of the upload cuts away of them is sent later.
+        """
+        return ()
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The fields of a message whose vectors are fresh in every round, such as w - theta.
+
+        A vector in neither of these is taken as it is: no stage of the upload may cut it.
+        """
+        return ()
 
     @property
     def starts_with_everyone(self) -> bool:
@@ -553,6 +570,8 @@ class Download(NamedTuple):
     buffers: Tensor | None = None
     missed: Missed | None = None
     """Where every client's one vector of missed virtual steps comes from, for methods with them."""
+    bound: Tensor | None = None
+    """The norm that an adaptive clip cuts uploads to in this round; None for others."""
 
 
 class Upload(NamedTuple):
@@ -560,6 +579,17 @@ class Upload(NamedTuple):
 
     message: Any
     buffers: Tensor | None = None
+    within: Tensor | None = None
+    """For an adaptive clip: whether the norm was within the bound, 1/2 or -1/2."""
+    encoded_bytes: int | None = None
+    """The bytes of the message as it travels; None where it travels as it is."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that a client sends."""
+        if self.encoded_bytes is None:
+            return trees.num_bytes(self)
+        return self.encoded_bytes + trees.num_bytes((self.buffers, self.within))
 
 
 class ClientRecord(NamedTuple):
@@ -567,6 +597,8 @@ class ClientRecord(NamedTuple):
 
     state: Any
     buffers: Tensor | None = None
+    rest: tuple[Tensor, ...] | None = None
+    """What the upload's stages cut away so far, in the order of the message's vectors."""
 
 
 class ClientInfo(NamedTuple):

@@ -29,6 +29,21 @@ from fedadmm.core.protocols import (
     norm,
 )
 from fedadmm.core.rng import Key, derive
+from fedadmm.core.uploads import Uploads
+from fedadmm.core.uploads.pipeline import encoded_bytes
+
+
+class Expected(NamedTuple):
+    """What a run with noise counts with instead of the replies, which would tell who took part."""
+
+    replies: float
+    """How many replies a round is expected to have."""
+    weight: float
+    """The weight that they are expected to have."""
+    largest: float
+    """The largest weight of a client: times the clip's norm, the most it can change the sum by."""
+    deployed: bool = False
+    """Whether the noise must come from the machine's entropy, and not from the seed."""
 
 
 class Job(NamedTuple):
@@ -43,6 +58,10 @@ class Job(NamedTuple):
     initial_buffers: Tensor | None = None
     asks_losses: bool = False
     """Whether clients report f_i(theta), for a sampler that wants to know."""
+    uploads: Uploads = Uploads()
+    """What happens to a message before the sum."""
+    expected: Expected | None = None
+    """Whom noise hides, for a run with noise."""
 
 
 def this_round(job: Job, round_index: int) -> Round:
@@ -126,8 +145,38 @@ def client_round(
     info = describe(client, problem, result, solve, global_vector(job, download), finite)
     info = info._replace(loss=loss)
     keeps = job.problem.buffers == "keep-local"
-    after = ClientRecord(state, buffers if keeps else None) if finite else None
-    return ClientRound(after, Upload(message, None if keeps else buffers), info)
+    after = ClientRecord(state, buffers if keeps else None, record.rest) if finite else None
+    upload = Upload(message, None if keeps else buffers)
+    return staged(job, ClientRound(after, upload, info), download, key)
+
+
+def staged(job: Job, done: ClientRound, download: Download, key: Key) -> ClientRound:
+    """A client's round after the stages of its upload; its record still has the last rest."""
+    if done.record is None or not job.uploads.changes_messages:
+        return done
+    fields = job.uploads.carried(job.algorithm)
+    before = done.record.rest
+    rest = None if before is None else dict(zip(fields, before, strict=True))
+    bound = None if download.bound is None else float(download.bound)
+    sent = job.uploads.send(job.algorithm, done.upload.message, rest, key, bound)
+    upload = Upload(sent.message, done.upload.buffers, sent.within, encoded_bytes(sent))
+    kept = tuple(sent.rest[name] for name in fields) if fields else None
+    return ClientRound(done.record._replace(rest=kept), upload, done.info)
+
+
+def record_layout(job: Job) -> ClientRecord:
+    """How a client's record looks after a round."""
+    state: Any = trees.clone(job.algorithm.init_client(job.initial))
+    fields = job.uploads.carried(job.algorithm)
+    rest = tuple(torch.zeros_like(job.initial) for _ in fields) if fields else None
+    return ClientRecord(state, job.initial_buffers, rest)
+
+
+def message_template(job: Job, cast: Any) -> Any:
+    """How a message looks that answers this broadcast; its numbers mean nothing."""
+    client = job.algorithm.init_client(job.initial)
+    zero = torch.zeros_like(job.initial)
+    return job.algorithm.client_update(cast, client, LocalResult.like(zero))[1]
 
 
 def reported_loss(

@@ -36,8 +36,11 @@ from fedadmm.core.protocols import (
     Received,
     Sampler,
     Seen,
+    Upload,
 )
-from fedadmm.run.client import Job, this_round
+from fedadmm.core.uploads import AdaptiveClip
+from fedadmm.core.uploads.pipeline import noised, round_dice
+from fedadmm.run.client import Expected, Job, message_template, this_round
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.record import Record, cohort, numbers, value, work
 from fedadmm.run.replies import Replies
@@ -65,9 +68,20 @@ class RunState(NamedTuple):
     """What the output remembers, as tensors."""
     missed: Missed | None = None
     """What absent clients have missed, for a method that moves them along; None for others."""
+    bound: float | None = None
+    """The norm that an adaptive clip cuts the next uploads to; None for others."""
 
 
-Code = Literal["completed", "target", "tolerance", "diverged", "interrupted", "running", "failed"]
+Code = Literal[
+    "completed",
+    "target",
+    "tolerance",
+    "budget",
+    "diverged",
+    "interrupted",
+    "running",
+    "failed",
+]
 
 
 class Ending(NamedTuple):
@@ -102,6 +116,25 @@ class Instrument(Protocol):
         """After a round, an initial one too: the new note, and what its record shall say."""
 
 
+class Spending(Protocol):
+    """What a run with noise has spent of its privacy."""
+
+    @property
+    def delta(self) -> float:
+        """The delta of (epsilon, delta)."""
+
+    @property
+    def budget(self) -> float | None:
+        """The epsilon that may be spent."""
+
+    @property
+    def affordable(self) -> int | None:
+        """How many rounds the budget lasts; None without one."""
+
+    def epsilon(self, rounds: int) -> float:
+        """What has been spent after so many rounds."""
+
+
 class Schedule(NamedTuple):
     """How long a run goes and what is looked at on the way."""
 
@@ -111,6 +144,7 @@ class Schedule(NamedTuple):
     tolerance: float | None = None
     instruments: Sequence[Instrument] = ()
     output: AnyOutput = LastIterate()
+    spending: Spending | None = None
 
 
 def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
@@ -126,7 +160,7 @@ def initial_state(job: Job) -> RunState:
     total = job.algorithm.virtual_steps(server)
     missed = None if total is None else Missed.nothing(total)
     first = -1 if job.algorithm.starts_with_everyone else 0
-    return RunState(first, server, shared, missed=missed)
+    return RunState(first, server, shared, missed=missed, bound=job.uploads.first_bound)
 
 
 def run(
@@ -151,6 +185,7 @@ def run(
                 f"the checkpoint of round {state.round} knows nothing of the {tool.name}, but it "
                 "must be measured from the first round on"
             )
+    _check_budget(schedule, state)
     first = state.round
     ids = _cohort(sampler, job, state.round, state.known)
     while state.round < schedule.rounds:
@@ -160,6 +195,8 @@ def run(
             if state.round > first:  # no thread yet while engines may still start processes
                 store.prefetch(_newcomers(upcoming, ids))
         following, record, infos = run_round(job, ids, engine, state)
+        if schedule.spending is not None:
+            record["privacy"] = _spent(schedule.spending, job, state)
         following = _remembered(following, state.round, ids, infos)
         if (ending := _broken(infos, following.round)) is not None:
             yield RoundReport(state, record, infos, ending)
@@ -190,6 +227,27 @@ def run(
         if "evaluation_seconds" in record["clock"]:  # observers were first: they say it better
             _check_measured(record, schedule)
         ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
+
+
+def _check_budget(schedule: Schedule, state: RunState) -> None:
+    spending = schedule.spending
+    if spending is None or spending.affordable is None or state.round < spending.affordable:
+        return
+    raise StateError(
+        f"the run has spent epsilon {spending.epsilon(state.round):.4g} in {state.round} rounds, "
+        f"but its budget is {spending.budget:g}, which another round would exceed"
+    )
+
+
+def _spent(spending: Spending, job: Job, before: RunState) -> Record:
+    """What the record of a round says about privacy."""
+    clip = job.uploads.clip
+    assert clip is not None, "noise without a clip; the pairing refuses it"
+    return {
+        "epsilon": spending.epsilon(before.round + 1),
+        "delta": spending.delta,
+        "clip": clip.norm if before.bound is None else before.bound,
+    }
 
 
 def _with_memory(sampler: Sampler, state: RunState) -> RunState:
@@ -292,19 +350,22 @@ def run_round(
     began = time.perf_counter()
     algorithm, problem, round_index = job.algorithm, job.problem, state.round
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
-    download = Download(cast, state.buffers, state.missed)
+    bound = None if state.bound is None else torch.tensor([state.bound], dtype=torch.float64)
+    download = Download(cast, state.buffers, state.missed, bound)
     arrived = partial(algorithm.arrived, state.server) if engine.is_asynchronous else None
     replies = Replies(problem, arrived)
     finite = all(map(replies.add, engine.run_clients(ids, download, round_index)))
     infos = sorted(replies.infos, key=lambda info: info.client)
-    server, buffers = state.server, state.buffers
-    if replies.total is not None and finite:
-        total = replies.total
-        received = Received(len(infos), replies.weight, problem.num_clients, round_index)
+    server, buffers, total = state.server, state.buffers, replies.total
+    received = Received(len(infos), replies.weight, problem.num_clients, round_index)
+    if job.expected is not None and finite:
+        total, received = _hidden(job, total, infos, state, cast)
+    if total is not None and finite:
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
+    following = following._replace(bound=_next_bound(job, state.bound, total, received))
     following = following._replace(missed=_missed(job, following, engine, infos, round_index))
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
     each = trees.num_bytes(download) + (state.missed.bytes_each if state.missed else 0)
@@ -317,6 +378,46 @@ def run_round(
         "metrics": {},
     }
     return following._replace(engine=engine.snapshot()), record, infos
+
+
+def _hidden(
+    job: Job, total: Upload | None, infos: Sequence[ClientInfo], state: RunState, cast: Any
+) -> tuple[Upload, Received]:
+    """The sum with its noise, and the replies that were expected: who came is not to be seen.
+
+    A round without anybody has noise like any other.
+    """
+    expected, uploads, index = job.expected, job.uploads, state.round
+    assert expected is not None
+    assert uploads.clip is not None
+    everybody = Expected(job.problem.num_clients, 1.0, expected.largest)
+    whom = expected if index >= 0 else everybody
+    if total is None:
+        within = None if state.bound is None else job.initial.new_zeros(1)
+        total = Upload(trees.scaled(message_template(job, cast), 0.0), None, within)
+    clients = [info.client for info in infos]
+    dice = round_dice(job.seed, index, clients, expected.deployed)
+    change = expected.largest * (uploads.clip.norm if state.bound is None else state.bound)
+    deviation = uploads.vector_noise(whom.replies) * change
+    message = noised(job.algorithm, total.message, deviation, dice)
+    total = total._replace(message=message)
+    if total.within is not None:
+        spread = uploads.count_noise(whom.replies) * expected.largest
+        total = total._replace(within=total.within + spread * dice.normal(total.within, "count"))
+    count = max(1, round(whom.replies))
+    return total, Received(count, whom.weight, job.problem.num_clients, index)
+
+
+def _next_bound(
+    job: Job, bound: float | None, total: Upload | None, received: Received
+) -> float | None:
+    """An adaptive clip's bound after a round."""
+    clip = job.uploads.clip
+    if bound is None or total is None or total.within is None:
+        return bound
+    assert isinstance(clip, AdaptiveClip)
+    share = float(total.within) / received.weight + 0.5
+    return bound * math.exp(-clip.lr * (min(1.0, max(0.0, share)) - clip.quantile))
 
 
 def _missed(
@@ -375,6 +476,13 @@ def _ending(
     if schedule.tolerance is not None and mapping <= schedule.tolerance:
         return Ending(
             "tolerance", f"gradient mapping {mapping:.3g} met the tolerance in round {number}"
+        )
+    spending = schedule.spending
+    if spending is not None and number == spending.affordable and number < schedule.rounds:
+        return Ending(
+            "budget",
+            f"spent epsilon {spending.epsilon(number):.4g} in {number} rounds; another one would "
+            f"exceed the budget of {spending.budget:g}",
         )
     if number >= schedule.rounds:
         return Ending("completed", f"completed all {schedule.rounds} rounds")

@@ -2,7 +2,7 @@
 
     {"round": 3, "cohort": …, "work": …, "traffic": …, "clock": …, "metrics": {…}}
 
-and, where there are any, "instruments" and "network".  A metric is what stands under "metrics",
+and, where there are any, "instruments", "network" and "privacy".  A metric is what stands under "metrics",
 whatever it is called; elsewhere in the record its name may mean something else.
 """
 
@@ -61,9 +61,11 @@ class Record(TypedDict):
     """What certificates and diagnostics found."""
     network: NotRequired[dict[str, Any]]
     """What happened on the network, and what the sites measured."""
+    privacy: NotRequired[dict[str, Any]]
+    """What a run with noise has spent of its privacy: epsilon, and the delta it holds for."""
 
 
-GROUPS = ("cohort", "work", "traffic", "clock", "metrics", "instruments", "network")
+GROUPS = ("cohort", "work", "traffic", "clock", "metrics", "instruments", "network", "privacy")
 _ALWAYS = GROUPS[:5]
 _OTHERS = [group for group in GROUPS if group != "metrics"]
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)

@@ -59,7 +59,7 @@ class Journal:
 
     def begin(self, resume: bool) -> Start:
         """The newest good checkpoint when the run is resumed, or else the beginning."""
-        self._store.bind(*layout(self._job.algorithm, self._job.initial, self._job.initial_buffers))
+        self._store.bind(*layout(self._job))
         if self._checkpoints is None:
             if resume:
                 raise ParameterError(
@@ -149,6 +149,7 @@ def _pack(latest: Start) -> Checkpoint:
         "choice": latest.choice,
         "notes": state.notes,
         "known": plain_known(state.known),
+        "bound": state.bound,
         "missed": None if state.missed is None else state.missed.rows(),
     }
     if state.engine is not None:
@@ -180,7 +181,8 @@ def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
     )
     first_loss, notes = found.values["first_loss"], found.values["notes"]
     known = known_from(found.values.get("known"))  # older checkpoints have none
-    state = RunState(found.round, server, buffers, first_loss, engine, notes, known)
+    bound = found.values.get("bound", job.uploads.first_bound)  # older checkpoints have none
+    state = RunState(found.round, server, buffers, first_loss, engine, notes, known, bound=bound)
     state = state._replace(
         output=_unpack_output(job, found, state, output), missed=_unpack_missed(job, found, server)
     )

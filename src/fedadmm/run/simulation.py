@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from fedadmm.core.protocols import (
 )
 from fedadmm.core.sampling import FullParticipation
 from fedadmm.core.stopping import Epochs
+from fedadmm.core.uploads import Uploads, UploadStage
 from fedadmm.run import pairing
 from fedadmm.run.engines import ENGINES, EngineChoice, Job, default_engine
 from fedadmm.run.engines.threads import Threads, chosen_threads, torch_threads
@@ -40,6 +41,7 @@ from fedadmm.run.loop import (
     run,
 )
 from fedadmm.run.record import Record
+from fedadmm.run.releases import check_uploads, hidden
 from fedadmm.run.resuming import Journal, Start, interrupts_deferred
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.run.state.records import StoredStates
@@ -67,7 +69,7 @@ class Result(NamedTuple):
     status: str
     """Why it ended, a sentence."""
     code: Code
-    """The same in a word: completed, target, tolerance or diverged."""
+    """The same in a word: completed, target, tolerance, budget or diverged."""
     server: Any
     """The server's state; `algorithm.global_params` of it is theta."""
     clients: Mapping[int, Any]
@@ -98,6 +100,7 @@ def simulate(
     fingerprint: Mapping[str, Any] | None = None,
     threads: Threads = "auto",
     output: AnyOutput | None = None,
+    upload: Sequence[UploadStage] = (),
 ) -> Result:
     """Run a federated method on a problem in this process.
 
@@ -129,6 +132,8 @@ def simulate(
             their own give one to each.
         output: which model is handed out, that is evaluated, recorded and returned; by default the
             last iterate.
+        upload: what happens to a client's message before the sum, in this order: clip, compress
+            (select, then code), noise.
     """
     check_count("simulate", "rounds", rounds)
     check_count("simulate", "seed", seed, low=0)
@@ -143,19 +148,23 @@ def simulate(
     ):
         if part is not None:
             check_kind("simulate", name, part, role)
+    for stage in upload:
+        check_kind("simulate", "upload", stage, UploadStage)
     if tolerance is not None:
         check_positive("simulate", "tolerance", tolerance)
     if isinstance(engine, str):
         check_choice("simulate", "engine", engine, tuple(ENGINES))
     chosen = sampler if sampler is not None else FullParticipation()
     job = make_job(algorithm, problem, solver, stop, seed, initial)
-    job = job._replace(asks_losses=chosen.asks_losses)
+    job = job._replace(asks_losses=chosen.asks_losses, uploads=Uploads.of(upload))
     evaluation = _evaluation(evaluate)
     pairing.check(job, chosen, rounds)
     evaluation.check(job)
     chosen_engine = engine if engine is not None else default_engine(algorithm)
     choice = ENGINES[chosen_engine]() if isinstance(chosen_engine, str) else chosen_engine
     pairing.check_engine(algorithm, choice)
+    check_uploads(job, chosen, asynchronous=choice.is_asynchronous)
+    job, spending = hidden(job, chosen)
     with torch_threads(chosen_threads(job, threads)), torch.no_grad(), ExitStack() as held:
         tools = _instruments(job, chosen, choice, evaluation)
         if checkpoints is not None:
@@ -166,7 +175,7 @@ def simulate(
         handed = output if output is not None else LastIterate()
         journal = Journal(job, kept, checkpoints, fingerprint, handed)
         start = journal.begin(resume)
-        schedule = Schedule(rounds, evaluation, target, tolerance, tools, handed)
+        schedule = Schedule(rounds, evaluation, target, tolerance, tools, handed, spending)
         try:
             running = choice.start(job, kept)
             try:

@@ -22,6 +22,7 @@ from fedadmm.core.parts import is_stranger
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalSolver, Regularizer, Sampler, StoppingRule
 from fedadmm.core.stopping import Epochs
+from fedadmm.core.uploads import Uploads, UploadStage
 from fedadmm.data import problems
 from fedadmm.data.problems import NamedProblem
 from fedadmm.run.engines import EngineChoice, default_engine
@@ -144,6 +145,9 @@ class RunConfig(BaseModel):
     sampler: Part
     engine: Part
     output: Part
+    upload: list[Part] = Field(
+        default=[], description="what happens to a client's message before the sum, in this order"
+    )
     evaluate: EvaluateTable = EvaluateTable()
     target: TargetTable | None = None
     store: StoreTable = StoreTable()
@@ -197,6 +201,7 @@ def run_model(others: frozenset[Stranger] = NOBODY) -> type[RunConfig]:
     """`RunConfig` with every family's parts in place, and these that are not ours."""
     tables: dict[str, Any] = {key: (union_of(key, others), ...) for key in TABLES}
     tables["stop"] = (union_of("stop", others) | None, None)
+    tables["upload"] = (list[union_of("upload", others)], RunConfig.model_fields["upload"])  # type: ignore[misc]
     return create_model("RunConfig", __base__=RunConfig, __doc__="One run.", **tables)
 
 
@@ -234,6 +239,7 @@ class Run:
     sampler: Sampler
     engine: EngineChoice
     output: AnyOutput
+    upload: tuple[UploadStage, ...]
     evaluation: Evaluation
     target: Target | None
     ends_at_target: bool
@@ -285,6 +291,8 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Run:
     config = check(tree, where)
     algorithm = config.algorithm.build()
     engine = config.engine.build()
+    upload = tuple(stage.build() for stage in config.upload)
+    Uploads.of(upload)
     complete = config.model_dump(mode="json", exclude_none=True)
     if config.stop is not None:
         stop = config.stop.build()
@@ -317,6 +325,7 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Run:
         sampler=config.sampler.build(),
         engine=engine,
         output=config.output.build(),
+        upload=upload,
         evaluation=Evaluation(**evaluate.model_dump()),
         target=config.target.build() if config.target is not None else None,
         ends_at_target=config.target is not None and config.target.end_run,

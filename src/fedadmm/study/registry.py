@@ -22,12 +22,14 @@ from fedadmm.core import (
     schedules,
     solvers,
     stopping,
+    uploads,
 )
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.outputs import Output
 from fedadmm.core.parts import FAMILIES, imported, is_stranger
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Algorithm, LocalSolver, Regularizer, Sampler, StoppingRule
+from fedadmm.core.uploads import UploadStage
 from fedadmm.data import problems
 from fedadmm.run import engines
 from fedadmm.run.engines import EngineChoice
@@ -35,14 +37,17 @@ from fedadmm.theory import incentives
 
 _REGISTERED = (
     *(problems, algorithms, regularizers, schedules, solvers, stopping),
-    *(sampling, adaptive_sampling, engines, outputs, incentives),
+    *(sampling, adaptive_sampling, engines, outputs, uploads, incentives),
 )
 """Importing these fills the families."""
 
 Parts = dict[str, type[Any]]
 """Name in configurations -> frozen dataclass."""
 
-_TABLES = ("problem", "regularizer", "algorithm", "solver", "stop", "sampler", "engine", "output")
+_TABLES = (
+    *("problem", "regularizer", "algorithm", "solver", "stop", "sampler", "engine", "output"),
+    "upload",
+)
 
 
 @cache
@@ -74,6 +79,7 @@ _ROLES: dict[str, type[Any]] = {
     "sampler": Sampler,
     "engine": EngineChoice,
     "output": Output,
+    "upload": UploadStage,
     "schedule": schedules.Schedule,
 }
 """What a part of a family must be, or must have the members of."""
@@ -95,14 +101,15 @@ def strangers(tree: Mapping[str, Any]) -> frozenset[Stranger]:
 
 def _named(tree: Mapping[str, Any]) -> Iterator[Stranger]:
     for family in families():
-        table = tree.get(family)
-        if not isinstance(table, dict):
-            continue
-        if is_stranger(table.get("name")):
-            yield family, table["name"]
-        for value in table.values():
-            if isinstance(value, dict) and is_stranger(value.get("name")):
-                yield "schedule", value["name"]
+        found = tree.get(family)
+        for table in found if isinstance(found, list) else [found]:
+            if not isinstance(table, dict):
+                continue
+            if is_stranger(table.get("name")):
+                yield family, table["name"]
+            for value in table.values():
+                if isinstance(value, dict) and is_stranger(value.get("name")):
+                    yield "schedule", value["name"]
 
 
 def part_of(family: str, name: str) -> type[Any]:

@@ -169,6 +169,7 @@ class _Session:
                 fingerprint=fingerprint(chosen),
                 threads=chosen.threads,
                 output=chosen.output,
+                upload=chosen.upload,
             )
         except KeyboardInterrupt:
             with interrupts_deferred():  # a second Ctrl-C waits for the summary

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedadmm.core.protocols import (
     ClientInfo,
     ClientRecord,
     Download,
-    LocalResult,
     SolveInfo,
     Upload,
 )
-from fedadmm.run.client import Job, this_round
+from fedadmm.run.client import Job, message_template, record_layout, this_round
 
 
 class Parcel(NamedTuple):
@@ -67,10 +65,7 @@ def parcel_template(job: Job) -> Parcel:
 
 def answer_template(job: Job, download: Download) -> Answer:
     """How every answer to this broadcast must look: names, shapes, types."""
-    zero = torch.zeros_like(job.initial)
-    client = job.algorithm.init_client(job.initial)
-    result = LocalResult.like(zero)
-    _, message = job.algorithm.client_update(download.cast, client, result)
+    message = message_template(job, download.cast)
     averaged = job.problem.buffers == "average"
     info = ClientInfo(0, SolveInfo(0, 0.0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)
     return Answer(Upload(message, job.initial_buffers if averaged else None), info)
@@ -78,5 +73,4 @@ def answer_template(job: Job, download: Download) -> Answer:
 
 def record_template(job: Job) -> ClientRecord:
     """How a client's record looks."""
-    state: Any = job.algorithm.init_client(job.initial)
-    return ClientRecord(state, job.initial_buffers)
+    return record_layout(job)

@@ -87,7 +87,7 @@ class _ActorStore:
     """
 
     def __init__(self, job: Job, place: Place) -> None:
-        described = layout(job.algorithm, job.initial, job.initial_buffers)
+        described = layout(job)
         self._files = RecordFiles(place.directory, described, place.options)
         self._cache_bytes = place.cache_bytes
         self._cache: OrderedDict[tuple[int, int], ClientRecord] = OrderedDict()
@@ -156,7 +156,7 @@ class ClientActor:
             self._store.current[task.client] = task.version
             upload, info = self._run(task.client, download, round_index)
             infos.append(info)
-            sent += trees.num_bytes(upload)
+            sent += upload.num_bytes
             if total is None:
                 total = trees.scaled(upload, task.share)
             else:

@@ -26,7 +26,15 @@ from fedadmm.core.protocols import (
     norm,
 )
 from fedadmm.core.solvers.first_order import IterativeSolver
-from fedadmm.run.client import Job, caught_up, client_key, global_vector, reported_loss
+from fedadmm.run.client import (
+    ClientRound,
+    Job,
+    caught_up,
+    client_key,
+    global_vector,
+    reported_loss,
+    staged,
+)
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.stacked import StackedObjective, Stacker, refusal
 
@@ -58,6 +66,7 @@ class _Stack(NamedTuple):
     clients: list[int]
     state: object
     objective: StackedObjective
+    rests: list[tuple[Tensor, ...] | None]
 
 
 class VectorisedEngine(Engine):
@@ -87,10 +96,10 @@ class VectorisedEngine(Engine):
             caught_up(self._job, client, self._store.get(client), download, round_index)
             for client in clients
         )
-        state = trees.stack([record.state for record in records])
-        return _Stack(
-            clients, state, self._stacker.join(clients, [objectives[index] for index in order])
-        )
+        found = list(records)
+        state = trees.stack([record.state for record in found])
+        joined = self._stacker.join(clients, [objectives[index] for index in order])
+        return _Stack(clients, state, joined, [record.rest for record in found])
 
     def _run_stack(
         self, ids: list[int], download: Download, round_index: int
@@ -109,10 +118,16 @@ class VectorisedEngine(Engine):
         position = {client: index for index, client in enumerate(stack.clients)}
         for client in ids:
             index = position[client]
+            record = None
             if infos[index].finite:
                 own = trees.clone(trees.select(state, index))  # a view would keep the whole stack
-                self._store.commit(client, ClientRecord(own), round_index)
-            yield client, Upload(trees.select(message, index)), infos[index]
+                record = ClientRecord(own, None, stack.rests[index])
+            upload = Upload(trees.select(message, index))
+            key = client_key(self._job, round_index, client)
+            done = staged(self._job, ClientRound(record, upload, infos[index]), download, key)
+            if done.record is not None:
+                self._store.commit(client, done.record, round_index)
+            yield client, done.upload, done.info
 
     def _losses(self, stack: _Stack, problem: LocalProblem, download: Download) -> list[float]:
         """f_i(theta) of every client, one after the other: values do not stack."""

@@ -28,7 +28,7 @@ from fedadmm.core.protocols import (
     LocalResult,
     Upload,
 )
-from fedadmm.run.client import Job, caught_up
+from fedadmm.run.client import Job, caught_up, record_layout
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.pool import Pool
 from fedadmm.run.engines.shared import region_bytes
@@ -150,9 +150,10 @@ def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
     before = job.algorithm.init_client(vector)
     result = LocalResult.like(vector)
     after, message = job.algorithm.client_update(download.cast, before, result)
-    record = ClientRecord(after, buffers)
-    kept = max(region_bytes(record), region_bytes(ClientRecord(before, buffers)))
-    upload = region_bytes(Upload(message, buffers))
+    rest = record_layout(job).rest
+    record = ClientRecord(after, buffers, rest)
+    kept = max(region_bytes(record), region_bytes(ClientRecord(before, buffers, rest)))
+    upload = region_bytes(Upload(message, buffers, download.bound))
     return region_bytes(download), kept, kept + upload
 
 

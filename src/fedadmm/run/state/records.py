@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import StateError
-from fedadmm.core.protocols import AnyAlgorithm, ClientRecord, ClientStateStore
+from fedadmm.core.protocols import ClientRecord, ClientStateStore
+from fedadmm.run.client import Job, record_layout
 
 
 class StoredStates(Mapping[int, Any]):
@@ -39,19 +40,19 @@ class Layout(NamedTuple):
     primal: str | None
 
 
-def layout(algorithm: AnyAlgorithm, initial: Tensor, buffers: Tensor | None) -> Layout:
-    """The layout of a method's records."""
-    # Cloned, since a state may hold the initial vector twice and `is` must tell the two apart.
-    state = trees.clone(algorithm.init_client(initial))
-    own = algorithm.local_params(state)
-    named = trees.named_tensors(state, "state")
+def layout(job: Job) -> Layout:
+    """The layout of a run's records."""
+    # Its tensors are copies: a state may hold the initial vector twice, and `is` tells them apart.
+    record = record_layout(job)
+    own = job.algorithm.local_params(record.state)
+    named = trees.named_tensors(record.state, "state")
     primal = next((name for name, leaf in named if leaf is own), None)
-    return Layout(ClientRecord(state, buffers), primal)
+    return Layout(record, primal)
 
 
 def flatten(record: ClientRecord) -> dict[str, Tensor]:
     """The record's tensors by name."""
-    named = dict(trees.named_tensors(record.state, "state"))
+    named = _kept(record)
     if record.buffers is not None:
         named["buffers"] = record.buffers
     return named
@@ -59,7 +60,7 @@ def flatten(record: ClientRecord) -> dict[str, Tensor]:
 
 def rebuild(template: ClientRecord, named: dict[str, Tensor], where: object) -> ClientRecord:
     """The inverse of `flatten`; `where` names the source should something be missing."""
-    wanted = dict(trees.named_tensors(template.state, "state"))
+    wanted = _kept(template)
     restored = {}
     for name, like in wanted.items():
         if name not in named or named[name].shape != like.shape:
@@ -71,7 +72,15 @@ def rebuild(template: ClientRecord, named: dict[str, Tensor], where: object) -> 
     buffers = named.get("buffers")
     if buffers is not None:
         buffers = buffers.to(_device(template))
-    return ClientRecord(trees.rebuild(template.state, restored, "state"), buffers)
+    state = trees.rebuild(template.state, restored, "state")
+    return ClientRecord(state, buffers, trees.rebuild(template.rest, restored, "rest"))
+
+
+def _kept(record: ClientRecord) -> dict[str, Tensor]:
+    """What every record of a run has."""
+    return dict(trees.named_tensors(record.state, "state")) | dict(
+        trees.named_tensors(record.rest, "rest")
+    )
 
 
 def separate(named: dict[str, Tensor]) -> dict[str, Tensor]:
