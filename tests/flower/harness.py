@@ -227,6 +227,7 @@ def simulated(settings: Federation, trace: list[list[int]] | None = None) -> fa.
         initial=settings.initial,
         evaluate=False,
         output=settings.output,
+        upload=settings.upload,
     )
 
 

@@ -149,7 +149,7 @@ def _messages() -> Iterator[Parser]:
 
     def admit(data: bytes) -> object:
         scale = float(job.initial.norm())
-        return Admission().admit(ledger, task, seal(reply, data), data, answer, scale)
+        return Admission().admit(ledger, task, seal(reply, data), data, answer, scale, lambda a: a)
 
     yield Parser("admission", [body], admit, (RefusedError,))
     plain = codec.pack(answer)._asdict()["plain"]

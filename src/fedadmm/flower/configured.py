@@ -137,6 +137,7 @@ def _federation(config: Run, deployment: Deployment, **parts: Any) -> Federation
         regularizer=config.regularizer,
         target=config.target if config.ends_at_target else None,
         output=config.output,
+        upload=config.upload,
         mode=deployment.mode,
         ledger=deployment.ledger,
         names=node_names(deployment.clients) if deployment.named else None,

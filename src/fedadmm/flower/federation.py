@@ -32,11 +32,13 @@ from fedadmm.core.protocols import (
 )
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.sampling import FullParticipation
+from fedadmm.core.uploads import Uploads, UploadStage
 from fedadmm.data import models
 from fedadmm.flower.protocol.admission import Admission
 from fedadmm.run import pairing
 from fedadmm.run.client import Job
 from fedadmm.run.evaluation import Target
+from fedadmm.run.releases import check_uploads
 from fedadmm.run.simulation import make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
@@ -83,12 +85,15 @@ class Federation:
             last one; 0 never asks.
         mode: "rounds", or "asynchronous": every reply is folded as it arrives.
         ledger: "disk" keeps each client's contribution, so that a client that lost its state can
-            be taken out exactly and start again; "none" quarantines it instead.
+            be taken out exactly and start again; "none" quarantines it instead.  With noise in
+            the upload nothing is kept: taking a client out would show what it sent.
         names: the registered names of the nodes, in the order of the clients; only they may take
             part.  Without names a node's own `partition-id` says which client it is.
         patience, admission: how long the server waits, and what it refuses.
         accept_rollback: go on although sites have seen more than this server remembers, because
             its folder was restored from a backup: they are taken out and start again.
+        upload: as in `simulate`; sites clip and compress, the server adds the noise, which comes
+            from the machine's entropy and not from the seed.
     """
 
     algorithm: AnyAlgorithm
@@ -113,6 +118,7 @@ class Federation:
     patience: Patience = field(default_factory=Patience)
     admission: Admission = field(default_factory=Admission)
     accept_rollback: bool = False
+    upload: Sequence[UploadStage] = ()
 
     def __post_init__(self) -> None:
         check_count(self, "clients", self.clients)
@@ -154,6 +160,8 @@ class Federation:
         roles |= {"stop": StoppingRule} if self.stop is not None else {}
         for name, role in roles.items():
             check_kind(self, name, getattr(self, name), role)
+        for stage in self.upload:
+            check_kind(self, "upload", stage, UploadStage)
 
     def server_job(self) -> Job:
         """The server's half: it knows the model, not the data."""
@@ -162,6 +170,7 @@ class Federation:
         elsewhere = Elsewhere(flat.num_parameters if flat is not None else size, flat)
         job = self._job(elsewhere, self._start())
         pairing.check(job, self.sampler, self.rounds)
+        check_uploads(job, self.sampler, asynchronous=self.mode == "asynchronous")
         return job
 
     def client_job(self, objective: Objective, start: Tensor | None, precision: str) -> Job:
@@ -191,7 +200,8 @@ class Federation:
             buffers=self.buffers,
         )
         job = make_job(self.algorithm, problem, self.solver, self.stop, self.seed, start)
-        return job._replace(asks_losses=self.sampler.asks_losses)
+        uploads = Uploads.of(self.upload)
+        return job._replace(asks_losses=self.sampler.asks_losses, uploads=uploads)
 
 
 class Elsewhere(Objective):

@@ -108,6 +108,8 @@ class ClientRound(NamedTuple):
     """None when the result is not finite: the client then stays what it was."""
     upload: Upload
     info: ClientInfo
+    encoded: Any = None
+    """The message as it travels, where stages of the upload encode it."""
 
 
 def run_client(
@@ -161,7 +163,7 @@ def staged(job: Job, done: ClientRound, download: Download, key: Key) -> ClientR
     sent = job.uploads.send(job.algorithm, done.upload.message, rest, key, bound)
     upload = Upload(sent.message, done.upload.buffers, sent.within, encoded_bytes(sent))
     kept = tuple(sent.rest[name] for name in fields) if fields else None
-    return ClientRound(done.record._replace(rest=kept), upload, done.info)
+    return ClientRound(done.record._replace(rest=kept), upload, done.info, sent.encoded)
 
 
 def record_layout(job: Job) -> ClientRecord:
@@ -170,6 +172,11 @@ def record_layout(job: Job) -> ClientRecord:
     fields = job.uploads.carried(job.algorithm)
     rest = tuple(torch.zeros_like(job.initial) for _ in fields) if fields else None
     return ClientRecord(state, job.initial_buffers, rest)
+
+
+def bound_tensor(bound: float | None) -> Tensor | None:
+    """An adaptive clip's bound as it is broadcast."""
+    return None if bound is None else torch.tensor([bound], dtype=torch.float64)
 
 
 def message_template(job: Job, cast: Any) -> Any:

@@ -40,7 +40,7 @@ from fedadmm.core.protocols import (
 )
 from fedadmm.core.uploads import AdaptiveClip
 from fedadmm.core.uploads.pipeline import noised, round_dice
-from fedadmm.run.client import Expected, Job, message_template, this_round
+from fedadmm.run.client import Expected, Job, bound_tensor, message_template, this_round
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.record import Record, cohort, numbers, value, work
 from fedadmm.run.replies import Replies
@@ -239,7 +239,7 @@ def _check_budget(schedule: Schedule, state: RunState) -> None:
     )
 
 
-def _spent(spending: Spending, job: Job, before: RunState) -> Record:
+def _spent(spending: Spending, job: Job, before: RunState) -> dict[str, Any]:
     """What the record of a round says about privacy."""
     clip = job.uploads.clip
     assert clip is not None, "noise without a clip; the pairing refuses it"
@@ -350,8 +350,7 @@ def run_round(
     began = time.perf_counter()
     algorithm, problem, round_index = job.algorithm, job.problem, state.round
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
-    bound = None if state.bound is None else torch.tensor([state.bound], dtype=torch.float64)
-    download = Download(cast, state.buffers, state.missed, bound)
+    download = Download(cast, state.buffers, state.missed, bound_tensor(state.bound))
     arrived = partial(algorithm.arrived, state.server) if engine.is_asynchronous else None
     replies = Replies(problem, arrived)
     finite = all(map(replies.add, engine.run_clients(ids, download, round_index)))

@@ -2,8 +2,8 @@
 
     {"round": 3, "cohort": …, "work": …, "traffic": …, "clock": …, "metrics": {…}}
 
-and, where there are any, "instruments", "network" and "privacy".  A metric is what stands under "metrics",
-whatever it is called; elsewhere in the record its name may mean something else.
+and, where there are any, "instruments", "network" and "privacy".  A metric is what stands under
+"metrics", whatever it is called; elsewhere in the record its name may mean something else.
 """
 
 from __future__ import annotations

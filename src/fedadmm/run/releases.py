@@ -82,7 +82,7 @@ def _check_noise(
         )
 
 
-def hidden(job: Job, sampler: Sampler) -> tuple[Job, Accountant | None]:
+def hidden(job: Job, sampler: Sampler, *, deployed: bool = False) -> tuple[Job, Accountant | None]:
     """The job with what its noise counts with, and the accountant; None without noise."""
     noise = job.uploads.noise
     if noise is None:
@@ -94,7 +94,7 @@ def hidden(job: Job, sampler: Sampler) -> tuple[Job, Accountant | None]:
     assert chances is not None, "`check_uploads` refuses these"
     weights = [job.problem.weight(client) for client in range(clients)]
     weight = sum(p * a for p, a in zip(chances.tolist(), weights, strict=True))
-    expected = Expected(float(chances.sum()), weight, max(weights))
+    expected = Expected(float(chances.sum()), weight, max(weights), deployed)
     job.uploads.vector_noise(expected.replies)  # refuses a count with too little noise
     poisson = isinstance(sampler, BernoulliSampling)
     accountant = Accountant(

@@ -32,7 +32,7 @@ class Replies:
         else:
             client, upload, info = reply
             share = weight = self._problem.weight(client)
-            sent, infos = upload.num_bytes, (info,)
+            sent, infos = upload.num_bytes if info.finite else 0, (info,)
         self.infos.extend(infos)
         if not all(info.finite for info in infos):
             return False

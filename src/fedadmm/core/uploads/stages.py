@@ -138,8 +138,17 @@ class TopK(Selection):
     def indices(self, described: Tensor, length: int) -> Tensor:
         """The indices."""
         if described.dtype == torch.int32:
-            return described.long()
-        return torch.nonzero(unpacked(described, 1, length)).squeeze(1)
+            found = described.long()
+        else:
+            found = torch.nonzero(unpacked(described, 1, length)).squeeze(1)
+        rising = bool((found.diff() > 0).all())
+        inside = len(found) == self.count(length) and 0 <= found[0] <= found[-1] < length
+        if not rising or not inside:
+            raise ParameterError(
+                f"TopK: {len(found)} indices came, but there must be {self.count(length)}, rising, "
+                f"from 0 to {length - 1}"
+            )
+        return found
 
 
 @part("upload", "random-k")

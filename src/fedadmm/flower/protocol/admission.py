@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from fedadmm.core.errors import check_positive, check_range
-from fedadmm.flower.protocol.codec import Packed, Plain, check_like, decode, digest, unpack
+from fedadmm.flower.protocol.codec import Packed, Plain, check_like, decode, digest, pack, unpack
 from fedadmm.flower.protocol.ledger import Reply, ServerLedger, Task, objection
 from fedadmm.flower.protocol.messages import Answer
 from fedadmm.flower.protocol.refusal import RefusedError, Word, printable
@@ -64,8 +64,9 @@ class Admission:
         body: bytes,
         template: Answer,
         scale: float,
+        arrived: Callable[[Answer], Answer],
     ) -> Admitted:
-        """The answer of an update, or a RefusedError."""
+        """The answer of an update as `arrived` decodes it, or a RefusedError."""
         protest = objection(ledger, task, reply)
         if protest is not None:
             raise RefusedError(Word.PROTOCOL, protest)
@@ -74,9 +75,9 @@ class Admission:
         packed = decode(body)
         check_like(template, packed)
         ceiling = self.norm_bound * (1 + scale)
-        sizes = _sizes(packed, ceiling)
         _check_info(packed.plain, ceiling)
-        answer = unpack(template, packed)
+        answer = arrived(unpack(template, packed))
+        sizes = _sizes(pack(answer), ceiling)
         solve = answer.info.solve._replace(status=printable(answer.info.solve.status))
         info = answer.info._replace(client=task.client, solve=solve)
         return Admitted(answer._replace(info=info), sizes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fedadmm.core import trees
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.protocols import (
     ClientInfo,
     ClientRecord,
@@ -14,7 +16,15 @@ from fedadmm.core.protocols import (
     SolveInfo,
     Upload,
 )
-from fedadmm.run.client import Job, message_template, record_layout, this_round
+from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.run.client import (
+    ClientRound,
+    Job,
+    bound_tensor,
+    message_template,
+    record_layout,
+    this_round,
+)
 
 
 class Parcel(NamedTuple):
@@ -60,6 +70,7 @@ def parcel_template(job: Job) -> Parcel:
     algorithm = job.algorithm
     server = algorithm.init_server(job.initial)
     download = Download(algorithm.broadcast(server, this_round(job, 0)), job.initial_buffers)
+    download = download._replace(bound=bound_tensor(job.uploads.first_bound))
     return parcel(job, download, 0, newcomer=True, missed=algorithm.virtual_steps(server))
 
 
@@ -68,7 +79,32 @@ def answer_template(job: Job, download: Download) -> Answer:
     message = message_template(job, download.cast)
     averaged = job.problem.buffers == "average"
     info = ClientInfo(0, SolveInfo(0, 0.0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)
-    return Answer(Upload(message, job.initial_buffers if averaged else None), info)
+    buffers = job.initial_buffers if averaged else None
+    if not job.uploads.changes_messages:
+        return Answer(Upload(message, buffers), info)
+    sent = job.uploads.send(job.algorithm, message, None, 0)
+    return Answer(Upload(sent.encoded, buffers, sent.within), info)
+
+
+def travelling(done: ClientRound) -> Answer:
+    """A client's answer as it travels."""
+    if done.encoded is None:
+        return Answer(done.upload, done.info)
+    upload = done.upload._replace(message=done.encoded, encoded_bytes=None)
+    return Answer(upload, done.info)
+
+
+def arrived(job: Job, message: Any, answer: Answer) -> Answer:
+    """An answer as the server takes it; `message` shows how one looks that nothing encodes."""
+    if not job.uploads.changes_messages:
+        return answer
+    encoded = answer.upload.message
+    try:
+        decoded = job.uploads.decode_message(encoded, message)
+    except ParameterError as error:
+        raise RefusedError(Word.RANGE, str(error)) from None
+    size = trees.num_bytes(encoded)
+    return answer._replace(upload=answer.upload._replace(message=decoded, encoded_bytes=size))
 
 
 def record_template(job: Job) -> ClientRecord:

@@ -14,7 +14,7 @@ from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.ledger import restart
-from fedadmm.flower.protocol.messages import answer_template, parcel_template
+from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.sealed import DamageError
 from fedadmm.flower.server.asking import Asking, Measured
@@ -23,7 +23,7 @@ from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
-from fedadmm.run.client import Job
+from fedadmm.run.client import Job, message_template
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import (
     EXPLOSION,
@@ -36,6 +36,7 @@ from fedadmm.run.loop import (
     run,
 )
 from fedadmm.run.record import Record, numbers, value
+from fedadmm.run.releases import hidden
 from fedadmm.run.state import MemoryStore
 
 if TYPE_CHECKING:
@@ -61,11 +62,13 @@ class Service:
         self, federation: Federation, grid: Grid, folder: Path, observers: list[Observer]
     ) -> None:
         self.federation = federation
-        self.job = federation.server_job()
+        job = federation.server_job()
+        self.job, self._spending = hidden(job, federation.sampler, deployed=True)
         self.observers = observers
         self.journal = Journal()
         self.remembers = _remembers(self.job)
-        on_disk = federation.ledger == "disk"
+        # With noise nobody can be taken out: the model before and after would show what it sent.
+        on_disk = federation.ledger == "disk" and self._spending is None
         self.disk = ServerState(
             folder / "checkpoint", on_disk and self.remembers, fingerprint(federation, self.job)
         )
@@ -249,7 +252,9 @@ class Service:
             objective=False,
             test=self.federation.test is not None,
         )
-        return Schedule(self.rounds, evaluation, output=self.federation.output)
+        return Schedule(
+            self.rounds, evaluation, output=self.federation.output, spending=self._spending
+        )
 
     def _handed_out(self, state: RunState) -> tuple[Tensor, Tensor | None]:
         """The model of the run's output after a round, and its buffers."""
@@ -272,7 +277,7 @@ class Service:
 
 
 def _message_template(job: Job) -> Any:
-    return answer_template(job, parcel_template(job).download).upload.message
+    return message_template(job, parcel_template(job).download.cast)
 
 
 def _remembers(job: Job) -> bool:

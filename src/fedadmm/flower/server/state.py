@@ -72,6 +72,7 @@ def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
         "seed": federation.seed,
         "regularizer": federation.regularizer,
         "output": federation.output,
+        "upload": federation.upload,
         "mode": federation.mode,
         "ledger": federation.ledger,
         "vector": f"{job.initial.numel()} x {job.initial.dtype}",

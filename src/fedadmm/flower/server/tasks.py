@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -12,12 +13,12 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Admitted
 from fedadmm.flower.protocol.codec import digest, encode, pack
 from fedadmm.flower.protocol.ledger import Kind, Reply, ServerLedger, Task, issue
-from fedadmm.flower.protocol.messages import answer_template, parcel
+from fedadmm.flower.protocol.messages import answer_template, arrived, parcel
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.server.exchange import Arrival, Exchange, Seat
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
-from fedadmm.run.client import Job, global_vector
+from fedadmm.run.client import Job, global_vector, message_template
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -50,6 +51,7 @@ class Broadcast:
         self._step = step
         self._bodies: dict[tuple[int, bool, int | None], tuple[bytes, str]] = {}
         self._template = answer_template(job, download)
+        self._message = message_template(job, download.cast)
         self._most = len(encode(pack(self._template))) + _ROOM
         theta = global_vector(job, download)
         self._scale = 0.0 if theta is None else float(torch.linalg.vector_norm(theta.double()))
@@ -70,7 +72,10 @@ class Broadcast:
         reply, body = wire.read_reply(arrival.content, self._most)
         if reply.kind is Kind.UPDATE:
             admit = self._admission.admit
-            return Accepted(reply, admit(ledger, task, reply, body, self._template, self._scale))
+            decoded = partial(arrived, self._job, self._message)
+            return Accepted(
+                reply, admit(ledger, task, reply, body, self._template, self._scale, decoded)
+            )
         if reply.task != task.id:
             raise RefusedError(Word.PROTOCOL, f"{reply.kind} to another task: {reply.reason}")
         raise RefusedError(_WORDS[reply.kind], reply.reason)

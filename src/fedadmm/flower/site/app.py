@@ -16,7 +16,7 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
 from fedadmm.flower.protocol.codec import check_like, decode, digest, encode, pack, unpack
 from fedadmm.flower.protocol.ledger import Action, Kind, Reply, Task, receive, reply_to
-from fedadmm.flower.protocol.messages import Answer, Question, parcel_template, record_template
+from fedadmm.flower.protocol.messages import Question, parcel_template, record_template, travelling
 from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.flower.site.state import SiteState
 from fedadmm.core.protocols import Evaluator, Objective
@@ -132,7 +132,7 @@ def _compute(
     done = client_round(job, task.client, record, parcel.download, parcel.round_index)
     if done.record is None:
         return reply_to(task, Kind.FAILED, "the local result holds NaN or infinite entries"), b""
-    sent = encode(pack(Answer(done.upload, done.info)))
+    sent = encode(pack(travelling(done)))
     reply = seal(reply_to(task, Kind.UPDATE), sent)
     state.commit(reply, sent, done.record)
     return reply, sent

@@ -1,0 +1,87 @@
+"""What leaves a site: encoded there, decoded at the server, as in a simulation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.theory.privacy import Accountant
+
+from .harness import Crash, FakeGrid, federation, run_through, simulated
+from .test_bad_clients import retensored
+
+pytestmark = pytest.mark.usefixtures("quick")
+METHODS = {
+    "fedavg": fa.FedAvg(),
+    "scaffold": fa.Scaffold(),
+    "fedadmm": fa.FedADMM(rho=1.0),
+    "aligned": fa.FedADMM(rho=1.0, absent="aligned"),
+}
+STAGES = {
+    "top-k": [fa.AdaptiveClip(0.2), fa.TopK(3), fa.Quantise(4)],
+    "random-k": [fa.Clip(0.2), fa.RandomK(0.5), fa.BFloat16()],
+    "quantise": [fa.Quantise(2, block=4)],
+}
+
+
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("name", METHODS)
+def test_equal_to_simulate_although_the_server_dies(name, stages, tmp_path):
+    settings = federation(
+        METHODS[name], rounds=8, sampler=fa.UniformSampling(2), upload=STAGES[stages]
+    )
+    left = [3]
+
+    def die(report):
+        if left and report.record["round"] == left[0]:
+            left.pop()
+            raise Crash
+
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path, die)
+    wanted = simulated(settings)
+    assert torch.equal(history.outcome.params, wanted.params)
+    assert [r["bytes_up"] for r in history.records] == [r["bytes_up"] for r in wanted.history]
+
+
+def test_fewer_bytes_travel(tmp_path):
+    sizes = {}
+    for stages in ((), (fa.TopK(1), fa.BFloat16())):
+        settings = federation(fa.FedAvg(), rounds=1, upload=stages)
+        grid = FakeGrid(settings, tmp_path / str(len(stages)))
+        seen: list[dict[str, torch.Tensor]] = []
+
+        def look(content, client, seen=seen):
+            retensored(lambda tensor: seen.append(tensor) or tensor)(content)
+            return content
+
+        grid.spoil = look
+        run_through(settings, grid, tmp_path / str(len(stages)))
+        sizes[len(stages)] = sum(t.numel() * t.element_size() for t in seen) / settings.clients
+    assert sizes == {0: 6 * 4, 2: 1 + 2}  # a bit for each of six entries, and one number
+
+
+def test_indices_that_cannot_be_are_refused(tmp_path):
+    settings = federation(fa.FedAvg(), rounds=2, upload=[fa.TopK(0.5), fa.BFloat16()])
+    grid = FakeGrid(settings, tmp_path)
+    lie = retensored(lambda t: torch.full_like(t, 255) if t.dtype == torch.uint8 else t)
+    grid.spoil = lambda content, client: lie(content) if client == 2 else content
+    history = run_through(settings, grid, tmp_path)
+    assert all(2 not in record["clients"] for record in history.records)
+    assert "TopK: 6 indices came, but there must be 3" in str(history.records[0]["events"])
+
+
+def test_noise_is_accounted_for_and_never_drawn_again(tmp_path):
+    upload = [fa.Clip(0.2), fa.GaussianNoise(1.0, 0.1, budget=9.0)]
+    ends = []
+    for folder in ("first", "second"):
+        settings = federation(fa.FedAvg(), rounds=20, upload=upload, ledger="disk")
+        history = run_through(settings, FakeGrid(settings, tmp_path / folder), tmp_path / folder)
+        ends.append(history.outcome)
+        account = Accountant(1.0, 0.1)
+        spent = [record["privacy"]["epsilon"] for record in history.records]
+        assert spent == [account.epsilon(k + 1) for k in range(len(spent))]
+        assert spent[-1] <= 9.0 < account.epsilon(len(spent) + 1)
+    assert ends[0].ending.code == ends[1].ending.code == "budget"
+    assert not torch.isclose(ends[0].params, ends[1].params).any()
+    assert not torch.isclose(ends[0].params, simulated(settings).params).any()
