@@ -188,12 +188,12 @@ def _numbered(base: str, number: int) -> Path:
 
 def processes(jobs: int | None, runs: Iterable[Run]) -> int:
     """How many runs at once: one a core, unless an engine uses more than one by itself."""
-    import os
+    from fedadmm.run.engines.workers import usable_cores
 
     if jobs is not None:
         return jobs
     alone = all(run.engine.keeps_to_one_core for run in runs)
-    return len(os.sched_getaffinity(0)) if alone else 1
+    return usable_cores() if alone else 1
 
 
 class TakesFiles(TyperCommand):

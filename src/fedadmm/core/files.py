@@ -9,13 +9,13 @@ All calls to the operating system are those of `Disk`; a simulation puts its own
 
 from __future__ import annotations
 
-import fcntl
 import fnmatch
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import IO, Any, BinaryIO, Protocol
 
 from fedadmm.core import clock
 from fedadmm.core.errors import StateError
@@ -25,6 +25,8 @@ _LEFTOVERS = (f"*{TEMPORARY}", f"{TEMPORARY}??????")
 """Our temporary names, and those that safetensors chose when it still wrote files itself."""
 _LOCK = ".lock"
 _LOOK_AGAIN = 0.05
+_BEHIND_THE_END = 2**30
+"""Where a byte is locked that nobody reads."""
 
 
 class Held(Protocol):
@@ -35,6 +37,21 @@ class Held(Protocol):
 
 
 _held: set[Held] = set()
+
+
+def _take(handle: IO[Any]) -> None:
+    """Lock an open file for this process alone, or raise BlockingIOError."""
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ModuleNotFoundError:  # Windows, whose locks keep others from reading what is locked
+        handle.seek(_BEHIND_THE_END)
+        windows = import_module("msvcrt")
+        try:
+            windows.locking(handle.fileno(), windows.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(error.errno, "locked") from error
+        return
+    flock(handle, LOCK_EX | LOCK_NB)
 
 
 class Disk:
@@ -56,11 +73,16 @@ class Disk:
     def reserve(self, path: Path, size: int) -> None:
         """Make a file that takes up so many bytes."""
         with path.open("wb") as stream:
-            os.posix_fallocate(stream.fileno(), 0, size)
+            if hasattr(os, "posix_fallocate"):  # neither macOS nor Windows
+                os.posix_fallocate(stream.fileno(), 0, size)
+            else:
+                stream.write(bytes(size))
 
     def sync(self, path: Path) -> None:
         """Force a file, or the names in a folder, to the disk."""
-        handle = os.open(path, os.O_RDONLY)
+        if os.name == "nt" and path.is_dir():
+            return  # Windows opens no folder, and keeps names by itself
+        handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
@@ -98,7 +120,7 @@ class Disk:
         """Take a lock, which the system lets go of when the process ends; None if it is taken."""
         handle = path.open("a+")
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(handle)
             handle.truncate(0)
             handle.write(f"{os.getpid()}\n")
             handle.flush()
@@ -293,4 +315,5 @@ def _let_go_in_child() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+if hasattr(os, "register_at_fork"):  # not where nothing can be forked
+    os.register_at_fork(after_in_child=_let_go_in_child)

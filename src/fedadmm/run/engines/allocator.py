@@ -6,6 +6,7 @@ Elsewhere these functions do nothing, and nothing is lost but a little time or m
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -14,6 +15,8 @@ _REUSED_BYTES = (2**30, 2**25)
 
 
 def _library_call(name: str) -> Any:
+    if os.name == "nt":  # which has no handle on the whole program
+        return None
     return getattr(ctypes.CDLL(None), name, None)
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
+import pickle
 import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-from fedadmm.core.errors import EngineError
+import torch
+
+from fedadmm.core.errors import EngineError, PairingError
 from fedadmm.run.client import Job
 from fedadmm.run.engines.allocator import give_back_freed_memory
-from fedadmm.run.engines.shared import SharedMemory
+from fedadmm.run.engines.shared import SharedMemory, start_method
 from fedadmm.run.engines.worker_process import (
     Failed,
     Finished,
@@ -24,6 +29,7 @@ from fedadmm.run.engines.worker_process import (
     RoundBegins,
     RunClient,
     work,
+    work_on_copy,
 )
 
 AHEAD = 2
@@ -34,14 +40,33 @@ PATIENCE_SECONDS = 5.0
 """How long a process may take to end when asked to."""
 
 
+def _copied(job: Job) -> bytes:
+    """The job for a process of its own.
+
+    Multiprocessing would share its tensors, the model's too, and plain pickling would tear a
+    model's parameters from the vector that they are views of.
+    """
+    stream = io.BytesIO()
+    try:
+        torch.save(job, stream)
+        return stream.getvalue()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise PairingError(
+            "Workers: where processes cannot be forked a problem goes to them as a copy, but this "
+            f"one cannot be pickled ({error}); use Sequential or Vectorised"
+        ) from None
+
+
 class _Worker:
     """One process, its pipe, and the clients it holds; the first of them is running."""
 
     def __init__(self, job: Job, memory: Memory, announcement: RoundBegins | None) -> None:
-        context = multiprocessing.get_context("fork")
+        method = start_method()
+        context: BaseContext = multiprocessing.get_context(method)
         self.connection, theirs = context.Pipe()
-        self.process: ForkProcess = context.Process(
-            target=work, args=(job, memory, theirs, os.getpid()), daemon=True
+        target, given = (work, job) if method == "fork" else (work_on_copy, _copied(job))
+        self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+            target=target, args=(given, memory, theirs, os.getpid()), daemon=True
         )
         with warnings.catch_warnings():
             # Python 3.12 warns of forks beside threads; the child uses none (see workers.py)

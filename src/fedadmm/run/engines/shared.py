@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,15 +35,25 @@ def region_bytes(tree: object) -> int:
     return sum(_aligned(leaf.numel() * leaf.element_size()) for leaf in trees.tensors(tree))
 
 
-class SharedMemory:
-    """`regions` pieces of `size` bytes each; anonymous, so it is limited by memory alone.
+def start_method() -> Literal["fork", "spawn"]:
+    """How worker processes start here: a fork sees everything as it is, a spawned one a copy."""
+    return "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
-    Processes forked after its creation see the same bytes.
+
+class SharedMemory:
+    """`regions` pieces of `size` bytes each.
+
+    Where processes are forked it is anonymous, so limited by memory alone, and those forked after
+    its creation see the same bytes; spawned ones get a handle on it when they start.
     """
 
     def __init__(self, regions: int, size: int) -> None:
         self.size = max(ALIGNMENT, _aligned(size))
-        self._map = mmap.mmap(-1, regions * self.size)
+        count = regions * self.size
+        if start_method() == "fork":
+            self._bytes = torch.frombuffer(mmap.mmap(-1, count), dtype=torch.uint8)
+        else:
+            self._bytes = torch.empty(count, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
 
     def write(self, region: int, tree: object) -> Any:
         """Copy a tree's tensors into a region; what is returned is small and finds them again."""
@@ -78,5 +89,5 @@ class SharedMemory:
         if count == 0:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
         begin = region * self.size + leaf.offset
-        flat = torch.frombuffer(self._map, dtype=leaf.dtype, count=count, offset=begin)
+        flat = self._bytes[begin : begin + count * leaf.dtype.itemsize].view(leaf.dtype)
         return flat.view(leaf.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import traceback
@@ -78,6 +79,12 @@ def work(job: Job, memory: Memory, connection: Connection, parent: int) -> None:
                 download = memory.download.read(0, command.download)
             else:
                 connection.send(_run(job, memory, command, download, round_index))
+
+
+def work_on_copy(job: bytes, memory: Memory, connection: Connection, parent: int) -> None:
+    """Serve in a spawned process, which has nothing of its parent's but a copy of the job."""
+    made: Job = torch.load(io.BytesIO(job), weights_only=False)  # the parent wrote it
+    work(made, memory, connection, parent)
 
 
 def _next(connection: Connection, parent: int) -> RoundBegins | RunClient | None:

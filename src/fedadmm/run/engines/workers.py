@@ -1,8 +1,9 @@
 """Persistent worker processes with one thread each, for models that fill a core.
 
-Processes are forked, on Linux and for tensors on the CPU only.  A fork sees the parent's problem
-as it is, whatever it is made of, without a copy, and starts in milliseconds.  Forking a process
-that has threads is safe here for the reason it is in torch's DataLoader: the child keeps to one
+Processes are forked where that is possible, for tensors on the CPU only.  A fork sees the parent's
+problem as it is, whatever it is made of, without a copy, and starts in milliseconds; elsewhere a
+process is spawned, which takes seconds and a problem that can be pickled.  Forking a process that
+has threads is safe here for the reason it is in torch's DataLoader: the child keeps to one
 thread from its first operation on, so it never waits for a thread that only the parent has.
 
 Client records stay with the parent's store.  They and the broadcast go to the workers, and
@@ -11,7 +12,6 @@ records and uploads come back, through shared memory; pipes carry only small tup
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -57,10 +57,6 @@ class Workers(EngineChoice):
             raise PairingError(
                 f"Workers: the parameters are on {job.initial.device}, but must be on the CPU; "
                 "use Vectorised or Sequential"
-            )
-        if "fork" not in multiprocessing.get_all_start_methods():
-            raise PairingError(
-                "Workers: this platform cannot fork processes, but must; use Vectorised"
             )
         count = self.workers if self.workers is not None else usable_cores()
         return WorkersEngine(job, store, count, self.timeout)
