@@ -252,3 +252,32 @@ def test_the_problems_by_name_have_a_default_to_advise_on():
     assert "digits" in problems.names()
     counsel = call("advise", "digits", "--clients", 2, "--rows", 16, "--json")
     assert json.loads(counsel.stdout)["config"]["sampler"] == {"name": "uniform", "size": 0.1}
+
+
+def test_a_wanted_epsilon_is_what_the_proposed_noise_spends():
+    from fedadmm.study.advising import private
+    from fedadmm.theory.privacy import Accountant, multiplier_for
+
+    run = resolve(
+        {
+            "problem": {"name": "digits", "clients": 50},
+            "sampler": {"name": "uniform", "size": 0.1},
+            "rounds": 30,
+        }
+    )
+    found = private(advise(run, clients=2, rows=16), run.sampler, 30, 8.0, 1e-5)
+    chosen = found.privacy
+    assert chosen is not None
+    spent = Accountant(chosen.multiplier, 1e-5, chosen.probability).epsilon(30)
+    assert 7.9 < spent <= 8.0
+    everybody = multiplier_for(8.0, 1e-5, 1.0, 30)
+    assert chosen.multiplier / chosen.probability <= 1.51 * everybody
+    assert (
+        chosen.probability == 1.0
+        or multiplier_for(8.0, 1e-5, chosen.probability / 2, 30) / (chosen.probability / 2)
+        > 1.49 * everybody
+    )
+    assert found.config["upload"][1]["budget"] == 8.0
+    assert not any("seen" in remark for remark in found.remarks)
+    with pytest.raises(fa.ParameterError, match="delta"):
+        private(found, run.sampler, 30, 8.0, 0.02)

@@ -32,6 +32,10 @@ def advise(
         int,
         typer.Option("--rows", min=1, help="Take the curvature over this many rows per client."),
     ] = 64,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="Propose noise that spends this epsilon.")
+    ] = None,
+    delta: Annotated[float, typer.Option("--delta", help="The delta that goes with it.")] = 1e-5,
     seed: options.Seed = None,
     sets: options.Sets = None,
     write: Annotated[
@@ -43,10 +47,14 @@ def advise(
     from fedadmm.cli.display import print_json
     from fedadmm.study import config, loading, rundir
     from fedadmm.study.advising import advise as counsel_for
+    from fedadmm.study.advising import private
 
     tree = loading.run_only(loading.read(source))
     options.apply(tree)
-    counsel = counsel_for(config.resolve(tree), clients=clients, rows=rows)
+    run = config.resolve(tree)
+    counsel = counsel_for(run, clients=clients, rows=rows)
+    if epsilon is not None:
+        counsel = private(counsel, run.sampler, run.rounds, epsilon, delta)
     if write is not None:
         rundir.write_toml(write, counsel.config)
     if as_json:
@@ -69,6 +77,7 @@ def _document(counsel: Counsel) -> dict[str, Any]:
         "rounds": counsel.rounds,
         "remarks": counsel.remarks,
         "config": counsel.config,
+        "privacy": None if counsel.privacy is None else counsel.privacy._asdict(),
     }
 
 
@@ -154,4 +163,11 @@ def _print_theory(counsel: Counsel, console: Console) -> None:
         console.print(
             f"{theorem}: at most {rounds:,} rounds to a mean of {counsel.situation.accuracy:.2g} "
             "(a worst case; runs are usually far quicker)"
+        )
+    if counsel.privacy is not None:
+        chosen = counsel.privacy
+        console.print(
+            f"privacy: {chosen.rounds} rounds of about {chosen.cohort:.3g} clients (each with "
+            f"probability {chosen.probability:g}), an adaptive clip, and noise with multiplier "
+            f"{chosen.multiplier:g} spend epsilon {chosen.epsilon:g} at delta {chosen.delta:g}"
         )

@@ -93,6 +93,9 @@ def _news(record: Record, sent: int) -> str:
         del values["test_loss"]
     names = {"test_accuracy": "acc", "loss": "loss", "test_loss": "test loss"}
     shown = [f"{names[key]} {value:.4f}" for key, value in values.items() if value is not None]
+    epsilon = records.privacy(record, "epsilon")
+    if epsilon is not None:
+        shown.append(f"ε {epsilon:.3g}")
     residuals = [records.besides(record, f"{kind}_residual") for kind in ("primal", "dual")]
     shown.append("res " + "/".join(f"{value or 0:.1g}" for value in residuals))
     return " ".join([*shown, words.size(sent)])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from fedadmm.core.errors import PairingError
+from fedadmm.core.errors import PairingError, check_positive, check_range
 from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import Sampler
 from fedadmm.study.config import Run, Tree, resolve
 from fedadmm.study.estimating import Estimate, estimate
 from fedadmm.study.loading import merged
 from fedadmm.study.running import initial_vector
 from fedadmm.theory import Advice, Situation, recommend, rounds_needed
+from fedadmm.theory.privacy import multiplier_for
 
 PRACTICE = "FedADMM, FedDR (practice)"
 CONVEX = "FedADMM, FedDR (convex losses)"
@@ -19,6 +21,20 @@ ACCURACY = 0.01
 """The wanted mean of ||G||², as a part of what it is at the start."""
 DIGITS = 3
 """What is written into a configuration is rounded: more digits would claim to be known."""
+
+
+class Private(NamedTuple):
+    """A setting that spends a wanted (epsilon, delta)."""
+
+    epsilon: float
+    delta: float
+    rounds: int
+    probability: float
+    """With which every client takes part in a round."""
+    cohort: float
+    multiplier: float
+    noise: float
+    """The norm of the noise on a round's mean, in units of the clip."""
 
 
 class Counsel(NamedTuple):
@@ -37,6 +53,8 @@ class Counsel(NamedTuple):
     """A complete run with the recommended setting."""
     changed: tuple[str, ...]
     """The keys of the method and of the solver that the advice set."""
+    privacy: Private | None = None
+    """How to stay within a wanted epsilon."""
 
 
 def advise(config: Run, *, clients: int = 6, rows: int = 64) -> Counsel:
@@ -97,6 +115,45 @@ def _situation(config: Run, problem: Problem, found: Estimate, batch: int | None
     )
 
 
+def private(
+    counsel: Counsel, sampler: Sampler, rounds: int, epsilon: float, delta: float
+) -> Counsel:
+    """The counsel with noise that spends epsilon over so many rounds.
+
+    The cohort is the smallest one, from the configuration's upwards in doublings, with which the
+    noise on a round's mean is at most half as much again as with everybody.  Aligned FedADMM sends
+    nothing but its vector, as noise wants it.
+    """
+    check_range("advise", "delta", delta, 0.0, 1 / counsel.clients, open_low=True, open_high=True)
+    check_positive("advise", "epsilon", epsilon)
+    chances = sampler.probabilities(counsel.clients)
+    q = 1.0 if chances is None else float(chances.mean())
+    everybody = multiplier_for(epsilon, delta, 1.0, rounds)
+    z = multiplier_for(epsilon, delta, q, rounds)
+    while q < 1.0 and z / q > 1.5 * everybody:
+        q = min(1.0, 2 * q)
+        z = multiplier_for(epsilon, delta, q, rounds)
+    q, z = _rounded(q), math.ceil(1000 * z) / 1000
+    noise = z * math.sqrt(counsel.parameters) / (q * counsel.clients)
+    found = Private(epsilon, delta, rounds, q, q * counsel.clients, z, noise)
+    method = counsel.config["algorithm"]
+    tree = counsel.config | {
+        "algorithm": {"name": "fedadmm", "rho": method["rho"], "absent": "aligned"},
+        "sampler": {"name": "bernoulli", "probability": q},
+        "upload": [
+            {"name": "adaptive-clip"},
+            {"name": "gaussian", "multiplier": z, "delta": delta, "budget": epsilon},
+        ],
+    }
+    remarks = _remarks(counsel.situation, counsel.estimate, aligned=True)
+    if noise > 1:
+        remarks.append(
+            f"The noise on a round's mean is {noise:.3g} times the clip: what a client sends "
+            "drowns in it. More clients, a smaller model or a larger epsilon help, in this order."
+        )
+    return counsel._replace(privacy=found, config=resolve(tree).tree, remarks=remarks)
+
+
 def _local_steps(config: Run, problem: Problem, found: Estimate, batch: int | None) -> int:
     """Steps of a client with a typical number of rows."""
     sizes = sorted((problem.clients[client].num_samples, client) for client in found.clients)
@@ -124,7 +181,7 @@ def _rounds(situation: Situation, found: Estimate, advice: tuple[Advice, ...]) -
     }
 
 
-def _remarks(situation: Situation, found: Estimate) -> list[str]:
+def _remarks(situation: Situation, found: Estimate, *, aligned: bool = False) -> list[str]:
     remarks = []
     if found.known_smoothness is None:
         remarks.append(
@@ -137,7 +194,7 @@ def _remarks(situation: Situation, found: Estimate) -> list[str]:
             "with which a client hardly moves; the written setting goes below it, as the papers' "
             "own experiments do, and so has no guarantee. Watch it: evaluate.diagnose = 10."
         )
-    if situation.p_hat < 1.0:
+    if situation.p_hat < 1.0 and not aligned:
         remarks.append(
             "Not everybody takes part: the mean runs over the clients seen so far "
             "(members = 'seen'), which is the theorems' mean once all were. "

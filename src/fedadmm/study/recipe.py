@@ -28,6 +28,7 @@ _SUFFIX = ".toml"
 Measure = Literal[
     "rounds_to_target",
     "bytes_to_target",
+    "uploads_to_target",
     "passes_to_target",
     "speedup",
     "final",

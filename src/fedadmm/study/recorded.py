@@ -58,7 +58,7 @@ class RecordedRun:
         return replace(self, label=label, method=label, baseline=baseline)
 
     def to_target(self, what: str) -> float | None:
-        """Rounds, bytes, seconds or passes to the target; a diverged run did not get there."""
+        """Rounds, bytes, uploads, seconds or passes to it; a diverged run did not get there."""
         return None if self.diverged else self.tally[f"{what}_to_target"]
 
 

@@ -112,6 +112,11 @@ def bytes_down(records: Sequence[Record]) -> int:
     return int(_total(records, "traffic", "bytes_down"))
 
 
+def privacy(record: Record, name: str) -> float | None:
+    """What a record says about privacy: epsilon, delta or clip; None for runs without noise."""
+    return as_number(record.get("privacy", {}).get(name))
+
+
 def sent(records: Sequence[Record]) -> int:
     """Bytes up and down."""
     return bytes_up(records) + bytes_down(records)

@@ -329,7 +329,7 @@ def measure(
     name: Measure, metric: str, own: RecordedRun, reference: RecordedRun | None
 ) -> float | None:
     """One number for one run; None when it has none (diverged, target not met, no reference)."""
-    if name in ("rounds_to_target", "bytes_to_target", "passes_to_target"):
+    if name.endswith("_to_target"):
         return own.to_target(name.removesuffix("_to_target"))
     if name == "speedup":
         return _speedup(own, reference)

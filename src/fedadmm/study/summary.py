@@ -36,14 +36,24 @@ def tally(records: Sequence[Record], target: Target | None) -> Summary:
         "final": reading.last_metrics(records),
         "rounds_to_target": None if until is None else reading.number(until[-1]),
         "bytes_to_target": None if until is None else reading.sent(until),
+        "uploads_to_target": None if until is None else reading.bytes_up(until),
         "seconds_to_target": None if until is None else reading.seconds(until),
         "passes_to_target": None if until is None else reading.work(until, "passes"),
         "bytes_up": reading.bytes_up(records),
         "bytes_down": reading.bytes_down(records),
         "seconds": reading.seconds(records),
         **_clock(records, until),
+        **_privacy(records),
         "warnings": [text for record in records for text in reading.warnings(record)],
     }
+
+
+def _privacy(records: Sequence[Record]) -> Summary:
+    """What has been spent, for runs with noise."""
+    if not records:
+        return {}
+    spent = {name: reading.privacy(records[-1], name) for name in ("epsilon", "delta")}
+    return {} if None in spent.values() else {"privacy": spent}
 
 
 def _clock(records: Sequence[Record], until: Sequence[Record] | None) -> Summary:

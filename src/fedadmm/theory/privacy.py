@@ -20,6 +20,9 @@ from typing import Any
 from fedadmm.core.errors import FedADMMError, ParameterError
 from fedadmm.core.parts import Count, Fraction, Positive, Share, checked_arguments
 
+ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 1024)
+"""The orders of Renyi divergences that the best is taken of."""
+
 
 def _dp_accounting() -> Any:
     try:
@@ -62,7 +65,9 @@ class Accountant:
         dp = _dp_accounting()
         noise = dp.GaussianDpEvent(self.multiplier)
         usual = noise if self.rate >= 1 else dp.PoissonSampledDpEvent(self.rate, noise)
-        made = [dp.rdp.RdpAccountant().compose(event) for event in (usual, noise)]
+        # Whole orders where rounds are amplified: fractional ones of small noise do not converge.
+        orders = None if self.rate >= 1 else ORDERS
+        made = [dp.rdp.RdpAccountant(orders).compose(event) for event in (usual, noise)]
         return made[0].orders, made[0].rdp, made[1].rdp
 
     @cached_property

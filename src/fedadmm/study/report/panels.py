@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from fedadmm.study import records, words
 from fedadmm.study.recorded import RecordedRun
@@ -51,6 +52,14 @@ def sections(content: Content) -> list[Section]:
             "Who waited for whom.",
             rounds,
             _clock(content, rounds),
+        ),
+        _section(
+            content,
+            "privacy",
+            "Privacy",
+            "What the released sums tell about any one client, at most.",
+            rounds,
+            _privacy(content, rounds),
         ),
         _section(
             content,
@@ -198,6 +207,17 @@ def _residuals(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
         curves = lines(content, rounds, _positive(name))
         if curves:
             yield Lines(name, records.metric(name).title, note, curves, log=True)
+
+
+def _privacy(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+    notes = {
+        "epsilon": ("Privacy spent (ε)", "ε of (ε, δ) for every client with all its data, so far."),
+        "clip": ("Clip", "The largest norm of what a client sends in a round."),
+    }
+    for name, (title, note) in notes.items():
+        curves = lines(content, rounds, partial(records.privacy, name=name))
+        if curves:
+            yield Lines(name, title, note, curves)
 
 
 def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
