@@ -95,8 +95,8 @@ def test_absent_clients_move_along_over_restarts_as_in_a_simulation(name, tmp_pa
     assert torch.equal(history.outcome.params, wanted.params)
     check_invariant(settings, tmp_path)
     check_versions(settings, tmp_path, history.trace)
-    sent = [record["bytes_down"] for record in history.records[1:]]
-    assert sent == [record["bytes_down"] for record in wanted.history[1:]]
+    sent = [record["traffic"]["bytes_down"] for record in history.records[1:]]
+    assert sent == [record["traffic"]["bytes_down"] for record in wanted.history[1:]]
 
 
 OUTPUTS = [fa.Averaged(), fa.ParticipantsMean(), fa.RandomIterate(), fa.TwoOutputs()]
@@ -129,7 +129,7 @@ def test_the_sites_and_the_operator_get_what_a_simulation_hands_out(output, tmp_
     assert torch.equal(wanted.params, theta) == isinstance(output, fa.TwoOutputs)
     assert torch.equal(seen[-2 if isinstance(output, fa.TwoOutputs) else -1], wanted.params)
     problem = fa.Problem(objectives())
-    at_sites = history.records[-1]["sites"]["metrics"]["loss"]
+    at_sites = history.records[-1]["network"]["sites"]["metrics"]["loss"]
     assert at_sites == pytest.approx(float(problem.value(wanted.params)), abs=1e-6)
 
 

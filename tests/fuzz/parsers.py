@@ -215,7 +215,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
     server = folder / "server"
     state = ServerState(server, True, fingerprint(settings, job))
     saved = Saved(
-        initial_state(job), ServerLedger("run", {1: Entry(0, 2, "d")}), {7: 1}, True, 1, 0,
+        initial_state(job), ServerLedger("run", {1: Entry(0, 2, "d")}), {7: 1}, 1, 0,
         {1: {"upload.message.increment": 2.0}},
     )  # fmt: skip
     state.save(saved, {})

@@ -36,7 +36,8 @@ def test_without_its_additions_it_is_scaffold_with_half_the_upload(sampler, weig
     whole = run(fa.Scaffold(), given, **options)
     assert_same(plus.trajectory, whole.trajectory)
     for one, other in zip(plus.history, whole.history, strict=True):
-        assert one["bytes_up"] == other["bytes_up"] / 2 + 8 * one["participants"]  # and one number
+        sent, twice = one["traffic"]["bytes_up"], other["traffic"]["bytes_up"]
+        assert sent == twice / 2 + 8 * one["cohort"]["participants"]  # and one number
 
 
 def test_without_its_additions_it_is_scaffold_on_mini_batches_of_a_network():

@@ -78,7 +78,7 @@ def test_the_server_has_what_was_sent_and_the_client_the_rest(name, stages, monk
     row, given = ROWS[name], rows_federation()
     spy, store = Spy(monkeypatch, row.algorithm), fa.MemoryStore()
     result = run(row.algorithm, given, ROUNDS, store=store, **options(row, STAGES[stages]))
-    cohorts = [record["clients"] for record in result.history if record["clients"]]
+    cohorts = [found for record in result.history if (found := record["cohort"]["clients"])]
     a = given.problem.weight
     replies = [client for clients in cohorts for client in clients]
     assert len(replies) == len(spy.sent)
@@ -166,7 +166,9 @@ def test_every_engine_sends_the_same(name, engine):
     one = run(row.algorithm, rows_federation(), ROUNDS, engine="sequential", **chosen)
     other = run(row.algorithm, rows_federation(), ROUNDS, engine=engine, **chosen)
     torch.testing.assert_close(one.params, other.params, rtol=0, atol=1e-10)
-    assert [r["bytes_up"] for r in one.history] == [r["bytes_up"] for r in other.history]
+    assert [r["traffic"]["bytes_up"] for r in one.history] == [
+        r["traffic"]["bytes_up"] for r in other.history
+    ]
 
 
 @pytest.mark.parametrize("store", ["memory", "disk"])
@@ -222,7 +224,7 @@ def test_bytes_are_those_of_the_encoding(case):
         solver=fa.GradientDescent(0.1),
         upload=stages,
     )
-    assert [record["bytes_up"] for record in result.history] == [2 * each, 2 * each]
+    assert [record["traffic"]["bytes_up"] for record in result.history] == [2 * each, 2 * each]
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -122,7 +122,7 @@ def test_a_round_without_anybody_has_noise_and_the_replies_do_not_count():
     rare = fa.BernoulliSampling(1e-6)
     result = run(fa.FedAvg(), given, 3, sampler=rare, upload=upload, **WORK)
     thetas = [given.initial, *result.trajectory]
-    assert [record["participants"] for record in result.history] == [0, 0, 0]
+    assert [record["cohort"]["participants"] for record in result.history] == [0, 0, 0]
     assert all(not torch.equal(a, b) for a, b in pairwise(thetas))
 
 
