@@ -90,6 +90,7 @@ def test_a_report_draws_both_meanings(tmp_path: Path) -> None:
     "line",
     [
         {"round": 1, "participants": 2, "clients": [0, 1], "loss": 0.5},
+        {"round": 1, "sites": {"answered": 2}},
         {"round": 1, "metrics": 0.5},
         {"round": 1, "metrics": None},
     ],
