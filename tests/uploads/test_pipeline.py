@@ -30,7 +30,7 @@ CLIPPED = {
 }
 STAGES: dict[str, list[Any]] = COMPRESSED | CLIPPED
 WHOLE = {
-    *("Scaffnew", "FedPD", "FedAsync", "FedAsync hinge"),
+    *("SCAFFOLD+", "Scaffnew", "FedPD", "FedAsync", "FedAsync hinge"),
     *("FedADMM seen", "FedADMM schedule", "FedADMM schedule seen"),
     *("FedADMM-InSa", "FedADMM-InSa seen", "FedADMM-InSa next"),
 }
