@@ -48,7 +48,7 @@ def cohorts(sampler: Any, seed: int, clients: int, rounds: int = ROUNDS) -> list
 def aligned(
     given: Federation,
     taking_part: Sequence[Sequence[int]],
-    sigma: float,
+    sigma: Any,
     penalty: Any,
     prox: Any = lambda v, t: v,
     members: str = "all",
@@ -60,6 +60,7 @@ def aligned(
     trajectory, means = [], []
     for t, cohort in enumerate(taking_part):
         rho = penalty(t)
+        moves = sigma(t) if callable(sigma) else sigma
         if cohort:
             share = given.a[cohort]
             moved = [
@@ -71,7 +72,7 @@ def aligned(
                 if j in cohort:
                     y[j] = y[j] + rho * (moved[cohort.index(j)] - theta)
                 else:
-                    y[j] = y[j] + sigma * rho * (m - theta)
+                    y[j] = y[j] + moves * rho * (m - theta)
             seen |= set(cohort)
             ids = sorted(seen) if members == "seen" else list(range(n))
             h = given.a[ids] @ y[ids] / given.a[ids].sum()
@@ -101,6 +102,23 @@ def test_fedadmm_moves_every_absent_dual(sigma, sampler, members, kind):
     assert_close(run(method, given, **options).trajectory, thetas)
     handed_out = run(method, given, output=fa.ParticipantsMean(), **options)
     assert_close(handed_out.trajectory, means)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
+def test_the_automatic_sigma_waits_until_clients_have_been_seen(sampler, weights):
+    """A tenth per reply, times the share that independent draws would have seen by then."""
+    given = federation(90, weights=weights)
+    drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
+    shares = [given.a[cohort].sum() if cohort else 0.0 for cohort in drawn]
+
+    def sigma(t: int) -> float:
+        unseen = np.prod([1 - share for share in shares[:t]])
+        return len(drawn[t]) / 10 * (1 - unseen)
+
+    thetas, _ = aligned(given, drawn, sigma, lambda t: 1.3)
+    method = fa.FedADMM(1.3, absent="aligned")
+    assert_close(run(method, given, sampler=SAMPLERS[sampler], seed=4).trajectory, thetas)
 
 
 @pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)

@@ -168,7 +168,7 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
     if isinstance(method, Aligning) and method.sigma is not None:
         server, clients = at_rest(unaligned(method), at)
         weights = one, one / method.prox_step
-        return alignment.Server(x, x, -at.mean, torch.zeros_like(x), *weights), clients
+        return alignment.Server(x, x, -at.mean, torch.zeros_like(x), *weights, 0 * one), clients
     if isinstance(method, fa.FedADMM):
         rho = 1 / method.prox_step
         server = fed_admm.Server(x - at.mean / rho, x, one, one)

@@ -12,9 +12,10 @@ becomes theirs, and its dual takes sigma times their dual step (a *virtual* step
              theta = prox_{g/rho}(m + h / rho)
 
 sigma = 1 is A-FedPD (Sun, Shen, Tao: A-FedPD, NeurIPS 2024), sigma = 0 is FedDyn, and with full
-participation every sigma is the printed method.  For every sigma the only point of rest is the
-optimum: s = 0 there, so that y_i = -grad f_i(theta) and h = -grad f(theta) lies in the
-subdifferential of g.
+participation every sigma is the printed method.  "auto" is min(1, |S|/10) times the share of the
+clients seen so far: while most duals are still zero, h is momentum without damping.  For every
+sigma the only point of rest is the optimum: s = 0 there, so that y_i = -grad f_i(theta) and
+h = -grad f(theta) lies in the subdifferential of g.
 
 A client that comes back is sent the sum of the virtual steps that it missed (`fedadmm.core.missed`)
 and is then where the server has it.  So the upload is one vector as FedAvg's, and the download is
@@ -53,7 +54,9 @@ FULL_COHORT = 10
 class Server(NamedTuple):
     """theta, m, h = sum a_i y_i over the members, the sum of the virtual steps, and weights.
 
-    `members` is the sum of the a_i of the clients that count, `penalty` that of a_i beta_i.
+    `members` is the sum of the a_i of the clients that count, `penalty` that of a_i beta_i;
+    `unseen` is the share of clients that has not taken part yet, as far as chance tells: the
+    product of 1 - p over all rounds.
     """
 
     theta: Tensor
@@ -62,6 +65,7 @@ class Server(NamedTuple):
     virtual: Tensor
     members: Tensor
     penalty: Tensor
+    unseen: Tensor
 
 
 class Steps(NamedTuple):
@@ -111,7 +115,7 @@ class Aligning(AnyAlgorithm):
         if self.sigma is None:
             return super().init_server(params)
         zero = torch.zeros_like(params)
-        return Server(params, params, zero, zero, *self.first_weights(params))
+        return Server(params, params, zero, zero, *self.first_weights(params), params.new_ones(1))
 
     def local_problem(self, cast: Any, client: Any) -> LocalProblem:
         """As printed, but started at theta: an aligned client has no model of its own."""
@@ -138,14 +142,15 @@ class Aligning(AnyAlgorithm):
             members, h = members + total.joined, h + total.joined * server.virtual
         solved, counted = self._penalties(server, total, received, members)
         share = received.weight
-        sigma = self._sigma(received)
+        sigma = self._sigma(server, received)
         h = h + (1 + sigma * (members / share - 1)) * total.step
         mean = server.theta + total.step / solved
         theta = regularizer.prox(mean + h / counted, float(members / counted))
         if total.next is not None:
             counted = counted + total.next
         virtual = server.virtual + sigma / share * total.step
-        return Server(theta, mean, h, virtual, members, counted)
+        unseen = server.unseen * max(0.0, 1 - share)
+        return Server(theta, mean, h, virtual, members, counted, unseen)
 
     def _penalties(
         self, server: Server, total: Steps, received: Received, members: Tensor
@@ -158,11 +163,12 @@ class Aligning(AnyAlgorithm):
         assert total.counted is not None
         return total.penalty, server.penalty + total.counted
 
-    def _sigma(self, received: Received) -> float:
+    def _sigma(self, server: Server, received: Received) -> float | Tensor:
+        """sigma; "auto" trusts the mean of many replies, and only once most clients have a dual."""
         sigma = self.sigma
         if isinstance(sigma, float | int):
             return sigma
-        return min(1.0, received.replies / FULL_COHORT)
+        return min(1.0, received.replies / FULL_COHORT) * (1 - server.unseen)
 
     def virtual_steps(self, server: Any) -> Tensor | None:
         """The sum of sigma s over all rounds."""
