@@ -116,6 +116,9 @@ def cases() -> Iterator[Case]:
                 continue
             if options.get("absent") == "aligned" and options.get("start", "own") != "own":
                 continue  # the same method: aligned clients always start at theta
+            automatic = options.get("absent") == "aligned" and options["alignment"] == "auto"
+            if automatic and options.get("memory"):
+                continue  # one sigma is enough there: the server's memory knows nothing of it
             told = " ".join(
                 f"{key}={'schedule' if callable(value) else value}"
                 for key, value in options.items()
