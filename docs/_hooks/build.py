@@ -19,7 +19,14 @@ import settings
 SHELF = {
     "Start": ["index.md", "quickstart.md", "concepts.md", "choosing.md", "faq.md"],
     "Methods": [],
-    "Guides": ["own-model.md", "data.md", "reports.md", "privacy.md", "add-an-algorithm.md", "add-a-sampler.md"],
+    "Guides": [
+        "own-model.md",
+        "data.md",
+        "reports.md",
+        "privacy.md",
+        "add-an-algorithm.md",
+        "add-a-sampler.md",
+    ],
     "Reference": ["reference/commands.md", "reference/config.md", "reference/api.md"],
     "Inside": ["architecture.md"],
 }

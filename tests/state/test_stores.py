@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import fedadmm as fa
 from fedadmm.core import files
 from fedadmm.core.protocols import ClientRecord
+from fedadmm.run.simulation import make_job
 from fedadmm.run.state import DiskStore, MemoryStore, records
 from support.resumable import fingerprints, run
 
@@ -24,7 +25,8 @@ INITIAL = torch.zeros(SIZE, dtype=torch.float64)
 
 
 def bound(store: Any, algorithm: Any = METHOD) -> Any:
-    store.bind(*records.layout(algorithm, INITIAL, None))
+    problem = fa.Problem([fa.Quadratic(torch.eye(len(INITIAL)), INITIAL)])
+    store.bind(*records.layout(make_job(algorithm, problem, None, None, 0, INITIAL)))
     return store
 
 
