@@ -31,6 +31,12 @@ def page() -> str:
         parts.append(f"## \\[{family}\\]")
         for name in families()[family]:
             parts += _part(family, name)
+    parts.append("## \\[\\[upload\\]\\]")
+    parts.append(
+        "A list of tables: what happens to a client's message before the sum, in this order."
+    )
+    for name in families()["upload"]:
+        parts += _part("upload", name)
     parts.append("## Schedules")
     parts.append("Where a number may change over the rounds, a table stands in its place.")
     for name in FAMILIES["schedule"]:
