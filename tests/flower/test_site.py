@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 def a_task(settings, client=0, sequence=0):
     job = settings.server_job()
     cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), Round(0, 0))
-    broadcast = Broadcast(job, Download(cast), settings.admission)
+    broadcast = Broadcast(job, Download(cast), settings.admission, 0)
     task = broadcast.task(ServerLedger("run"), client, sequence, sequence)
     return broadcast.content(task, sequence)
 
