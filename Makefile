@@ -23,6 +23,12 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 demo: $(VENV)/.demo
 	$(BIN)/fedadmm compare quickstart
+	@echo
+	@echo "FedADMM is there twice: as printed, where absent clients keep old duals, and aligned, where they move along."
+	@echo "Open the report in a browser.  Then try:"
+	@echo "  $(BIN)/fedadmm compare recommended          the methods to start from, and their evidence"
+	@echo "  $(BIN)/fedadmm algorithms fedadmm           what a method does, keeps and sends"
+	@echo "  $(BIN)/fedadmm run --csv YOURS.csv --target COLUMN --client COLUMN"
 
 # The README's figure, from a real comparison: about a minute.
 FIGURE ?= recommended

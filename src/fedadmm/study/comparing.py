@@ -42,6 +42,7 @@ class MethodTable(Table):
     algorithm: dict[str, Any] = Field(default={}, description="keys of the table algorithm")
     solver: dict[str, Any] = Field(default={}, description="keys of the table solver")
     stop: dict[str, Any] = Field(default={}, description="keys of the table stop")
+    output: dict[str, Any] = Field(default={}, description="keys of the table output")
     engine: dict[str, Any] = Field(default={}, description="keys of the table engine")
     evaluate: dict[str, Any] = Field(default={}, description="keys of the table evaluate")
     rounds: Count | None = Field(default=None, description="as many as the run when absent")
@@ -156,7 +157,7 @@ def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[Method
     return picked
 
 
-_OWN = ("algorithm", "solver", "stop", "engine", "evaluate", "rounds")
+_OWN = ("algorithm", "solver", "stop", "output", "engine", "evaluate", "rounds")
 
 
 def _method(base: Tree, entry: MethodTable) -> Method:
