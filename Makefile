@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,privacy,tune,onnx,hf,lightning,wandb,notebooks,docs,test,check
+EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,privacy,docs,test,check
 
 .PHONY: setup demo figure test coverage check format docs browser faults fuzz storm mutants bench-peers clean
 
