@@ -256,7 +256,8 @@ class Story:
         restarted = any(entry.incarnation for entry in saved.entries.values())
         lost = any(entry.lost for entry in saved.entries.values())
         theta = saved.arrays[_model_name(settings.algorithm)]
-        trace = [record["cohort"]["clients"] for record in self._records()]
+        rounds = (record for record in self._records() if record["round"] > 0)
+        trace = [record["cohort"]["clients"] for record in rounds]
         everybody = len({client for ids in trace for client in ids}) == settings.clients
         comparable = settings.mode == "rounds" and everybody  # a trace without somebody is refused
         if comparable and self.plan.liar is None and not (restarted or self._restored):

@@ -84,7 +84,8 @@ def test_relaxed_feddr_against_a_direct_program(alpha, init):
     expected = reference.feddr(
         given, cohorts, 0.6, alpha, init, lambda v, t: reference.soft_threshold(v, t * lam)
     )
-    assert_same(result.trajectory, expected)
+    rounds = result.trajectory[-ROUNDS:]  # an initial round with everybody comes before them
+    assert_same(rounds, expected)
 
 
 def test_relaxation_matters():
