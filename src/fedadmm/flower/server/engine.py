@@ -134,6 +134,9 @@ class GridEngine(Engine):
         with_all = not algorithm.accepts_partial or index < 0
         self._answers, why = self._collect(ids, cast, index, with_all)
         missing = [client for client in ids if client not in self._answers]
+        if with_all and missing and self.to_repair():
+            self._answers = {}  # the round is made again after the repair
+            return
         if with_all and missing:
             raise EngineError(
                 f"{type(algorithm).__name__} needs all clients, but {len(missing)} did not bring "
