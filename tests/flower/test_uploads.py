@@ -41,7 +41,9 @@ def test_equal_to_simulate_although_the_server_dies(name, stages, tmp_path):
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path, die)
     wanted = simulated(settings)
     assert torch.equal(history.outcome.params, wanted.params)
-    assert [r["bytes_up"] for r in history.records] == [r["bytes_up"] for r in wanted.history]
+    assert [r["traffic"]["bytes_up"] for r in history.records] == [
+        r["traffic"]["bytes_up"] for r in wanted.history
+    ]
 
 
 def test_fewer_bytes_travel(tmp_path):
@@ -67,8 +69,10 @@ def test_indices_that_cannot_be_are_refused(tmp_path):
     lie = retensored(lambda t: torch.full_like(t, 255) if t.dtype == torch.uint8 else t)
     grid.spoil = lambda content, client: lie(content) if client == 2 else content
     history = run_through(settings, grid, tmp_path)
-    assert all(2 not in record["clients"] for record in history.records)
-    assert "TopK: 6 indices came, but there must be 3" in str(history.records[0]["events"])
+    assert all(2 not in record["cohort"]["clients"] for record in history.records)
+    assert "TopK: 6 indices came, but there must be 3" in str(
+        history.records[0]["network"]["events"]
+    )
 
 
 def test_noise_is_accounted_for_and_never_drawn_again(tmp_path):
