@@ -281,3 +281,14 @@ def test_a_wanted_epsilon_is_what_the_proposed_noise_spends():
     assert not any("seen" in remark for remark in found.remarks)
     with pytest.raises(fa.ParameterError, match="delta"):
         private(found, run.sampler, 30, 8.0, 0.02)
+
+
+def test_noise_is_not_advised_where_there_are_no_rounds(tmp_path):
+    path = tmp_path / "asynchronous.toml"
+    path.write_text(
+        'rounds = 30\nproblem.name = "quadratics"\nalgorithm.name = "async-feddr"\n'
+        'engine = { name = "virtual-time", mode = "async" }\n'
+    )
+    found = call("advise", path, "--clients", 2, "--epsilon", 8)
+    assert found.exit_code == 2
+    assert "--epsilon is 8, but noise is accounted for by rounds" in " ".join(found.stderr.split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from fedadmm.core.errors import PairingError, check_positive, check_range
+from fedadmm.core.errors import ConfigError, PairingError, check_positive, check_range
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Sampler
 from fedadmm.study.config import Run, Tree, resolve
@@ -126,6 +126,12 @@ def private(
     """
     check_range("advise", "delta", delta, 0.0, 1 / counsel.clients, open_low=True, open_high=True)
     check_positive("advise", "epsilon", epsilon)
+    method = counsel.config["algorithm"]
+    if "rho" not in method:
+        raise ConfigError(
+            f"--epsilon is {epsilon:g}, but noise is accounted for by rounds, and {method['name']} "
+            "has none; advise for a method with rounds"
+        )
     chances = sampler.probabilities(counsel.clients)
     q = 1.0 if chances is None else float(chances.mean())
     everybody = multiplier_for(epsilon, delta, 1.0, rounds)
@@ -136,7 +142,6 @@ def private(
     q, z = _rounded(q), math.ceil(1000 * z) / 1000
     noise = z * math.sqrt(counsel.parameters) / (q * counsel.clients)
     found = Private(epsilon, delta, rounds, q, q * counsel.clients, z, noise)
-    method = counsel.config["algorithm"]
     tree = counsel.config | {
         "algorithm": {"name": "fedadmm", "rho": method["rho"], "absent": "aligned"},
         "sampler": {"name": "bernoulli", "probability": q},

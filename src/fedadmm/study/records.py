@@ -162,7 +162,7 @@ def penalty_quartiles(record: Record) -> list[float] | None:
 
 
 def staleness_quantiles(record: Record) -> list[float] | None:
-    """The median, the 95 % quantile and the largest of all delays so far; None without delays."""
+    """The median, the 90 % quantile and the largest of all delays so far; None without delays."""
     return _triple(record["clock"].get("staleness_quantiles"))
 
 
