@@ -102,7 +102,7 @@ class Comparison(NamedTuple):
         trees = [method.run.tree for method in self.methods]
         differing = [
             key
-            for key in ("engine", "evaluate", "rounds")
+            for key in ("output", "engine", "evaluate", "rounds")
             if any(tree[key] != trees[0][key] for tree in trees)
         ]
         own = ["algorithm", "solver", "stop", *differing]
