@@ -133,7 +133,7 @@ def test_names_from_files_are_text_and_never_markup(
     summary |= {"label": evil, "status": evil, "code": evil, "created": evil}
     (run / "summary.json").write_text(json.dumps(summary))
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = [json.dumps({**record, evil: 1.0}) for record in records]
+    lines = [json.dumps(one | {"metrics": {**one["metrics"], evil: 1.0}}) for one in records]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     (run / "config.toml").write_text(f"note = {json.dumps(evil)}\n")
     (run / "partition.json").write_text(json.dumps({"labels": [evil], "counts": [[1], [2]]}))
