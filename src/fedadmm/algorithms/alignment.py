@@ -28,6 +28,7 @@ beta_i, and theta = m + h / (sum over all of a_i beta_i).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -93,13 +94,13 @@ class Aligning(AnyAlgorithm):
         """The share of the mean dual step that absent clients take; None keeps them as they are."""
         return None
 
+    @abstractmethod
     def common_penalty(self, round_index: int) -> float | None:
         """The penalty of all clients in a round; None where they have their own and send them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights_of(self, before: Any, after: Any) -> Steps:
         """What goes up beside the dual step, in a message whose step is to be filled in."""
-        raise NotImplementedError
 
     def first_weights(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """`members` and `penalty` before the first round: everybody counts."""

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -69,19 +69,33 @@ class Perturbation(NamedTuple):
         return here.lerp_(there, self.share)
 
 
-def _gradient(
-    objectives: Objectives, perturbation: Perturbation | None, params: Tensor, rows: Any
-) -> Tensor:
-    """grad f_i on the rows, perturbed where that is asked for."""
-    found: Tensor = (
-        objectives.gradient(params, rows)
-        if perturbation is None
-        else perturbation.gradient(objectives, params, rows)
-    )
-    return found
+class _GradientStepper(Stepper):
+    """A stepper on plain or perturbed gradients, whose vectors are one tree of a stack."""
+
+    _objectives: Objectives
+    _perturbation: Perturbation | None
+    _vectors: Any
+
+    def _gradient(self, params: Tensor, rows: Any) -> Tensor:
+        """grad f_i on the rows, perturbed where that is asked for."""
+        if self._perturbation is None:
+            return self._objectives.gradient(params, rows)
+        return self._perturbation.gradient(self._objectives, params, rows)
+
+    def select(self, clients: Tensor | slice) -> Self:
+        """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
+        chosen = copy.copy(self)
+        chosen._vectors = trees.select(self._vectors, clients)
+        if isinstance(clients, Tensor):
+            chosen._objectives = self._objectives.select(clients.tolist())
+        return chosen
+
+    def passes(self, stepped: float) -> float:
+        """A perturbed gradient takes two."""
+        return stepped if self._perturbation is None else 2 * stepped
 
 
-class SGDStepper(Stepper):
+class SGDStepper(_GradientStepper):
     """w <- w - lr (g + the gradient of the local problem's own terms), with optional momentum."""
 
     def __init__(
@@ -102,12 +116,13 @@ class SGDStepper(Stepper):
     @property
     def params(self) -> Tensor:
         """The current iterate, live."""
-        return self._vectors.params
+        params: Tensor = self._vectors.params
+        return params
 
     def step(self, rows: Any) -> Tensor:
         """One step on the given rows; the gradient of f_i."""
         params, lr, terms, velocity = self._vectors
-        gradient = _gradient(self._objectives, self._perturbation, params, rows)
+        gradient = self._gradient(params, rows)
         if velocity is None:
             if terms is not None:
                 terms.pull(params, 0, params.shape[-1])
@@ -118,18 +133,6 @@ class SGDStepper(Stepper):
             velocity.add_(terms.step(params))
         params.sub_(velocity)
         return gradient
-
-    def select(self, clients: Tensor | slice) -> SGDStepper:
-        """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
-        chosen = copy.copy(self)
-        chosen._vectors = trees.select(self._vectors, clients)
-        if isinstance(clients, Tensor):
-            chosen._objectives = self._objectives.select(clients.tolist())
-        return chosen
-
-    def passes(self, stepped: float) -> float:
-        """A perturbed gradient takes two."""
-        return stepped if self._perturbation is None else 2 * stepped
 
 
 def _add(into: Tensor, gradient: Tensor, factor: Tensor | float) -> None:
@@ -185,7 +188,7 @@ class _Dual(NamedTuple):
     """How much the last step added to it."""
 
 
-class DualAveragingStepper(Stepper):
+class DualAveragingStepper(_GradientStepper):
     """z <- z - lr grad f_i(prox_{reach g}(z)), with optional momentum; `params` is z."""
 
     def __init__(
@@ -211,29 +214,18 @@ class DualAveragingStepper(Stepper):
     @property
     def params(self) -> Tensor:
         """The dual state, live."""
-        return self._vectors.z
+        z: Tensor = self._vectors.z
+        return z
 
     def step(self, rows: Any) -> Tensor:
         """One step on the given rows; the gradient of f_i."""
         z, model, lr, velocity, reach, pace = self._vectors
         model.copy_(_prox(self._regularizer, z, reach))
-        gradient = _gradient(self._objectives, self._perturbation, model, rows)
+        gradient = self._gradient(model, rows)
         _add(velocity.mul_(self._momentum), gradient, lr)
         z.sub_(velocity)
         reach.add_(pace.mul_(self._momentum).add_(lr))
         return gradient
-
-    def select(self, clients: Tensor | slice) -> DualAveragingStepper:
-        """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
-        chosen = copy.copy(self)
-        chosen._vectors = trees.select(self._vectors, clients)
-        if isinstance(clients, Tensor):
-            chosen._objectives = self._objectives.select(clients.tolist())
-        return chosen
-
-    def passes(self, stepped: float) -> float:
-        """A perturbed gradient takes two."""
-        return stepped if self._perturbation is None else 2 * stepped
 
 
 def _prox(regularizer: Regularizer, params: Tensor, step: Tensor | float) -> Tensor:
