@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from fedadmm import data
 from fedadmm.core.errors import DataError
 from fedadmm.data import problems
-from fedadmm.data.loaders.prepared import Numbers, Scaled, Spread, fit, prepared_table, told
+from fedadmm.data.loaders.prepared import prepared_table
+from fedadmm.data.preparation import Numbers, Scaled, Spread, fit, told
 from support.commands import call
 
 
@@ -97,7 +101,7 @@ def test_names_are_no_categories_and_measurements_no_classes(tmp_path: Path) -> 
     path = tmp_path / "one.csv"
     path.write_text("\n".join(["patient,dose,kind", *lines]) + "\n")
     options = {"client": None, "kind": "classes"}
-    with pytest.raises(DataError, match=r"'patient' holds .*problem\.leave_out = \['patient'\]"):
+    with pytest.raises(DataError, match=r"'patient' holds .*--set problem\.leave_out=\"\['pat"):
         prepared_table(str(path), target="kind", test_fraction=0, **options)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"problem.kind = 'numbers'"):
         prepared_table(str(path), target="dose", **options)  # type: ignore[arg-type]
@@ -111,9 +115,34 @@ def test_a_run_from_csv_files_says_how_they_were_prepared(tmp_path: Path) -> Non
     assert "data    numbers are scaled and words spread" in ran.stdout
     told = json.loads((tmp_path / "run" / "partition.json").read_text())
     assert told["names"] == ["site0", "site1", "site2"]
+    assert told["labels"] == ["sick", "well"]
     assert [one["name"] for one in told["preparation"]["columns"]] == ["age", "ward", "room"]
     final = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
     assert final["test_accuracy"] > 0.75
+
+
+def test_a_run_from_csv_files_goes_on_from_the_line_it_printed_and_with_no_other_rows(
+    tmp_path: Path,
+) -> None:
+    paths, out = write_sites(tmp_path), tmp_path / "run"
+    line = ("run", "--csv", *paths, "--target", "diagnosis", "--rounds", 5, "--no-report")
+    whole = call(*line, "--out", tmp_path / "whole")
+    assert whole.exit_code == 0, whole.stderr
+    stopping = ("--set", "trackers=['support.commands:Interrupter']", "--checkpoint-every", 2)
+    stopped = call(*line, "--out", out, *stopping)
+    assert stopped.exit_code == 130, stopped.output
+    printed = shlex.split(stopped.stderr.partition("go on with: ")[2])[1:]
+    text = paths[0].read_text()
+    paths[0].write_text(text[: text.rindex("\n", 0, -1) + 1])  # one patient less
+    refused = call(*printed, "--set", "trackers=[]")
+    assert refused.exit_code == 2
+    assert "the data have changed since this run began" in refused.stderr
+    assert "sizes" in refused.stderr
+    paths[0].write_text(text)
+    assert call(*printed, "--set", "trackers=[]").exit_code == 0
+    found = [json.loads((one / "summary.json").read_text()) for one in (tmp_path / "whole", out)]
+    assert found[0]["params_sha256"] == found[1]["params_sha256"]
+    assert call("run", "--out", out, "--resume", "--rounds", 6, "--no-report").exit_code == 0
 
 
 def test_a_comparison_takes_one_file_with_a_column_of_clients(tmp_path: Path) -> None:
@@ -154,6 +183,45 @@ def test_files_come_before_or_after_other_words(tmp_path: Path) -> None:
 )
 def test_half_a_line_is_answered(words: tuple[str, ...], message: str) -> None:
     assert message in call("run", *words).stderr
+
+
+def test_numbers_to_predict_are_scaled_too_so_that_a_perceptron_can_learn_them(
+    tmp_path: Path,
+) -> None:
+    paths = write_sites(tmp_path)
+    for path in paths:  # what a patient costs: thousands, and more where the level is higher
+        head, *lines = path.read_text().splitlines()
+        costs = [2000 + 40 * float(line.split(",")[0] or 50) for line in lines]
+        rows = [f"{line},{cost}" for line, cost in zip(lines, costs, strict=True)]
+        path.write_text("\n".join([f"{head},cost", *rows]) + "\n")
+    words = ("--csv", *paths, "--target", "cost", "--rounds", 10, "--no-report")
+    sets = ("--set", "problem.kind=numbers", "--set", "problem.model=mlp")
+    ran = call("run", *words, *sets, "--out", tmp_path / "run", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    assert json.loads(ran.stdout)["final"]["test_loss"] < 0.1  # 1/2 is what the mean would cost
+    files = [str(path) for path in paths]
+    made = prepared_table(files, target="cost", client=None, kind="numbers", test_fraction=0.2)
+    assert made.test is not None
+    told = json.loads((tmp_path / "run" / "partition.json").read_text())["preparation"]["target"]
+    numbers = made.train.targets.double().numpy()
+    assert (numbers.mean(), numbers.std()) == pytest.approx((0, 1), abs=1e-5)
+    raw = data.tabular(files, target="cost", client=None, inputs="room", kind="numbers")
+    everybody = torch.cat([made.train.targets, made.test.targets])
+    back = sorted((everybody * told["deviation"] + told["mean"]).tolist())
+    assert back == pytest.approx(sorted(raw.targets.tolist()), rel=1e-5)
+
+
+def test_a_refused_run_leaves_its_name_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ("run", "--csv", *write_sites(tmp_path), "--target", "diagnosis", "--no-report")
+    for leave_out, code in (("rom", 2), ("room", 0)):
+        ran = call(*line, "--rounds", 1, "--set", f"problem.leave_out=['{leave_out}']")
+        assert ran.exit_code == code, ran.output
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["table-fedadmm-seed0"]
+    again = call(*line, "--rounds", 2, "--set", "problem.leave_out=['room']", "--resume")
+    assert "completed all 2 rounds" in again.stdout, again.stderr
 
 
 def test_gaps_and_a_single_client_are_refused_with_a_remedy(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Browser:
         self._number = 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
-        self.showing: tuple[Path, int, int, str] | None = None
+        self.showing: tuple[Path | str, int, int, str] | None = None
 
     def command(self, method: str, **params: Any) -> dict[str, Any]:
         """Send one command and wait for its answer."""
@@ -67,8 +67,8 @@ class Browser:
         message, self._buffer = self._buffer.split(b"\0", 1)
         return dict(json.loads(message))
 
-    def open(self, page: Path, width: int, height: int, scheme: str = "light") -> None:
-        """Open a file in a new tab and wait until it says that it is ready."""
+    def open(self, page: Path | str, width: int, height: int, scheme: str = "light") -> None:
+        """Open a file or an address in a new tab and wait until it says that it is ready."""
         self.showing = (page, width, height, scheme)
         self._session = None
         target = self.command("Target.createTarget", url="about:blank")["targetId"]
@@ -86,7 +86,9 @@ class Browser:
         )
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.command("Emulation.setEmulatedMedia", features=[feature])
-        self.command("Page.navigate", url=page.resolve().as_uri())
+        self.command(
+            "Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri()
+        )
         self.wait("document.documentElement?.dataset.ready === 'yes'")
 
     def evaluate(self, expression: str) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.trees import named_tensors
-from fedadmm.run.loop import RoundReport
+from fedadmm.run.plan import RoundReport
 from fedadmm.run.state import Checkpoints, DiskStore, params_sha256
 from support.records import untimed
 

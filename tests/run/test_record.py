@@ -103,8 +103,8 @@ def test_records_of_another_version_are_refused_by_name_and_left_alone(
     (tmp_path / "metrics.jsonl").write_text(text)
     message = (
         "metrics.jsonl: line 1 is of another version of fedadmm, or damaged: a record has cohort, "
-        "work, traffic, clock, metrics, instruments, network, privacy; read it with the version "
-        "that wrote it, or run it again$"
+        "work, traffic, clock, metrics, instruments, network, clients, privacy; read it with the "
+        "version that wrote it, or run it again$"
     )
     with pytest.raises(DataError, match=message):
         RunDir(tmp_path).records()

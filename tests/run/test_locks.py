@@ -24,9 +24,9 @@ import os, sys, time
 from pathlib import Path
 from fedadmm.core.files import locked
 with locked(Path(sys.argv[1]), 1.0):
-    child = os.fork() if sys.argv[2] == "with a worker" else -1
-    if child:
-        print(child, flush=True)
+    alone = sys.argv[2] == "alone"
+    if alone or os.fork() == 0:  # a worker speaks for itself: only then has it let go of the lock
+        print(-1 if alone else os.getpid(), flush=True)
     time.sleep(60)
 """
 

@@ -41,7 +41,8 @@ from fedadmm.core.missed import Missed
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import ClientRecord
 from fedadmm.core.schedules import Schedule
-from fedadmm.run.loop import RunState, run_round
+from fedadmm.run.loop import run_round
+from fedadmm.run.plan import RunState
 from fedadmm.run.simulation import make_job
 from fedadmm.run.state import MemoryStore
 from support import reference

@@ -17,6 +17,7 @@ from fedadmm.run import loop
 from fedadmm.run.client import Job
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.sequential import SequentialEngine
+from fedadmm.run.plan import Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.state import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
@@ -378,7 +379,7 @@ def test_two_instruments_must_not_report_one_name():
     def look(*tools: Finder) -> Record:
         method, solver, store = fa.FedADMM(1.0), fa.ExactSolver(), MemoryStore()
         job = Job(method, given.problem, solver, fa.Epochs(1), 0, given.initial)
-        schedule = loop.Schedule(1, fa.Evaluation(), instruments=tools)
+        schedule = Schedule(1, fa.Evaluation(), instruments=tools)
         parts = (fa.FullParticipation(), SequentialEngine(job, store), store)
         return next(loop.run(job, *parts, schedule, loop.initial_state(job))).record
 

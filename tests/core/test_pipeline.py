@@ -142,6 +142,15 @@ def test_the_tracked_mean_is_the_mean_of_what_was_sent(name, stages):
     torch.testing.assert_close(mean(result.server), total, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("stages", ["clip", "top-k, 4 bits"])
+@pytest.mark.parametrize("name", ["FedADMM", "FedDR"])
+def test_diagnostics_know_that_a_rest_is_not_lost(name, stages):
+    row, look = ROWS[name], fa.Evaluation(diagnose=1)
+    chosen = options(row, STAGES[stages])
+    result = run(row.algorithm, rows_federation(), ROUNDS, evaluate=look, **chosen)
+    assert max(record["instruments"]["mean_drift"] for record in result.history) < 1e-10
+
+
 @pytest.mark.parametrize("name", sorted(WHOLE))
 def test_a_message_that_must_not_be_cut_is_refused(name):
     row = ROWS[name]

@@ -15,7 +15,7 @@ from torch import nn
 import fedadmm as fa
 from fedadmm.run.engines.auto import AutoEngine
 from fedadmm.run.engines.workers import Workers
-from fedadmm.run.loop import RoundReport
+from fedadmm.run.plan import RoundReport
 from fedadmm.run.state import (
     Checkpoints,
     DiskStore,

@@ -19,7 +19,7 @@ from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.regularizers import L1
 from fedadmm.data import Dataset, FederatedData, Normalise, Partition, partitions, problems
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import torch
 from scipy.stats import beta, norm
 
 import fedadmm as fa
-from fedadmm.core.uploads.pipeline import Dice, round_dice
+from fedadmm.core.rng import Dice
+from fedadmm.core.uploads.pipeline import round_dice
 from fedadmm.theory.privacy import Accountant, multiplier_for
 from support.federations import run
 from test_properties import rows_federation
@@ -182,5 +183,57 @@ def test_an_attack_measures_less_than_claimed_and_more_when_the_noise_is_off(mon
     claimed = Accountant(1.0, 0.01).epsilon(1)
     measured = audited(1.0)
     assert 0.3 < measured < claimed
-    monkeypatch.setattr("fedadmm.run.loop.noised", lambda algorithm, total, deviation, dice: total)
+    monkeypatch.setattr("fedadmm.run.noise.noised", lambda algorithm, total, deviation, dice: total)
     assert audited(1.0) > claimed
+
+
+def noisy(algorithm: Any, rounds: int, seed: int, *stages: Any, **work: Any) -> fa.Result:
+    """Four clients with f_i = ||x||^2 / 2 in 50 dimensions; the clip never cuts anything."""
+    d = 50
+    clients = [fa.Quadratic(torch.eye(d).double(), torch.zeros(d).double()) for _ in range(4)]
+    return fa.simulate(
+        algorithm,
+        fa.Problem(clients),
+        rounds,
+        initial=torch.zeros(d, dtype=torch.float64),
+        upload=[fa.Clip(1.0), *stages, fa.GaussianNoise(0.02, 0.1)],
+        seed=seed,
+        **work,
+    )
+
+
+EACH = 0.02 * 1.0 / 4
+"""The noise on every entry of a round's sum: multiplier, clip, weight."""
+
+
+@pytest.mark.parametrize("stages", [(), (fa.TopK(5), fa.Quantise(8))], ids=["whole", "compressed"])
+@pytest.mark.parametrize("method", [fa.FedADMM(1.0), fa.FedDR(1.0)], ids=["fedadmm", "feddr"])
+def test_a_tracked_mean_adds_up_the_noise_of_all_rounds(method, stages):
+    # The server's mean is that of what clients sent plus the sum of all noise: rounds x EACH^2.
+    work: dict[str, Any] = {"solver": fa.ExactSolver(), "sampler": fa.UniformSampling(2)}
+    squares = {rounds: [] for rounds in (4, 25)}
+    for seed in range(12):
+        result = noisy(method, 25, seed, *stages, evaluate=fa.Evaluation(diagnose=1), **work)
+        looks = [record["instruments"] for record in result.history]
+        for rounds, found in squares.items():
+            found.append(looks[rounds - 1]["mean_drift"] ** 2 / 50)
+        assert not any("away from the mean" in text for look in looks for text in warned(look))
+    for rounds, found in squares.items():
+        assert np.mean(found) == pytest.approx(rounds * EACH**2, rel=0.25)
+
+
+def warned(look: dict[str, Any]) -> list[str]:
+    return look.get("warnings", [])
+
+
+def test_fresh_moves_forget_the_noise_of_earlier_rounds():
+    # A step of 1/2 on f leaves half of theta: its variance stays below EACH^2 / (1 - 1/4).
+    found = {4: [], 25: []}
+    for seed in range(12):
+        work: dict[str, Any] = {"solver": fa.GradientDescent(0.5), "keep_trajectory": True}
+        thetas = noisy(fa.FedAvg(), 25, seed, evaluate=False, **work).trajectory
+        for rounds, squares in found.items():
+            squares.append(float(thetas[rounds - 1].square().mean()))
+    for rounds, squares in found.items():
+        expected = EACH**2 * (1 - 0.25**rounds) / (1 - 0.25)
+        assert np.mean(squares) == pytest.approx(expected, rel=0.25)

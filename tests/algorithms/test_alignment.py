@@ -16,7 +16,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core.missed import Missed
 from fedadmm.run.engines import GivenDelays, VirtualTime
-from fedadmm.run.loop import RoundReport
+from fedadmm.run.plan import RoundReport
 from support import reference
 from support.federations import (
     PARTIAL_SAMPLERS,

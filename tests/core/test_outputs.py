@@ -14,7 +14,7 @@ from torch import nn
 import fedadmm as fa
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.loop import RoundReport
+from fedadmm.run.plan import RoundReport
 from fedadmm.run.state import Checkpoints
 from fedadmm.study.config import resolve
 from fedadmm.study.running import run as run_configured

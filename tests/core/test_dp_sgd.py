@@ -1,0 +1,261 @@
+"""DP-SGD: rows clipped one by one, the noise, who is drawn, what is spent, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedadmm as fa
+from fedadmm.core.protocols import LocalProblem, SolveContext
+from fedadmm.core.rng import Dice
+from fedadmm.run.noise import HiddenRecords
+from fedadmm.run.plan import Noised, RunState
+from fedadmm.theory.privacy import Accountant
+
+SIZES = (40, 25, 9)
+
+
+def model(*layers: nn.Module) -> fa.FlatModule:
+    torch.manual_seed(1)
+    return fa.FlatModule(nn.Sequential(*layers).double())
+
+
+def rows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 5, generator=drawn, dtype=torch.float64)
+    return inputs, torch.randint(0, 3, (count,), generator=drawn)
+
+
+def networks() -> fa.Problem:
+    """Three clients; kernels run the layers in a stack, torch.func those of one client."""
+    flat = model(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+    loss = nn.functional.cross_entropy
+    clients = [fa.ModelObjective(flat, loss, *rows(n, n)) for n in SIZES]
+    return fa.Problem(clients, initial=flat.vector.clone())
+
+
+def modules() -> fa.Problem:
+    """The same with a layer that only torch.func knows, also in a stack."""
+    flat = model(nn.Linear(5, 6), nn.GroupNorm(2, 6), nn.Tanh(), nn.Linear(6, 3))
+    loss = nn.functional.cross_entropy
+    clients = [fa.ModelObjective(flat, loss, *rows(n, n)) for n in SIZES]
+    return fa.Problem(clients, initial=flat.vector.clone())
+
+
+def linear(kind: Any) -> fa.Problem:
+    clients = [kind(rows(n, n)[0], (rows(n, n)[1] > 0).double(), 0.3) for n in SIZES]
+    return fa.Problem(clients, initial=torch.ones(5, dtype=torch.float64))
+
+
+PROBLEMS = {
+    "kernels": networks,
+    "torch.func": modules,
+    "least squares": lambda: linear(fa.LeastSquares),
+    "logistic": lambda: linear(fa.LogisticRegression),
+}
+
+
+def solver(**options: Any) -> fa.DPSGD:
+    usual: dict[str, Any] = {"clip": 0.5, "multiplier": 1.0, "batch_size": 8, "delta": 1e-3}
+    return fa.DPSGD(0.1, **(usual | options))
+
+
+def by_hand(objective: Any, start: torch.Tensor, steps: int, clip: float, per_epoch: int, key: int):
+    """The recursion of Abadi et al., row by row, with autograd through the whole objective."""
+    from fedadmm.core.rng import derive
+
+    w, lr = start.clone(), 0.1
+    for step in range(steps):
+        dice = Dice(derive(key, "noised step", step // per_epoch, step % per_epoch))
+        chosen = np.flatnonzero(dice.uniform(objective.num_samples, "rows").numpy() < 1 / per_epoch)
+        total = np.zeros(len(w))
+        for row in chosen:
+            g = objective.gradient(w, torch.tensor([row])).numpy().copy()
+            total += g * min(1.0, clip / np.linalg.norm(g))
+        total += 1.3 * clip * dice.normal(w, "noise").numpy()
+        w = w - lr * torch.from_numpy(total) / (objective.num_samples / per_epoch)
+    return w
+
+
+@pytest.mark.parametrize("clip", [0.02, 0.7, 50.0])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_solve_is_the_printed_recursion(name, clip):
+    problem = PROBLEMS[name]()
+    objective, start = problem.clients[1], problem.start(0)
+    made = solver(clip=clip, multiplier=1.3)
+    result, info = made.solve(objective, LocalProblem(start), fa.Steps(6), 77)
+    assert info.steps == 6
+    expected = by_hand(objective, start, 6, clip, 4, 77)  # 25 rows in batches of 8: four steps
+    torch.testing.assert_close(result.params, expected, rtol=0, atol=1e-12)
+
+
+def test_many_rows_in_turns_are_the_same_sum(monkeypatch):
+    problem = modules()
+    objective, start = problem.clients[0], problem.start(0)
+    whole, _ = solver().solve(objective, LocalProblem(start), fa.Steps(3), 5)
+    monkeypatch.setattr("fedadmm.core.solvers.private.NUMBERS", 2 * start.numel())
+    parts, _ = solver().solve(objective, LocalProblem(start), fa.Steps(3), 5)
+    torch.testing.assert_close(parts.params, whole.params, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [fa.FedAvg(), fa.Scaffold(), fa.FedADMM(1.0)])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_stacked_clients_do_the_same(name, method):
+    results = [
+        fa.simulate(
+            method, PROBLEMS[name](), 2, solver=solver(momentum=0.5), engine=engine, evaluate=False
+        )
+        for engine in ("sequential", "vectorised")
+    ]
+    torch.testing.assert_close(results[0].params, results[1].params, rtol=0, atol=1e-12)
+    assert results[0].history[-1]["privacy"] == results[1].history[-1]["privacy"]
+
+
+def test_the_noise_has_its_variance_and_batches_their_mean_size():
+    # Rows whose gradient is zero: what moves w by lr 1 is the noise alone, z C / (n/K).
+    n, d = 60, 400
+    still = fa.LeastSquares(torch.zeros(n, d).double(), torch.zeros(n).double())
+    start, sizes = torch.zeros(d, dtype=torch.float64), []
+    one = fa.DPSGD(1.0, clip=3.0, multiplier=0.7, batch_size=20)
+    seen = still.row_gradients
+
+    def watched(params: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(rows))
+        return seen(params, rows)
+
+    object.__setattr__(still, "row_gradients", watched)
+    for deployed in (False, True):
+        sizes.clear()
+        context = SolveContext(deployed=deployed)
+        drawn = torch.cat(
+            [
+                one.solve(still, LocalProblem(start), fa.Steps(1), key, context)[0].params
+                for key in range(60)
+            ]
+        )
+        assert float(drawn.std()) == pytest.approx(0.7 * 3.0 / 20, rel=0.03)
+        assert np.mean(sizes) == pytest.approx(20, abs=2.5)  # five standard errors
+        assert np.std(sizes) == pytest.approx(np.sqrt(60 * (1 / 3) * (2 / 3)), rel=0.4)
+
+
+def test_noise_of_a_deployment_is_never_the_same_again():
+    problem = networks()
+    objective, start = problem.clients[0], LocalProblem(problem.start(0))
+
+    def solved(deployed: bool) -> torch.Tensor:
+        context = SolveContext(deployed=deployed)
+        return solver().solve(objective, start, fa.Steps(2), 3, context)[0].params
+
+    assert torch.equal(solved(False), solved(False))
+    assert not torch.isclose(solved(True), solved(True)).any()
+    assert not torch.isclose(solved(True), solved(False)).any()
+
+
+def test_the_worst_client_is_accounted_for():
+    # Two clients in turns: sizes 40 and 9 in batches of 8 have 5 and 2 steps in an epoch.
+    sampler = fa.TraceSampling([[0], [2], [0], [2], [2], [2], [1]])
+    result = fa.simulate(
+        fa.FedAvg(), networks(), 7, solver=solver(), stop=fa.Epochs(3), sampler=sampler
+    )
+    spent = [record["privacy"]["epsilon"] for record in result.history[:6]]
+    large, small = Accountant(1.0, 1e-3, 1 / 5), Accountant(1.0, 1e-3, 1 / 2)
+    turns = [(1, 0), (1, 1), (2, 1), (2, 2), (2, 3), (2, 4)]
+    assert spent == [max(large.epsilon(15 * a), small.epsilon(6 * b)) for a, b in turns]
+    assert result.history[-1]["privacy"] | {"epsilon": 0} == {
+        "hides": "records",
+        "epsilon": 0,
+        "delta": 1e-3,
+        "clip": 0.5,
+    }
+
+
+def test_of_clients_with_equal_epochs_the_most_steps_count():
+    spending = HiddenRecords(solver().noise, fa.Epochs(1))
+    made = {0: Noised(18, 3), 1: Noised(6, 3), 2: Noised(2, 1)}
+    state = RunState(5, None, None, noised=made)
+    assert spending.epsilon(state) == Accountant(1.0, 1e-3, 1 / 3).epsilon(18)
+
+
+def test_batches_of_all_rows_are_not_amplified():
+    result = fa.simulate(fa.FedAvg(), networks(), 2, solver=solver(batch_size=100))
+    assert result.history[-1]["privacy"]["epsilon"] == Accountant(1.0, 1e-3).epsilon(2)
+
+
+@pytest.mark.parametrize("stop", [fa.Epochs(2), fa.UniformEpochs(3)])
+def test_a_budget_ends_the_run_before_any_client_exceeds_it(stop):
+    made = solver(multiplier=2.0, budget=4.0)
+    result = fa.simulate(fa.FedADMM(1.0), networks(), 200, solver=made, stop=stop, evaluate=False)
+    assert result.code == "budget"
+    assert "exceed the budget of 4" in result.status
+    assert 2.0 < result.history[-1]["privacy"]["epsilon"] <= 4.0
+
+
+def test_a_resumed_run_goes_on_with_other_noise_and_the_count(tmp_path):
+    chosen: dict[str, Any] = {"solver": solver(), "evaluate": False, "keep_trajectory": True}
+    whole = fa.simulate(fa.FedADMM(1.0), networks(), 6, **chosen)
+    points = fa.Checkpoints(tmp_path, every=1)
+    fa.simulate(fa.FedADMM(1.0), networks(), 3, checkpoints=points, **chosen)
+    points = fa.Checkpoints(tmp_path, every=1)
+    rest = fa.simulate(fa.FedADMM(1.0), networks(), 6, checkpoints=points, resume=True, **chosen)
+    assert torch.equal(whole.params, rest.params)
+    assert [r["privacy"] for r in whole.history[3:]] == [r["privacy"] for r in rest.history]
+    points = fa.Checkpoints(tmp_path, every=1)
+    less = chosen | {"solver": solver(budget=7.0)}
+    assert rest.history[-1]["privacy"]["epsilon"] > 7.0
+    with pytest.raises(fa.StateError, match="has spent epsilon"):
+        fa.simulate(fa.FedADMM(1.0), networks(), 9, checkpoints=points, resume=True, **less)
+
+
+def batch_norm() -> fa.Problem:
+    flat = model(nn.Linear(5, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3))
+    clients = [fa.ModelObjective(flat, nn.functional.cross_entropy, *rows(9, 0))]
+    return fa.Problem(clients, initial=flat.vector.clone())
+
+
+def unruly() -> fa.Problem:
+    class Choosing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    flat = model(nn.Linear(5, 3), Choosing())
+    clients = [fa.ModelObjective(flat, nn.functional.cross_entropy, *rows(9, 0))]
+    return fa.Problem(clients, initial=flat.vector.clone())
+
+
+def rowless() -> fa.Problem:
+    eye = torch.eye(3).double()
+    return fa.Problem([fa.Quadratic(eye, eye[0])], initial=torch.zeros(3).double())
+
+
+UPLOAD = [fa.Clip(1.0), fa.GaussianNoise(1.0, 1e-3)]
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "batch norm": ({"problem": batch_norm()}, "DPSGD: the model has BatchNorm1d, through which"),
+    "no vmap": ({"problem": unruly()}, "DPSGD: the model does not run under torch.func.vmap"),
+    "no rows": ({"problem": rowless()}, "DPSGD: the clients' objectives are Quadratic"),
+    "method": ({"algorithm": fa.Scaffold(option=1)}, "Scaffold takes the gradient over all"),
+    "no solve": ({"algorithm": fa.FedSGD(0.1)}, "FedSGD takes the gradient over all"),
+    "drawn steps": ({"algorithm": fa.Scaffnew(0.5)}, "Scaffnew draws how many steps"),
+    "rule": ({"stop": fa.GradientTolerance(0.1)}, "GradientTolerance looks at gradients without"),
+    "losses": ({"sampler": fa.LossSampling(2, 0.1)}, "LossSampling asks for losses"),
+    "both": ({"upload": UPLOAD}, "hides the rows of clients and the upload's noise hides clients"),
+    "delta": ({"solver": solver(delta=0.03)}, "delta is 0.03, but must be below one over .* 0.025"),
+    "budget": ({"solver": solver(budget=0.5)}, "budget is 0.5, but a round of client 0 has 5"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_tells_of_rows_without_noise_is_refused(case):
+    changes, sentence = WRONG[case]
+    given: dict[str, Any] = {"algorithm": fa.FedAvg(), "problem": networks(), "solver": solver()}
+    with pytest.raises(fa.FedADMMError, match=sentence):
+        fa.simulate(rounds=2, **(given | changes))
+
+
+@pytest.mark.parametrize("field", ["clip", "multiplier", "budget", "delta"])
+def test_clip_noise_and_budget_must_be_positive(field):
+    with pytest.raises(fa.ParameterError, match=f"{field} is 0.0, but must be > 0"):
+        solver(**{field: 0.0})
