@@ -20,6 +20,7 @@ _EXPORTS = {
     "fedadmm.core.errors": (
         "ConfigError DataError EngineError FedADMMError PairingError ParameterError StateError"
     ),
+    "fedadmm.core.objectives.batches": "BatchMetrics BatchObjective",
     "fedadmm.core.objectives.closed_form": "LeastSquares LogisticRegression Quadratic",
     "fedadmm.core.objectives.flat": "FlatModule",
     "fedadmm.core.objectives.model": "ModelObjective",
@@ -36,7 +37,7 @@ _EXPORTS = {
         "NonOverlappingSampling TraceSampling UniformSampling WeightedSampling"
     ),
     "fedadmm.core.schedules": "Geometric Piecewise",
-    "fedadmm.core.solvers": "LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
+    "fedadmm.core.solvers": "DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
     "fedadmm.core.uploads": (
         "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK UploadStage"
     ),
@@ -47,9 +48,11 @@ _EXPORTS = {
     "fedadmm.run.evaluation": "Evaluation Target",
     "fedadmm.run.simulation": "Result simulate",
     "fedadmm.run.state": "Checkpoints DiskStore MemoryStore",
+    "fedadmm.study.estimator": "FederatedClassifier FederatedRegressor",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 _MODULES = {
+    "adapters": "fedadmm.core.objectives.adapters",
     "engines": "fedadmm.run.engines",
     "losses": "fedadmm.core.objectives.losses",
     "models": "fedadmm.data.models",

@@ -26,6 +26,7 @@ from fedadmm.core.parts import part
 class AFedPD(Aligning, FedDyn):
     """A-FedPD with step `eta`; the dual part averages over "all" members, or those "seen"."""
 
+    title: ClassVar[str] = "A-FedPD"
     paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024"
 
     @property

@@ -26,6 +26,7 @@ from fedadmm.core.parts import part
 class AsyncFedDR(FedDR):
     """asyncFedDR: FedDR where every arriving reply is one server step."""
 
+    title: ClassVar[str] = "asyncFedDR"
     paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021, Algorithm 2"
     asynchronous: ClassVar[bool] = True
 

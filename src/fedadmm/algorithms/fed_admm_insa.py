@@ -205,6 +205,7 @@ class FedADMMIn(Alignable, PrintedFedADMMIn):
             or "auto".
     """
 
+    title: ClassVar[str] = "FedADMM-In"
     paper: ClassVar[str] = "Song, Wang, Zuazua, FedADMM-InSa, Neural Networks 2025"
     accepts_regularizer: ClassVar[bool] = True
 
@@ -243,6 +244,7 @@ class FedADMMInSa(FedADMMIn):
     beta_i stays within [beta_min, beta_max].
     """
 
+    title: ClassVar[str] = "FedADMM-InSa"
     mu: Annotated[float, Gt(1)] = 5.0
     tau: Annotated[float, Gt(1)] = 2.0
     beta_min: Positive = 1e-4

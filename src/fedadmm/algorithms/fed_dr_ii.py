@@ -32,6 +32,7 @@ class Client(NamedTuple):
 class FedDRII(DouglasRachford[Client]):
     """FedDR in the variables of Wang et al., with step `eta`."""
 
+    title: ClassVar[str] = "FedDR-II"
     paper: ClassVar[str] = "Wang et al., FedADMM, CDC 2022, section IV.B"
     accepts_regularizer: ClassVar[bool] = True
 

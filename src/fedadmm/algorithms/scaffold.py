@@ -57,6 +57,7 @@ class Message(NamedTuple):
 class Scaffold(Algorithm[Server, Client, Server, Message]):
     """SCAFFOLD with option 1 or 2 for the control variates and a server step."""
 
+    title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
     baseline: ClassVar[bool] = True
 

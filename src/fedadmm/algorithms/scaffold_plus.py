@@ -78,6 +78,7 @@ class ScaffoldPlus(Algorithm[Server, Client, Broadcast, Message]):
             "auto", which depends on how many they are.
     """
 
+    title: ClassVar[str] = "SCAFFOLD+"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020, with one upload"
 
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 
 class Clock:
-    """Seconds that only go forward."""
+    """Seconds that only go forward, and the wall clock."""
 
     def now(self) -> float:
         """The seconds since some moment."""
@@ -17,6 +18,10 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
         time.sleep(seconds)
+
+    def date(self) -> datetime:
+        """What people call now: it may leap either way, so that nothing waits for it."""
+        return datetime.now(UTC)
 
 
 _clock = Clock()
@@ -30,6 +35,11 @@ def now() -> float:
 def sleep(seconds: float) -> None:
     """Let time pass."""
     _clock.sleep(seconds)
+
+
+def timestamp() -> str:
+    """The date and time as files hold them; for people, not for measuring."""
+    return _clock.date().isoformat(timespec="seconds")
 
 
 @contextmanager

@@ -308,6 +308,17 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
         held.close()
 
 
+def is_abandoned(folder: Path) -> bool:
+    """Whether there is nothing in a folder but a lock that nobody holds."""
+    if names(folder) != [_LOCK]:
+        return False
+    try:
+        with locked(folder, 0):
+            return True
+    except StateError:
+        return False
+
+
 def _let_go_in_child() -> None:
     """A forked worker shares its parent's lock, and would keep it when the parent is killed."""
     for handle in _held:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -70,7 +69,8 @@ class Problem:
         if len(self.clients) == 0:
             raise DataError("Problem: clients is empty, but at least one is needed")
         if isinstance(self.clients, list | tuple):
-            _check_clients(self.clients)
+            for index, client in enumerate(self.clients):
+                _check_client(index, client, _length(self.clients))
         check_kind(self, "regularizer", self.regularizer, Regularizer)
         if self.buffers is not None:
             check_choice(self, "buffers", self.buffers, ("keep-local", "average"))
@@ -130,7 +130,7 @@ class Problem:
         """The same problem with every objective in another precision or on another device."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         kind = LazyClients if isinstance(self.clients, LazyClients) else Lazy
-        convert = partial(_convert, self.clients, dtype, device)
+        convert = _Conversion(self.clients, dtype, device)
         values["clients"] = kind(len(self.clients), convert)
         return Problem(**values)
 
@@ -173,28 +173,44 @@ class LazyClients(Lazy[Objective]):
     """
 
 
-def _convert(
-    clients: Sequence[Objective], dtype: torch.dtype, device: torch.device | str, index: int
-) -> Objective:
-    return clients[index].to(dtype, device)
+class _Conversion:
+    """Makes a client in another precision; one that was made on demand is checked the first time.
+
+    A list was checked as a whole when the problem was made.
+    """
+
+    def __init__(
+        self, clients: Sequence[Objective], dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self._clients, self._dtype, self._device = clients, dtype, device
+        self._length = _length(clients)
+        self._checked: set[int] = set()
+
+    def __call__(self, index: int) -> Objective:
+        client = self._clients[index]
+        if isinstance(self._clients, Lazy) and index not in self._checked:
+            _check_client(index, client, self._length)
+            self._checked.add(index)
+        return client.to(self._dtype, self._device)
 
 
-def _check_clients(clients: Sequence[object]) -> None:
-    first = None
-    for index, client in enumerate(clients):
-        if not isinstance(client, Objective):
-            raise DataError(
-                f"Problem: client {index} is a {type(client).__name__}, but must be a "
-                "fedadmm.Objective; let its class inherit from it"
-            )
-        length = client.num_parameters
-        first = length if first is None else first
-        if length != first:
-            raise DataError(
-                f"Problem: client {index} has {length} parameters, but must have as many as "
-                f"client 0, {first}"
-            )
-        client.check()
+def _length(clients: Sequence[object]) -> int:
+    first = clients[0]
+    return first.num_parameters if isinstance(first, Objective) else 0  # which is refused itself
+
+
+def _check_client(index: int, client: object, length: int) -> None:
+    if not isinstance(client, Objective):
+        raise DataError(
+            f"Problem: client {index} is a {type(client).__name__}, but must be a "
+            "fedadmm.Objective; let its class inherit from it"
+        )
+    if client.num_parameters != length:
+        raise DataError(
+            f"Problem: client {index} has {client.num_parameters} parameters, but must have as "
+            f"many as client 0, {length}"
+        )
+    client.check()
 
 
 def _normalised(weights: Sequence[float] | Tensor, clients: int) -> Tensor:

@@ -31,13 +31,18 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import DataError, ParameterError, StateError
 from fedadmm.core.missed import Missed
-from fedadmm.core.rng import Key
+from fedadmm.core.rng import Key, permutation
 
 if TYPE_CHECKING:
     from fedadmm.core.objectives.flat import FlatModule
 
 Pull = Callable[[Tensor, int, int], None]
 """Moves the entries from one index to another by a local problem's own terms, in place."""
+Rows = Any
+"""A mini-batch, as `Objective.mini_batches` yields it and `Objective.gradient` takes it.
+
+Row numbers, unless the objective says otherwise; nobody in between looks inside.
+"""
 Server = TypeVar("Server")
 Client = TypeVar("Client")
 Cast = TypeVar("Cast")
@@ -125,6 +130,8 @@ class SolveContext(NamedTuple):
     """Who works: one client, or those of a stack in the order of its rows."""
     regularizer: Regularizer | None = None
     """g, for methods whose local steps take its prox."""
+    deployed: bool = False
+    """Whether noise must come from the machine's entropy, and not from the seed."""
 
 
 IN_NO_ROUND = SolveContext()
@@ -173,6 +180,8 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
 
     name: ClassVar[str]
     """The name in configurations and on the command line; "module:Class" for one of your own."""
+    title: ClassVar[str]
+    """What people call it; the name of the class, unless the class says otherwise."""
     paper: ClassVar[str] = ""
     """Authors, title, year."""
     accepts_regularizer: ClassVar[bool] = False
@@ -185,9 +194,11 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     """Whether comparisons measure the others against it: a method without duals."""
 
     def __init_subclass__(cls, **options: object) -> None:
-        """Give a method that is not registered the name by which a configuration reaches it."""
+        """Give a method its title, and the name by which a configuration reaches an own one."""
         super().__init_subclass__(**options)
         cls.name = f"{cls.__module__}:{cls.__qualname__}"
+        if "title" not in cls.__dict__:
+            cls.title = cls.__name__
 
     @property
     def needs(self) -> Needs:
@@ -368,9 +379,13 @@ class Objective(ABC):
     def value(self, params: Tensor) -> Tensor:
         """f_i(params) over all the client's data."""
 
+    def mini_batches(self, key: Key, epoch: int, batch_size: int) -> Iterator[Rows]:
+        """The mini-batches of one epoch of a solve: all rows, in an order drawn from the key."""
+        yield from torch.split(permutation(key, epoch, self.num_samples), batch_size)
+
     @abstractmethod
-    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The gradient of f_i over the given rows, or over all data.
+    def gradient(self, params: Tensor, rows: Rows = None) -> Tensor:
+        """The gradient of f_i over a mini-batch, or over all data.
 
         The result may be a buffer that the next call overwrites.
         """
@@ -394,9 +409,7 @@ class Objective(ABC):
         """
         return self.gradient(params)
 
-    def descend(
-        self, params: Tensor, rows: Tensor | None, lr: float, pull: Pull | None = None
-    ) -> None:
+    def descend(self, params: Tensor, rows: Rows, lr: float, pull: Pull | None = None) -> None:
         """`pull`, then params -= lr * gradient, in place on the workspace; where `descends`."""
         raise DataError(f"{type(self).__name__}: it has no step of its own, but one is asked for")
 
@@ -412,6 +425,16 @@ class Objective(ABC):
     def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
         """`value`, and how many rows get their class right, from one pass over the data."""
         raise DataError(f"{type(self).__name__}: its rows have no classes, but they are asked for")
+
+    def row_refusal(self, params: Tensor) -> str | None:
+        """Why `row_gradients` cannot be had, asked before round 0; None when it can."""
+        return f"the clients' objectives are {type(self).__name__}, which has no gradients of rows"
+
+    def row_gradients(self, params: Tensor, rows: Tensor) -> Tensor:
+        """What `gradient` is over each of these rows alone: a new (rows, D) tensor."""
+        raise DataError(
+            f"{type(self).__name__}: {self.row_refusal(params)}, but they are asked for"
+        )
 
     def work(self, rows: int) -> float:
         """About how many multiplications a gradient over so many rows takes, forwards."""
@@ -463,6 +486,10 @@ class StoppingRule(ABC):
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
         """The largest number of steps of one solve."""
 
+    def largest_budget(self, steps_per_epoch: int, client: int) -> int:
+        """The largest `budget` of a client, for a rule that draws it."""
+        return self.budget(steps_per_epoch, 0, client)
+
     def reached(self, progress: Progress) -> Tensor:
         """Whether each client may stop; boolean, elementwise over a stack.  Never by default."""
         return torch.zeros_like(progress.gradient_norm, dtype=torch.bool)
@@ -470,6 +497,16 @@ class StoppingRule(ABC):
     @abstractmethod
     def sentence(self, reached: bool) -> str:
         """Why the solve ended."""
+
+
+class RecordNoise(NamedTuple):
+    """How a solver hides the single rows of its client, and what of that may be spent."""
+
+    multiplier: float
+    """The noise's standard deviation, in units of what a row can change."""
+    clip: float
+    delta: float
+    budget: float | None
 
 
 class LocalSolver(ABC):
@@ -483,6 +520,15 @@ class LocalSolver(ABC):
     """The rows of a step; None for all."""
     per_client: ClassVar[tuple[str, ...]] = ()
     """The fields that may hold a sequence with one entry per client; its length is checked."""
+
+    @property
+    def noise(self) -> RecordNoise | None:
+        """How it hides the rows of its client; None for a solver that does not."""
+        return None
+
+    def without_noise(self) -> LocalSolver:
+        """The solver that makes the same steps on gradients as they are; itself without noise."""
+        return self
 
     def rate_of(self, client: int, round_index: int) -> float | None:
         """The length of a client's gradient steps; None for a solver that finds its own."""
@@ -618,6 +664,9 @@ class ClientInfo(NamedTuple):
     """f_i(theta) before the solve; NaN when nobody asked."""
     begun: int | None = None
     """The server step whose broadcast it worked from; None for the one that folds it."""
+    noised: int = 0
+    """All noised steps that the client made in this run, where it counts them itself because
+    replies may get lost; 0 where the loop does."""
 
 
 class Partial(NamedTuple):

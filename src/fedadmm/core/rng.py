@@ -8,6 +8,8 @@ after a resume: there is no generator whose position could be lost.
 from __future__ import annotations
 
 import hashlib
+import os
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,3 +44,26 @@ def uniform(key: Key) -> float:
 def permutation(key: Key, epoch: int, length: int) -> Tensor:
     """The order in which one epoch visits the samples of one client."""
     return torch.randperm(length, generator=generator(derive(key, "epoch", epoch)))
+
+
+class Dice(NamedTuple):
+    """Where what hides somebody comes from: a key in a simulation, else the machine's entropy."""
+
+    key: Key | None
+
+    def uniform(self, count: int, purpose: str) -> Tensor:
+        """Independent double-precision numbers from (0, 1), or from [0, 1) with a key."""
+        if self.key is not None:
+            drawn = generator(derive(self.key, purpose))
+            return torch.rand(count, generator=drawn, dtype=torch.float64)
+        words = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+        return ((words >> 11) & (2**53 - 1)).to(torch.float64).add(0.5).div(2.0**53)
+
+    def normal(self, like: Tensor, purpose: str) -> Tensor:
+        """Independent standard normal numbers."""
+        if self.key is not None:
+            drawn = generator(derive(self.key, purpose))
+            made = torch.randn(like.shape, generator=drawn, dtype=torch.float64)
+        else:
+            made = torch.special.ndtri(self.uniform(like.numel(), purpose)).reshape(like.shape)
+        return made.to(like.device, like.dtype)

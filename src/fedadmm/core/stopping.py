@@ -64,6 +64,10 @@ class UniformEpochs(StoppingRule):
         drawn = int(torch.randint(1, most + 1, (), generator=generator(key)))
         return drawn * steps_per_epoch
 
+    def largest_budget(self, steps_per_epoch: int, client: int) -> int:
+        """All steps of all epochs that may be drawn."""
+        return of_client(self.epochs, client) * steps_per_epoch
+
     def sentence(self, reached: bool) -> str:
         """The drawn epochs are done."""
         return f"the drawn number of epochs (1 to {_own_number(self.epochs)}) done"

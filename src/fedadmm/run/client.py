@@ -42,8 +42,6 @@ class Expected(NamedTuple):
     """The weight that they are expected to have."""
     largest: float
     """The largest weight of a client: times the clip's norm, the most it can change the sum by."""
-    deployed: bool = False
-    """Whether the noise must come from the machine's entropy, and not from the seed."""
 
 
 class Job(NamedTuple):
@@ -62,6 +60,8 @@ class Job(NamedTuple):
     """What happens to a message before the sum."""
     expected: Expected | None = None
     """Whom noise hides, for a run with noise."""
+    deployed: bool = False
+    """Whether noise must come from the machine's entropy, and not from the seed."""
 
 
 def this_round(job: Job, round_index: int) -> Round:
@@ -139,7 +139,7 @@ def client_round(
         own = job.algorithm.local_params(record.state)
         needs, theta = job.algorithm.needs, global_vector(job, download)
         g = job.problem.regularizer
-        context = SolveContext(round_index, needs, theta, own, (client,), g)
+        context = SolveContext(round_index, needs, theta, own, (client,), g, job.deployed)
         result, solve = _solve(job, objective, problem, key, context)
     state, message = job.algorithm.client_update(download.cast, record.state, result)
     buffers = _buffers(job, objective)
@@ -184,6 +184,12 @@ def message_template(job: Job, cast: Any) -> Any:
     client = job.algorithm.init_client(job.initial)
     zero = torch.zeros_like(job.initial)
     return job.algorithm.client_update(cast, client, LocalResult.like(zero))[1]
+
+
+def first_problem(job: Job) -> LocalProblem:
+    """The local problem of a client's first round."""
+    cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), this_round(job, 0))
+    return job.algorithm.local_problem(cast, job.algorithm.init_client(job.initial))
 
 
 def reported_loss(

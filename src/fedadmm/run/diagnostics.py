@@ -10,7 +10,8 @@ subdifferential of g at theta.  A look measures
     kkt_residual   the root of the sum of their squares
     dual_norm      the mean of ||y_i||, and dual_norm_max the largest
     lagrangian     L above                                                everybody only
-    mean_drift     the distance of the server's mean from that of w_i + y_i/penalty, everybody only
+    mean_drift     the distance of the server's mean from that of what clients sent of their
+                   w_i + y_i/penalty: zero, or what noise has added up to;  everybody only
     gong_v         V/n of Gong et al. (7), `optimality_measure`; everybody, g = 0, equal weights
     dual_value     D(y) of Wang et al. (8), see `fedadmm.run.duality`         on request, everybody
     duality_gap    F(theta) - D(y), which bounds F(theta) - F*            on request, everybody
@@ -36,7 +37,7 @@ from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.run.client import Job, client_record
 from fedadmm.run.duality import check_conjugate, duality
 from fedadmm.run.engines.threads import torch_threads
-from fedadmm.run.loop import RoundReport, RunState
+from fedadmm.run.plan import RoundReport, RunState
 
 GROWTH = 10.0
 """A KKT residual this many times its smallest so far is a warning."""
@@ -53,14 +54,18 @@ class Look(NamedTuple):
     weight: float
     own: PrimalDual
     gradient: Tensor
+    unsent: Tensor | float = 0.0
+    """What the stages of the upload have cut away of its w_i + y_i/penalty so far."""
 
 
 def look_at(job: Job, store: ClientStateStore, client: int) -> Look:
     """The client's model, dual and gradient as they are now."""
-    own = job.algorithm.primal_dual(client_record(job, store, client).state)
+    record = client_record(job, store, client)
+    own = job.algorithm.primal_dual(record.state)
     assert own is not None
     gradient = job.problem.clients[client].evaluation_gradient(own.w).clone()
-    return Look(client, job.problem.weight(client), own, gradient)
+    unsent = record.rest[0] if record.rest else 0.0
+    return Look(client, job.problem.weight(client), own, gradient, unsent)
 
 
 def has_gongs_measure(problem: Problem) -> bool:
@@ -143,7 +148,8 @@ class Diagnostics:
         ]
         entries["kkt_residual"] = math.hypot(*parts)
         everybody_seen = len(store.clients()) == self.job.problem.num_clients
-        following, found = _warnings(entries, note, theta, everybody_seen)
+        exact = self.job.uploads.noise is None  # noise is meant to move the server's mean
+        following, found = _warnings(entries, note, theta, everybody_seen, exact)
         if found:
             cause = self._cause(looks, theta, report)
             entries["warnings"] = [f"round {report.state.round}: {what}; {cause}" for what in found]
@@ -164,7 +170,7 @@ class Diagnostics:
             w, y, penalty = look.own
             apart = w - theta
             duals.add_(y, alpha=look.weight)
-            means.add_(w + y / penalty, alpha=look.weight)
+            means.add_(w + y / penalty - look.unsent, alpha=look.weight)
             value = self.job.problem.clients[look.client].value(w) + y @ apart
             lagrangian += look.weight * float(value + penalty / 2 * apart.square().sum())
         moved = self.job.problem.regularizer.prox(theta + duals, 1.0)
@@ -230,7 +236,7 @@ def _residuals(looks: Sequence[Look], theta: Tensor) -> dict[str, Any]:
 
 
 def _warnings(
-    entries: dict[str, Any], note: dict[str, Any], theta: Tensor, everybody_seen: bool
+    entries: dict[str, Any], note: dict[str, Any], theta: Tensor, everybody_seen: bool, exact: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """What went wrong since the last look, each kind once, and the next note."""
     warned, found = list(note["warned"]), []
@@ -251,7 +257,7 @@ def _warnings(
     if known and value > before + ROUNDING * (1 + abs(before)):
         warn("lagrangian", f"the augmented Lagrangian rose from {before:.6g} to {value:.6g}")
     drift = entries.get("mean_drift", 0.0)
-    if drift > LOST_MEAN * (1 + _norm(theta)):
+    if exact and drift > LOST_MEAN * (1 + _norm(theta)):
         warn("mean", f"the server is {drift:.3g} away from the mean of its clients")
     smallest = kkt if least is None else min(least, kkt)
     following = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,19 @@ from fedadmm.core.errors import PairingError, ParameterError, check_choice, chec
 from fedadmm.core.protocols import ClientStateStore, Evaluator, Metrics, Objective
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import Job, client_record
+from fedadmm.run.metrics import Target as Target
+from fedadmm.run.metrics import statistics_over_clients
+
+LISTED = 500
+"""At most so many clients' values are listed in a record; of more only the statistics."""
+
+
+class Measured(NamedTuple):
+    """What an evaluation found."""
+
+    metrics: dict[str, float]
+    clients: dict[str, list[float | None]]
+    """Each client's own value by metric, when that was asked for; None for one without rows."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,9 @@ class Evaluation:
         test: use the problem's held-out evaluators.
         train: the share of all clients' training rows whose class is right, as `train_accuracy`;
             every row counts the same, whatever its client's weight.
+        clients: measure every client, too: `X_worst`, `X_p10` (`X_p90` where less is better), the
+            value that nine in ten clients have or better, and `X_spread`, the standard deviation
+            over the clients, for every metric X that is measured on a client's own rows.
         extra: one more function of the global vector that returns metrics.
         certificate: measure in every round what a theorem bounds, beside the bound; "auto" takes
             the theorem that covers the run (`fedadmm.theory.certificates`).
@@ -45,6 +61,7 @@ class Evaluation:
     objective: bool = True
     test: bool = True
     train: bool = False
+    clients: bool = False
     extra: Evaluator | None = None
     certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = "none"
     diagnose: int = 0
@@ -77,6 +94,12 @@ class Evaluation:
                 f"Evaluation: train is True, but the rows of the clients ({type(first).__name__}) "
                 "have no classes to get right; leave it False"
             )
+        if self.clients and not self._looks_at_clients(job):
+            raise PairingError(
+                "Evaluation: clients is True, but nothing is measured client by client: "
+                f"the problem {job.problem.name!r} holds no rows out by client; set objective or "
+                "train, too"
+            )
         measures = self.objective or self.test or self.train or self.extra is not None
         if measures and job.problem.buffers == "keep-local" and self.target == "global":
             raise PairingError(
@@ -84,59 +107,96 @@ class Evaluation:
                 "model is to be evaluated; use Evaluation(target='local')"
             )
 
+    def _looks_at_clients(self, job: Job) -> bool:
+        return self.objective or self.train or (self.test and job.problem.client_tests is not None)
+
     def measure(
         self, job: Job, store: ClientStateStore, params: Tensor, buffers: Tensor | None
-    ) -> dict[str, float]:
+    ) -> Measured:
         """The metrics of one round."""
-        if self.target == "local":
-            return self._with_extra(self._local(job, store, params, buffers), params)
-        _load(job.problem.clients[0], buffers)
-        pooled = _Pooled()
+        pooled, means = _Pooled(), _Means()
+        rows: list[dict[str, float]] = []
         loss = params.new_zeros(())
-        if self.objective or self.train:
-            for index, objective in enumerate(job.problem.clients):
-                loss += job.problem.weight(index) * pooled.value(objective, params, self.train)
-        record = _objective(job, params, float(loss)) if self.objective else {}
-        if self.test and job.problem.test is not None:
-            _join(record, job.problem.test(params), "the problem's test")
+        if self.target == "global":
+            _load(job.problem.clients[0], buffers)
+        if self.target == "local" or self.clients or self.objective or self.train:
+            for index, (own, values) in enumerate(self._each(job, store, params, buffers, pooled)):
+                loss += job.problem.weight(index) * own
+                if self.target == "local":
+                    means.add(job.problem.weight(index), values)
+                if self.clients:
+                    rows.append(values)
+        if self.target == "local":
+            record = means.metrics()
+        else:
+            record = _objective(job, params, float(loss)) if self.objective else {}
+            if self.test and job.problem.test is not None:
+                _join(record, job.problem.test(params), "the problem's test")
         _join(record, pooled.metrics(), "the training data")
-        return self._with_extra(record, params)
-
-    def _with_extra(self, record: dict[str, float], params: Tensor) -> dict[str, float]:
         if self.extra is not None:
             _join(record, self.extra(params), "the evaluator")
-        return record
+        return self._with_clients(record, rows, pooled) if self.clients else Measured(record, {})
 
-    def _local(
-        self, job: Job, store: ClientStateStore, params: Tensor, buffers: Tensor | None
-    ) -> dict[str, float]:
-        """Each metric's weighted mean over the clients that report it.
-
-        A client without held-out rows reports none, and must not count as one that got all wrong.
-        """
-        totals: dict[str, float] = {}
-        weights: dict[str, float] = {}
-        pooled = _Pooled()
-        tests = job.problem.client_tests if self.test else None
+    def _each(
+        self,
+        job: Job,
+        store: ClientStateStore,
+        params: Tensor,
+        buffers: Tensor | None,
+        pooled: _Pooled,
+    ) -> Iterator[tuple[Tensor, dict[str, float]]]:
+        """Every client's loss, and the metrics that are measured on its rows alone."""
+        local = self.target == "local"
+        tests = job.problem.client_tests if self.test and (local or self.clients) else None
         for index, objective in enumerate(job.problem.clients):
-            record = client_record(job, store, index)
-            own = job.algorithm.local_params(record.state)
-            model = params if own is None else own
-            keeps = job.problem.buffers == "keep-local"
-            _load(objective, record.buffers if keeps else buffers)
-            values: dict[str, float] = {}
+            model = params
+            if local:
+                record = client_record(job, store, index)
+                own = job.algorithm.local_params(record.state)
+                model = params if own is None else own
+                keeps = job.problem.buffers == "keep-local"
+                _load(objective, record.buffers if keeps else buffers)
+            loss, values = params.new_zeros(()), {}
             if self.objective or self.train:
                 loss = pooled.value(objective, model, self.train)
                 values = {"loss": float(loss)} if self.objective else {}
             if tests is not None:
                 _join(values, tests[index](model), f"the test of client {index}")
-            for name, value in values.items():
-                share = job.problem.weight(index)
-                totals[name] = totals.get(name, 0.0) + share * value
-                weights[name] = weights.get(name, 0.0) + share
-        means = {name: total / weights[name] for name, total in totals.items()}
-        _join(means, pooled.metrics(), "the training data")
-        return means
+            yield loss, values
+
+    @staticmethod
+    def _with_clients(
+        record: dict[str, float], rows: Sequence[Mapping[str, float]], pooled: _Pooled
+    ) -> Measured:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        lists: dict[str, list[float | None]] = {n: [row.get(n) for row in rows] for n in names}
+        lists |= {"train_accuracy": [*pooled.shares]} if pooled.shares else {}
+        for name, values in lists.items():
+            known = [value for value in values if value is not None]
+            _join(record, statistics_over_clients(name, known), "the statistics over clients")
+        listed = lists if len(rows) <= LISTED else {}
+        return Measured(record, {f"{name}_by_client": values for name, values in listed.items()})
+
+
+class _Means:
+    """Each metric's weighted mean over the clients that report it.
+
+    A client without held-out rows reports none, and must not count as one that got all wrong.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, weight: float, values: Mapping[str, float]) -> None:
+        """Add one client's metrics."""
+        for name, value in values.items():
+            self._totals[name] = self._totals.get(name, 0.0) + weight * value
+            self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    def metrics(self) -> dict[str, float]:
+        """The means."""
+        return {name: total / self._weights[name] for name, total in self._totals.items()}
 
 
 class _Pooled:
@@ -145,6 +205,8 @@ class _Pooled:
     def __init__(self) -> None:
         self._correct = 0
         self._rows = 0
+        self.shares: list[float] = []
+        """Which part of its rows each client got right."""
 
     def value(self, objective: Objective, model: Tensor, count: bool) -> Tensor:
         """A client's loss; the same pass counts its rows."""
@@ -153,6 +215,7 @@ class _Pooled:
         value, correct = objective.value_and_correct(model)
         self._correct += correct
         self._rows += objective.num_samples
+        self.shares.append(correct / objective.num_samples)
         return value
 
     def metrics(self) -> dict[str, float]:
@@ -187,28 +250,3 @@ def _objective(job: Job, params: Tensor, loss: float) -> dict[str, float]:
 def _load(objective: Any, buffers: Tensor | None) -> None:
     if buffers is not None:
         objective.flat.load_buffers(buffers)
-
-
-@dataclass(frozen=True)
-class Target:
-    """End the run when a metric is at least (or, for losses, at most) a value.
-
-    Rounds are counted to the metric alone; `also` names metrics that must be there in the same
-    round before the run ends.
-    """
-
-    metric: str
-    value: float
-    at_least: bool = True
-    also: tuple[str, ...] = ()
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The metrics that the end of the run waits for."""
-        return (self.metric, *self.also)
-
-    def reached(self, value: float | None) -> bool:
-        """Whether a value of the metric meets the target; None, not measured, does not."""
-        if value is None or math.isnan(value):
-            return False
-        return bool(value >= self.value if self.at_least else value <= self.value)

@@ -11,12 +11,11 @@ state and its round number: it can be resumed anywhere.
 from __future__ import annotations
 
 import itertools
-import math
 import reprlib
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,127 +23,23 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.missed import Missed
-from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate
+from fedadmm.core.outputs import Iterate
 from fedadmm.core.protocols import (
     AnyAlgorithm,
     ClientInfo,
     ClientStateStore,
     Download,
     Engine,
-    EngineState,
     Known,
     Received,
     Sampler,
     Seen,
-    Upload,
 )
-from fedadmm.core.uploads import AdaptiveClip
-from fedadmm.core.uploads.pipeline import noised, round_dice
-from fedadmm.run.client import Expected, Job, bound_tensor, message_template, this_round
-from fedadmm.run.evaluation import Evaluation, Target
-from fedadmm.run.record import Record, cohort, numbers, value, work
+from fedadmm.run import endings, noise
+from fedadmm.run.client import Job, bound_tensor, this_round
+from fedadmm.run.plan import RoundReport, RunState, Schedule
+from fedadmm.run.record import Record, cohort, work
 from fedadmm.run.replies import Replies
-
-EXPLOSION = 1e6
-"""A loss this many times its first value (plus one) counts as exploded."""
-
-
-class RunState(NamedTuple):
-    """All that a run needs to go on, besides its clients' records."""
-
-    round: int
-    """The index of the next round, which is how many are done; -1 before an initial round."""
-    server: Any
-    buffers: Tensor | None
-    first_loss: float | None = None
-    """The first loss that was measured, which divergence is judged by."""
-    engine: EngineState | None = None
-    """The clock and the work in flight of an engine that has them."""
-    notes: dict[str, Any] | None = None
-    """What the instruments remember, as plain values by name."""
-    known: Known | None = None
-    """What a sampler that looks back may know of the clients; None for others."""
-    output: Any = None
-    """What the output remembers, as tensors."""
-    missed: Missed | None = None
-    """What absent clients have missed, for a method that moves them along; None for others."""
-    bound: float | None = None
-    """The norm that an adaptive clip cuts the next uploads to; None for others."""
-
-
-Code = Literal[
-    "completed",
-    "target",
-    "tolerance",
-    "budget",
-    "diverged",
-    "interrupted",
-    "running",
-    "failed",
-]
-
-
-class Ending(NamedTuple):
-    """Why a run ended: one word for programs, one sentence for people."""
-
-    code: Code
-    sentence: str
-
-
-class RoundReport(NamedTuple):
-    """What observers get after every round."""
-
-    state: RunState
-    record: Record
-    infos: Sequence[ClientInfo]
-    ending: Ending | None
-
-
-class Instrument(Protocol):
-    """Looks at the whole state between rounds, and remembers plain values of its own."""
-
-    @property
-    def name(self) -> str:
-        """Under which its note is kept."""
-
-    def begin(self, state: RunState, store: ClientStateStore) -> Any:
-        """The note before the first round."""
-
-    def look(
-        self, report: RoundReport, store: ClientStateStore, note: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """After a round, an initial one too: the new note, and what its record shall say."""
-
-
-class Spending(Protocol):
-    """What a run with noise has spent of its privacy."""
-
-    @property
-    def delta(self) -> float:
-        """The delta of (epsilon, delta)."""
-
-    @property
-    def budget(self) -> float | None:
-        """The epsilon that may be spent."""
-
-    @property
-    def affordable(self) -> int | None:
-        """How many rounds the budget lasts; None without one."""
-
-    def epsilon(self, rounds: int) -> float:
-        """What has been spent after so many rounds."""
-
-
-class Schedule(NamedTuple):
-    """How long a run goes and what is looked at on the way."""
-
-    rounds: int
-    evaluation: Evaluation
-    target: Target | None = None
-    tolerance: float | None = None
-    instruments: Sequence[Instrument] = ()
-    output: AnyOutput = LastIterate()
-    spending: Spending | None = None
 
 
 def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
@@ -185,7 +80,7 @@ def run(
                 f"the checkpoint of round {state.round} knows nothing of the {tool.name}, but it "
                 "must be measured from the first round on"
             )
-    _check_budget(schedule, state)
+    endings.check_budget(schedule, state)
     first = state.round
     ids = _cohort(sampler, job, state.round, state.known)
     while state.round < schedule.rounds:
@@ -196,9 +91,10 @@ def run(
                 store.prefetch(_newcomers(upcoming, ids))
         following, record, infos = run_round(job, ids, engine, state)
         if schedule.spending is not None:
-            record["privacy"] = _spent(schedule.spending, job, state)
+            following = noise.counted(following, job, infos)
+            record["privacy"] = noise.spent(schedule.spending, state, following)
         following = _remembered(following, state.round, ids, infos)
-        if (ending := _broken(infos, following.round)) is not None:
+        if (ending := endings.broken(infos, following.round)) is not None:
             yield RoundReport(state, record, infos, ending)
             return
         iterate = offered(job.algorithm, following)
@@ -207,17 +103,22 @@ def run(
         else:
             note = output.look(state.output, iterate, following.round, job.seed)
         following = following._replace(output=note)
+        handed = output.model(note, iterate)
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
-            handed = output.model(note, iterate)
             measured = schedule.evaluation.measure(job, store, handed.params, handed.buffers)
             for suffix, model in output.beside(note, iterate).items():
                 other = schedule.evaluation.measure(job, store, model.params, model.buffers)
-                measured |= {f"{name}_{suffix}": found for name, found in other.items()}
-            record["metrics"] = measured
+                for name, found in other.metrics.items():
+                    measured.metrics[f"{name}_{suffix}"] = found
+            record["metrics"] = measured.metrics
+            if measured.clients:
+                record["clients"] = measured.clients
             record["clock"]["evaluation_seconds"] = time.perf_counter() - began
         following = _instrumented(following, record, infos, store, schedule)
-        ending = _ending(following.round, record, infos, schedule, state.first_loss)
+        if schedule.judge is not None:
+            following = following._replace(best=schedule.judge.after(state.best, record, handed))
+        ending = endings.decide(following, record, infos, schedule)
         if state.first_loss is None:
             following = following._replace(first_loss=record["metrics"].get("loss"))
         state = following
@@ -225,29 +126,8 @@ def run(
         if ending is not None:
             return
         if "evaluation_seconds" in record["clock"]:  # observers were first: they say it better
-            _check_measured(record, schedule)
+            endings.check_measured(record, schedule, state)
         ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
-
-
-def _check_budget(schedule: Schedule, state: RunState) -> None:
-    spending = schedule.spending
-    if spending is None or spending.affordable is None or state.round < spending.affordable:
-        return
-    raise StateError(
-        f"the run has spent epsilon {spending.epsilon(state.round):.4g} in {state.round} rounds, "
-        f"but its budget is {spending.budget:g}, which another round would exceed"
-    )
-
-
-def _spent(spending: Spending, job: Job, before: RunState) -> dict[str, Any]:
-    """What the record of a round says about privacy."""
-    clip = job.uploads.clip
-    assert clip is not None, "noise without a clip; the pairing refuses it"
-    return {
-        "epsilon": spending.epsilon(before.round + 1),
-        "delta": spending.delta,
-        "clip": clip.norm if before.bound is None else before.bound,
-    }
 
 
 def _with_memory(sampler: Sampler, state: RunState) -> RunState:
@@ -324,19 +204,6 @@ def _add(instruments: dict[str, Any], found: dict[str, Any], source: str) -> Non
     instruments |= found
 
 
-def _broken(infos: Sequence[ClientInfo], number: int) -> Ending | None:
-    """The ending when a client's result is not finite."""
-    when = f"round {number}" if number else "the initial round"
-    for info in infos:
-        if not info.finite:
-            sentence = (
-                f"diverged in {when}: client {info.client} returned a vector with NaN or infinite "
-                "entries"
-            )
-            return Ending("diverged", sentence)
-    return None
-
-
 def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:
     """Who takes part next but not now: the records of the others are about to change."""
     current = set(ids)
@@ -358,13 +225,13 @@ def run_round(
     server, buffers, total = state.server, state.buffers, replies.total
     received = Received(len(infos), replies.weight, problem.num_clients, round_index)
     if job.expected is not None and finite:
-        total, received = _hidden(job, total, infos, state, cast)
+        total, received = noise.hidden_sum(job, total, infos, state, cast)
     if total is not None and finite:
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
-    following = following._replace(bound=_next_bound(job, state.bound, total, received))
+    following = following._replace(bound=noise.next_bound(job, state.bound, total, received))
     following = following._replace(missed=_missed(job, following, engine, infos, round_index))
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
     each = trees.num_bytes(download) + (state.missed.bytes_each if state.missed else 0)
@@ -377,46 +244,6 @@ def run_round(
         "metrics": {},
     }
     return following._replace(engine=engine.snapshot()), record, infos
-
-
-def _hidden(
-    job: Job, total: Upload | None, infos: Sequence[ClientInfo], state: RunState, cast: Any
-) -> tuple[Upload, Received]:
-    """The sum with its noise, and the replies that were expected: who came is not to be seen.
-
-    A round without anybody has noise like any other.
-    """
-    expected, uploads, index = job.expected, job.uploads, state.round
-    assert expected is not None
-    assert uploads.clip is not None
-    everybody = Expected(job.problem.num_clients, 1.0, expected.largest)
-    whom = expected if index >= 0 else everybody
-    if total is None:
-        within = None if state.bound is None else job.initial.new_zeros(1)
-        total = Upload(trees.scaled(message_template(job, cast), 0.0), None, within)
-    clients = [info.client for info in infos]
-    dice = round_dice(job.seed, index, clients, expected.deployed)
-    change = expected.largest * (uploads.clip.norm if state.bound is None else state.bound)
-    deviation = uploads.vector_noise(whom.replies) * change
-    message = noised(job.algorithm, total.message, deviation, dice)
-    total = total._replace(message=message)
-    if total.within is not None:
-        spread = uploads.count_noise(whom.replies) * expected.largest
-        total = total._replace(within=total.within + spread * dice.normal(total.within, "count"))
-    count = max(1, round(whom.replies))
-    return total, Received(count, whom.weight, job.problem.num_clients, index)
-
-
-def _next_bound(
-    job: Job, bound: float | None, total: Upload | None, received: Received
-) -> float | None:
-    """An adaptive clip's bound after a round."""
-    clip = job.uploads.clip
-    if bound is None or total is None or total.within is None:
-        return bound
-    assert isinstance(clip, AdaptiveClip)
-    share = float(total.within) / received.weight + 0.5
-    return bound * math.exp(-clip.lr * (min(1.0, max(0.0, share)) - clip.quantile))
 
 
 def _missed(
@@ -433,56 +260,3 @@ def _missed(
 
 def _distance(a: Tensor, b: Tensor) -> float:
     return float(torch.linalg.vector_norm(a - b))
-
-
-def _check_measured(record: Record, schedule: Schedule) -> None:
-    """Refuse an early end that waits for something nobody measures."""
-    target = schedule.target
-    waited = [] if target is None else [("target", one) for one in target.metrics]
-    waited += [] if schedule.tolerance is None else [("tolerance", "gradient_mapping")]
-    for name, metric in waited:
-        if value(record, metric) is None:
-            raise ParameterError(
-                f"simulate: {name} waits for {metric!r}, which is not measured; "
-                f"there are {', '.join(sorted(numbers(record)))}"
-            )
-
-
-def _ending(
-    number: int,
-    record: Record,
-    infos: Sequence[ClientInfo],
-    schedule: Schedule,
-    first_loss: float | None,
-) -> Ending | None:
-    if number == 0:
-        return None
-    loss = record["metrics"].get("loss", 0.0)
-    exploded = first_loss is not None and loss > EXPLOSION * (1 + abs(first_loss))
-    if not math.isfinite(loss) or exploded:
-        worst = max(infos, key=lambda info: info.drift, default=None)
-        client = f"; client {worst.client} moved furthest from it" if worst is not None else ""
-        return Ending(
-            "diverged",
-            f"diverged in round {number}: the loss of the global model is {loss:g}{client}",
-        )
-    if (target := schedule.target) is not None:
-        found = {name: value(record, name) for name in target.metrics}
-        if all(map(target.reached, found.values())):
-            shown = f"{target.metric} {found[target.metric]:.4g}"
-            return Ending("target", f"{shown} reached the target in round {number}")
-    mapping = record["metrics"].get("gradient_mapping", math.inf)
-    if schedule.tolerance is not None and mapping <= schedule.tolerance:
-        return Ending(
-            "tolerance", f"gradient mapping {mapping:.3g} met the tolerance in round {number}"
-        )
-    spending = schedule.spending
-    if spending is not None and number == spending.affordable and number < schedule.rounds:
-        return Ending(
-            "budget",
-            f"spent epsilon {spending.epsilon(number):.4g} in {number} rounds; another one would "
-            f"exceed the budget of {spending.budget:g}",
-        )
-    if number >= schedule.rounds:
-        return Ending("completed", f"completed all {schedule.rounds} rounds")
-    return None

@@ -12,8 +12,9 @@ from fedadmm.core.regularizers import Zero
 from fedadmm.core.sampling import FullParticipation
 from fedadmm.core.schedules import check_one_each
 from fedadmm.core.solvers import ExactSolver
-from fedadmm.run.client import Job, this_round
+from fedadmm.run.client import Job, first_problem
 from fedadmm.run.engines.choice import EngineChoice
+from fedadmm.run.releases import check_records
 
 
 def check(job: Job, sampler: Sampler, rounds: int) -> None:
@@ -25,6 +26,7 @@ def check(job: Job, sampler: Sampler, rounds: int) -> None:
     _check_stop(job)
     _check_buffers(job.problem)
     job.problem.clients[0].check()  # of clients that are made when they are asked for, one
+    check_records(job, sampler)
 
 
 def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice) -> None:
@@ -108,8 +110,7 @@ def _check_stop(job: Job) -> None:
             "of g in its local steps; use Epochs, UniformEpochs or Steps"
         )
     # A rule that certifies an accuracy refuses a penalty that is too small for it.
-    cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), this_round(job, 0))
-    first = job.algorithm.local_problem(cast, job.algorithm.init_client(job.initial))
+    first = first_problem(job)
     if first.steps is not None:
         raise PairingError(
             f"{rule} ends a local solve by what it measures, but {method} says how many steps a "

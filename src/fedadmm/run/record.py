@@ -2,8 +2,8 @@
 
     {"round": 3, "cohort": …, "work": …, "traffic": …, "clock": …, "metrics": {…}}
 
-and, where there are any, "instruments", "network" and "privacy".  A metric is what stands under
-"metrics", whatever it is called; elsewhere in the record its name may mean something else.
+and, where there are any, "instruments", "network", "clients" and "privacy".  A metric is what
+stands under "metrics", whatever it is called; elsewhere its name may mean something else.
 """
 
 from __future__ import annotations
@@ -61,11 +61,16 @@ class Record(TypedDict):
     """What certificates and diagnostics found."""
     network: NotRequired[dict[str, Any]]
     """What happened on the network, and what the sites measured."""
+    clients: NotRequired[dict[str, list[float | None]]]
+    """Each client's own value of a metric X as `X_by_client`, where that is measured."""
     privacy: NotRequired[dict[str, Any]]
     """What a run with noise has spent of its privacy: epsilon, and the delta it holds for."""
 
 
-GROUPS = ("cohort", "work", "traffic", "clock", "metrics", "instruments", "network", "privacy")
+GROUPS = (
+    *("cohort", "work", "traffic", "clock", "metrics"),
+    *("instruments", "network", "clients", "privacy"),
+)
 _ALWAYS = GROUPS[:5]
 _OTHERS = [group for group in GROUPS if group != "metrics"]
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a run's uploads must fit to, and what its noise hides; refused before round 0 otherwise."""
+"""What stages and noise must fit to; refused before round 0 otherwise."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 from fedadmm.core import trees
 from fedadmm.core.errors import PairingError, ParameterError
-from fedadmm.core.protocols import Sampler
-from fedadmm.core.sampling import BernoulliSampling
+from fedadmm.core.protocols import (
+    Sampler,
+)
 from fedadmm.core.uploads import GaussianNoise
 from fedadmm.core.uploads.pipeline import vectors_of
-from fedadmm.run.client import Expected, Job, message_template, this_round
+from fedadmm.run.client import Job, first_problem, message_template, this_round
 
 if TYPE_CHECKING:
-    from fedadmm.theory.privacy import Accountant
+    pass
 
 
 def check_uploads(job: Job, sampler: Sampler, *, asynchronous: bool) -> None:
@@ -82,27 +83,43 @@ def _check_noise(
         )
 
 
-def hidden(job: Job, sampler: Sampler, *, deployed: bool = False) -> tuple[Job, Accountant | None]:
-    """The job with what its noise counts with, and the accountant; None without noise."""
-    noise = job.uploads.noise
-    if noise is None:
-        return job, None
-    from fedadmm.theory.privacy import Accountant
-
-    clients = job.problem.num_clients
-    chances = sampler.probabilities(clients)
-    assert chances is not None, "`check_uploads` refuses these"
-    weights = [job.problem.weight(client) for client in range(clients)]
-    weight = sum(p * a for p, a in zip(chances.tolist(), weights, strict=True))
-    expected = Expected(float(chances.sum()), weight, max(weights), deployed)
-    job.uploads.vector_noise(expected.replies)  # refuses a count with too little noise
-    poisson = isinstance(sampler, BernoulliSampling)
-    accountant = Accountant(
-        noise.multiplier,
-        noise.delta,
-        float(chances.max()) if poisson else 1.0,
-        job.algorithm.starts_with_everyone,
-        noise.budget,
-    )
-    accountant.check()
-    return job._replace(expected=expected), accountant
+def check_records(job: Job, sampler: Sampler) -> None:
+    """Refuse a solver with noise beside what tells of rows and has none."""
+    solver, needs = job.solver, job.algorithm.needs
+    if solver is None or solver.noise is None:
+        return
+    method, name = type(job.algorithm).__name__, type(solver).__name__
+    if needs.start_gradient or not needs.local_solve:
+        raise PairingError(
+            f"{method} takes the gradient over all of a client's rows, which {name} does not "
+            "noise; use a method that sends where its local steps lead"
+        )
+    if job.stop.needs_gradient:
+        raise PairingError(
+            f"{type(job.stop).__name__} looks at gradients without the noise of {name}; use "
+            "Epochs, UniformEpochs or Steps"
+        )
+    if first_problem(job).steps is not None:
+        raise PairingError(
+            f"{method} draws how many steps a round has, but noise is accounted for by those of "
+            "the stopping rule; use another method"
+        )
+    if sampler.asks_losses:
+        raise PairingError(
+            f"{type(sampler).__name__} asks for losses, which {name} does not noise; use another "
+            "sampler"
+        )
+    if job.uploads.noise is not None:
+        raise PairingError(
+            f"{name} hides the rows of clients and the upload's noise hides clients, but a run "
+            "accounts for one of them; leave out the other"
+        )
+    if (reason := job.problem.clients[0].row_refusal(job.initial)) is not None:
+        raise PairingError(f"{name}: {reason}")
+    for client, objective in enumerate(job.problem.clients):
+        if (rows := objective.num_samples) >= 1 / solver.noise.delta:
+            raise ParameterError(
+                f"{name}: delta is {solver.noise.delta:g}, but must be below one over the number "
+                f"of rows of every client, {1 / rows:.4g} at client {client}: otherwise giving one "
+                "row away would be allowed"
+            )

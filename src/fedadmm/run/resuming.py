@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -12,10 +12,12 @@ from fedadmm.core import missed as away
 from fedadmm.core import trees
 from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
 from fedadmm.core.missed import Missed
-from fedadmm.core.outputs import AnyOutput
+from fedadmm.core.outputs import AnyOutput, Iterate
 from fedadmm.core.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
+from fedadmm.run.best import Best
 from fedadmm.run.client import Job, this_round
-from fedadmm.run.loop import Ending, RoundReport, RunState, initial_state, offered
+from fedadmm.run.loop import initial_state, offered
+from fedadmm.run.plan import Ending, Noised, RoundReport, RunState
 from fedadmm.run.state.checkpoint import Checkpoint, Checkpoints, SnapshotStore
 from fedadmm.run.state.records import layout, separate
 
@@ -143,14 +145,18 @@ def _pack(latest: Start) -> Checkpoint:
     named |= dict(trees.named_tensors(state.output, "output"))
     if state.missed is not None:
         named |= state.missed.tensors()
+    if state.best is not None:
+        named |= dict(trees.named_tensors(state.best.model, "best"))
     values: dict[str, Any] = {
         "first_loss": state.first_loss,
         "ending": latest.ending,
         "choice": latest.choice,
         "notes": state.notes,
-        "known": plain_known(state.known),
+        "known": plain_rows(state.known),
+        "noised": plain_rows(state.noised),
         "bound": state.bound,
         "missed": None if state.missed is None else state.missed.rows(),
+        "best": None if state.best is None else state.best[:-1],
     }
     if state.engine is not None:
         values["engine"] = state.engine.values
@@ -181,23 +187,32 @@ def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
     )
     first_loss, notes = found.values["first_loss"], found.values["notes"]
     known = known_from(found.values.get("known"))  # older checkpoints have none
+    noised = noised_from(found.values.get("noised"))
     bound = found.values.get("bound", job.uploads.first_bound)  # older checkpoints have none
     state = RunState(found.round, server, buffers, first_loss, engine, notes, known, bound=bound)
     state = state._replace(
-        output=_unpack_output(job, found, state, output), missed=_unpack_missed(job, found, server)
+        output=_unpack_output(job, found, state, output),
+        missed=_unpack_missed(job, found, server),
+        best=_unpack_best(job, found),
+        noised=noised,
     )
     ending = found.values["ending"]
     return Start(state, None if ending is None else Ending(*ending), found.values["choice"])
 
 
-def plain_known(known: Known | None) -> list[list[Any]] | None:
+def plain_rows(known: Mapping[int, Iterable[Any]] | None) -> list[list[Any]] | None:
     """What is known of the clients as JSON can hold it."""
     return None if known is None else [[client, *seen] for client, seen in known.items()]
 
 
 def known_from(rows: list[list[Any]] | None) -> Known | None:
-    """The inverse of `plain_known`."""
+    """The inverse of `plain_rows` for what a sampler knows."""
     return None if rows is None else {client: Seen(*seen) for client, *seen in rows}
+
+
+def noised_from(rows: list[list[Any]] | None) -> dict[int, Noised] | None:
+    """The inverse of `plain_rows` for noised steps."""
+    return None if rows is None else {client: Noised(*made) for client, *made in rows}
 
 
 def _unpack_output(job: Job, found: Checkpoint, state: RunState, output: AnyOutput) -> Any:
@@ -211,6 +226,17 @@ def _unpack_output(job: Job, found: Checkpoint, state: RunState, output: AnyOutp
             "the output that it began with"
         )
     return _filled(job, found, template, "output")
+
+
+def _unpack_best(job: Job, found: Checkpoint) -> Best | None:
+    told = found.values.get("best")  # older checkpoints have none
+    if told is None:
+        return None
+    params, buffers = found.tensors["best.params"], found.tensors.get("best.buffers")
+    device = job.initial.device
+    model = Iterate(params.to(device), None if buffers is None else buffers.to(device))
+    metric, value, number, since = told
+    return Best(metric, value, number, since, model)
 
 
 def _unpack_missed(job: Job, found: Checkpoint, server: Any) -> Missed | None:

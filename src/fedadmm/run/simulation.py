@@ -27,21 +27,15 @@ from fedadmm.core.sampling import FullParticipation
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.uploads import Uploads, UploadStage
 from fedadmm.run import pairing
+from fedadmm.run.best import Best, Judge
 from fedadmm.run.engines import ENGINES, EngineChoice, Job, default_engine
 from fedadmm.run.engines.threads import Threads, chosen_threads, torch_threads
 from fedadmm.run.evaluation import Evaluation, Target
-from fedadmm.run.loop import (
-    Code,
-    Ending,
-    Instrument,
-    RoundReport,
-    RunState,
-    Schedule,
-    offered,
-    run,
-)
+from fedadmm.run.loop import offered, run
+from fedadmm.run.noise import hidden
+from fedadmm.run.plan import Code, Ending, Instrument, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record
-from fedadmm.run.releases import check_uploads, hidden
+from fedadmm.run.releases import check_uploads
 from fedadmm.run.resuming import Journal, Start, interrupts_deferred
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.run.state.records import StoredStates
@@ -69,13 +63,15 @@ class Result(NamedTuple):
     status: str
     """Why it ended, a sentence."""
     code: Code
-    """The same in a word: completed, target, tolerance, budget or diverged."""
+    """The same in a word: completed, target, tolerance, patience, budget or diverged."""
     server: Any
     """The server's state; `algorithm.global_params` of it is theta."""
     clients: Mapping[int, Any]
     """The state of every client that took part, read when it is asked for."""
     threads: int
     """How many threads torch used in this process."""
+    best: Best | None = None
+    """The best model of any round, by the target's metric or else the first usual one measured."""
 
 
 def simulate(
@@ -93,6 +89,7 @@ def simulate(
     evaluate: Evaluation | Evaluator | bool = True,
     target: Target | None = None,
     tolerance: float | None = None,
+    patience: int | None = None,
     observers: Iterable[Observer] = (),
     store: ClientStateStore | None = None,
     checkpoints: Checkpoints | None = None,
@@ -120,6 +117,8 @@ def simulate(
             (measured besides the default ones), True for the default, False for nothing.
         target: end as soon as a metric meets it.
         tolerance: end as soon as the norm of the gradient mapping is at most this.
+        patience: end after so many measurements in a row without a better model, by the target's
+            metric, or else by the first usual one that is measured.
         observers: called with a `RoundReport` after every round.
         store: where client state is kept between rounds; by default in memory, and with the ray
             engine on disk.
@@ -152,6 +151,8 @@ def simulate(
         check_kind("simulate", "upload", stage, UploadStage)
     if tolerance is not None:
         check_positive("simulate", "tolerance", tolerance)
+    if patience is not None:
+        check_count("simulate", "patience", patience)
     if isinstance(engine, str):
         check_choice("simulate", "engine", engine, tuple(ENGINES))
     chosen = sampler if sampler is not None else FullParticipation()
@@ -175,7 +176,8 @@ def simulate(
         handed = output if output is not None else LastIterate()
         journal = Journal(job, kept, checkpoints, fingerprint, handed)
         start = journal.begin(resume)
-        schedule = Schedule(rounds, evaluation, target, tolerance, tools, handed, spending)
+        judge = Judge(target, patience)
+        schedule = Schedule(rounds, evaluation, target, tolerance, tools, handed, spending, judge)
         try:
             running = choice.start(job, kept)
             try:
@@ -264,7 +266,9 @@ def _collect(
     history: list[Record] = []
     trajectory: list[Tensor] = []
     state, ending = start.state, start.ending
-    if ending is None or ending.code == "completed":
+    judge = schedule.judge
+    more_patient = judge is not None and not judge.gives_up(state.best)
+    if ending is None or ending.code == "completed" or (ending.code == "patience" and more_patient):
         ending = Ending("completed", f"completed all {schedule.rounds} rounds")
         for report in reports:
             state, ending = report.state, report.ending or ending
@@ -285,4 +289,5 @@ def _collect(
         server=trees.clone(state.server),
         clients=StoredStates(store),
         threads=torch.get_num_threads(),
+        best=trees.clone(state.best),
     )

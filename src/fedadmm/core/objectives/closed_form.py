@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
@@ -128,6 +129,23 @@ class _Rows(Objective):
             return self.features, self.targets
         return self.features[rows], self.targets[rows]
 
+    @abstractmethod
+    def _errors(self, x: Tensor, y: Tensor, params: Tensor) -> Tensor:
+        """The derivative of every row's loss by <row, params>."""
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """X'(errors)/m + ridge x."""
+        x, y = self._batch(rows)
+        return x.T @ self._errors(x, y, params) / y.numel() + self.ridge * params
+
+    def row_refusal(self, params: Tensor) -> None:
+        """Never."""
+
+    def row_gradients(self, params: Tensor, rows: Tensor) -> Tensor:
+        """Every row times its error, each with the ridge term."""
+        x, y = self._batch(rows)
+        return x * self._errors(x, y, params).unsqueeze(-1) + self.ridge * params
+
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
         """The same objective in another precision or on another device; classes stay classes."""
         if _is(self.features, dtype, device):
@@ -147,10 +165,8 @@ class LeastSquares(_Rows):
         residual = self.features @ params - self.targets
         return residual.square().mean() / 2 + self.ridge * params.square().sum() / 2
 
-    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """X'(Xx - y)/m + ridge x."""
-        x, y = self._batch(rows)
-        return x.T @ (x @ params - y) / y.numel() + self.ridge * params
+    def _errors(self, x: Tensor, y: Tensor, params: Tensor) -> Tensor:
+        return x @ params - y
 
     def hessian(self) -> Tensor:
         """X'X/m + ridge I."""
@@ -186,8 +202,5 @@ class LogisticRegression(_Rows):
         correct = count_correct((self.features @ params).unsqueeze(-1), self.targets)
         return self.value(params), int(correct)
 
-    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """X'(sigmoid(Xx) - y)/m + ridge x."""
-        x, y = self._batch(rows)
-        error = torch.sigmoid(x @ params) - y.to(params.dtype)
-        return x.T @ error / y.numel() + self.ridge * params
+    def _errors(self, x: Tensor, y: Tensor, params: Tensor) -> Tensor:
+        return torch.sigmoid(x @ params) - y.to(params.dtype)

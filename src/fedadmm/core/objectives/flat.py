@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.objectives.kernels import Network, compile_network
+
+_BOUND: WeakValueDictionary[int, FlatModule] = WeakValueDictionary()
+"""The vector of every module that has one, by the module's id; it ends with the vector."""
 
 
 class Slot(NamedTuple):
@@ -49,7 +53,20 @@ class FlatModule:
         self._networks: dict[object, Network | None] = {}
         (dtype, device) = kinds.pop()
         self._bind(trainable, dtype, device)
+        self._moving = tuple(_moving(module))
         self._first_buffers = self.buffers()
+        _BOUND[id(module)] = self
+
+    @classmethod
+    def of(cls, module: FlatModule | nn.Module) -> FlatModule:
+        """The one vector of a module: made when it is first asked for, shared afterwards.
+
+        A second vector would take the parameters away from the first.
+        """
+        if isinstance(module, FlatModule):
+            return module
+        bound = _BOUND.get(id(module))
+        return bound if bound is not None and bound.module is module else cls(module)
 
     def _bind(
         self, trainable: list[tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device
@@ -78,6 +95,11 @@ class FlatModule:
             self._bind(trainable, dtype, target)
         return self
 
+    def train(self, training: bool) -> None:
+        """Switch the module between training and evaluation."""
+        if self.module.training != training:  # walking through all layers costs as much as one
+            self.module.train(training)
+
     def load(self, params: Tensor) -> Tensor:
         """Copy a vector into the module and return the live buffer."""
         if params.data_ptr() != self.vector.data_ptr():
@@ -93,6 +115,15 @@ class FlatModule:
     def views(self, params: Tensor) -> dict[str, Tensor]:
         """The vector cut into named, shaped views, for `torch.func.functional_call`."""
         return {s.name: params[s.begin : s.end].view(s.shape) for s in self.slots}
+
+    @property
+    def mixes_rows(self) -> str | None:
+        """What lets rows of a batch see each other, or training leave a trace of them, if any."""
+        kinds = nn.modules.batchnorm._BatchNorm
+        mixing = {type(part).__name__ for part in self.module.modules() if isinstance(part, kinds)}
+        if not mixing and self.buffers() is not None:
+            mixing = {"buffers"}
+        return ", ".join(sorted(mixing)) or None
 
     def buffers(self) -> Tensor | None:
         """What training moves besides parameters (BatchNorm statistics) as one vector, or None.
@@ -122,12 +153,20 @@ class FlatModule:
             offset += buffer.numel()
 
     def _moving_buffers(self) -> Iterator[Tensor]:
-        counts = {
-            id(part.num_batches_tracked)
-            for part in self.module.modules()
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None
-        }
-        return (b for b in self.module.buffers() if b.is_floating_point() or id(b) in counts)
+        return (self.module.get_buffer(name) for name in self._moving)
+
+
+def _moving(module: nn.Module) -> Iterator[str]:
+    """The buffers that training moves; one outside the state_dict is a constant (as of RoPE)."""
+    counts = {
+        id(part.num_batches_tracked)
+        for part in module.modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None
+    }
+    kept = module.state_dict(keep_vars=True).keys()
+    for name, buffer in module.named_buffers():
+        if name in kept and (buffer.is_floating_point() or id(buffer) in counts):
+            yield name
 
 
 def _slots(trainable: list[tuple[str, nn.Parameter]]) -> Iterator[Slot]:

@@ -13,7 +13,7 @@ from fedadmm.core.objectives.losses import binary_cross_entropy
 
 _SHARES = (binary_cross_entropy, nn.functional.binary_cross_entropy_with_logits)
 """Losses whose targets are probabilities, and which take any other number without a word."""
-_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
+REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
 """What torch, and code on top of it, raises about tensors that do not fit."""
 
 Rows = tuple[Tensor, Tensor]
@@ -34,7 +34,7 @@ def as_tensor(owner: object, field: str, value: object) -> Tensor:
     except (ValueError, TypeError) as error:
         raise DataError(
             f"{name}: {field} is a {type(value).__name__}, but must be a tensor, an array or lists "
-            f"of numbers ({_reason(error)})"
+            f"of numbers ({reason(error)})"
         ) from None
 
 
@@ -51,8 +51,8 @@ def check_fit(
     extremes = [int(targets.argmin()), int(targets.argmax())] if classes else [0]
     try:
         outputs = run(inputs[extremes])
-    except _REFUSALS as error:
-        raise DataError(f"{shown}, but must be what the module takes ({_reason(error)})") from error
+    except REFUSALS as error:
+        raise DataError(f"{shown}, but must be what the module takes ({reason(error)})") from error
     scores = outputs.shape[1:] if isinstance(outputs, Tensor) else ()
     if classes and len(scores) == 1 and scores[0] > 1:
         _check_range(name, targets, scores[0] - 1, f"the module has {scores[0]} outputs")
@@ -60,10 +60,10 @@ def check_fit(
         _check_range(name, targets, 1, "the loss is that of two classes")
     try:
         found = loss(outputs, targets[extremes])
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise DataError(
             f"{name}: targets are {_kind(targets)} each, but must be what the loss takes beside "
-            f"outputs of {_kind(outputs)} ({_reason(error)})"
+            f"outputs of {_kind(outputs)} ({reason(error)})"
         ) from error
     if not isinstance(found, Tensor) or found.ndim:
         given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
@@ -88,5 +88,6 @@ def _kind(tensor: object) -> str:
     return f"shape {tuple(tensor.shape[1:])} and type {kind}"
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """The first line of what an error says."""
     return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from fedadmm.core.errors import DataError
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.objectives.given import as_tensor, check_fit
+from fedadmm.core.objectives.given import as_tensor, check_fit, reason
 from fedadmm.core.objectives.kernels import Network, Sink, channels_last
 from fedadmm.core.objectives.losses import count_correct
 from fedadmm.core.protocols import Objective, Pull
@@ -41,18 +43,79 @@ def _draws_numbers(module: nn.Module) -> bool:
     return isinstance(module, nn.RReLU) or (isinstance(rate, float | int) and rate > 0)
 
 
+def rows_are_mixed(by: str) -> str:
+    """Why the rows of a model have no gradients of their own."""
+    return (
+        f"the model has {by}, through which rows act on each other, but must have none; use "
+        "GroupNorm or LayerNorm"
+    )
+
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 Prepare = Callable[[Tensor], Tensor]
 
 
+class ModuleObjective(Objective):
+    """What all objectives over a module share: its flat vector, and its two modes."""
+
+    flat: FlatModule
+
+    @property
+    def num_parameters(self) -> int:
+        """D, the number of trainable parameters."""
+        return self.flat.num_parameters
+
+    def workspace(self, params: Tensor) -> Tensor:
+        """The module's live vector, set to `params`: steps on it need no copy."""
+        return self.flat.load(params)
+
+    def work(self, rows: int) -> float:
+        """Each layer's parameters times the places that it uses them at, from a pass over one row.
+
+        A weight of a linear layer is used once a row, one of a convolution once a pixel, one of a
+        recurrent layer once a step.  An embedding is looked up, not multiplied with.
+        """
+        places: list[float] = []
+
+        def count(layer: nn.Module, _: object, output: object) -> None:
+            result = output[0] if isinstance(output, tuple) else output
+            assert isinstance(result, Tensor)
+            convolves = isinstance(layer, nn.modules.conv._ConvNd)
+            width = result.shape[1 if convolves else -1] if result.ndim else 1
+            own = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+            places.append(own * result.numel() / max(1, width))
+
+        layers = [
+            layer
+            for layer in self.flat.module.modules()
+            if not isinstance(layer, nn.Embedding) and list(layer.parameters(recurse=False))
+        ]
+        hooks = [layer.register_forward_hook(count) for layer in layers]
+        try:
+            self._switch(training=False)
+            with torch.no_grad():
+                self._try_a_row()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return sum(places) * rows
+
+    def _switch(self, training: bool) -> None:
+        self.flat.train(training)
+
+    @abstractmethod
+    def _try_a_row(self) -> None:
+        """A forward pass over one row."""
+
+
 @dataclass(frozen=True, eq=False)
-class ModelObjective(Objective):
+class ModelObjective(ModuleObjective):
     """A module, a mean loss and one client's tensors as f_i on the module's flat vector.
 
-    The module is shared by all clients of a problem; hand the same `FlatModule` to each of them
-    (a bare module is wrapped).  `loss(outputs, targets)` is the mean over the rows it is given.
-    `prepare` turns stored rows into the module's input, batch by batch: uint8 images can stay
-    uint8 in memory.  `inputs` and `targets` may be arrays or lists, which become tensors.
+    The module is shared by all clients of a problem.  `loss(outputs, targets)` is the mean
+    over the rows it is given.  `prepare` turns stored rows into the module's input, batch by batch:
+    uint8 images can stay uint8 in memory.  `inputs` and `targets` may be arrays or lists, which
+    become tensors.
     """
 
     descends: ClassVar[bool] = True
@@ -75,8 +138,7 @@ class ModelObjective(Objective):
             )
         if targets == 0:
             raise DataError("ModelObjective: no rows, but at least one is needed")
-        flat = self.module if isinstance(self.module, FlatModule) else FlatModule(self.module)
-        object.__setattr__(self, "flat", flat)
+        object.__setattr__(self, "flat", FlatModule.of(self.module))
 
     def check(self) -> None:
         """Try a row or two: their width, the labels and the loss must fit the module."""
@@ -91,11 +153,6 @@ class ModelObjective(Objective):
             )
 
     @property
-    def num_parameters(self) -> int:
-        """D, the number of trainable parameters."""
-        return self.flat.num_parameters
-
-    @property
     def num_samples(self) -> int:
         """The number of rows."""
         return self.targets.shape[0]
@@ -104,37 +161,6 @@ class ModelObjective(Objective):
     def is_random(self) -> bool:
         """Whether a forward pass in training mode draws random numbers (dropout)."""
         return any(_draws_numbers(module) for module in self.flat.module.modules())
-
-    def work(self, rows: int) -> float:
-        """Each layer's parameters times the places that it uses them at, from a pass over one row.
-
-        A weight of a linear layer is used once a row, one of a convolution once a pixel, one of a
-        recurrent layer once a step.  An embedding is looked up, not multiplied with.
-        """
-        places: list[float] = []
-
-        def count(layer: nn.Module, _: object, output: object) -> None:
-            result = output[0] if isinstance(output, tuple) else output
-            assert isinstance(result, Tensor)
-            convolves = isinstance(layer, nn.modules.conv._ConvNd)
-            width = result.shape[1 if convolves else -1] if result.ndim else 1
-            own = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
-            places.append(own * result.numel() / max(1, width))
-
-        layers = [m for m in self.flat.module.modules() if not isinstance(m, nn.Embedding)]
-        hooks = [layer.register_forward_hook(count) for layer in layers]
-        try:
-            self._switch(training=False)
-            with torch.no_grad():
-                self.flat.module(self.prepared(self.inputs[:1]))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return sum(places) * rows
-
-    def workspace(self, params: Tensor) -> Tensor:
-        """The module's live vector, set to `params`: steps on it need no copy."""
-        return self.flat.load(params)
 
     @property
     def has_classes(self) -> bool:
@@ -173,6 +199,29 @@ class ModelObjective(Objective):
         self.flat.load(params)
         self._write_gradient(*self._batch(rows), training=True)
         return self.flat.gradient
+
+    def row_refusal(self, params: Tensor) -> str | None:
+        """Rows that see each other, or a module that `torch.func` cannot run."""
+        if self.flat.mixes_rows is not None:
+            return rows_are_mixed(self.flat.mixes_rows)
+        try:
+            self.row_gradients(params, torch.arange(1, device=params.device))
+        except Exception as error:  # whatever a user's module does under vmap
+            return f"the model does not run under torch.func.vmap ({reason(error)})"
+        return None
+
+    def row_gradients(self, params: Tensor, rows: Tensor) -> Tensor:
+        """Through `torch.func`, in training mode; dropout draws for every row."""
+
+        def row_loss(vector: Tensor, row: Tensor, target: Tensor) -> Tensor:
+            views, batch = self.flat.views(vector), (row.unsqueeze(0),)
+            outputs: Any = functional_call(self.flat.module, views, batch)
+            return self.loss(outputs, target.unsqueeze(0))
+
+        self._switch(training=True)
+        each = vmap(grad(row_loss), in_dims=(None, 0, 0), randomness="different")
+        found: Tensor = each(params, *self._batch(rows))
+        return found
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
         """The gradient of `value`: no dropout, and no batch moves a BatchNorm statistic."""
@@ -241,9 +290,8 @@ class ModelObjective(Objective):
             loss = self.loss(self.flat.module(inputs), targets)
             return torch.autograd.grad(loss, self.flat.parameters, materialize_grads=True)
 
-    def _switch(self, training: bool) -> None:
-        if self.flat.module.training != training:  # walking through all layers costs as much as one
-            self.flat.module.train(training)
+    def _try_a_row(self) -> None:
+        self.flat.module(self.prepared(self.inputs[:1]))
 
     def _batch(self, rows: Tensor | slice | None) -> tuple[Tensor, Tensor]:
         if rows is None:

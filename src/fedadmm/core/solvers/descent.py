@@ -187,7 +187,7 @@ class _Descent:
     def run_epoch(self, epoch: int) -> None:
         """One pass over the data of everybody at work, or what their budgets leave of it."""
         size, objectives = self._batch_size, self._loss.objectives
-        if size is None or size >= max(objectives.sizes):
+        if size is None or (size >= max(objectives.sizes) and not objectives.draws_rows):
             self._arrange([work.size for work in self._work])
             self._step(len(self._work), None)
             left = [1] * len(self._work)

@@ -284,7 +284,7 @@ class IterativeSolver(LocalSolver):
 
 
 @dataclass(frozen=True)
-class _Rated(IterativeSolver):
+class RatedSolver(IterativeSolver):
     """A solver with a learning rate: a number, a schedule over rounds, or one number per client."""
 
     averages_gradients = True
@@ -308,7 +308,7 @@ class _Rated(IterativeSolver):
 
 
 @part("solver", "sgd")
-class SGD(_Rated):
+class SGD(RatedSolver):
     """Mini-batch SGD, optionally with momentum and perturbed gradients.
 
     A perturbed gradient of f_i is (1 - s) grad f_i(w) + s grad f_i(w + r d), both over the same
@@ -360,7 +360,7 @@ class SGD(_Rated):
 
 
 @part("solver", "gradient-descent")
-class GradientDescent(_Rated):
+class GradientDescent(RatedSolver):
     """Full-batch gradient descent; one epoch is one step.
 
     `lr` is a number, a schedule over rounds, or one number per client.
@@ -406,7 +406,7 @@ class _AcceleratedStepper(Stepper):
 
 
 @part("solver", "accelerated-gradient")
-class AcceleratedGradient(_Rated):
+class AcceleratedGradient(RatedSolver):
     """Full-batch Nesterov acceleration with restarts; one epoch is one step.
 
     `lr`, a number, a schedule over rounds, or one number per client, must not exceed

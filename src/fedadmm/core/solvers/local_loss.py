@@ -8,15 +8,18 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from fedadmm.core.protocols import LocalProblem, Objective
-from fedadmm.core.rng import Key, permutation
+from fedadmm.core.rng import Key
 
 
 class Objectives(Protocol):
     """The f_i that one solve works on: one client's, of vectors (D,), or a stack's, of (K, D)."""
+
+    @property
+    def draws_rows(self) -> bool:
+        """Whether even a step that could take all rows draws them, as `batches` does."""
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -40,6 +43,12 @@ class Objectives(Protocol):
         """The mini-batches of one epoch, and of how many clients each is: the first k.
 
         Client i makes `limits[i]` steps, which never rise.
+        """
+
+    def row_gradients(self, params: Tensor, rows: Sequence[Tensor], /) -> Tensor:
+        """The gradients over single rows of each of the first clients: (rows, D), or (k, rows, D).
+
+        Where a client has fewer rows than another, zeros follow.
         """
 
     def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> Stepper | None:
@@ -166,6 +175,8 @@ class OwnTerms(NamedTuple):
 class OneObjective:
     """One client's objective in the role of a stack's: its vectors have no client dimension."""
 
+    draws_rows = False
+
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
         self.sizes = [objective.num_samples]
@@ -185,11 +196,15 @@ class OneObjective:
 
     def batches(
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
-    ) -> Iterator[tuple[int, Tensor]]:
-        """The rows of one epoch's mini-batches."""
-        (key,), (limit,), (size,) = keys, limits, self.sizes
-        for rows in islice(torch.split(permutation(key, epoch, size), batch_size), limit):
+    ) -> Iterator[tuple[int, Any]]:
+        """The objective's own mini-batches."""
+        (key,), (limit,) = keys, limits
+        for rows in islice(self._objective.mini_batches(key, epoch, batch_size), limit):
             yield 1, rows
+
+    def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        """The objective's own."""
+        return self._objective.row_gradients(params, rows[0])
 
     def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> Stepper | None:
         """The objective's own step, if it has one."""

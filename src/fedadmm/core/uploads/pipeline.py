@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.protocols import AnyAlgorithm
-from fedadmm.core.rng import Key, derive, generator
+from fedadmm.core.rng import Dice, Key, derive
 from fedadmm.core.uploads.stages import (
     AdaptiveClip,
     Clipping,
@@ -189,23 +188,6 @@ def vectors_of(algorithm: AnyAlgorithm, message: Any) -> dict[str, Tensor]:
     declared = (*algorithm.increments, *algorithm.moves)
     fields = message._asdict()
     return {name: fields[name] for name in declared if fields.get(name) is not None}
-
-
-class Dice(NamedTuple):
-    """Where a round's noise comes from: a key in a simulation, else the machine's entropy."""
-
-    key: Key | None
-
-    def normal(self, like: Tensor, purpose: str) -> Tensor:
-        """Independent standard normal numbers."""
-        if self.key is not None:
-            drawn = generator(derive(self.key, purpose))
-            made = torch.randn(like.shape, generator=drawn, dtype=torch.float64)
-        else:
-            words = torch.frombuffer(bytearray(os.urandom(8 * like.numel())), dtype=torch.int64)
-            uniform = ((words >> 11) & (2**53 - 1)).to(torch.float64).add(0.5).div(2.0**53)
-            made = torch.special.ndtri(uniform).reshape(like.shape)
-        return made.to(like.device, like.dtype)
 
 
 def round_dice(seed: Key, round_index: int, clients: Sequence[int], deployed: bool) -> Dice:

@@ -150,7 +150,7 @@ class VectorisedEngine(Engine):
         own = job.algorithm.local_params(stack.state)
         theta = global_vector(job, download)
         g = job.problem.regularizer
-        context = SolveContext(round_index, needs, theta, own, stack.clients, g)
+        context = SolveContext(round_index, needs, theta, own, stack.clients, g, job.deployed)
         stacked = problem._replace(start=start)
         return job.solver.descend(stack.objective, stacked, job.stop, keys, context)
 

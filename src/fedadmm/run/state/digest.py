@@ -13,7 +13,7 @@ from torch import Tensor
 
 def params_sha256(params: Tensor) -> str:
     """The SHA-256 of a vector's bytes: two runs agree bit for bit exactly when these do."""
-    return hashlib.sha256(_raw(params)).hexdigest()
+    return hashlib.sha256(raw_bytes(params)).hexdigest()
 
 
 def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
@@ -22,7 +22,7 @@ def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
     described = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
     digest = hashlib.sha256(json.dumps([described, sorted(metadata.items())]).encode())
     for name in names:
-        digest.update(_raw(tensors[name]))
+        digest.update(raw_bytes(tensors[name]))
     return digest.hexdigest()
 
 
@@ -31,7 +31,8 @@ def json_sha256(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _raw(tensor: Tensor) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, whatever its type, row by row."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     bytes_of: Any = flat.view(torch.uint8).numpy()
     return memoryview(bytes_of)

@@ -114,6 +114,8 @@ def _pulled_back(error: Tensor, batch: Batch) -> Tensor:
 class StackedObjective:
     """f_i of many clients, in order of falling size where all their rows are wanted."""
 
+    draws_rows = False
+
     def __init__(self, core: Core, rows: StackedRows, ridge: Tensor | None = None) -> None:
         self.core = core
         self.rows = rows
@@ -157,6 +159,19 @@ class StackedObjective:
         if self._ridge is not None:
             total.addcmul_(self._ridge[: len(params)], params)
         return total
+
+    def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        """Every row as a client of its own."""
+        batch = self.rows.chosen(rows)
+        clients, width = batch.targets.shape[:2]
+        alone = Batch(
+            batch.inputs.flatten(0, 1)[:, None], batch.targets.flatten(0, 1)[:, None], 1.0
+        )
+        found = self.core.gradient(params.repeat_interleave(width, 0), alone)
+        found = found.view(clients, width, -1)
+        if self._ridge is not None:
+            found.add_((self._ridge[:clients] * params).unsqueeze(1))
+        return found * torch.as_tensor(batch.weights).unsqueeze(-1)
 
     def probe(self, params: Tensor, batch: Batch | None = None) -> Tensor:
         """The same: what stacks has no buffers."""

@@ -112,6 +112,14 @@ class StackedRows:
             rows = self._take(order[:count, begin : begin + width])
             yield Batch(*rows, self._weights_of(count, begin, width))
 
+    def chosen(self, rows: Sequence[Tensor]) -> Batch:
+        """These rows of each of the first clients; the weights are 1, and 0 for padding."""
+        index = _padded([one.cpu() for one in rows]).to(self._columns.device)
+        counts = torch.tensor([len(one) for one in rows], device=index.device).unsqueeze(1)
+        real = torch.arange(index.shape[1], device=index.device) < counts
+        begins = self._columns[1, : len(rows), None]
+        return Batch(*self._take(index + begins), real.to(self._dtype))
+
     def _weights_of(self, count: int, begin: int, width: int) -> Tensor | float:
         """1 / (a client's real rows), the same in every epoch."""
         if (count, begin) not in self._weights:

@@ -32,7 +32,9 @@ def refusal(job: Job) -> str | None:
     """Why a job's clients cannot run stacked, or None when they can."""
     stacks = isinstance(job.solver, IterativeSolver) and job.solver.stacks
     if job.algorithm.needs.local_solve and not stacks:
-        return f"the solver is {type(job.solver).__name__}, but must be SGD or GradientDescent"
+        return (
+            f"the solver is {type(job.solver).__name__}, but must be SGD, DPSGD or GradientDescent"
+        )
     client: Any = job.problem.clients[0]
     if type(client) not in KINDS:
         kinds = ", ".join(kind.__name__ for kind in KINDS)
@@ -112,7 +114,7 @@ class Stacker:
         if same and isinstance(objective, ModelObjective):
             same = (
                 objective.flat is self._first.flat
-                and objective.loss is self._first.loss
+                and objective.loss == self._first.loss
                 and objective.prepare == self._first.prepare
             )
         if not same:

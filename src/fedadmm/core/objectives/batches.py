@@ -1,0 +1,285 @@
+"""Any module and any iterable of batches as a client: one batch at a time is in memory.
+
+The rows of such a client are its batches: `SGD(lr, batch_size=1)` makes a step per batch, and
+`batch_size=4` one per four of them (gradient accumulation).  Their order is the iterable's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedadmm.core.errors import DataError, check_count
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.objectives.given import REFUSALS, reason
+from fedadmm.core.objectives.model import ModuleObjective
+from fedadmm.core.rng import Key
+
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+"""A DataLoader, a list, or a function that begins a stream anew."""
+BatchLoss = Callable[[nn.Module, Any], Tensor]
+"""The mean loss of a module on one batch; `fedadmm.adapters` has those of known libraries."""
+BatchValues = Callable[[nn.Module, Any], Mapping[str, Tensor | float]]
+"""The metrics of a module on one batch, each a mean over its rows."""
+
+
+class _Passes:
+    """The batches of a client, as often as they are asked for."""
+
+    def __init__(self, owner: object, batches: Batches, length: int | None) -> None:
+        self._owner = type(owner).__name__
+        self._batches = batches
+        if length is not None:
+            check_count(owner, "length", length)
+        if isinstance(batches, Iterator):
+            self._refuse(
+                "must begin anew for every pass; give a list, or a function that makes one"
+            )
+        self._given = length
+
+    def _refuse(self, wanted: str) -> None:
+        raise DataError(f"{self._owner}: batches is a {type(self._batches).__name__}, but {wanted}")
+
+    @cached_property
+    def length(self) -> int:
+        """How many batches a pass has; they are counted once where nobody says it."""
+        if self._given is not None:
+            return self._given
+        try:
+            count = len(self._batches)  # type: ignore[arg-type]
+        except TypeError:
+            with _aside():
+                count = sum(1 for _ in self._begin())
+        if count == 0:
+            self._refuse("must hold at least one batch, and holds none")
+        return count
+
+    def __iter__(self) -> Iterator[Any]:
+        count = 0
+        for batch in islice(self._begin(), self.length):
+            yield batch
+            count += 1
+        if count < self.length:
+            raise DataError(
+                f"{self._owner}: batches ended after {count}, but must go on to {self.length}, as "
+                "they were counted or announced"
+            )
+
+    def _begin(self) -> Iterator[Any]:
+        return iter(self._batches() if callable(self._batches) else self._batches)
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """A loader that shuffles draws from torch's generator: measuring must not move it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class BatchObjective(ModuleObjective):
+    """A module, its loss on a batch, and one client's batches as f_i on the module's flat vector.
+
+    Args:
+        module: shared by all clients of a problem; only parameters with `requires_grad` are
+            trained and travel.
+        loss: `loss(module, batch)`, the mean over the batch's rows.
+        batches: any iterable that can be gone through again, such as a `DataLoader`, or a function
+            that begins one; a batch is a tensor, or a dict, tuple or list of them.
+        length: how many batches make an epoch; by default as many as there are.
+
+    f_i is the mean over all rows: a batch counts by its rows.  What a loader draws from torch's
+    generator, as for shuffling, is a function of seed, round and client.
+    """
+
+    module: FlatModule | nn.Module
+    loss: BatchLoss
+    batches: Batches
+    length: int | None = None
+    flat: FlatModule = field(init=False)
+    _passes: _Passes = field(init=False, repr=False)
+
+    is_random = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flat", FlatModule.of(self.module))
+        object.__setattr__(self, "_passes", _Passes(self, self.batches, self.length))
+
+    def check(self) -> None:
+        """Try the first batch: it must have rows, and the module a loss on them."""
+        with _aside(), torch.no_grad():
+            self._switch(training=False)
+            self._loss_on(next(iter(self._passes)))
+
+    @property
+    def num_samples(self) -> int:
+        """The number of batches."""
+        return self._passes.length
+
+    def mini_batches(self, key: Key, epoch: int, batch_size: int) -> Iterator[list[Any]]:
+        """The batches in their own order, so many at a time."""
+        coming = iter(self._passes)
+        while taken := list(islice(coming, batch_size)):
+            yield taken
+
+    def value(self, params: Tensor) -> Tensor:
+        """The mean loss over all rows, in evaluation mode."""
+        loss = self._loss_on
+        means = _means(self.flat, params, self._passes, lambda batch: {"loss": loss(batch)[0]})
+        return torch.tensor(means["loss"], dtype=params.dtype, device=params.device)
+
+    def gradient(self, params: Tensor, rows: Sequence[Any] | None = None) -> Tensor:
+        """The gradient of the mean loss over the rows of some batches, in training mode."""
+        return self._mean_gradient(params, self._passes if rows is None else rows, training=True)
+
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
+        """The gradient of `value`: no dropout, and no batch moves a BatchNorm statistic."""
+        with _aside():
+            return self._mean_gradient(params, self._passes, training=False)
+
+    def _mean_gradient(self, params: Tensor, batches: Iterable[Any], training: bool) -> Tensor:
+        self.flat.load(params)
+        self._switch(training)
+        seen = 0
+        for batch in batches:
+            with torch.enable_grad():
+                loss, rows = self._loss_on(batch)
+                found = torch.autograd.grad(loss, self.flat.parameters, materialize_grads=True)
+            seen += rows
+            for mean, gradient in zip(self.flat.gradient_blocks, found, strict=True):
+                if seen == rows:
+                    mean.copy_(gradient)
+                else:
+                    mean.lerp_(gradient.unsqueeze(0), rows / seen)
+        return self.flat.gradient
+
+    def _loss_on(self, batch: Any) -> tuple[Tensor, int]:
+        """The loss on a batch, and the rows that it is the mean of."""
+        batch = _placed(batch, self.flat.vector)
+        rows = num_rows(batch)
+        try:
+            loss = self.loss(self.flat.module, batch)
+        except REFUSALS as error:
+            raise DataError(
+                f"BatchObjective: loss fails on a batch of {_kind(batch)}, but must take what the "
+                f"batches hold ({reason(error)})"
+            ) from error
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
+            raise DataError(
+                f"BatchObjective: loss returns {given}, but must return one number, the mean over "
+                "the rows"
+            )
+        return loss.reshape(()), rows
+
+    def _try_a_row(self) -> None:
+        with _aside():
+            self._loss_on(next(iter(self._passes)))
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> BatchObjective:
+        """Itself: the shared module moves, and batches follow it as they come."""
+        self.flat.to(dtype, device)
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class BatchMetrics:
+    """Metrics on held-out batches, as `test` of a `Problem`: each is a mean over all rows.
+
+    `metrics(module, batch)` returns means over the batch's rows by name, such as
+    `{"test_accuracy": ...}`; `batches` and `length` are as in `BatchObjective`.
+    """
+
+    module: FlatModule | nn.Module
+    metrics: BatchValues
+    batches: Batches
+    length: int | None = None
+    flat: FlatModule = field(init=False)
+    _passes: _Passes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flat", FlatModule.of(self.module))
+        object.__setattr__(self, "_passes", _Passes(self, self.batches, self.length))
+
+    def __call__(self, params: Tensor) -> dict[str, float]:
+        """The metrics of a vector, in evaluation mode."""
+        vector = self.flat.vector
+
+        def measure(batch: Any) -> Mapping[str, Tensor | float]:
+            return self.metrics(self.flat.module, _placed(batch, vector))
+
+        return _means(self.flat, params, self._passes, measure)
+
+
+def _means(
+    flat: FlatModule,
+    params: Tensor,
+    passes: _Passes,
+    measure: Callable[[Any], Mapping[str, Tensor | float]],
+) -> dict[str, float]:
+    """Means over all rows of what is measured on batches, in evaluation mode."""
+    flat.load(params)
+    flat.train(False)
+    totals: dict[str, float] = {}
+    seen = 0
+    with _aside(), torch.no_grad():
+        for batch in passes:
+            rows = num_rows(batch)
+            values = {name: rows * float(value) for name, value in measure(batch).items()}
+            if seen and values.keys() != totals.keys():
+                raise DataError(
+                    f"BatchMetrics: metrics returns {', '.join(values) or 'nothing'} for a batch, "
+                    f"but must return the same for all, {', '.join(totals) or 'nothing'}"
+                )
+            totals = {name: totals.get(name, 0.0) + value for name, value in values.items()}
+            seen += rows
+    return {name: total / seen for name, total in totals.items()}
+
+
+def num_rows(batch: Any) -> int:
+    """How many rows a batch has: the length of the first tensor or list in it."""
+    found = batch
+    while isinstance(found, Mapping | tuple | list) and len(found):
+        first = next(iter(found.values() if isinstance(found, Mapping) else found))
+        if not isinstance(first, Tensor | Mapping | tuple | list):
+            break  # a list of texts or numbers
+        found = first
+    if isinstance(found, Tensor) and found.ndim:
+        found = range(found.shape[0])
+    if not isinstance(found, range | tuple | list) or len(found) == 0:
+        raise DataError(
+            f"a batch is {_kind(batch)}, but must be rows: a tensor, or a dict, tuple or list of "
+            "tensors or lists"
+        )
+    return len(found)
+
+
+def _placed(batch: Any, like: Tensor) -> Any:
+    """A batch where the module is, and in its precision."""
+    if isinstance(batch, Tensor):
+        return batch.to(like) if batch.is_floating_point() else batch.to(like.device)
+    if isinstance(batch, Mapping):
+        return {name: _placed(value, like) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [_placed(part, like) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
+
+
+def _kind(batch: Any) -> str:
+    """What a batch is, in a few words."""
+    if isinstance(batch, Tensor):
+        return f"shape {tuple(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return "a dict of " + (", ".join(map(str, batch)) or "nothing")
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    return f"a {type(batch).__name__}"

@@ -1,0 +1,169 @@
+"""DP-SGD: steps along noised sums of clipped gradients, which hide every row of a client.
+
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy,
+CCS 2016.  With K steps in an epoch over n rows,
+
+    every row is in the batch B of a step with probability 1/K, whatever the others do
+    g = (sum over B of clip_C(grad of the row's loss) + z C N(0, I)) / (n/K)
+
+and w, the dual and the upload are functions of the g alone.  The sum is divided by the rows that
+are expected, because how many came would tell of one more or less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from annotated_types import Gt, Lt
+from torch import Tensor
+
+from fedadmm.core.parts import Count, Positive, Probability, part
+from fedadmm.core.protocols import (
+    LocalProblem,
+    LocalResult,
+    RecordNoise,
+    SolveContext,
+    SolveInfo,
+    StoppingRule,
+    norm,
+)
+from fedadmm.core.rng import Dice, Key, derive
+from fedadmm.core.solvers.first_order import SGD, RatedSolver
+from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, Stepper
+
+NUMBERS = 2**22
+"""About how many numbers the gradients of single rows may be at a time."""
+
+
+@part("solver", "dp-sgd")
+class DPSGD(RatedSolver):
+    """DP-SGD: every row's gradient is clipped, and their sum gets Gaussian noise.
+
+    It hides every single row (record) of a client from everybody who sees what the client sends,
+    the server too; whom noise in `upload` hides is the client as a whole.  Rows are drawn
+    independently of each other, as the accountant wants it: an epoch has as many steps as for
+    SGD, and every row is in each of them with probability one over their number.
+
+    Args:
+        lr: the learning rate: a number, a schedule over rounds, or one number per client.
+        clip: the largest norm of one row's gradient; longer ones are cut to it.
+        multiplier: the noise's standard deviation, in units of the clip.
+        batch_size: about how many rows a step has; a batch of all rows is not amplified.
+        momentum: the share of the last step that is made again.
+        delta: the delta of (epsilon, delta), below one over the number of rows of every client.
+        budget: the epsilon that any client may spend; the run ends before it would spend more.
+    """
+
+    stacks = True
+    sums_steps = True
+
+    clip: Positive
+    multiplier: Positive
+    batch_size: Count = 32
+    momentum: Probability = 0.0
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
+    budget: Positive | None = None
+
+    @property
+    def noise(self) -> RecordNoise:
+        """What it adds, and what may be spent."""
+        return RecordNoise(self.multiplier, self.clip, self.delta, self.budget)
+
+    def without_noise(self) -> SGD:
+        """SGD with the same steps."""
+        return SGD(self.lr, self.batch_size, self.momentum)
+
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        """That of SGD, on noised gradients."""
+        return self.without_noise().stepper(loss, context)
+
+    def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
+        """That of SGD."""
+        return self.without_noise().step_sum(steps, loss, context)
+
+    def descend(
+        self,
+        objectives: Objectives,
+        problem: LocalProblem,
+        stop: StoppingRule,
+        keys: Sequence[Key],
+        context: SolveContext,
+    ) -> tuple[LocalResult, list[SolveInfo]]:
+        """Solve for all clients of `objectives` at once."""
+        noised = _NoisedObjectives(objectives, self, context.deployed)
+        return super().descend(noised, problem, stop, keys, context)
+
+
+class _Drawn(NamedTuple):
+    """The rows of a step, and where its noise comes from, of each of the first clients."""
+
+    rows: list[Tensor]
+    dice: list[Dice]
+
+
+class _NoisedObjectives:
+    """Objectives of whose rows nothing is to be had but noised sums of clipped gradients."""
+
+    draws_rows = True
+
+    def __init__(self, objectives: Objectives, solver: DPSGD, deployed: bool) -> None:
+        self._objectives = objectives
+        self._solver = solver
+        self._deployed = deployed
+        self.sizes = objectives.sizes
+        self.workspace = objectives.workspace
+        self.evaluation_gradient = objectives.evaluation_gradient
+        self.row_gradients = objectives.row_gradients
+        self._per_epoch = [-(-size // solver.batch_size) for size in self.sizes]
+
+    def batches(
+        self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
+    ) -> Iterator[tuple[int, _Drawn]]:
+        """Every row with the same probability, whatever the other rows do."""
+        for step in range(limits[0]):
+            count = sum(limit > step for limit in limits)
+            dice = [
+                Dice(None if self._deployed else derive(key, "noised step", epoch, step))
+                for key in keys[:count]
+            ]
+            columns = zip(dice, self.sizes, self._per_epoch, strict=False)
+            rows = [
+                (one.uniform(size, "rows") * steps < 1).nonzero().flatten()
+                for one, size, steps in columns
+            ]
+            yield count, _Drawn(rows, dice)
+
+    def gradient(self, params: Tensor, drawn: Any = None) -> Tensor:
+        """The noised gradient over a batch of `batches`."""
+        total = self._clipped_sum(params, drawn.rows)
+        like = params.new_empty(params.shape[-1])
+        noise = torch.stack([one.normal(like, "noise") for one in drawn.dice]).view_as(total)
+        total.add_(noise, alpha=self._solver.multiplier * self._solver.clip)
+        columns = zip(drawn.rows, self.sizes, self._per_epoch, strict=False)
+        expected = params.new_tensor([size / steps for _, size, steps in columns])
+        return total.div_(expected.view(*params.shape[:-1], 1))
+
+    def _clipped_sum(self, params: Tensor, rows: list[Tensor]) -> Tensor:
+        """The sum of clipped gradients, over so many rows at a time that memory holds them."""
+        total = torch.zeros_like(params, memory_format=torch.contiguous_format)
+        width = max(map(len, rows))
+        turn = max(1, NUMBERS // params.numel())
+        for begin in range(0, width, turn):
+            some = [one[begin : begin + turn] for one in rows]
+            gradients = self._objectives.row_gradients(params, some)
+            shares = (self._solver.clip / norm(gradients)).clamp(max=1.0)
+            total.add_((shares.mT @ gradients).squeeze(-2))
+        return total
+
+    def probe(self, params: Tensor, drawn: Any = None) -> Tensor:
+        """The same: rows with gradients of their own move no buffers."""
+        return self.gradient(params, drawn)
+
+    def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> None:
+        """None: the gradient has to be formed."""
+
+    def select(self, clients: Sequence[int]) -> _NoisedObjectives:
+        """Some of the clients, in the given order."""
+        return _NoisedObjectives(self._objectives.select(clients), self._solver, self._deployed)

@@ -1,0 +1,97 @@
+"""When a run ends: diverged, at its target, within its tolerance, out of budget, or complete."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedadmm.core.errors import ParameterError, StateError
+from fedadmm.core.protocols import ClientInfo
+from fedadmm.run.plan import Ending, RunState, Schedule
+from fedadmm.run.record import Record, numbers, value
+
+EXPLOSION = 1e6
+"""A loss this many times its first value (plus one) counts as exploded."""
+
+
+def broken(infos: Sequence[ClientInfo], number: int) -> Ending | None:
+    """The ending when a client's result is not finite."""
+    when = f"round {number}" if number else "the initial round"
+    for info in infos:
+        if not info.finite:
+            sentence = (
+                f"diverged in {when}: client {info.client} returned a vector with NaN or infinite "
+                "entries"
+            )
+            return Ending("diverged", sentence)
+    return None
+
+
+def decide(
+    state: RunState, record: Record, infos: Sequence[ClientInfo], schedule: Schedule
+) -> Ending | None:
+    """Why a run ends after a round, whose state this is; None while it goes on."""
+    number, first_loss, best = state.round, state.first_loss, state.best
+    if number == 0:
+        return None
+    loss = record["metrics"].get("loss", 0.0)
+    exploded = first_loss is not None and loss > EXPLOSION * (1 + abs(first_loss))
+    if not math.isfinite(loss) or exploded:
+        worst = max(infos, key=lambda info: info.drift, default=None)
+        client = f"; client {worst.client} moved furthest from it" if worst is not None else ""
+        return Ending(
+            "diverged",
+            f"diverged in round {number}: the loss of the global model is {loss:g}{client}",
+        )
+    if (target := schedule.target) is not None and target.end_run:
+        found = {name: value(record, name) for name in target.metrics}
+        if all(map(target.reached, found.values())):
+            shown = f"{target.metric} {found[target.metric]:.4g}"
+            return Ending("target", f"{shown} reached the target in round {number}")
+    mapping = record["metrics"].get("gradient_mapping", math.inf)
+    if schedule.tolerance is not None and mapping <= schedule.tolerance:
+        return Ending(
+            "tolerance", f"gradient mapping {mapping:.3g} met the tolerance in round {number}"
+        )
+    spending = schedule.spending
+    if spending is not None and number < schedule.rounds and not spending.lasts(state):
+        return Ending(
+            "budget",
+            f"spent epsilon {spending.epsilon(state):.4g} in {number} rounds; another one would "
+            f"exceed the budget of {spending.budget:g}",
+        )
+    if number >= schedule.rounds:
+        return Ending("completed", f"completed all {schedule.rounds} rounds")
+    if best is not None and schedule.judge is not None and schedule.judge.gives_up(best):
+        return Ending("patience", schedule.judge.sentence(best))
+    return None
+
+
+def check_measured(record: Record, schedule: Schedule, state: RunState) -> None:
+    """Refuse an early end that waits for something nobody measures."""
+    target, judge = schedule.target, schedule.judge
+    ends = target is not None and target.end_run
+    waited = [("target", one) for one in target.metrics] if target is not None and ends else []
+    waited += [] if schedule.tolerance is None else [("tolerance", "gradient_mapping")]
+    for name, metric in waited:
+        if value(record, metric) is None:
+            raise ParameterError(
+                f"simulate: {name} waits for {metric!r}, which is not measured; "
+                f"there are {', '.join(sorted(numbers(record)))}"
+            )
+    if judge is not None and judge.patience is not None and state.best is None:
+        raise ParameterError(
+            f"simulate: patience is {judge.patience}, but no metric is measured that a model could "
+            "be better by; evaluate something"
+        )
+
+
+def check_budget(schedule: Schedule, state: RunState) -> None:
+    """Refuse to go on with a run that can't afford another round."""
+    spending = schedule.spending
+    if spending is None or spending.lasts(state):
+        return
+    raise StateError(
+        f"the run has spent epsilon {spending.epsilon(state):.4g} in {state.round} rounds, "
+        f"but its budget is {spending.budget:g}, which another round would exceed"
+    )

@@ -1,0 +1,117 @@
+"""What is known about a metric besides its values: direction, unit, a sentence, its target."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+@dataclass(frozen=True)
+class Target:
+    """End the run when a metric is at least (or, for losses, at most) a value.
+
+    Rounds are counted to the metric alone; `also` names metrics that must be there in the same
+    round before the run ends.  With `end_run` False it is only counted to.
+    """
+
+    metric: str
+    value: float
+    at_least: bool = True
+    also: tuple[str, ...] = ()
+    end_run: bool = True
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that the end of the run waits for."""
+        return (self.metric, *self.also)
+
+    def reached(self, value: float | None) -> bool:
+        """Whether a value of the metric meets the target; None, not measured, does not."""
+        if value is None or math.isnan(value):
+            return False
+        return bool(value >= self.value if self.at_least else value <= self.value)
+
+
+class Metric(NamedTuple):
+    """What there is to know about a metric besides its values."""
+
+    name: str
+    title: str
+    up: bool
+    """Whether more is better."""
+    share: bool = False
+    """Whether it lies between 0 and 1 and reads better as a percentage."""
+    sentence: str = ""
+    known: bool = False
+
+
+_SENTENCES = {
+    "test_accuracy": "The share of held-out rows that the global model classifies rightly.",
+    "objective": "F = f + g, the training loss with the regulariser.",
+    "loss": "f, the weighted mean of the clients' training losses at the global model.",
+    "train_accuracy": "The share of all clients' training rows that are classified rightly.",
+    "test_loss": "The mean loss of the global model on held-out rows.",
+    "gradient_mapping": "Its norm is zero exactly at a stationary point of F.",
+    "sparsity": "The share of the global model's parameters that are exactly zero.",
+}
+"""The metrics that our own evaluations measure, the one to compare by first."""
+_LOWER = re.compile(r"loss|objective|gradient|residual|error|bound|seconds|staleness|_spread$")
+"""Quantities whose names match are good when small; all others when large."""
+
+
+_OVER_CLIENTS = {
+    "worst": "worst client",
+    "p10": "10th percentile of the clients",
+    "p90": "90th percentile of the clients",
+    "spread": "spread over the clients",
+}
+"""What is said about all clients' values of a metric: the ending of the name, and what it means."""
+
+
+def statistics_over_clients(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Worst client, the value that nine in ten clients have or better, standard deviation."""
+    found = torch.tensor(values, dtype=torch.float64)
+    up = metric(name).up
+    return {
+        f"{name}_worst": float(found.min() if up else found.max()),
+        f"{name}_{'p10' if up else 'p90'}": float(found.quantile(0.1 if up else 0.9)),
+        f"{name}_spread": float(found.std(correction=0)),
+    }
+
+
+def over_clients(names: Sequence[str]) -> dict[str, list[str]]:
+    """The metrics that were measured client by client, and their statistics among these names."""
+    bases = [name.removesuffix("_spread") for name in names if name.endswith("_spread")]
+    return {
+        base: [own for end in _OVER_CLIENTS if (own := f"{base}_{end}") in names]
+        for base in bases
+        if f"{base}_worst" in names
+    }
+
+
+def metric(name: str) -> Metric:
+    """A metric by its name; what is not known is judged by the words in it."""
+    base, _, ending = name.rpartition("_")
+    title = (base if base and ending in _OVER_CLIENTS else name).replace("_", " ").strip()
+    if base and ending in _OVER_CLIENTS:
+        title += f", {_OVER_CLIENTS[ending]}"
+    return Metric(
+        name=name,
+        title=title[:1].upper() + title[1:],
+        up=not _LOWER.search(name),
+        share="accuracy" in name or "sparsity" in name,
+        sentence=_SENTENCES.get(name, ""),
+        known=name in _SENTENCES or "accuracy" in name or "loss" in name,
+    )
+
+
+def primary(names: Sequence[str], target: Target | None) -> str | None:
+    """The one metric to compare by: the target's, else the first of the usual ones, else any."""
+    if target is not None:
+        return target.metric
+    return next((name for name in (*_SENTENCES, *names) if name in names), None)

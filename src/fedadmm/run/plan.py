@@ -1,0 +1,136 @@
+"""What a run is made of: its state, its schedule, a report per round, and why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fedadmm.core.missed import Missed
+from fedadmm.core.outputs import AnyOutput, LastIterate
+from fedadmm.core.protocols import ClientInfo, ClientStateStore, EngineState, Known
+from fedadmm.run.best import Best, Judge
+from fedadmm.run.evaluation import Evaluation, Target
+from fedadmm.run.record import Record
+
+
+class Noised(NamedTuple):
+    """The steps with noise that a client has made."""
+
+    steps: int = 0
+    per_epoch: int = 1
+    """The steps of an epoch: a row is in each of them with probability one over this."""
+    told: int = 0
+    """What the client itself said last, where it counts."""
+
+
+class RunState(NamedTuple):
+    """All that a run needs to go on, besides its clients' records."""
+
+    round: int
+    """The index of the next round, which is how many are done; -1 before an initial round."""
+    server: Any
+    buffers: Tensor | None
+    first_loss: float | None = None
+    """The first loss that was measured, which divergence is judged by."""
+    engine: EngineState | None = None
+    """The clock and the work in flight of an engine that has them."""
+    notes: dict[str, Any] | None = None
+    """What the instruments remember, as plain values by name."""
+    known: Known | None = None
+    """What a sampler that looks back may know of the clients; None for others."""
+    output: Any = None
+    """What the output remembers, as tensors."""
+    missed: Missed | None = None
+    """What absent clients have missed, for a method that moves them along; None for others."""
+    bound: float | None = None
+    """The norm that an adaptive clip cuts the next uploads to; None for others."""
+    noised: Mapping[int, Noised] | None = None
+    """The noised steps of every client that made some, for a solver with noise; None for others."""
+    best: Best | None = None
+    """The best model so far; None before the first measurement."""
+
+
+Code = Literal[
+    "completed",
+    "target",
+    "tolerance",
+    "patience",
+    "budget",
+    "diverged",
+    "interrupted",
+    "running",
+    "failed",
+]
+
+
+class Ending(NamedTuple):
+    """Why a run ended: one word for programs, one sentence for people."""
+
+    code: Code
+    sentence: str
+
+
+class RoundReport(NamedTuple):
+    """What observers get after every round."""
+
+    state: RunState
+    record: Record
+    infos: Sequence[ClientInfo]
+    ending: Ending | None
+
+
+class Instrument(Protocol):
+    """Looks at the whole state between rounds, and remembers plain values of its own."""
+
+    @property
+    def name(self) -> str:
+        """Under which its note is kept."""
+
+    def begin(self, state: RunState, store: ClientStateStore) -> Any:
+        """The note before the first round."""
+
+    def look(
+        self, report: RoundReport, store: ClientStateStore, note: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """After a round, an initial one too: the new note, and what its record shall say."""
+
+
+class Spending(Protocol):
+    """What a run with noise has spent of its privacy."""
+
+    @property
+    def hides(self) -> Literal["clients", "records"]:
+        """What a neighbour differs in: a client with all its rows, or one row of a client."""
+
+    @property
+    def delta(self) -> float:
+        """The delta of (epsilon, delta)."""
+
+    @property
+    def budget(self) -> float | None:
+        """The epsilon that may be spent."""
+
+    def clip(self, state: RunState) -> float:
+        """The largest norm of what the next round hides."""
+
+    def epsilon(self, state: RunState) -> float:
+        """What has been spent so far, by the client that has spent most."""
+
+    def lasts(self, state: RunState) -> bool:
+        """Whether the budget allows another round, whoever takes part."""
+
+
+class Schedule(NamedTuple):
+    """How long a run goes and what is looked at on the way."""
+
+    rounds: int
+    evaluation: Evaluation
+    target: Target | None = None
+    tolerance: float | None = None
+    instruments: Sequence[Instrument] = ()
+    output: AnyOutput = LastIterate()
+    spending: Spending | None = None
+    judge: Judge | None = None
+    """Says which model is the best; None where others measure it after the loop has."""
