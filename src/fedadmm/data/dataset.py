@@ -66,7 +66,9 @@ class Dataset:
     `num_classes` is None for a regression.  `groups` says which natural client (writer, hospital,
     speaker) each row belongs to, as numbers that index `group_names`.  `prepare` turns stored rows
     into the model's input.  `name` is what error messages call the data.  `preparation` says how
-    the rows were made from what was recorded, where that is more than reading them.
+    the rows were made from what was recorded, where that is more than reading them.  `weights` says
+    what each row counts in its client's loss; None stands for one each.  `class_names` are what the
+    classes are called, where they have names.
     """
 
     inputs: Tensor
@@ -77,6 +79,8 @@ class Dataset:
     prepare: Prepare | None = None
     name: str = "data"
     preparation: Mapping[str, Any] | None = None
+    weights: Tensor | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         rows = len(self.inputs)
@@ -92,6 +96,9 @@ class Dataset:
                 raise DataError(f"{self.name}: {part} hold a NaN or an infinity")
         self._check_labels()
         self._check_groups()
+        weights = self.weights
+        if weights is not None and (weights.shape != (rows,) or not bool((weights > 0).all())):
+            raise DataError(f"{self.name}: weights must hold a number > 0 for each of {rows} rows")
 
     def _check_labels(self) -> None:
         if self.num_classes is None:
@@ -137,7 +144,9 @@ class Dataset:
         """The given rows, in the given order, as a copy."""
         index = torch.from_numpy(np.ascontiguousarray(rows))
         groups = None if self.groups is None else self.groups[rows]
-        return replace(self, inputs=self.inputs[index], targets=self.targets[index], groups=groups)
+        weights = None if self.weights is None else self.weights[index]
+        inputs, targets = self.inputs[index], self.targets[index]
+        return replace(self, inputs=inputs, targets=targets, groups=groups, weights=weights)
 
     def prepared(self) -> Dataset:
         """The same rows, prepared once into one float tensor."""
@@ -212,6 +221,19 @@ class FederatedData:
         """The training rows of a client, as views."""
         begin = int(self.partition.offsets[client])
         return self._slice(begin, begin + int(self.train_sizes[client]))
+
+    def train_weights(self, client: int) -> Tensor | None:
+        """What each of these rows counts, as a view; None when all count the same."""
+        weights, begin = self.rows.weights, int(self.partition.offsets[client])
+        return None if weights is None else weights[begin : begin + int(self.train_sizes[client])]
+
+    def train_masses(self) -> Tensor:
+        """What all training rows of each client count together: how many, or their weights' sum."""
+        weights = self.rows.weights
+        if weights is None:
+            return torch.from_numpy(self.train_sizes)
+        slices = zip(self.partition.offsets, self.train_sizes, strict=False)
+        return torch.stack([weights[begin : begin + size].sum() for begin, size in slices])
 
     def validation(self, client: int) -> Rows:
         """The rows of a client that are kept from training, as views; there may be none."""

@@ -104,6 +104,11 @@ def logistic(inputs: Count, classes: Annotated[int, Ge(2)] = 2, bias: bool = Tru
     return linear(inputs, 1 if classes == 2 else classes, bias)
 
 
+def perceptron(inputs: int, classes: int = 1, hidden: int = 64) -> nn.Module:
+    """A perceptron with one hidden layer: one score a class, or one number to regress on."""
+    return mlp(inputs, hidden, classes)
+
+
 class CharLSTM(nn.Module):
     """The next-character model of LEAF: an embedding, stacked LSTMs, scores of the last state."""
 
@@ -127,6 +132,7 @@ NAMES: dict[str, Factory] = {
     "insa-cnn": insa_cnn,
     "linear": linear,
     "logistic": logistic,
+    "mlp": perceptron,
     "char-lstm": CharLSTM,
 }
 """The named models; besides, `mlp-A-B-…-Z` is a perceptron with these layer sizes, and

@@ -89,11 +89,12 @@ def make_dataset(
     name: str,
 ) -> Dataset:
     """A dataset from arrays: classes are numbered in the order of their names."""
-    num_classes = None
+    num_classes, called = None, tuple[str, ...]()
     if kind == "numbers":
         values = torch.from_numpy(_numbers(targets, name, "target"))
     else:
         classes, codes = np.unique(_whole_numbers(targets), return_inverse=True)
+        called = tuple(map(str, classes))
         num_classes, values = len(classes), torch.from_numpy(codes.reshape(-1).astype(np.int64))
         if num_classes < 2:
             raise DataError(f"{name}: has one class only ({classes[0]}), but needs two")
@@ -102,7 +103,7 @@ def make_dataset(
         unique, owners = np.unique(clients, return_inverse=True)
         groups, names = owners.reshape(-1).astype(np.int64), tuple(str(u) for u in unique)
     rows = torch.from_numpy(np.ascontiguousarray(inputs))
-    return Dataset(rows, values, num_classes, groups, names, name=name)
+    return Dataset(rows, values, num_classes, groups, names, name=name, class_names=called)
 
 
 def _whole_numbers(classes: NDArray[Any]) -> NDArray[Any]:

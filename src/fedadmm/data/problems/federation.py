@@ -50,7 +50,7 @@ class SplitOptions:
     validation: Probability = 0.0
     """Which part of every client's rows is kept from training."""
     weights: Literal["uniform", "samples"] = "uniform"
-    """a_i: 1/n, or n_i/N by training rows."""
+    """a_i: 1/n, or n_i/N by training rows and what they count."""
     model: str = "logistic"
     """A name that `fedadmm.data.models.build` knows."""
     as_released: bool = False
@@ -151,7 +151,7 @@ def federate(
     return Problem(
         clients=Lazy(len(data), shared.objective),
         regularizer=regularizer or Zero(),
-        weights=None if options.weights == "uniform" else torch.from_numpy(data.train_sizes),
+        weights=None if options.weights == "uniform" else data.train_masses(),
         test=None if test is None else shared.held_out((test.inputs, test.targets), test.prepare),
         client_tests=own,
         initial=partial(models.initial_vector, make),

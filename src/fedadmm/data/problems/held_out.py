@@ -10,6 +10,7 @@ from torch import Tensor
 from fedadmm.core.errors import DataError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.losses import (
+    Weighted,
     binary_cross_entropy,
     count_correct,
     cross_entropy,
@@ -86,9 +87,12 @@ class Split:
 
     def objective(self, client: int) -> ModelObjective:
         """One client's loss, from views of its training rows."""
-        return ModelObjective(
-            self.flat, self.loss, *self.data.train(client), self.data.rows.prepare
-        )
+        inputs, targets = self.data.train(client)
+        weights, loss = self.data.train_weights(client), self.loss
+        if weights is not None:
+            loss = Weighted(loss, classes=self.data.rows.num_classes is not None)
+            targets = torch.stack([targets.to(weights), weights / weights.mean()], dim=1)
+        return ModelObjective(self.flat, loss, inputs, targets, self.data.rows.prepare)
 
     def evaluation(self, validate: bool, tests: FederatedData | None, client: int) -> Evaluator:
         """What a client measures: on its validation rows, on its own test rows, or on both."""

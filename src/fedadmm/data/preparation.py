@@ -1,0 +1,216 @@
+"""Columns made ready for training, without a row's leaving its client.
+
+Every client tells, about the columns of its training rows, which hold words; then of each column
+of numbers how many there are, their mean and their squared deviations from it, and of each column
+of words which words.  Joined, that scales the numbers as all rows together would, and spreads the
+words over columns of zeros and ones.  What is missing becomes zero: the mean, or none of the words.
+Rows may have weights: one of weight two tells as much as two rows.
+
+A column is an array of text, in which some words stand for a gap, or one of numbers, in which NaN
+does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedadmm.core.errors import DataError
+
+SENTENCE = (
+    "numbers are scaled and words spread over columns, from what each client told of its training "
+    "rows: counts, means, squared deviations and lists of words; no row was moved"
+)
+MOST_WORDS = 100
+"""A column with more different words is a name or a text, and no category."""
+_GAPS = ("", "?", "na", "n/a", "nan", "null", "none")
+
+Cells = Mapping[str, NDArray[Any]]
+"""Name -> column; all columns are equally long."""
+Weights = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a client tells of a column of numbers."""
+
+    count: float
+    """How many there are, or the sum of their weights."""
+    mean: float
+    squares: float
+    """The sum of the squared deviations from the mean."""
+
+    def joined(self, other: Numbers) -> Numbers:
+        """What both clients together would tell (Chan, Golub and LeVeque)."""
+        count = self.count + other.count
+        if count == 0:
+            return self
+        gap = other.mean - self.mean
+        return Numbers(
+            count,
+            self.mean + gap * other.count / count,
+            self.squares + other.squares + gap**2 * self.count * other.count / count,
+        )
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A column of numbers: (x - mean) / deviation, and zero where it is missing."""
+
+    name: str
+    mean: float
+    deviation: float
+
+    def apply(self, cells: NDArray[Any]) -> NDArray[np.float64]:
+        """One column."""
+        values = _values(cells, self.name)
+        return np.nan_to_num((values - self.mean) / self.deviation)[:, None]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A column of words: one column of zeros and ones for each word of the training rows."""
+
+    name: str
+    words: tuple[str, ...]
+
+    def apply(self, cells: NDArray[Any]) -> NDArray[np.float64]:
+        """A column per word."""
+        same: NDArray[np.bool_] = _text(cells)[:, None] == np.array(self.words, dtype=str)[None, :]
+        return same.astype(np.float64)
+
+
+Column = Scaled | Spread
+
+
+def words_in(cells: Cells) -> set[str]:
+    """The first thing a client tells: which of its columns hold words."""
+    return {name for name, column in cells.items() if not _is_numeric(column)}
+
+
+def told(
+    cells: Cells, wordy: Collection[str], weights: Weights | None = None
+) -> dict[str, Numbers | set[str]]:
+    """The second thing a client tells: sums of its numbers, lists of its words."""
+    return {
+        name: _words(column) if name in wordy else _sums(column, name, weights)
+        for name, column in cells.items()
+    }
+
+
+def fit(
+    clients: Sequence[Cells],
+    origin: str,
+    *,
+    weights: Sequence[Weights] | None = None,
+    categories: Collection[str] = (),
+    remedy: str = "--set problem.leave_out=\"['{}']\"",
+) -> list[Column]:
+    """The columns from what every client tells, and from nothing else.
+
+    `categories` names columns that hold words, even if these look like numbers.  `origin` and
+    `remedy` say, in a refusal, where a column comes from and how to leave it out.
+    """
+    wordy = set(categories).union(*map(words_in, clients))
+    own = [None] * len(clients) if weights is None else weights
+    answers = [told(cells, wordy, mass) for cells, mass in zip(clients, own, strict=True)]
+    columns: list[Column] = []
+    for name in clients[0]:
+        heard = [answer[name] for answer in answers]
+        if name in wordy:
+            words = sorted(set[str]().union(*(one for one in heard if isinstance(one, set))))
+            if len(words) > MOST_WORDS:
+                raise DataError(
+                    f"{origin}: {name!r} holds {len(words)} different words, as {words[0]!r}, but "
+                    f"a category has at most {MOST_WORDS}; leave it out: {remedy.format(name)}"
+                )
+            columns.append(Spread(name, tuple(words)))
+        else:
+            columns.append(_scaled(name, (one for one in heard if isinstance(one, Numbers))))
+    return columns
+
+
+def fit_numbers(
+    name: str, clients: Sequence[NDArray[Any]], weights: Sequence[Weights] | None = None
+) -> Scaled:
+    """One column of numbers alone, as the targets of a regression."""
+    own = [None] * len(clients) if weights is None else weights
+    return _scaled(name, (_sums(x, name, mass) for x, mass in zip(clients, own, strict=True)))
+
+
+def apply(columns: Sequence[Column], cells: Cells) -> NDArray[np.float64]:
+    """The model's inputs, one row a row."""
+    return np.hstack([column.apply(cells[column.name]) for column in columns])
+
+
+def said(columns: Sequence[Column], target: Scaled | None = None) -> dict[str, Any]:
+    """What a record says of it; `target` where the model learns a scaled one."""
+    told = {"how": SENTENCE, "columns": [vars(column) for column in columns]}
+    return told if target is None else told | {"target": vars(target)}
+
+
+def _scaled(name: str, heard: Iterable[Numbers]) -> Scaled:
+    total = Numbers(0, 0.0, 0.0)
+    for one in heard:
+        total = total.joined(one)
+    deviation = math.sqrt(total.squares / total.count) if total.count else 0.0
+    return Scaled(name, total.mean, deviation or 1.0)
+
+
+def _words(column: NDArray[Any]) -> set[str]:
+    return set(_text(column[~_gaps(column)]).tolist())
+
+
+def _text(column: NDArray[Any]) -> NDArray[np.str_]:
+    """Words as they are; numbers that stand for words without a point where they need none."""
+    if column.dtype.kind == "U":
+        return column
+    return np.array([np.format_float_positional(one, trim="-") for one in column], dtype=str)
+
+
+def _gaps(column: NDArray[Any]) -> NDArray[np.bool_]:
+    if column.dtype.kind != "U":
+        return np.asarray(np.isnan(column))
+    return np.isin(np.char.lower(column), _GAPS)
+
+
+def _is_numeric(column: NDArray[Any]) -> bool:
+    try:
+        _numbers(column)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(column: NDArray[Any]) -> NDArray[np.float64]:
+    text = column.dtype.kind == "U"
+    return (np.where(_gaps(column), "nan", column) if text else column).astype(np.float64)
+
+
+def _values(column: NDArray[Any], name: str) -> NDArray[np.float64]:
+    try:
+        values = _numbers(column)
+    except ValueError as error:  # only rows that nobody learnt from can hold a word here
+        raise DataError(
+            f"table: {name!r} held numbers in all training rows, and must hold numbers or gaps "
+            f"here too ({error})"
+        ) from None
+    if bool(np.isinf(values).any()):
+        raise DataError(f"table: {name!r} holds an infinity, but must hold finite numbers or gaps")
+    return values
+
+
+def _sums(column: NDArray[Any], name: str, weights: Weights | None) -> Numbers:
+    values = _values(column, name)
+    there = ~np.isnan(values)
+    if not bool(there.any()):
+        return Numbers(0, 0.0, 0.0)
+    mass = np.ones(len(values)) if weights is None else weights
+    found, counted = values[there], mass[there]
+    mean = float(np.average(found, weights=counted))
+    return Numbers(float(counted.sum()), mean, float((counted * np.square(found - mean)).sum()))
