@@ -4,6 +4,7 @@ It is a federation of logistic regressions, and a saboteur: where a file in the 
 FEDADMM_TEST_PLAN says so, the process kills itself at exactly that point.
 """
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -15,11 +16,14 @@ from flwr.serverapp import ServerApp
 
 import fedadmm as fa
 from fedadmm.flower.federation import Federation, Patience
+from fedadmm.flower.protocol.admission import seal
+from fedadmm.flower.protocol.codec import decode, encode
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.server.tasks import Broadcast
+from fedadmm.flower.site import app as site
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import SiteState
 
@@ -43,12 +47,12 @@ def objective(client):
     return fa.LogisticRegression(rows, (rows @ truth > 0).float(), ridge=0.05)
 
 
-def federation(name, clients=3, rounds=3, cohort=3, patience=(60.0, 20.0), **changes):
+def federation(name, clients=3, rounds=3, cohort=3, patience=(60.0, 20.0), start=0.0, **changes):
     return Federation(
         ALGORITHMS[name],
         clients=clients,
         rounds=rounds,
-        initial=torch.linspace(-1, 1, DIMENSION),
+        initial=torch.linspace(-1, 1, DIMENSION) + start,
         solver=fa.SGD(lr=0.1, batch_size=10),
         stop=fa.Epochs(2),
         sampler=fa.UniformSampling(cohort),
@@ -82,6 +86,8 @@ def settings_of(config):
         "names": names,
         "mode": config["mode"],
         "accept_rollback": config["accept-rollback"],
+        "start": float(config["start"]),
+        "weights": [1.0, *[float(config["weight"])] * (config["clients"] - 1)],
     }
 
 
@@ -94,6 +100,26 @@ def sabotage_client():
         die(f"client-{reply.client}.round-{reply.sequence}.after-commit")
 
     SiteState.commit = sabotaged
+    work = site.work
+
+    def lying(*given):
+        reply, body = work(*given)
+        lie = PLAN / f"client-{reply.client}.round-{reply.sequence}.lie"
+        if not lie.exists():
+            return reply, body
+        packed = decode(body)
+        if lie.read_text() == "shape":
+            name, shape = next(iter(packed.tensors)), [0, *[2**31 - 1] * 3]
+            entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+            head = {"__metadata__": {"plain": json.dumps(packed.plain)}, name: entry}
+            header = json.dumps(head).encode()
+            body = len(header).to_bytes(8, "little") + header
+        else:
+            body = encode(packed._replace(plain=packed.plain | {lie.read_text(): 1e200}))
+        lie.rename(PLAN / f"{lie.name}.happened")
+        return seal(reply._replace(digest=""), body), body
+
+    site.work = lying
 
 
 def sabotage_server():

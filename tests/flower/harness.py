@@ -25,7 +25,8 @@ from fedadmm.flower.server.service import Outcome
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
-from fedadmm.run.loop import RoundReport, initial_state, offered
+from fedadmm.run.loop import initial_state, offered
+from fedadmm.run.plan import RoundReport
 
 CLIENTS = 4
 FILES = (ACKED, PENDING)
@@ -82,6 +83,13 @@ class Node(NamedTuple):
     last_activated_at: str = ""
 
 
+class FlowerRun(NamedTuple):
+    """What the grid says about the run of Flower."""
+
+    run_id: int = 7
+    fab_id: str = "somebody/quickstart"
+
+
 class FakeGrid:
     """Delivers messages to client apps in this process; `fault` may interfere at every step.
 
@@ -98,6 +106,7 @@ class FakeGrid:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.folder = folder
         self.fault = fault
+        self.run = FlowerRun()
         self.offline: set[int] = set()
         self.counts: Counter[str] = Counter()
         self.spoil: Callable[[RecordDict, int], RecordDict] | None = None

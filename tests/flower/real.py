@@ -17,7 +17,6 @@ import fedadmm as fa
 from fedadmm.core.errors import EngineError
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, recorded
-from fedadmm.run.state.files import read_tensors
 from fedadmm.study import rundir as files
 
 APP = Path(__file__).with_name("bundle_app.py")
@@ -33,6 +32,8 @@ DEFAULTS: dict[str, Any] = {
     "named": False,
     "mode": "rounds",
     "accept-rollback": False,
+    "start": 0.0,
+    "weight": 1.0,
 }
 
 
@@ -116,6 +117,15 @@ class Stage:
         self.ground.wait(run, 60.0)
         return starts
 
+    def until_death(self, timeout: float, **config: Any) -> None:
+        """Run until the plan has killed somebody, and stop there."""
+        run, deadline = self.run(**config), time.monotonic() + timeout
+        while not self.happened():
+            assert time.monotonic() < deadline, f"nobody died in time:\n{run.tail(30)}"
+            time.sleep(0.2)
+        with suppress(EngineError):
+            self._stop_runs()
+
     def restart_link(self) -> None:
         """The SuperLink dies with everything below it, and comes back."""
         self.ground.group("superlink").kill()
@@ -155,7 +165,7 @@ def simulated(stage, settings, trace=None):
 
 
 def result(stage, name):
-    return read_tensors(stage.folder / "server" / name / "model.safetensors").tensors["params"]
+    return files.RunDir(stage.folder / "server" / name).model(last=True).params
 
 
 def nothing_left(stage):

@@ -309,3 +309,11 @@ def test_taking_down_is_not_stopped_half_way(tmp_path, monkeypatch):
             group.stop()
     assert [group.running() for group in groups] == [False, False]
     assert processes.recorded(tmp_path) == []
+
+
+def test_no_proxy_stands_between_processes_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "intranet.example")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    made = processes.environment(tmp_path)
+    assert made["no_proxy"] == made["NO_PROXY"] == "intranet.example,127.0.0.1,localhost"
+    assert made["HTTPS_PROXY"] == "http://127.0.0.1:9"

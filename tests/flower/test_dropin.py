@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedadmm as fa
+from fedadmm.core import clock
 from fedadmm.core.errors import PairingError
 from fedadmm.flower import DropIn, Patience
+from fedadmm.flower.protocol import wire
 
 from .harness import CLIENTS, DIMENSION, FakeGrid, objectives
 
@@ -34,11 +41,21 @@ def loss(model, site):
 
 
 def app_of(drop_in, make_optimizer):
-    """A train function as Flower's templates have it."""
-    app = ClientApp()
+    """Train and evaluate functions as Flower's templates have them."""
+    app = ClientApp(mods=[drop_in.mod])
     sites = objectives()
 
-    @app.train(mods=[drop_in.mod])
+    @app.evaluate()
+    def evaluate(message, context):
+        model = Net()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        number = context.node_config["partition-id"]
+        found = {"eval_loss": float(loss(model, sites[number])), "num-examples": 1 + number}
+        found |= {"told": message.content["config"].get("told", -1.0), "lists": [1.0, 2.0]}
+        found |= {"round": message.content["config"]["server-round"], "never": float("nan")}
+        return Message(RecordDict({"metrics": MetricRecord(found)}), reply_to=message)
+
+    @app.train()
     def train(message, context):
         model = Net()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -49,7 +66,10 @@ def app_of(drop_in, make_optimizer):
             loss(model, site).backward()
             if optimizer is not None:
                 optimizer.step()
-        records = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"n": 1})}
+        number = context.node_config["partition-id"]
+        told = {"train/loss": float(number), "num-examples": 1 + number}
+        told["round"] = message.content["config"]["server-round"]
+        records = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(told)}
         return Message(RecordDict(records), reply_to=message)
 
     return app
@@ -61,21 +81,32 @@ def plain_sgd(model, lr):
 
 def drop_in_of(algorithm, **changes):
     patience = Patience(start=60.0, round=60.0, resend=10.0, poll=1.0, empty=2)
-    return DropIn(algorithm, CLIENTS, Net, config={"lr": LR}, patience=patience, **changes)
+    return DropIn(algorithm, CLIENTS, Net, patience=patience, **changes)
+
+
+def grid_of(drop_in, tmp_path, make_optimizer=plain_sgd):
+    grid = FakeGrid(drop_in.federation(ROUNDS), tmp_path)
+    grid._app = app_of(drop_in, make_optimizer)
+    return grid
+
+
+def begin(drop_in, grid, tmp_path, rounds=ROUNDS, lr=LR, **options):
+    config = ConfigRecord({"lr": lr})
+    options = {"run_dir": tmp_path / "run"} | options
+    return drop_in.start(grid, num_rounds=rounds, train_config=config, **options)
 
 
 def start(drop_in, tmp_path, make_optimizer=plain_sgd):
-    grid = FakeGrid(drop_in.federation(ROUNDS), tmp_path)
-    grid._app = app_of(drop_in, make_optimizer)
-    seen = {}
+    result = begin(drop_in, grid_of(drop_in, tmp_path, make_optimizer), tmp_path)
+    return weight_of(result)
 
-    def evaluate(number, arrays):
-        seen[number] = arrays
-        return MetricRecord({"norm": float(arrays["layer.weight"].numpy().sum())})
 
-    result = drop_in.start(grid, None, ROUNDS, run_dir=tmp_path / "run", evaluate_fn=evaluate)
-    assert list(seen) == list(result.evaluate_metrics_serverapp) == list(range(1, ROUNDS + 1))
+def weight_of(result):
     return result.arrays.to_torch_state_dict()["layer.weight"].reshape(-1)
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -129,3 +160,137 @@ def test_messages_of_others_pass_through(tmp_path):
     grid = FakeGrid(drop_in.federation(1), tmp_path)
     message = Message(RecordDict(), 1000, "train")
     assert drop_in.mod(message, grid.context(0), lambda m, c: m) is message
+
+
+def test_the_apps_metrics_are_kept(tmp_path):
+    """Weighted by num-examples, 1 … 4 at the four clients, as Flower does it."""
+    drop_in = drop_in_of(fa.FedADMM(rho=1.0))
+    seen = []
+
+    def evaluate(number, arrays):
+        seen.append(number)
+        return MetricRecord({"sum": float(arrays["layer.weight"].numpy().sum())})
+
+    asked = ConfigRecord({"told": 5.0})
+    grid = grid_of(drop_in, tmp_path)
+    result = begin(drop_in, grid, tmp_path, evaluate_fn=evaluate, evaluate_config=asked)
+    rounds = list(range(1, ROUNDS + 1))
+    assert seen == list(result.evaluate_metrics_serverapp) == [0, *rounds]
+    assert list(result.train_metrics_clientapp) == list(result.evaluate_metrics_clientapp) == rounds
+    assert dict(result.train_metrics_clientapp[2]) == {"round": 2, "train_loss": pytest.approx(2.0)}
+    model = Net()
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    losses = [float(loss(model, site).detach()) for site in objectives()]
+    wanted = sum((1 + i) * value for i, value in enumerate(losses)) / 10
+    last = dict(result.evaluate_metrics_clientapp[ROUNDS])
+    assert last == {"eval_loss": pytest.approx(wanted, abs=1e-6), "told": 5.0, "round": ROUNDS}
+    written = records(tmp_path / "run")[-1]
+    total = float(weight_of(result).sum())
+    assert written["metrics"] == {"train_loss": 2.0, "sum": pytest.approx(total)} | last
+    assert written["network"]["training"]["metrics"]["train_loss"] == 2.0
+
+
+def test_nobody_is_asked_to_evaluate_where_that_is_not_wanted(tmp_path):
+    drop_in = drop_in_of(fa.FedADMM(rho=1.0), evaluate_every=0)
+    grid = grid_of(drop_in, tmp_path)
+    result = begin(drop_in, grid, tmp_path)
+    assert result.evaluate_metrics_clientapp == result.evaluate_metrics_serverapp == {}
+    assert grid.counts["evaluate"] == 0
+
+
+def test_a_round_is_said_and_so_is_the_folder(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "flwr.fedadmm")
+    drop_in = drop_in_of(fa.FedADMM(rho=1.0))
+    begin(drop_in, grid_of(drop_in, tmp_path), tmp_path, rounds=2)
+    said = [record.getMessage() for record in caplog.records if record.name == "flwr.fedadmm"]
+    assert said[0] == f"The run is kept in {tmp_path / 'run'}"
+    assert said[1].startswith("round 1 of 2: 4 clients, round 1, train_loss 2, eval_loss 0.")
+    assert said[3] == "The run has ended: completed all 2 rounds"
+
+
+def test_a_run_without_a_folder_of_its_own_lands_in_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    drop_in = drop_in_of(fa.FedADMM(rho=1.0), evaluate_every=0)
+    begin(drop_in, grid_of(drop_in, tmp_path), tmp_path, rounds=1, run_dir=None)
+    begin(drop_in, grid_of(drop_in, tmp_path), tmp_path, rounds=1, run_dir="mine")
+    runs = tmp_path / "home" / "fedadmm-runs"
+    assert {path.name for path in runs.iterdir()} == {"somebody-quickstart-7", "mine"}
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_run_is_resumed_by_its_own_app_and_by_no_other(tmp_path):
+    drop_in = drop_in_of(fa.FedADMM(rho=1.0), evaluate_every=0)
+    begin(drop_in, grid_of(drop_in, tmp_path), tmp_path, rounds=2)
+    other = grid_of(drop_in, tmp_path)
+    other.run = other.run._replace(fab_id="somebody/else")
+    with pytest.raises(fa.StateError, match=r"holds another run, .*app \(.*quickstart.*else"):
+        begin(drop_in, other, tmp_path)
+    with pytest.raises(fa.StateError, match=r"holds another run, which differs in train_config"):
+        begin(drop_in, grid_of(drop_in, tmp_path), tmp_path, lr=0.1)
+    same = grid_of(drop_in, tmp_path)
+    same.run = same.run._replace(run_id=8)
+    seen = []
+    resumed = begin(drop_in, same, tmp_path, evaluate_fn=lambda number, _: seen.append(number))
+    assert seen == [3, 4]
+    whole = begin(drop_in, grid_of(drop_in, tmp_path), tmp_path, run_dir=tmp_path / "whole")
+    assert torch.equal(weight_of(resumed), weight_of(whole))
+
+
+def test_a_timeout_is_how_long_a_round_waits(tmp_path):
+    drop_in = drop_in_of(fa.FedADMM(rho=1.0), evaluate_every=0)
+    grid = grid_of(drop_in, tmp_path)
+
+    def lose(moment, message, client):  # the tasks of one client; who it is, it says
+        return "drop" if client == 1 and wire.HEAD in message.content else None
+
+    grid.fault = lose
+    began = clock.now()  # made-up time
+    begin(drop_in, grid, tmp_path, rounds=1, timeout=5.0)
+    assert 5.0 <= clock.now() - began < 20.0
+    assert records(tmp_path / "run")[0]["cohort"]["clients"] == [0, 2, 3]
+
+
+class Bare(FakeGrid):
+    """Nodes as in Flower's simulation: they have a partition-id alone."""
+
+    def context(self, client):
+        context = super().context(client)
+        del context.node_config["state-dir"]
+        return context
+
+
+@pytest.fixture
+def simulation(monkeypatch):
+    """Let bare nodes be taken for those of a simulation."""
+    name = "flwr.superlink.grid.inmemory_grid"
+    return lambda: monkeypatch.setitem(sys.modules, name, SimpleNamespace(InMemoryGrid=Bare))
+
+
+@pytest.mark.parametrize("algorithm", [fa.FedADMM(rho=1.0), fa.FedPD(eta=1.0)])
+@pytest.mark.parametrize("nodes", [2, CLIENTS])
+def test_a_simulation_has_a_node_for_every_client(simulation, tmp_path, nodes, algorithm):
+    simulation()
+    drop_in = drop_in_of(algorithm, evaluate_every=0)
+    grid = Bare(drop_in.federation(ROUNDS), tmp_path)
+    grid._app, grid._clients = app_of(drop_in, plain_sgd), nodes
+    if nodes == CLIENTS:
+        begin(drop_in, grid, tmp_path, rounds=1)
+        return
+    with pytest.raises(fa.EngineError, match=r'^2 nodes .* 4 clients; .*"num-supernodes=4", or'):
+        begin(drop_in, grid, tmp_path, rounds=1)
+
+
+def test_simulated_nodes_need_no_folder_and_deployed_ones_do(simulation, tmp_path, caplog):
+    """The place of a simulated node is the run directory."""
+    drop_in = drop_in_of(fa.FedADMM(rho=1.0), evaluate_every=0)
+    grid = Bare(drop_in.federation(ROUNDS), tmp_path)
+    grid._app = app_of(drop_in, plain_sgd)
+    with pytest.raises(fa.EngineError, match="no client brought an update"):
+        begin(drop_in, grid, tmp_path, run_dir=tmp_path / "deployed")
+    assert "state-dir is None, but must be a folder of this site" in caplog.text
+    simulation()
+    found = weight_of(begin(drop_in, grid, tmp_path))
+    assert torch.equal(found, start(drop_in, tmp_path / "other"))
+    (run,) = (tmp_path / "run" / "sites").iterdir()
+    assert {path.name for path in run.iterdir()} == {f"client-{i}" for i in range(CLIENTS)}

@@ -6,10 +6,14 @@ import random
 
 import pytest
 import torch
+from flwr.app import Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 import fedadmm as fa
-from fedadmm.core.errors import StateError
+from fedadmm.core.errors import EngineError, StateError
 from fedadmm.core.files import locked
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.ledger import Kind
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.state import ServerState
@@ -25,6 +29,7 @@ from .harness import (
     run_through,
     server_on_disk,
     simulated,
+    states_on_disk,
 )
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -242,6 +247,24 @@ def test_a_wiped_disk_is_repaired_with_a_ledger(name, tmp_path):
     check_invariant(settings, tmp_path)
 
 
+def test_the_controls_of_scaffnew_add_up_to_zero_after_a_site_was_wiped(tmp_path):
+    """Its server keeps nothing of a client; the sum of all h_i decides where it converges to."""
+    settings = federation(fa.Scaffnew(p=0.3), rounds=ROUNDS, ledger="disk")
+    grid = FakeGrid(settings, tmp_path)
+
+    def wipe(report):
+        if report.record["round"] == 3:
+            grid.wipe(1)
+
+    history = run_through(settings, grid, tmp_path, wipe)
+    assert history.trace == [[0, 1, 2, 3]] * ROUNDS
+    assert history.outcome.counts["repaired"] == 1
+    states = states_on_disk(settings, tmp_path).values()
+    controls = torch.stack([state.z + state.ratio * history.outcome.params for state in states])
+    assert controls.norm() > 0.1
+    assert torch.allclose(controls.sum(0), torch.zeros(controls.shape[1]), atol=1e-5)
+
+
 class Storm:
     """Several faults at once, by chance: losses, late replies, deaths of clients and server."""
 
@@ -296,6 +319,82 @@ def test_many_faults_at_once(seed, tmp_path, monkeypatch):
     missing = set(range(CLIENTS)) - {client for ids in history.trace for client in ids}
     if not missing:
         check(settings, history, tmp_path)
+
+
+def test_a_task_of_a_round_that_was_made_again_is_outdated(tmp_path):
+    """Only a wiped client answers; the others' tasks come after those of the second attempt."""
+    settings = federation(fa.FedADMM(rho=1.0), rounds=4, ledger="disk")
+    first: list[Message] = []
+    wiped: list[bool] = []
+
+    def fault(moment, message, client):
+        if wire.HEAD not in message.content or not wiped:
+            return None
+        again = server_on_disk(settings, tmp_path).ledger.restarts > 0
+        if moment == "deliver" and client != 1 and not again:
+            first.extend([message] if client == 0 else [])
+            return "drop"
+        if moment == "reply" and client == 0 and first:
+            late = grid._app(first.pop(), grid.context(0)).content
+            assert wire.read_reply(late, 10**6)[0].kind is Kind.STALE
+            del first[:]
+        return None
+
+    grid = FakeGrid(settings, tmp_path, fault)
+
+    def wipe(report):
+        if report.record["round"] == 2 and not wiped:
+            grid.wipe(1)
+            wiped.append(True)
+
+    history = run_through(settings, grid, tmp_path, wipe)
+    assert history.outcome.counts["repaired"] == 1
+    assert "lost" not in {e["word"] for r in history.records[3:] for e in r["network"]["events"]}
+    check_invariant(settings, tmp_path)
+
+
+class TwoCopies:
+    """A grid on which the first copy of a message ends in an error, and then the second one too."""
+
+    def __init__(self, second):
+        self.sent, self.second = [], second
+
+    def push_messages(self, messages):
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
+            self.sent.append(message)
+        return [self.sent[-1].metadata.message_id]
+
+    def pull_messages(self, identities):
+        first = self.sent[int(min(identities)[1:])]
+        content = Error(code=1, reason="the node is gone")
+        if first is self.sent[1] and self.second == "answers":
+            content = RecordDict()
+        return [Message(content, reply_to=first)]
+
+
+@pytest.mark.parametrize("second", ["answers", "fails"])
+def test_an_error_counts_when_no_other_copy_is_out(second):
+    """A node that died and restarted was left out of the round because of what it got before."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    exchange = Exchange(TwoCopies(second), 1.0)
+    for _ in range(2):
+        exchange.send("train", "1", {7: (1000, RecordDict())}, 60.0)
+    came = list(exchange.arrivals(exchange.now() + 10))
+    assert [arrival.key for arrival in came] == [7]
+    assert came[0].error == ("" if second == "answers" else "the node is gone")
+
+
+def test_whoever_stops_as_all_lost_their_state_says_so(tmp_path):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=4)
+    grid = FakeGrid(settings, tmp_path)
+
+    def wipe(report):
+        for client in range(CLIENTS):
+            grid.wipe(client)
+
+    with pytest.raises(EngineError, match=r"4 clients lost their state \(first: 0\).*folders back"):
+        run_through(settings, grid, tmp_path, wipe)
 
 
 def test_a_second_server_on_one_checkpoint_is_refused(tmp_path, monkeypatch):

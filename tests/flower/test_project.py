@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -26,6 +29,19 @@ from fedadmm.flower.local.project import write_project
 from fedadmm.study import rundir as files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+OWN_IMPORT = "from federation.my_method import Mine\n"
+OWN_METHOD = """\
+from dataclasses import dataclass
+
+from fedadmm import FedADMM
+
+
+@dataclass(frozen=True)
+class Mine(FedADMM):
+    rho: float = 0.3
+"""
 
 
 def free_pair():
@@ -45,13 +61,18 @@ class Shells:
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.environment = {k: v for k, v in environment(folder).items() if k != "FLWR_HOME"}
-        self.running: list[Group] = []
+        self.running: dict[str, Group] = {}
+        self.typed: dict[str, tuple[str, Path]] = {}
 
     def leave_running(self, name, block, folder):
         command = ["bash", "-ec", block]
         group = Group(name, command, self.logs / f"{name}.log", self.environment, folder)
-        self.running.append(group)
+        self.running[name], self.typed[name] = group, (block, folder)
         return group
+
+    def restart(self, name):
+        self.running[name].stop()
+        return self.leave_running(name, *self.typed[name])
 
     def run(self, block, folder):
         return subprocess.run(
@@ -60,9 +81,9 @@ class Shells:
         )  # fmt: skip
 
     def close(self):
-        for group in self.running:
+        for group in self.running.values():
             group.ask_to_end()
-        for group in self.running:
+        for group in self.running.values():
             group.stop()
 
 
@@ -97,9 +118,12 @@ def rows(path, seed):
 
 @pytest.fixture
 def project(tmp_path):
-    """The first three blocks of the commands, and both sites, as written."""
+    """The first three blocks of the commands, and both sites, as written; with an own method."""
     port = free_pair()
     made = write_project(tmp_path / "study", 2, "localhost", port=port, rounds=3, features=4)
+    made.app.with_name("my_method.py").write_text(OWN_METHOD)
+    text = made.app.read_text().replace("fa.FedADMM(rho=0.1)", "Mine()")
+    made.app.write_text(text.replace("import torch\n", "import torch\n" + OWN_IMPORT))
     shells = Shells(tmp_path, made.commands.read_text())
     assert len(shells.blocks) == 5
     link, gateway, register, site, _ = shells.blocks
@@ -119,24 +143,94 @@ def project(tmp_path):
         shells.close()
 
 
-def test_the_written_commands_work_and_strangers_stay_outside(project, tmp_path):
-    made, shells, port = project
-    done = shells.run(
-        f'export FLWR_HOME="$PWD/flower" FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1\n'
-        f"{shells.blocks[4]}",
-        made.server,
-    )
+def as_operator(made, shells, block):
+    """A block in the third shell of the server."""
+    start = 'export FLWR_HOME="$PWD/flower" FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1\n'
+    return shells.run(start + block, made.server)
+
+
+def check_completed(made, done, rounds):
+    """Both sites took part in so many rounds, and nothing of them was refused or lost."""
     summary = made.server / "run" / files.SUMMARY
     assert summary.is_file(), done.stdout[-3000:] + done.stderr[-2000:]
     assert files.read_json(summary)["code"] == "completed"
-    assert [len(r["cohort"]["clients"]) for r in files.RunDir(made.server / "run").records()] == [
-        2,
-        2,
-        2,
-    ]
+    records = files.RunDir(made.server / "run").records()
+    assert [record["round"] for record in records] == list(range(1, rounds + 1))
+    assert [len(record["cohort"]["clients"]) for record in records] == [2] * rounds
+    assert records[-1]["work"]["penalty_mean"] == pytest.approx(0.3)  # the own method's
+
+
+def test_the_written_commands_work_and_strangers_stay_outside(project, tmp_path):
+    made, shells, port = project
+    check_completed(made, as_operator(made, shells, shells.blocks[4]), 3)
     check_private(made)
     assert listeners(port + 1) == {"0100007F"}  # loopback and nothing else
     check_strangers(made, shells, port, tmp_path)
+
+
+@pytest.mark.skipif(os.environ.get("FEDADMM_FAULTS") != "1", reason="minutes: make faults")
+@pytest.mark.timeout(1200)
+def test_keys_and_certificates_change_and_the_run_goes_on(project):
+    """The commands of docs/deployment.md between two halves of a run; the second one is watched."""
+    made, shells, port = project
+    check_completed(made, as_operator(made, shells, shells.blocks[4]), 3)
+    (made.server / "run" / files.SUMMARY).unlink()
+    change_key(made, shells)
+    change_certificates(made, shells, port)
+    made.app.write_text(made.app.read_text().replace("ROUNDS = 4, 2, 3", "ROUNDS = 4, 2, 5"))
+    watched = free_ports(1)[0]
+    block = shells.blocks[4].replace(
+        "--run-config ", f"--run-config 'status-port={watched}' --run-config "
+    )
+    seen, over = [], threading.Event()
+    watcher = threading.Thread(target=watch, args=(watched, seen, over))
+    watcher.start()
+    try:
+        done = as_operator(made, shells, block)
+    finally:
+        over.set()
+        watcher.join()
+    check_completed(made, done, 5)
+    assert 4.0 in seen, seen
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", watched)) != 0
+
+
+def change_key(made, shells):
+    """The old key loses its rights, the new one gets them; the site's state stays where it is."""
+    assert shells.run("fedadmm deploy rotate-key .", made.sites[0]).returncode == 0
+    shutil.copy(made.sites[0] / "node-key.pub", made.server / "keys" / "client-0.pub")
+    told = json.loads(shells.run("fedadmm deploy status run --json", made.server).stdout)
+    node = next(site["node"] for site in told["sites"] if site["client"] == 0)
+    done = as_operator(
+        made,
+        shells,
+        f"flwr supernode unregister {node} federation\n"
+        "flwr supernode register keys/client-0.pub federation --name client-0\n",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    shells.restart("site-0")
+
+
+def change_certificates(made, shells, port):
+    """First the sites trust both authorities, then the server changes to the new one."""
+    assert shells.run("fedadmm deploy rotate-certificates keys", made.server).returncode == 0
+    for number, site in enumerate(made.sites):
+        shutil.copy(made.server / "keys" / "next" / "ca-both.crt", site / "ca.crt")
+        shells.restart(f"site-{number}")
+    done = shells.run("mv keys/next/* keys/ && rmdir keys/next", made.server)
+    assert done.returncode == 0, done.stderr
+    listening(port + 1, shells.restart("link"))
+    listening(port, shells.restart("gateway"))
+
+
+def watch(port, seen, over):
+    """The rounds that the server tells of while it runs."""
+    while not over.wait(0.2):
+        with suppress(httpx.HTTPError):
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text
+            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).json()["healthy"]
+            seen.append(float(re.search(r"^fedadmm_round (\S+)$", text, re.MULTILINE)[1]))
 
 
 def check_private(made):

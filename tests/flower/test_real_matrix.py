@@ -7,11 +7,16 @@ run with the same participation.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
 import pytest
 import torch
+from typer.testing import CliRunner
+
+from fedadmm.cli import app
+from fedadmm.theory.privacy import Accountant
 
 from .harness import check_invariant, check_versions
 from .real import Stage, nothing_left, result, simulated
@@ -180,6 +185,61 @@ def test_a_server_restored_from_a_backup(tmp_path):
     check_invariant(settings, stage.layout())
 
 
+def test_messages_that_ended_a_server_cost_only_their_sender(tmp_path):
+    """A shape whose sides cannot be multiplied, and a drift of 1e200, from one of three sites."""
+    stage = Stage(tmp_path, clients=3, tls=False)
+    stage.sabotage("client-1.round-0.lie", "shape")
+    stage.sabotage("client-1.round-1.lie", "info.drift")
+    settings, trace = finish(stage, round_timeout=300.0, resend_after=150.0)
+    assert len(stage.happened()) == 2
+    assert trace == [[0, 2]] * 2 + [[0, 1, 2]] * 2
+    assert (stage.summary()["network"]["shape"], stage.summary()["network"]["range"]) == (1, 1)
+    equal(stage, settings, trace)
+
+
+def test_records_that_a_power_cut_took_leave_a_gap(tmp_path):
+    """The server dies after a checkpoint, and of the records half a line is left."""
+    stage = Stage(tmp_path, clients=3, tls=False)
+    stage.sabotage("server.round-2.after-checkpoint")
+    metrics = tmp_path / "server" / "fedadmm" / "metrics.jsonl"
+    patience = {"rounds": ROUNDS, "round_timeout": 300.0, "resend_after": 150.0}
+    with stage.ground as ground:
+        ground.start()
+        stage.until_death(600, **patience)
+        metrics.write_bytes(metrics.read_bytes()[:40])
+        stage.play(1000, **patience)
+    nothing_left(stage)
+    assert [record["round"] for record in stage.records()] == [3, 4]
+    settings = stage.module.federation("fedadmm", clients=3, rounds=ROUNDS)
+    check_invariant(settings, stage.layout())
+    equal(stage, settings, [[0, 1, 2]] * ROUNDS)
+
+
+def test_a_run_does_not_go_on_with_other_weights_or_another_start(tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=False)
+    patience = {"round_timeout": 300.0, "resend_after": 150.0}
+
+    def run(**config):
+        group = stage.run(**patience, **config)
+        stage.ground.wait(group, 600)
+        return group.tail(200)
+
+    with stage.ground as ground:
+        ground.start()
+        run(rounds=2)
+        (tmp_path / "server" / "fedadmm" / "summary.json").unlink()
+        for changed, name in (({"weight": 2.0}, "weights"), ({"start": 1.0}, "initial")):
+            text = run(rounds=4, **changed)
+            assert f"holds another run, which differs in {name}" in text, text
+            assert not stage.finished()
+        run(rounds=4)
+    nothing_left(stage)
+    assert [record["cohort"]["clients"] for record in stage.records()] == [[0, 1, 2]] * 4
+    settings = stage.module.federation("fedadmm", clients=3, rounds=4)
+    check_invariant(settings, stage.layout())
+    equal(stage, settings, [[0, 1, 2]] * 4)
+
+
 def test_asynchronous_steps_with_real_processes(tmp_path):
     stage = Stage(tmp_path, clients=3, tls=False)
     stage.sabotage("server.round-2.after-checkpoint")
@@ -196,3 +256,21 @@ def test_asynchronous_steps_with_real_processes(tmp_path):
     nothing_left(stage)
     settings = stage.module.federation("async-feddr", clients=3, rounds=8, mode="asynchronous")
     check_invariant(settings, stage.layout())
+
+
+def test_hospitals_hide_their_patients_from_the_command_on(tmp_path):
+    """Real sites with keys make noised steps, each counts its own, and the page shows epsilon."""
+    out = tmp_path / "run"
+    noised = {"name": "dp-sgd", "lr": 0.1, "batch_size": 20, "delta": 1e-4}
+    noised |= {"clip": 1.0, "multiplier": 1.5}
+    sets = [word for k, v in noised.items() for word in ("--set", f"solver.{k}={v}")]
+    base = ["deploy", "local", "hospitals", "--clients", "4", "--tls", "--rounds", "2"]
+    done = CliRunner().invoke(app, [*base, *sets, "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    spent = json.loads(done.stdout)["privacy"]
+    # Of each hospital's rows, five epochs in each of two rounds; the smallest has the fewest steps
+    # in an epoch, and so the largest share of its rows in each.
+    counts = {int(path.read_text()) for path in out.rglob("noised")}
+    wanted = max(Accountant(1.5, 1e-4, 10 / steps).epsilon(steps) for steps in counts)
+    assert spent == {"hides": "records", "epsilon": wanted, "delta": 1e-4}
+    assert "Privacy spent" in (out / "report.html").read_text()

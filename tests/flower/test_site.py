@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedadmm as fa
 from fedadmm.core.errors import StateError
@@ -21,6 +22,7 @@ from fedadmm.flower.server.tasks import Broadcast
 from fedadmm.flower.site import app as site_app
 from fedadmm.study import loading
 from fedadmm.study.config import Run, resolve
+from support.models import perceptron, rows
 
 from .harness import FakeGrid, check_invariant, federation, run_through, simulated
 
@@ -37,6 +39,34 @@ def a_task(settings, client=0, sequence=0):
 
 def sent(grid, content, client=0):
     return grid._app(Message(content, 1000 + client, "train"), grid.context(client)).content
+
+
+def test_a_site_may_stream_its_batches(tmp_path):
+    """The same as the simulation of the same clients, shuffling included."""
+    flat = fa.FlatModule(perceptron().float())
+    loss = fa.adapters.PairLoss(torch.nn.functional.cross_entropy)
+
+    def site(client):
+        data = TensorDataset(*rows(client, 10 + client))
+        return fa.BatchObjective(flat, loss, DataLoader(data, batch_size=4, shuffle=True))
+
+    start, sampler = flat.vector.clone(), fa.UniformSampling(3)
+    solver = fa.SGD(lr=0.1, batch_size=1)
+    settings = federation(fa.FedADMM(0.5), initial=start, solver=solver, sampler=sampler)
+    grid = FakeGrid(settings, tmp_path)
+    grid._app = site_app.client_app(settings, lambda c: site(c.node_config["partition-id"]))
+    found = run_through(settings, grid, tmp_path).outcome.params
+    problem = fa.Problem([site(client) for client in range(settings.clients)], initial=start)
+    wanted = fa.simulate(
+        settings.algorithm,
+        problem,
+        settings.rounds,
+        sampler=sampler,
+        solver=solver,
+        stop=settings.stop,
+        evaluate=False,
+    )
+    assert torch.allclose(found, wanted.params, rtol=0, atol=1e-6)
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 
 import pytest
+import torch
 from pyarrow import parquet
 
 import fedadmm as fa
 from fedadmm.core.errors import ParameterError
+from fedadmm.flower.federation import Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.asking import Measured, far_off
@@ -148,8 +150,10 @@ def test_without_rounds_the_sites_are_asked_at_the_end(tmp_path):
 
 
 def test_whoever_is_far_from_all_others_is_left_out():
-    assert set(far_off({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 2500.0}})) == {2}
-    assert set(far_off({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 1500.0}})) == set()
+    assert set(far_off({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 3100.0}})) == {2}
+    assert set(far_off({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 2900.0}})) == set()
+    # A site that says 0 would have shut out both others by the lower one of two.
+    assert set(far_off({0: {"a": 0.0}, 1: {"a": 5000.0}, 2: {"a": 5001.0}})) == set()
     assert set(far_off({0: {"a": 0.0}, 1: {"a": -2000.0}})) == {1}
     assert set(far_off({0: {"a": 1e20}})) == set()
 
@@ -185,3 +189,43 @@ def test_a_deployed_run_is_exported_with_a_column_for_each_number_of_the_sites(t
     measured = [row["sites.metrics.loss"] for row in table]
     assert [value is None for value in measured] == [True, False, False, True]
     assert float(measured[1]) == float(table[1]["loss"])
+
+
+class Scores:
+    """The server's own test set, which says these numbers in turn."""
+
+    def __init__(self, values):
+        self.left = list(values)
+
+    def __call__(self, params):
+        return {"test_accuracy": self.left.pop(0)}
+
+
+def test_the_best_model_is_the_servers_choice_and_survives_its_restart(tmp_path):
+    """Sites that praise every round move nothing: 0.5, 0.9 | 0.8, 0.7 ends in the fourth round."""
+    folder, seen = tmp_path / "run", []
+    patience = Patience(better=2, poll=0.01)
+    options = {"evaluate_every": 1, "patience": patience}
+    lies = {client: {"test_accuracy": 0.99} for client in range(4)}
+
+    def go(rounds, scores):
+        settings = federation(fa.FedADMM(rho=1.0), rounds=rounds, test=Scores(scores), **options)
+        grid = Talkative(settings, tmp_path)
+        grid.lies = lies
+        directory = RunDirectory(folder)
+        keep = [directory, lambda report: seen.append(report.state)]
+        return directory.finish(serve(settings, grid, folder, keep))
+
+    go(3, [0.5, 0.9, 0.8])
+    summary = go(9, [0.7, 1.0])
+    assert (summary["code"], summary["rounds"]) == ("patience", 4)
+    assert summary["best"] == {"round": 2, "metric": "test_accuracy", "value": 0.9}
+    written = RunDir(folder)
+    assert torch.equal(written.model().params, seen[1].server.theta)
+    assert torch.equal(written.model(last=True).params, seen[3].server.theta)
+    assert written.records()[-1]["network"]["sites"]["answered"] == 4
+
+
+def test_a_server_that_measures_nothing_waits_for_no_better_model():
+    with pytest.raises(ParameterError, match=r"patience.better is 2, but test is None"):
+        federation(fa.FedADMM(rho=1.0), patience=Patience(better=2))

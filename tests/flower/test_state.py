@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fedadmm as fa
@@ -275,6 +276,24 @@ def test_every_type_of_tensor_travels():
         for name, leaf in packed.tensors.items():
             assert again.tensors[name].dtype == dtype
             assert torch.equal(again.tensors[name], leaf)
+
+
+def test_another_reader_understands_what_travels(tmp_path):
+    """Types of all widths in one tree, sizes that are no multiple of them, and nothing at all."""
+    tree = {
+        "a": torch.tensor([1, 2, 3], dtype=torch.uint8),
+        "b": torch.tensor([[0.5, -1.25]], dtype=torch.float64),
+        "c": torch.tensor([3, -4, 5], dtype=torch.int16),
+        "d": torch.empty(0, 4),
+        "e": torch.arange(12.0).reshape(3, 4)[:, 1::2],
+    }
+    (tmp_path / "file").write_bytes(codec.encode(Packed(tree, {"y": 1.5})))
+    with safe_open(tmp_path / "file", framework="pt") as file:
+        assert file.metadata() == {"plain": '{"y": 1.5}'}
+        assert set(file.keys()) == set(tree)
+        for name, tensor in tree.items():
+            assert file.get_tensor(name).dtype == tensor.dtype
+            assert torch.equal(file.get_tensor(name), tensor)
 
 
 def test_states_that_share_memory_travel():

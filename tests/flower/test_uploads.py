@@ -89,3 +89,74 @@ def test_noise_is_accounted_for_and_never_drawn_again(tmp_path):
     assert ends[0].ending.code == ends[1].ending.code == "budget"
     assert not torch.isclose(ends[0].params, ends[1].params).any()
     assert not torch.isclose(ends[0].params, simulated(settings).params).any()
+
+
+ROWS = 10
+"""Of 30 rows in a step: three steps in an epoch."""
+
+
+def noised(rounds, **options):
+    made = fa.DPSGD(0.1, clip=0.5, multiplier=1.0, batch_size=ROWS, delta=0.01, **options)
+    return federation(fa.FedAvg(), rounds=rounds, solver=made, ledger="disk")
+
+
+def test_a_site_counts_its_own_noised_steps_whatever_gets_lost(tmp_path):
+    """Two epochs of three steps in a round; the server learns of all when it hears again."""
+    settings, number, dies = noised(5), [0], [True]
+    grid = FakeGrid(settings, tmp_path)
+    grid.offline = {0, 2, 3}
+    grid.fault = lambda moment, message, client: (
+        "drop" if (moment, client, number[0]) == ("reply", 1, 1) and is_task(message) else None
+    )
+
+    def act(report):
+        number[0] = report.record["round"]
+        grid.offline = {0, 2, 3} if number[0] >= 4 else set()
+        if number[0] == 5 and dies:  # the round is made again, from the stored reply
+            dies.pop()
+            raise Crash
+        if number[0] == 3:
+            grid.wipe(1)
+
+    history = run_through(settings, grid, tmp_path, act)
+    assert history.trace == [[1], [0, 2, 3], [0, 1, 2, 3], [0, 2, 3], [1]]
+    account = Accountant(1.0, 0.01, 1 / 3)
+    # Client 1 has made 6, 12 (half of them unheard), 18 and, after it lost its count, 24 steps.
+    heard = [6, 6, 18, 18, 24]
+    spent = [record["privacy"]["epsilon"] for record in history.records]
+    assert spent == [account.epsilon(steps) for steps in heard]
+    assert not torch.isclose(history.outcome.params, simulated(settings).params).any()
+
+
+def is_task(message):
+    return message.metadata.group_id.isdigit()
+
+
+def test_a_site_that_has_spent_its_budget_takes_no_part(tmp_path):
+    settings = noised(20, budget=9.0)
+    grid = FakeGrid(settings, tmp_path)
+
+    def act(report):
+        for path in (tmp_path / "site-2").rglob("noised"):
+            path.write_text("1000")
+
+    history = run_through(settings, grid, tmp_path, act)
+    account = Accountant(1.0, 0.01, 1 / 3, budget=9.0)
+    affordable = account.affordable // 6
+    assert 2 <= affordable < 20
+    assert history.outcome.ending.code == "budget"
+    assert history.trace == [[0, 1, 2, 3], *[[0, 1, 3]] * (affordable - 1)]
+    assert "after 1000 that it has made" in str(history.records[1]["network"]["events"])
+
+
+def test_a_count_that_is_damaged_is_not_taken_for_nothing(tmp_path):
+    settings = noised(4)
+    grid = FakeGrid(settings, tmp_path)
+
+    def act(report):
+        for path in (tmp_path / "site-2").rglob("noised"):
+            path.write_text("")
+
+    history = run_through(settings, grid, tmp_path, act)
+    assert history.trace == [[0, 1, 2, 3], *[[0, 1, 3]] * 3]
+    assert "noised is damaged" in str(history.records[1]["network"]["events"])

@@ -3,50 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import sys
 import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
+
+from .seeds import Result, one, prepare
+
+_TOLD = 1000
+"""Seeds between two lines about how far it is."""
 
 
-def _one(seed: int) -> tuple[int, Counter[str], str]:
-    """A seed's counts, and what did not hold in it."""
-    from .story import tell
-
-    try:
-        return seed, tell(seed), ""
-    except Exception as error:
-        return seed, Counter(), f"{type(error).__name__}: {error}"
-
-
-def _quietly() -> None:
-    """Flower's own dependencies warn while they load; and seeds share the cores."""
-    import torch
-
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-
-
-def _results(
-    first: int, count: int, minutes: float, workers: int
-) -> Iterator[tuple[int, Counter[str], str]]:
+def _results(first: int, count: int, minutes: float, workers: int) -> Iterator[Result]:
+    """One after the other, so that all seeds before the last one are done too."""
     until = time.monotonic() + 60 * minutes
+    seeds = range(first, first + count)
     if workers == 1:
-        _quietly()
-        for seed in range(first, first + count):
+        prepare()
+        for seed in seeds:
             if time.monotonic() > until:
                 return
-            yield _one(seed)
+            yield one(seed)
         return
-    with multiprocessing.get_context("spawn").Pool(workers, _quietly) as pool:
-        for result in pool.imap_unordered(partial(_one), range(first, first + count), chunksize=8):
+    with multiprocessing.get_context("spawn").Pool(workers, prepare) as pool:
+        for result in pool.imap(one, seeds, chunksize=8):
             yield result
             if time.monotonic() > until:
                 return
+
+
+def _replay(seed: int) -> int:
+    prepare()
+    from .story import tell
+
+    try:
+        print(dict(sorted(tell(seed).items())))
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def main() -> int:
@@ -59,25 +57,18 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=1, help="Processes.")
     given = options.parse_args()
     if given.seed is not None:
-        _quietly()
-        from .story import tell
-
-        try:
-            print(dict(sorted(tell(given.seed).items())))
-        except Exception:
-            traceback.print_exc()
-            return 1
-        return 0
+        return _replay(given.seed)
     total: Counter[str] = Counter()
-    failed = seeds = 0
+    failed, seeds = 0, 0
     for seed, counts, problem in _results(given.first, given.seeds, given.minutes, given.workers):
         seeds += 1
         total += counts
         if problem:
             failed += 1
             print(f"{problem}\n    python -m tests.storm --seed {seed}", flush=True)
-        if seeds % 1000 == 0:
-            print(f"{seeds} seeds, {failed} failed", file=sys.stderr, flush=True)
+        if seeds % _TOLD == 0:
+            so_far = {"next": seed + 1, "seeds": seeds, "failed": failed, **total}
+            print(json.dumps(so_far), file=sys.stderr, flush=True)
     print(f"{seeds} seeds, {failed} failed")
     for name, count in sorted(total.items()):
         print(f"{count:10d}  {name}")

@@ -19,16 +19,14 @@ from numpy.typing import NDArray
 
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import is_sealed
-from fedadmm.flower.protocol.codec import decode
 from fedadmm.flower.protocol.ledger import Entry, Kind, Reply, Task
-from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.flower.site.state import ACKED, PENDING
 
 Arrays = Mapping[str, NDArray[np.float64]]
 Look = Callable[[str], bytes | None]
 """What a file holds, now or after any power cut."""
 Numbers = tuple[NDArray[np.float64], ...]
-_MOST_HEADER = 10**8
+_TYPES = {"F64": np.float64, "U8": np.uint8}
 
 
 class Violation(AssertionError):  # noqa: N818
@@ -90,27 +88,36 @@ class Held(NamedTuple):
     arrays: Arrays
 
 
+def packed(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """What stands in a file or a message; read here without the code that wrote it."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    plain = json.loads(header.pop("__metadata__")["plain"])
+    arrays = {}
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        flat = np.frombuffer(data[end + first : end + last], _TYPES[entry["dtype"]])
+        arrays[name] = flat.reshape(entry["shape"])
+    return plain, arrays
+
+
 @lru_cache(512)
 def checkpoint(data: bytes) -> Checkpoint:
     """A server's file."""
-    packed = decode(data, _MOST_HEADER)
-    values = json.loads(str(packed.plain["values"]))
+    plain, arrays = packed(data)
+    values = json.loads(plain["values"])
     entries = {int(client): Entry(*entry) for client, entry in values["entries"].items()}
-    arrays = {name: tensor.double().numpy() for name, tensor in packed.tensors.items()}
-    return Checkpoint(values["run"], int(packed.plain["round"]), entries, arrays)
+    return Checkpoint(values["run"], int(plain["round"]), entries, arrays)
 
 
 @lru_cache(512)
 def held(data: bytes) -> Held | None:
     """A site's file; None when it is damaged."""
     try:
-        packed = decode(data, _MOST_HEADER)
-        reply = Reply(**json.loads(str(packed.plain["reply"])))
-    except (RefusedError, KeyError, TypeError, ValueError):
+        plain, arrays = packed(data)
+        reply = Reply(**json.loads(plain["reply"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    arrays = {
-        name: tensor.double().numpy() for name, tensor in packed.tensors.items() if name != "body"
-    }
     return Held(reply.digest, arrays)
 
 
@@ -140,6 +147,7 @@ class Books:
         self._weights = [weight / sum(weights) for weight in weights]
         self._start = self._initial(settings)
         self._known: dict[bytes, tuple[Checkpoint, dict[int, Chain]]] = {}
+        self._before_flips: dict[bytes, bytes] = {}
         self.uploads: dict[str, Upload] = {}
         self.tampered: dict[int, float] = {}
         """Whose disks somebody meddled with, and when: their state is nobody's promise."""
@@ -150,6 +158,22 @@ class Books:
         """Somebody wiped, restored or damaged this client's disk."""
         self.tampered[client] = now
         self.ever_tampered.add(client)
+
+    def flipped(self, whole: bytes, damaged: bytes) -> None:
+        """A bit of the server's file changed: whoever still knows the state goes on from it."""
+        self._before_flips[damaged] = self._whole(whole)
+        self._known[damaged] = self._known[whole]
+
+    def _whole(self, data: bytes) -> bytes:
+        return self._before_flips.get(data, data)
+
+    def checkpoint(self, data: bytes) -> Checkpoint:
+        """What a server's file said before it was damaged, if it was."""
+        return checkpoint(self._whole(data))
+
+    def is_damaged(self, data: bytes) -> bool:
+        """Whether this is a server's file with a bit changed."""
+        return data in self._before_flips
 
     def _initial(self, settings: Federation) -> Numbers:
         server = settings.algorithm.init_server(settings.initial)
@@ -163,7 +187,7 @@ class Books:
         data = self._survivor("/server/run/checkpoint/server.safetensors")
         if data is None:
             raise Violation(f"a task for client {task.client} left before the state was durable")
-        saved = checkpoint(data)
+        saved = self.checkpoint(data)
         entry = saved.entries.get(task.client, Entry())
         told = (task.run, task.incarnation, task.folded, task.folded_digest)
         durable = (saved.run, entry.incarnation, entry.version, entry.digest)
@@ -188,11 +212,9 @@ class Books:
 
     def _sent(self, body: bytes) -> Numbers:
         try:
-            arrays = {name: t.double().numpy() for name, t in decode(body).tensors.items()}
-            numbers = self._sums.sent(arrays) if self._sums is not None else ()
-        except (RefusedError, KeyError):
+            return self._sums.sent(packed(body)[1]) if self._sums is not None else ()
+        except (KeyError, TypeError, ValueError, AttributeError):
             return ()
-        return numbers
 
     def saved(self, old: bytes | None, new: bytes) -> None:
         """The server's file was replaced."""
@@ -255,11 +277,12 @@ class Books:
     # what is looked at --------------------------------------------------------------------------
 
     def sites(self, data: bytes, machines: Mapping[int, list[str]], liar: int | None) -> None:
-        """Each site's state is what the server folded of it."""
+        """The state of each of these sites is what the server folded of it."""
         if data not in self._known:
             return  # it was wrong when it was written, which is being said
         now, chains = self._known[data]
-        for client, chain in chains.items():
+        for client in machines.keys() & chains.keys():
+            chain = chains[client]
             entry = chain.entry
             if client in self.tampered or client == liar or entry.version == 0:
                 continue

@@ -200,21 +200,26 @@ class SimulatedDisk(files.Disk):
         self._folder(Path(f"/{machine}")).entries[below] = _restored(saved)
         self._folder(Path(f"/{machine}")).sync()
 
+    def put_back(self, path: str, data: bytes) -> None:
+        """Somebody writes a file by hand, and waits until it is on the disk."""
+        inode = self._file(path)
+        inode.data = inode.durable = data
+
     def flip(self, path: str, chance: Random) -> None:
         """One bit of a file is another one, on the disk and in every cache."""
-        inode = self._file(Path(path))
+        inode = self._file(path)
         if inode.data:
             place = chance.randrange(len(inode.data))
             changed = bytearray(inode.data)
             changed[place] ^= 1 << chance.randrange(8)
-            inode.data = inode.durable = bytes(changed)
+            self.put_back(path, bytes(changed))
 
     # what an observer sees ----------------------------------------------------------------------
 
     def peek(self, path: str) -> bytes | None:
         """What a file holds now."""
         try:
-            return self._file(Path(path)).data
+            return self._file(path).data
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -237,7 +242,7 @@ class SimulatedDisk(files.Disk):
     def below(self, path: str) -> Iterator[str]:
         """Every file below a folder, if there is one."""
         try:
-            folder = self._folder(Path(path))
+            folder = self._folder(path)
         except FileNotFoundError:
             return
         for name, entry in sorted(folder.entries.items()):
@@ -246,21 +251,23 @@ class SimulatedDisk(files.Disk):
             else:
                 yield f"{path}/{name}"
 
-    def _find(self, path: Path) -> Inode | Folder:
+    def _find(self, path: Path | str) -> Inode | Folder:
         found: Inode | Folder = self.root
-        for name in path.parts[1:]:
+        for name in str(path).split("/")[1:]:
             if not isinstance(found, Folder) or name not in found.entries:
-                raise refusal(errno.ENOENT, path)
+                if name:
+                    raise refusal(errno.ENOENT, path)
+                break
             found = found.entries[name]
         return found
 
-    def _folder(self, path: Path) -> Folder:
+    def _folder(self, path: Path | str) -> Folder:
         found = self._find(path)
         if not isinstance(found, Folder):
             raise refusal(errno.ENOTDIR, path)
         return found
 
-    def _file(self, path: Path) -> Inode:
+    def _file(self, path: Path | str) -> Inode:
         found = self._find(path)
         if not isinstance(found, Inode):
             raise refusal(errno.EISDIR, path)

@@ -25,6 +25,7 @@ KINDS = (
     "slow disks",
     "transient errors",
     "clock leaps",
+    "wall clock leaps",
     "flipped bits",
     "wiped sites",
     "restored sites",
@@ -57,7 +58,7 @@ class Plan:
 def make(seed: int) -> Plan:
     """The plan of a seed."""
     chance = Random(f"plan {seed}")
-    clients, dimension = chance.randint(3, 5), chance.randint(2, 3)
+    clients, dimension = chance.choice([3, 3, 3, 4, 5]), chance.randint(2, 3)
     algorithm, solver, stop = _method(chance)
     patient = Patience(start=60.0, round=40.0, resend=12.0, poll=2.0, empty=3)
     share = chance.choice([0.15, 0.35, 0.6])
@@ -72,7 +73,7 @@ def make(seed: int) -> Plan:
     settings: dict[str, Any] = {
         "algorithm": algorithm,
         "clients": clients,
-        "rounds": chance.randint(2, 5) * (1 if mode == "rounds" else clients - 1),
+        "rounds": chance.randint(2, 3) * (1 if mode == "rounds" else clients - 1),
         "initial": _vector(chance, dimension),
         "solver": solver,
         "stop": stop,
@@ -88,7 +89,7 @@ def make(seed: int) -> Plan:
     }
     if mode == "rounds" and chance.random() < 0.3:
         settings["sampler"] = fa.UniformSampling(clients - 1)
-    calm = 30 if seed % 32 == 5 else 3
+    calm = 30 if seed % 128 == 5 else 2
     return Plan(
         Federation(**settings),
         kinds,

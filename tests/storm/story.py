@@ -24,6 +24,7 @@ from fedadmm.flower.federation import Federation
 from fedadmm.flower.server import state
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.server.rundir import read_events
+from fedadmm.run.record import read
 from fedadmm.study.rundir import RunDir
 
 from . import plan as planning
@@ -67,9 +68,10 @@ class Story:
     def _prepared(self) -> Iterator[None]:
         names = Random(f"names {self.seed}")
         fake = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{names.getrandbits(128):032x}"))
-        logger = logging.getLogger("fedadmm")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL)
+        loggers = [logging.getLogger(name) for name in ("fedadmm", "flwr.fedadmm")]
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
         try:
             with (
                 files.using(self.world.disk),
@@ -78,7 +80,8 @@ class Story:
             ):
                 yield
         finally:
-            logger.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
     def _start(self, settings: Federation | None = None) -> bool:
         """Start the server; whether it came to its end."""
@@ -128,7 +131,11 @@ class Story:
     def _handle(self, error: FedADMMError) -> None:
         """What an operator does about what the server said."""
         world = self.world
-        if isinstance(error, EngineError) and "restored from a backup" in str(error):
+        if "is damaged" in str(error) and world.flipped:
+            self._replace_checkpoint()
+        elif "metrics.jsonl: line" in str(error) and world.flipped:
+            self._leave_out_lines()
+        elif isinstance(error, EngineError) and "restored from a backup" in str(error):
             world.counts["rollbacks named"] += 1
             if self.settings.ledger == "disk" and world.chance.random() < 0.7:
                 self._accepts = True
@@ -136,6 +143,26 @@ class Story:
                 self._restore(self._newer)
             else:
                 self._accepts = True
+
+    def _replace_checkpoint(self) -> None:
+        """The server's file was damaged: bring back a copy of it, or begin again."""
+        world = self.world
+        world.counts["damaged checkpoints named"] += 1
+        saved = self._backup and self._backup["checkpoint"]["server.safetensors"]
+        if saved and not world.books.is_damaged(saved):
+            self._restore(self._backup)
+            self._accepts = self.settings.ledger == "disk"
+        else:
+            world.disk.wipe("server", "run")
+            self._backup = None
+        self._newer = None
+
+    def _leave_out_lines(self) -> None:
+        """The records were damaged: keep the lines that are none the worse for it."""
+        path = "/server/run/metrics.jsonl"
+        self.world.counts["damaged records named"] += 1
+        lines = (self.world.disk.peek(path) or b"").splitlines(keepends=True)
+        self.world.disk.put_back(path, b"".join(line for line in lines if _is_record(line)))
 
     def _restore(self, saved: Any) -> None:
         """The server goes to another time than the sites are in."""
@@ -186,24 +213,33 @@ class Story:
         world = self.world
         world.heal()
         data = world.disk.peek(_SERVER_FILE)
-        done = 0 if data is None else checkpoint(data).round
-        self.settings = replace(
-            self.settings, rounds=max(done, self.plan.federation.rounds) + self.plan.tail
-        )
+        done = 0 if data is None else world.books.checkpoint(data).round
+        self.settings = replace(self.settings, rounds=max(done, 0) + self.plan.tail)
         if self._restored and self.settings.ledger == "disk":
             self._accepts = True  # the status names those who are ahead
-        for _ in range(4):
+        for _ in range(6):
             if self._start():
                 break
         else:
-            if self._beyond_repair:
+            if self._beyond_repair or "contribution" in world.flipped:
                 world.counts["stopped, as sites are ahead"] += 1
+                return
+            if self._everybody_is_lost():
+                world.counts["stopped, as all sites lost their state"] += 1
                 return
             raise Violation("the run does not end although nothing fails any more")
         self._check_records()
         self._check_participation()
         self._check_folders()
         self._compare()
+
+    def _everybody_is_lost(self) -> bool:
+        """Without a ledger nobody who lost its state comes back, unless its folder does."""
+        entries, meddled = self._saved().entries, self.world.books.ever_tampered
+        clients = range(self.plan.federation.clients)
+        lost = all(c == self.plan.liar or (c in entries and entries[c].lost) for c in clients)
+        touched = all(c == self.plan.liar or c in meddled for c in clients)
+        return self.settings.ledger == "none" and lost and touched
 
     def _check_records(self) -> None:
         with self._reading():
@@ -214,7 +250,8 @@ class Story:
             raise Violation(f"the run ended as {summary['status']}")
         saved = self._saved()
         first = 0 if self.plan.federation.algorithm.starts_with_everyone else 1
-        if numbers != list(range(first, saved.round + 1)):
+        whole = "metrics.jsonl" not in self.world.flipped
+        if whole and numbers != list(range(first, saved.round + 1)):
             raise Violation(f"the records are of rounds {numbers}, but {saved.round} were done")
 
     def _reading(self) -> Any:
@@ -256,8 +293,10 @@ class Story:
         restarted = any(entry.incarnation for entry in saved.entries.values())
         lost = any(entry.lost for entry in saved.entries.values())
         theta = saved.arrays[_model_name(settings.algorithm)]
-        rounds = (record for record in self._records() if record["round"] > 0)
-        trace = [record["cohort"]["clients"] for record in rounds]
+        trace = []
+        if "metrics.jsonl" not in self.world.flipped:
+            rounds = (record for record in self._records() if record["round"] > 0)
+            trace = [record["cohort"]["clients"] for record in rounds]
         everybody = len({client for ids in trace for client in ids}) == settings.clients
         comparable = settings.mode == "rounds" and everybody  # a trace without somebody is refused
         if comparable and self.plan.liar is None and not (restarted or self._restored):
@@ -296,6 +335,14 @@ class Story:
 
 def _model_name(algorithm: Any) -> str:
     return "server.xbar" if algorithm.name == "feddr" else "server.theta"
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and not isinstance(read(found), str)
 
 
 def _path(text: str) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from .disk import SimulatedDisk
 from .plan import KINDS
 from .story import tell
 
+ROOT = Path(__file__).parents[2]
 SEEDS, PARTS = 640, 16
 """About 90 seconds on an idle core."""
 MOST = 1000
@@ -47,9 +50,21 @@ def test_a_seed_is_always_the_same_story() -> None:
     assert tell(16) == tell(16)
 
 
+@pytest.mark.slow
+def test_two_processes_tell_the_same_stories() -> None:
+    """As `make storm` runs them; the counts add up to those of one process."""
+    command = [sys.executable, "-m", "tests.storm", "--seeds", "3", "--workers", "2"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=True
+    )
+    assert done.stdout.startswith("3 seeds, 0 failed\n"), done.stdout
+    wanted = sum((tell(seed) for seed in range(3)), Counter())
+    assert f"{wanted['messages']:10d}  messages\n" in done.stdout
+
+
 def test_all_kinds_of_faults_happen() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(0, 16 * 12, 16):  # where all are switched on
+    for seed in range(0, 16 * 40, 16):  # where all are switched on; a story is short
         counts += tell(seed)
     told = {"loss": "lost messages", "delay": "late messages", "duplicates": "doubled messages"}
     told |= {"a liar": "lies", "second nodes": "messages"}

@@ -12,6 +12,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -73,6 +74,11 @@ class World:
         self.counts: Counter[str] = Counter()
         self.quiet = False
         self.now = 0.0
+        self.date = datetime(2026, 11, 16, tzinfo=UTC)
+        """The wall clock, when `now` is 0."""
+        self._expired = 0
+        self.flipped: set[str] = set()
+        """Files of the server that somebody meddled with, up to the first dash of their names."""
         self.disk = SimulatedDisk(self._before_call)
         self.disk.replaced = self._replaced
         self.process: Process | None = None
@@ -89,6 +95,10 @@ class World:
         if plan.has("second nodes"):
             twin = self.chance.randrange(self.clients)
             self.nodes[2000 + twin] = Node(2000 + twin, twin, f"twin-{twin}")
+        self.machines: dict[int, list[str]] = {client: [] for client in range(self.clients)}
+        """Those that have a client's name."""
+        for node in self.nodes.values():
+            self.machines[node.client].append(node.machine)
         for machine in ["server", *(node.machine for node in self.nodes.values())]:
             self._install(machine)
         self.books = Books(plan.federation, self.disk.peek, self.disk.survivor)
@@ -100,13 +110,6 @@ class World:
     def clients(self) -> int:
         return self.plan.federation.clients
 
-    def machines(self) -> dict[int, list[str]]:
-        """The machines that have a client's name."""
-        found: dict[int, list[str]] = {client: [] for client in range(self.clients)}
-        for node in self.nodes.values():
-            found[node.client].append(node.machine)
-        return found
-
     def _install(self, machine: str) -> None:
         """A machine with its folders, as an operator leaves it."""
         below = "run" if machine == "server" else "state"
@@ -114,11 +117,12 @@ class World:
             self.disk.make_directory(Path(path))
             self.disk.sync(Path(path).parent)
 
-    def check(self) -> None:
-        """What must hold between any two steps."""
+    def check(self, client: int | None = None) -> None:
+        """What must hold between any two steps, of everybody or of the one that made the step."""
         data = self.disk.peek(_SERVER_FILE)
         if data is not None:
-            self.books.sites(data, self.machines(), self.plan.liar)
+            machines = self.machines if client is None else {client: self.machines[client]}
+            self.books.sites(data, machines, self.plan.liar)
 
     # processes ----------------------------------------------------------------------------------
 
@@ -242,8 +246,11 @@ class World:
                 return
             self.disk.restore(node.machine, "state", self._copies[node.machine])
             self.books.meddled(node.client, self.now)
+        elif kind == "wall clock leaps":
+            self.date += timedelta(days=chance.choice([-7000, -1, 1, 7000]))
+            self._expired = next(self._serial)
         elif kind == "flipped bits":
-            if not self._flip(node):
+            if not (self._flip_server() if machine == "server" else self._flip(node)):
                 return
         else:
             return
@@ -255,6 +262,20 @@ class World:
             return False
         self.disk.flip(self.chance.choice(below), self.chance)
         self.books.meddled(node.client, self.now)
+        return True
+
+    def _flip_server(self) -> bool:
+        below = [p for p in self.disk.below("/server/run") if not p.endswith((".lock", ".tmp"))]
+        if not below:
+            return False
+        path = self.chance.choice(below)
+        before = self.disk.peek(path)
+        self.disk.flip(path, self.chance)
+        after = self.disk.peek(path)
+        if path == _SERVER_FILE and before is not None and after is not None:
+            self.books.flipped(before, after)
+        self.counts["flipped bits at the server"] += 1
+        self.flipped.add(path.rsplit("/", 1)[1].split("-")[0])
         return True
 
     def heal(self) -> None:
@@ -314,6 +335,8 @@ class World:
 
     def _deliver(self, message: Message, attempts: int) -> None:
         node = self.nodes[message.metadata.dst_node_id]
+        if self._is_expired(message):
+            return
         if not node.online:
             if attempts:
                 self.later(10.0, lambda: self._deliver(message, attempts - 1))
@@ -324,7 +347,19 @@ class World:
         for delay in self._fate():
             self.later(delay, lambda: self._arrive(message, reply))
 
+    def _is_expired(self, message: Message) -> bool:
+        """Flower drops messages by the wall clock, and tells the server that nothing will come."""
+        identity = message.metadata.message_id
+        expired = int(identity[1:]) < self._expired
+        if expired:
+            self.counts["expired messages"] += 1
+            reply = Message(Error(code=0, reason="the message expired"), reply_to=message)
+            self._replies.setdefault(identity, []).append(reply)
+        return expired
+
     def _arrive(self, message: Message, reply: Message) -> None:
+        if self._is_expired(message):
+            return
         self._replies.setdefault(message.metadata.message_id, []).append(reply)
 
     def pull_messages(self, identities: Iterable[str]) -> list[Message]:
@@ -347,7 +382,7 @@ class World:
             return None
         finally:
             self.intrude = before  # type: ignore[assignment]
-            self.check()
+            self.check(node.client)
 
     def _intruder(self, node: Node, message: Message) -> None:
         """The same message reaches another process of the site; what it says is lost."""
@@ -405,6 +440,9 @@ class Time(clock.Clock):
         if process is not None and process.dead:
             raise Crash
         self._world.pass_time(seconds)
+
+    def date(self) -> datetime:
+        return self._world.date + timedelta(seconds=self._world.now)
 
 
 def _number(context: Context) -> int:

@@ -135,13 +135,17 @@ def _federation(config: Run, deployment: Deployment, **parts: Any) -> Federation
         sampler=config.sampler,
         seed=config.seed,
         regularizer=config.regularizer,
-        target=config.target if config.ends_at_target else None,
+        target=config.target,
         output=config.output,
         upload=config.upload,
         mode=deployment.mode,
         ledger=deployment.ledger,
         names=node_names(deployment.clients) if deployment.named else None,
-        patience=Patience(round=deployment.round_timeout, resend=deployment.resend_after),
+        patience=Patience(
+            round=deployment.round_timeout,
+            resend=deployment.resend_after,
+            better=config.patience,
+        ),
         **parts,
     )
 
@@ -183,6 +187,8 @@ def check(config: Run) -> None:
         raise ConfigError("trackers must be empty in a deployment; read metrics.jsonl instead")
     if config.evaluation.target != "global":
         raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
+    if config.evaluation.clients:
+        raise ConfigError("evaluate.clients is true, but must be false in a deployment")
     if config.evaluation.train:
         raise ConfigError("evaluate.train is true, but must be false in a deployment")
 

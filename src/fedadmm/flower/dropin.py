@@ -3,12 +3,12 @@
     # task.py, shared by both sides
     admm = DropIn(fa.FedADMM(rho=0.1), clients=10, model=Net)
 
-    # server_app.py, instead of FedAvg(...).start(...)
-    result = admm.start(grid, num_rounds=20, run_dir="run")
+    # client_app.py, instead of ClientApp()
+    app = ClientApp(mods=[admm.mod])
 
-    # client_app.py
-    @app.train(mods=[admm.mod])
-    def train(msg, context): ...          # unchanged
+    # server_app.py, instead of FedAvg(...)
+    strategy = admm
+    result = strategy.start(grid=grid, ...)     # unchanged
 
 What the train function has to do is what it does for FedAvg: load `arrays` into the model, make
 its steps with a torch optimiser over `model.parameters()`, and return the model's state_dict as
@@ -19,130 +19,36 @@ refused with a sentence, because the method would silently be another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, check_count, check_kind
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.problem import Buffers
-from fedadmm.core.protocols import (
-    IN_NO_ROUND,
-    Algorithm,
-    AnyAlgorithm,
-    LocalProblem,
-    LocalResult,
-    LocalSolver,
-    Objective,
-    Sampler,
-    SolveContext,
-    SolveInfo,
-    StoppingRule,
-)
-from fedadmm.core.rng import Key
+from fedadmm.core.protocols import Algorithm, AnyAlgorithm, Sampler
 from fedadmm.core.sampling import FullParticipation
 from fedadmm.data import models
 from fedadmm.flower.federation import Elsewhere, Federation, Patience
+from fedadmm.flower.own_loop import OwnLoop
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission
-from fedadmm.flower.site.app import answer
+from fedadmm.flower.site.app import answer, read_question
 
 if TYPE_CHECKING:
-    from flwr.app import ArrayRecord, Context, Message, MetricRecord
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Result
 
 Next = Callable[["Message", "Context"], "Message"]
-
-
-class Correction:
-    """Adds the local problem's terms to the gradients of every optimiser step, and counts them."""
-
-    def __init__(self, flat: FlatModule, problem: LocalProblem) -> None:
-        self._slots = flat.slots
-        self._problem = problem
-        self.steps = 0
-        self.gradients = torch.zeros_like(flat.vector)
-
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Before a step: keep the raw gradient, then add the terms."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        shapes = [parameter.shape for parameter in trained]
-        if shapes != [slot.shape for slot in self._slots]:
-            raise PairingError(
-                "the optimiser steps other parameters than the model's, in their order; make it "
-                "with model.parameters() of the model that DropIn was given"
-            )
-        self.steps += 1
-        for slot, parameter in zip(self._slots, trained, strict=True):
-            part = slice(slot.begin, slot.end)
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            self.gradients[part] += parameter.grad.reshape(-1).to(self.gradients)
-            parameter.grad.add_(self._terms(part, parameter.detach()).to(parameter.grad))
-
-    def _terms(self, part: slice, values: Tensor) -> Tensor:
-        terms = torch.zeros_like(values)
-        if self._problem.linear is not None:
-            terms += self._problem.linear[part].view_as(values)
-        if self._problem.centre is not None:
-            weight = float(self._problem.weight)
-            terms += weight * (values - self._problem.centre[part].view_as(values))
-        return terms
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Every optimiser of this process is corrected inside."""
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-        handle = register_optimizer_step_pre_hook(self)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-
-@dataclass(frozen=True)
-class OwnLoop(LocalSolver):
-    """A local solver that is somebody's own train function."""
-
-    train: Callable[[dict[str, Tensor], int], Mapping[str, Tensor]] | None = None
-
-    averages_gradients = True
-
-    def solve(
-        self,
-        objective: Objective,
-        problem: LocalProblem,
-        stop: StoppingRule,
-        key: Key,
-        context: SolveContext = IN_NO_ROUND,
-    ) -> tuple[LocalResult, SolveInfo]:
-        """Hand over the start, correct the steps, take the result back."""
-        assert self.train is not None
-        flat = objective.flat
-        assert flat is not None
-        flat.load(problem.start)
-        correction = Correction(flat, problem)
-        state = {name: value.clone() for name, value in flat.module.state_dict().items()}
-        with torch.enable_grad(), correction.active():
-            returned = self.train(state, context.round_index + 1)
-        if correction.steps == 0:
-            raise PairingError(
-                "the train function made no step of a torch optimiser, but must, because the "
-                "method's terms are added to the gradients there"
-            )
-        flat.module.load_state_dict(dict(returned))
-        mean = correction.gradients / correction.steps
-        sentence, unknown = f"{correction.steps} steps of the app's own loop", float("nan")
-        info = SolveInfo(correction.steps, unknown, unknown, sentence, unknown)
-        return LocalResult(flat.vector.clone(), mean_gradient=mean), info
+RUNS = "fedadmm-runs"
+"""The folder in the user's home that receives runs without an absolute path of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +60,8 @@ class DropIn:
             the local steps.
         clients: how many nodes there are.
         model: what makes the model that the train function loads.
-        config: handed to the train function in every message, as `config`.
+        evaluate_every: call the app's evaluate function at all nodes after every so many rounds,
+            and after the last one; 0 never does.
         sampler, seed, buffers, ledger, names, patience, admission, accept_rollback: as in
             `Federation`.
     """
@@ -162,7 +69,7 @@ class DropIn:
     algorithm: AnyAlgorithm
     clients: int
     model: models.Model
-    config: Mapping[str, Any] = field(default_factory=dict)
+    evaluate_every: int = 1
     sampler: Sampler = field(default_factory=FullParticipation)
     seed: int = 0
     buffers: Buffers | None = None
@@ -177,6 +84,7 @@ class DropIn:
         check_kind(self, "sampler", self.sampler, Sampler)
         check_count(self, "clients", self.clients)
         check_count(self, "seed", self.seed, low=0)
+        check_count(self, "evaluate_every", self.evaluate_every, low=0)
         needs = self.algorithm.needs
         if needs.start_gradient or not needs.local_solve:
             raise PairingError(
@@ -200,80 +108,142 @@ class DropIn:
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
         num_rounds: int = 3,
-        *,
-        run_dir: str | Path,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        run_dir: str | Path | None = None,
     ) -> Result:
-        """Run, or resume, and return what Flower's own strategies return."""
+        """Run, or resume, and return what Flower's own strategies return.
+
+        Args:
+            grid: the nodes.
+            initial_arrays: where to start; by default the model as `seed` makes it.
+            num_rounds: how many rounds.
+            timeout: seconds to wait for the replies of a round; by default `patience.round`.
+            train_config: told to the train function in every message, as `config`.
+            evaluate_config: the same for the evaluate function.
+            evaluate_fn: called with the round and the model, before the first round and after
+                every one; its metrics stand in the record.
+            run_dir: the run directory.  By default every run has a new one, named after the app
+                and Flower's run; a path that is not absolute begins in the folder `fedadmm-runs`
+                of the user's home, wherever Flower was started.  A run that is in it is resumed,
+                and that of another app refused.
+        """
         from flwr.app import ArrayRecord, MetricRecord
         from flwr.serverapp.strategy import Result
 
-        from fedadmm.flower.server.app import serve
+        from fedadmm.flower.server.app import log, log_round, serve
         from fedadmm.flower.server.rundir import RunDirectory
 
         flat = self._flat()
-        measured: dict[int, MetricRecord] = {}
+        result = Result()
 
         def arrays(params: Tensor) -> ArrayRecord:
             flat.load(params)
             return ArrayRecord({k: v.clone() for k, v in flat.module.state_dict().items()})
 
+        def evaluate(number: int, params: Tensor) -> dict[str, Any]:
+            found = None if evaluate_fn is None else evaluate_fn(number, arrays(params))
+            if found is None:
+                return {}
+            result.evaluate_metrics_serverapp[number] = MetricRecord(dict(found))
+            return dict(found)
+
         def observe(report: Any) -> None:
-            if evaluate_fn is not None:
-                params = self.algorithm.global_params(report.state.server)
-                found = evaluate_fn(report.record["round"], arrays(params))
-                if found is not None:
-                    measured[report.record["round"]] = MetricRecord(dict(found))
-                    report.record["metrics"].update({str(k): v for k, v in dict(found).items()})
+            record, network = report.record, report.record["network"]
+            number, metrics = record["round"], dict[str, Any]()
+            for group, kept in (
+                ("training", result.train_metrics_clientapp),
+                ("sites", result.evaluate_metrics_clientapp),
+            ):
+                if group in network:
+                    kept[number] = MetricRecord(network[group]["metrics"])
+                    metrics |= network[group]["metrics"]
+            params = self.algorithm.global_params(report.state.server)
+            record["metrics"] = metrics | record["metrics"] | evaluate(number, params)
 
         start = None
         if initial_arrays is not None:
             flat.module.load_state_dict(initial_arrays.to_torch_state_dict())
             start = flat.vector.clone()
-        federation = self.federation(num_rounds, start)
-        directory = RunDirectory(Path(run_dir))
-        outcome = serve(federation, grid, directory.path, [observe, directory])
+        federation = replace(
+            self.federation(num_rounds, start),
+            train_config=dict(train_config or {}),
+            evaluate_config=dict(evaluate_config or {}),
+            identity=self._identity(grid, train_config),
+            patience=self.patience if timeout is None else replace(self.patience, round=timeout),
+        )
+        directory = RunDirectory(_folder(grid, run_dir))
+        done = directory.rounds
+        log.info("The run is kept in %s%s", directory.path, f" ({done} rounds so far)" * bool(done))
+        if not done:
+            evaluate(0, federation.server_job().initial)
+        said = partial(log_round, num_rounds)
+        outcome = serve(federation, grid, directory.path, [observe, directory, said])
+        log.info("The run has ended: %s", outcome.ending.sentence)
         directory.finish(outcome)
-        return Result(arrays=arrays(outcome.params), evaluate_metrics_serverapp=measured)
+        result.arrays = arrays(outcome.params)
+        return result
+
+    def _identity(self, grid: Grid, train_config: ConfigRecord | None) -> dict[str, Any]:
+        """What makes a run that of this app: another one must not go on with it."""
+        made = self.model if callable(self.model) else type(self.model)
+        name = (
+            self.model if isinstance(self.model, str) else f"{made.__module__}:{made.__qualname__}"
+        )
+        return {"app": grid.run.fab_id, "model": name, "train_config": dict(train_config or {})}
 
     def mod(self, message: Message, context: Context, call_next: Next) -> Message:
-        """The mod for `@app.train(mods=[…])`: what is not ours goes on unchanged."""
-        from flwr.app import Message
+        """The mod for `ClientApp(mods=[…])`: what is not ours goes on unchanged."""
+        if wire.HELLO in message.content or wire.HEAD in message.content:
+            return self._train(message, context, call_next)
+        if wire.BODY in message.content:
+            return self._evaluate(message, context, call_next)
+        return call_next(message, context)
 
-        if wire.HELLO not in message.content and wire.HEAD not in message.content:
-            return call_next(message, context)
+    def _train(self, message: Message, context: Context, call_next: Next) -> Message:
+        """A task: the app's train function is the local solver."""
+        from flwr.app import ArrayRecord, Message, MetricRecord
+
+        told: dict[str, float] = {}
+        content = message.content
+        config = wire.read_beside(content, wire.CONFIG)
 
         def train(state: dict[str, Tensor], number: int) -> Mapping[str, Tensor]:
-            return self._call(message, context, call_next, state, number)
+            message.content = _records(state, {**config, "server-round": number})
+            reply = call_next(message, context)
+            records = [r for r in reply.content.values() if isinstance(r, ArrayRecord)]
+            if len(records) != 1:
+                raise PairingError(
+                    f"the train function returned {len(records)} array records, but must return "
+                    "one, the model's state_dict"
+                )
+            told.update(_numbers("train", reply.content))
+            returned: Mapping[str, Tensor] = records[0].to_torch_state_dict()
+            return returned
 
         flat = self._flat()
         federation = self.federation(1, flat.vector.clone(), OwnLoop(train))
         elsewhere = Elsewhere(flat.num_parameters, flat)
-        content = answer(federation, lambda: elsewhere, context, message.content)
-        return Message(content, reply_to=message)
+        answered = answer(federation, lambda: elsewhere, context, content)
+        if told:
+            answered[wire.METRICS] = MetricRecord(told)
+        return Message(answered, reply_to=message)
 
-    def _call(
-        self,
-        message: Message,
-        context: Context,
-        call_next: Next,
-        state: dict[str, Tensor],
-        number: int,
-    ) -> Mapping[str, Tensor]:
-        """The app's own train function, with the messages it knows."""
-        from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+    def _evaluate(self, message: Message, context: Context, call_next: Next) -> Message:
+        """A question: the app's evaluate function answers it."""
+        from flwr.app import Message
 
-        config = ConfigRecord({**dict(self.config), "server-round": number})
-        message.content = RecordDict({"arrays": ArrayRecord(state), "config": config})
-        reply = call_next(message, context)
-        records = [r for r in reply.content.values() if isinstance(r, ArrayRecord)]
-        if len(records) != 1:
-            raise PairingError(
-                f"the train function returned {len(records)} array records, but must return one, "
-                "the model's state_dict"
-            )
-        returned: Mapping[str, Tensor] = records[0].to_torch_state_dict()
-        return returned
+        flat, config = self._flat(), wire.read_beside(message.content, wire.CONFIG)
+        question = read_question(wire.read_body(message.content), flat.num_parameters)
+        flat.load(question.params)
+        if question.buffers is not None:
+            flat.load_buffers(question.buffers)
+        message.content = _records(flat.module.state_dict(), config)
+        measured = _numbers("evaluate", call_next(message, context).content)
+        return Message(wire.write_metrics(measured), reply_to=message)
 
     def federation(
         self, rounds: int, initial: Tensor | None = None, solver: OwnLoop | None = None
@@ -289,6 +259,7 @@ class DropIn:
             sampler=self.sampler,
             seed=self.seed,
             buffers=self.buffers,
+            evaluate_every=self.evaluate_every,
             ledger=self.ledger,
             names=self.names,
             patience=self.patience,
@@ -298,3 +269,38 @@ class DropIn:
 
     def _flat(self) -> FlatModule:
         return FlatModule(models.build(self.model, seed=self.seed))
+
+
+def _folder(grid: Grid, run_dir: str | Path | None) -> Path:
+    """Where a run is kept, whatever folder Flower's processes were started in."""
+    if run_dir is None:
+        app = re.sub(r"[^A-Za-z0-9_.-]+", "-", grid.run.fab_id) or "app"
+        run_dir = f"{app}-{grid.run.run_id}"
+    return Path.home() / RUNS / Path(run_dir).expanduser()
+
+
+def _records(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> RecordDict:
+    """A message as the app's own functions know it."""
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+    arrays = ArrayRecord({name: value.clone() for name, value in state.items()})
+    return RecordDict({"arrays": arrays, "config": ConfigRecord(dict(config))})
+
+
+def _numbers(function: str, content: RecordDict) -> dict[str, float]:
+    """The finite numbers that a function of the app returned as metrics, with plain names."""
+    from flwr.app import MetricRecord
+
+    found = {
+        re.sub(r"[^A-Za-z0-9_.-]", "_", str(name))[:80]: float(value)
+        for record in content.values()
+        if isinstance(record, MetricRecord)
+        for name, value in record.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+    if len(found) > wire.MOST_METRICS:
+        raise PairingError(
+            f"the {function} function returned {len(found)} metrics, but may return "
+            f"{wire.MOST_METRICS}"
+        )
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -15,10 +15,11 @@ from fedadmm.core.errors import (
     check_choice,
     check_count,
     check_kind,
-    check_positive,
 )
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.objectives.model import rows_are_mixed
 from fedadmm.core.outputs import AnyOutput, LastIterate, Output
+from fedadmm.core.parts import Count, Positive, checked
 from fedadmm.core.problem import Buffers, LazyClients, Problem
 from fedadmm.core.protocols import (
     Algorithm,
@@ -44,9 +45,9 @@ from fedadmm.run.simulation import make_job
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 
 
-@dataclass(frozen=True)
+@checked
 class Patience:
-    """How long the server waits, in seconds.
+    """How long the server waits, in seconds, and how often.
 
     Args:
         start: for the first nodes to appear.
@@ -54,18 +55,16 @@ class Patience:
         resend: before an unanswered task is sent again within its round.
         poll: between two looks for replies.
         empty: rounds in a row without any update after which the run stops, to be resumed later.
+        better: measurements of the server's own in a row without a better model after which the
+            run ends; None waits for ever.
     """
 
-    start: float = 300.0
-    round: float = 600.0
-    resend: float = 150.0
-    poll: float = 0.5
-    empty: int = 3
-
-    def __post_init__(self) -> None:
-        for name in ("start", "round", "resend", "poll"):
-            check_positive(self, name, getattr(self, name))
-        check_count(self, "empty", self.empty)
+    start: Positive = 300.0
+    round: Positive = 600.0
+    resend: Positive = 150.0
+    poll: Positive = 0.5
+    empty: Count = 3
+    better: Count | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +91,9 @@ class Federation:
         patience, admission: how long the server waits, and what it refuses.
         accept_rollback: go on although sites have seen more than this server remembers, because
             its folder was restored from a backup: they are taken out and start again.
+        train_config, evaluate_config: told to the sites with every task, and with every question
+            for their metrics; for apps with a training loop of their own (`DropIn`).
+        identity: what else must be the same when a run is resumed, such as the app's name.
         upload: as in `simulate`; sites clip and compress, the server adds the noise, which comes
             from the machine's entropy and not from the seed.
     """
@@ -119,6 +121,9 @@ class Federation:
     admission: Admission = field(default_factory=Admission)
     accept_rollback: bool = False
     upload: Sequence[UploadStage] = ()
+    train_config: Mapping[str, Any] = field(default_factory=dict)
+    evaluate_config: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_count(self, "clients", self.clients)
@@ -130,6 +135,12 @@ class Federation:
         check_choice(self, "ledger", self.ledger, ("none", "disk"))
         if self.model is None and self.initial is None:
             raise ParameterError("Federation: model and initial are None, but one must be given")
+        if self.patience.better is not None and self.test is None:
+            raise ParameterError(
+                f"Federation: patience.better is {self.patience.better}, but test is None; it "
+                "waits for a better model by what the server measures itself, so that no site can "
+                "end a run"
+            )
         if self.names is not None and len(set(self.names)) != self.clients:
             raise ParameterError(
                 f"Federation: names holds {len(set(self.names))} names, but must hold one for "
@@ -201,7 +212,7 @@ class Federation:
         )
         job = make_job(self.algorithm, problem, self.solver, self.stop, self.seed, start)
         uploads = Uploads.of(self.upload)
-        return job._replace(asks_losses=self.sampler.asks_losses, uploads=uploads)
+        return job._replace(asks_losses=self.sampler.asks_losses, uploads=uploads, deployed=True)
 
 
 class Elsewhere(Objective):
@@ -223,6 +234,11 @@ class Elsewhere(Objective):
         if self.flat is not None:
             self.flat.to(dtype, device)
         return self
+
+    def row_refusal(self, params: Tensor) -> str | None:
+        """What the model itself says; a site looks at the rest."""
+        mixed = None if self.flat is None else self.flat.mixes_rows
+        return None if mixed is None else rows_are_mixed(mixed)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise StateError("the data are at the sites, so the server cannot evaluate them itself")

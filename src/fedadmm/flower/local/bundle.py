@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from fedadmm.core.errors import ConfigError
 from fedadmm.flower.configured import CONFIG, DEPLOYMENT, Deployment
 from fedadmm.study import loading
 from fedadmm.study.config import Run
@@ -80,6 +83,10 @@ client = client_app(federation, load)
 def write_configured(folder: Path, config: Run, deployment: Deployment, run: Path) -> Path:
     """The app of a configuration; returns its folder."""
     package = _package(folder, run)
+    for name, source in _own_modules(Path.cwd()):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
     (package / "app.py").write_text(_CONFIGURED)
     (package / CONFIG).write_text(loading.write(config.tree))
     (package / DEPLOYMENT).write_text(loading.write(deployment._asdict()))
@@ -92,6 +99,32 @@ def write_own(folder: Path, clients: int, rounds: int, features: int, run: str) 
     path = package / "app.py"
     path.write_text(OWN_APP.format(clients=clients, rounds=rounds, features=features))
     return path
+
+
+def _own_modules(here: Path) -> Iterator[tuple[Path, Path]]:
+    """The loaded modules that were found in the current folder, as parts that are not ours are.
+
+    They travel with the app, because no other machine has that folder; what is installed does not.
+    """
+    for name, module in sorted(sys.modules.items()):
+        file = vars(module).get("__file__")
+        path = Path(*name.split("."))
+        for inside in (path.with_suffix(".py"), path / "__init__.py"):
+            if file is not None and Path(file).resolve() == here.resolve() / inside:
+                _check_name(name)
+                yield inside, Path(file)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a module that would not arrive, or would hide another one."""
+    first, last = name.split(".")[0], name.split(".")[-1]
+    if first == PACKAGE:
+        raise ConfigError(f"the module {name!r} must not be called {PACKAGE}, as the app itself is")
+    if last.startswith("test_") or last.endswith("_test"):
+        raise ConfigError(
+            f"the module {name!r} must be called otherwise, because Flower takes files that begin "
+            "with test_ or end with _test for tests and leaves them out of an app"
+        )
 
 
 def _package(folder: Path, run: Path | str) -> Path:

@@ -12,11 +12,12 @@ from signal import SIGHUP, SIGTERM
 from typing import Any
 
 from fedadmm.core.errors import ConfigError, EngineError
+from fedadmm.data import models
 from fedadmm.flower.configured import Deployment, check, check_clients, sites
 from fedadmm.flower.local.bundle import write_configured
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group
-from fedadmm.run.loop import Ending
+from fedadmm.run.plan import Ending
 from fedadmm.run.record import Record
 from fedadmm.study.config import Run
 from fedadmm.study.rundir import RunDir, create
@@ -99,6 +100,7 @@ def _sites(
     apart = sites(config)
     if apart is not None:
         check_clients(clients, len(apart.names))
+        models.resolve(config.tree["problem"]["model"])  # refused here, and not at every site
         own = apart.files()
     else:
         problem = config.load_problem()
@@ -142,7 +144,7 @@ def _summary(config: Run, folder: RunDir, label: str | None, run: Group) -> Summ
         raise EngineError(f"the run ended without a result:\n{_last_error(run)}")
     ending = Ending(left["code"], left["status"])
     summary = summarise(config, folder.records(), ending, left["params_sha256"], label)
-    summary["network"] = left["network"]
+    summary |= {"network": left["network"], "best": left["best"]}
     folder.close(summary)
     return summary
 

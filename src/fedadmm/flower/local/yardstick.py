@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 from fedadmm.algorithms import FedAvg
 from fedadmm.core.problem import Problem
 from fedadmm.run.simulation import simulate
-from fedadmm.run.state.files import read_tensors
 from fedadmm.study.config import Run
 from fedadmm.study.running import initial_vector
 
@@ -28,15 +26,14 @@ class Row(NamedTuple):
         return sum(self.accuracies) / len(self.accuracies)
 
 
-def compare(config: Run, model: Path) -> tuple[list[str], list[Row]]:
-    """The sites' names, and rows for the federation, pooled training and each site alone.
+def compare(config: Run, params: Tensor) -> tuple[list[str], list[Row]]:
+    """The sites' names, and rows for the federation's model, pooled training and each site alone.
 
     Pooled and lonely models take the same number of epochs with the same solver.  This needs all
     sites' rows in one place, which only a demonstration has.
     """
     problem = config.load_problem()
     names: list[str] = problem.data.client_names()
-    params = read_tensors(model).tensors["params"]
     rows = [Row("federation", _accuracies(problem, params))]
     rows.append(Row("pooled", _accuracies(problem, _train(config, problem, _pooled(problem)))))
     for client, name in enumerate(names):

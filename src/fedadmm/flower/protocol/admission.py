@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from annotated_types import Ge
 
-from fedadmm.core.errors import check_positive, check_range
+from fedadmm.core.parts import Positive, checked
 from fedadmm.flower.protocol.codec import Packed, Plain, check_like, decode, digest, pack, unpack
 from fedadmm.flower.protocol.ledger import Reply, ServerLedger, Task, objection
 from fedadmm.flower.protocol.messages import Answer
@@ -21,6 +21,7 @@ Sizes = Mapping[str, float]
 _LARGEST = {
     "info.weight": 1e30,
     "info.loss": 1e30,
+    "info.noised": 1e12,
     "info.solve.steps": 1e12,
     "info.solve.epochs": 1e12,
     "info.solve.passes": 1e12,
@@ -37,7 +38,7 @@ class Admitted(NamedTuple):
     sizes: Sizes
 
 
-@dataclass(frozen=True)
+@checked
 class Admission:
     """How far a reply may reach.
 
@@ -49,12 +50,8 @@ class Admission:
             sent; all that bounds a first upload that there is nothing to compare with.
     """
 
-    norm_factor: float = 20.0
-    norm_bound: float = 1e6
-
-    def __post_init__(self) -> None:
-        check_range(self, "norm_factor", self.norm_factor, 1.0, math.inf, open_high=True)
-        check_positive(self, "norm_bound", self.norm_bound)
+    norm_factor: Annotated[float, Ge(1)] = 20.0
+    norm_bound: Positive = 1e6
 
     def admit(
         self,

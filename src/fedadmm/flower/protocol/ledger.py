@@ -56,6 +56,11 @@ class ServerLedger(NamedTuple):
         """What is known of a client; a newcomer has the initial state."""
         return self.entries.get(client, NEWCOMER)
 
+    @property
+    def restarts(self) -> int:
+        """How often a client was taken out and started again."""
+        return sum(entry.incarnation for entry in self.entries.values())
+
     def replace(self, client: int, entry: Entry) -> ServerLedger:
         """The ledger with one entry changed."""
         return ServerLedger(self.run, {**self.entries, client: entry})
@@ -67,7 +72,8 @@ class Task(NamedTuple):
     run: str
     client: int
     sequence: int
-    """Grows from task to task of a client: the round, or a counter when there are no rounds."""
+    """Grows from task to task of a client: the round and the restarts before it, because a round is
+    made again after one of them; or a counter when there are no rounds."""
     incarnation: int
     folded: int
     """The acknowledgement: the last version of this client that the server folded."""

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 STYPE = "fedadmm.safetensors"
 """The serialisation of the one array that is a body."""
 HEAD, BODY, HELLO, METRICS = "fedadmm.head", "fedadmm.body", "fedadmm.hello", "fedadmm.metrics"
+CONFIG, PLACE = "fedadmm.config", "fedadmm.place"
+"""Beside a task: what the site's own app is told, and where a simulated site keeps its state."""
 _NUMBERS = frozenset(("client", "sequence", "incarnation", "folded", "version"))
-_MOST_METRICS, _LARGEST = 50, 1e30
+MOST_METRICS, _LARGEST = 50, 1e30
 """So many numbers of a site, none of them larger."""
+Beside = Mapping[str, Mapping[str, Any]]
+"""Records of plain values that travel beside a body, by their names."""
 _METRIC = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
-def write(head: Task | Reply, body: bytes) -> RecordDict:
+def write(head: Task | Reply, body: bytes, beside: Beside | None = None) -> RecordDict:
     """A task or a reply."""
     from flwr.app import ConfigRecord
 
@@ -30,20 +34,29 @@ def write(head: Task | Reply, body: bytes) -> RecordDict:
         key: str(value) if isinstance(value, str) else value
         for key, value in head._asdict().items()
     }
-    content = write_body(body)
+    content = write_body(body, beside)
     content[HEAD] = ConfigRecord(fields)
     return content
 
 
-def write_body(body: bytes) -> RecordDict:
-    """A message that is nothing but a body."""
-    from flwr.app import Array, ArrayRecord, RecordDict
+def write_body(body: bytes, beside: Beside | None = None) -> RecordDict:
+    """A message without a head."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    if not body:
-        return RecordDict()
-    arrays = ArrayRecord()
-    arrays["bytes"] = Array("uint8", (len(body),), STYPE, body)
-    return RecordDict({BODY: arrays})
+    content = RecordDict()
+    for name, values in (beside or {}).items():
+        content[name] = ConfigRecord(dict(values))
+    if body:
+        arrays = ArrayRecord()
+        arrays["bytes"] = Array("uint8", (len(body),), STYPE, body)
+        content[BODY] = arrays
+    return content
+
+
+def read_beside(content: RecordDict, name: str) -> dict[str, Any]:
+    """The plain values of a record that travels beside a body; none when it is not there."""
+    record = content.get(name)
+    return dict(record) if isinstance(record, Mapping) else {}
 
 
 def read_task(content: RecordDict) -> tuple[Task, bytes]:
@@ -123,13 +136,11 @@ def write_metrics(values: Mapping[str, float]) -> RecordDict:
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
-    """What a site measured: a few finite numbers with plain names, the loss among them."""
-    record: Any = content.get(METRICS)
-    values = dict(record) if isinstance(record, Mapping) else {}
-    if "loss" not in values or len(values) > _MOST_METRICS:
+    """What a site measured: a few finite numbers with plain names."""
+    values = read_beside(content, METRICS)
+    if len(values) > MOST_METRICS:
         raise RefusedError(
-            Word.GARBAGE,
-            f"{len(values)} metrics came, but 1 … {_MOST_METRICS} with a loss may come",
+            Word.GARBAGE, f"{len(values)} metrics came, but at most {MOST_METRICS} may come"
         )
     for name, value in values.items():
         if not _METRIC.fullmatch(str(name)):

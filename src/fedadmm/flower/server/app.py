@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError
 from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol import wire
 from fedadmm.flower.server.endpoint import Endpoint, Watched
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.service import Observer, Outcome, Service
+from fedadmm.flower.site.app import STATE_DIR
+from fedadmm.run.plan import RoundReport
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
+SITES = "sites"
+"""Where the run directory of a simulation keeps the sites' state."""
+log = logging.getLogger("flwr.fedadmm")
+"""What Flower shows with its own lines, also in `flwr log`."""
 _PREDECESSOR = 60.0
 """Seconds that a server waits for the one before it to end."""
 
@@ -45,7 +55,8 @@ def server_app(federation: Federation, observers: Sequence[Observer] = ()) -> Se
         run = replace(federation, accept_rollback=accepts)
         watched = Watched(run)
         with endpoint(context, watched):
-            seen = serve(run, grid, directory.path, [directory, watched, *observers])
+            said = partial(log_round, run.rounds)
+            seen = serve(run, grid, directory.path, [directory, watched, said, *observers])
             directory.finish(seen)
 
     app = ServerApp()
@@ -81,6 +92,27 @@ def serve(
     and is refused.
     """
     files.make_directory(folder)
+    beside: dict[str, Mapping[str, Any]] = {}
+    if federation.train_config:
+        beside[wire.CONFIG] = federation.train_config
+    if is_simulated(grid):
+        beside[wire.PLACE] = {STATE_DIR: str(folder.resolve() / SITES)}
     with torch.no_grad(), files.locked(folder, _PREDECESSOR):
         files.remove_leftovers(folder)
-        return Service(federation, grid, folder, list(observers)).run()
+        return Service(federation, grid, folder, list(observers), beside).run()
+
+
+def is_simulated(grid: Grid) -> bool:
+    """Whether the nodes are made up by `flwr run` on this machine, and have no folders."""
+    # The module is loaded where somebody simulates, and expensive to load elsewhere.
+    module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
+    return module is not None and isinstance(grid, module.InMemoryGrid)
+
+
+def log_round(rounds: int, report: RoundReport) -> None:
+    """An observer that says how a round went, where Flower says such things."""
+    record = report.record
+    metrics = "".join(f", {name} {value:.4g}" for name, value in record["metrics"].items())
+    seconds, clients = record["clock"]["seconds"], record["cohort"]["participants"]
+    text = f"round {record['round']} of {rounds}: {clients} clients{metrics} ({seconds:.1f} s)"
+    log.info(text)

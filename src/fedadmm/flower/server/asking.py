@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,6 +25,8 @@ from fedadmm.run.evaluation import Target
 
 FURTHEST = 1000.0
 """A site's number is left out when it is so many times (1 +) what most sites say."""
+EXAMPLES = "num-examples"
+"""What Flower's apps call the rows that a metric is the mean of."""
 _SHOWN = re.compile(r"loss|test_[a-z0-9_]{1,60}")
 """Names that may stand beside the server's own metrics; the server's come first."""
 
@@ -69,22 +71,43 @@ class Measured(NamedTuple):
         return bool(self.answers) and all(condition(self.means(one)) for one in without)
 
 
+def measured(job: Job, answers: Mapping[int, Mapping[str, float]]) -> Measured:
+    """Answers with their weights: a_i, or as in Flower the rows that each counted, if all say."""
+    if answers and all(values.get(EXAMPLES, 0.0) > 0 for values in answers.values()):
+        weights = {client: values[EXAMPLES] for client, values in answers.items()}
+    else:
+        weights = {client: job.problem.weight(client) for client in answers}
+    plain = {
+        client: {name: value for name, value in values.items() if name != EXAMPLES}
+        for client, values in answers.items()
+    }
+    return Measured(plain, weights)
+
+
 class Asking:
     """Sends a model to everybody who is online and collects what they measure."""
 
     def __init__(
-        self, job: Job, exchange: Exchange, roster: Roster, journal: Journal, timeout: float
+        self,
+        job: Job,
+        exchange: Exchange,
+        roster: Roster,
+        journal: Journal,
+        timeout: float,
+        config: Mapping[str, Any],
     ) -> None:
         self._job = job
         self._exchange = exchange
         self._roster = roster
         self._journal = journal
         self._timeout = timeout
+        self._config = config
 
     def __call__(self, params: Tensor, buffers: Tensor | None, step: int) -> Measured:
         """What the sites say about a model after a step."""
         self._roster.refresh()
-        content = wire.write_body(encode(pack(Question(params, buffers))))
+        beside = {wire.CONFIG: {**self._config, "server-round": step + 1}}
+        content = wire.write_body(encode(pack(Question(params, buffers))), beside)
         questions = {c: (seat.node, content) for c, seat in self._roster.online().items()}
         self._exchange.send("evaluate", "evaluate", questions, self._timeout)
         answers: dict[int, dict[str, float]] = {}
@@ -92,15 +115,17 @@ class Asking:
             try:
                 if arrival.content is None:
                     raise RefusedError(Word.ERROR, arrival.error)
-                answers[arrival.key] = wire.read_metrics(arrival.content)
+                found = wire.read_metrics(arrival.content)
+                if not found:
+                    raise RefusedError(Word.GARBAGE, "no metrics came")
+                answers[arrival.key] = found
             except RefusedError as refused:
                 self._journal.note(step, arrival.key, refused)
         self._exchange.forget()
         for client, why in far_off(answers).items():
             del answers[client]
             self._journal.note(step, client, why)
-        weights = {client: self._job.problem.weight(client) for client in answers}
-        return Measured(answers, weights)
+        return measured(self._job, answers)
 
 
 def far_off(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedError]:
@@ -113,7 +138,8 @@ def far_off(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedErro
             )
             if not others:
                 continue
-            most = FURTHEST * (1 + others[(len(others) - 1) // 2])
+            # The upper one of two: somebody who says next to nothing must not shut out the others.
+            most = FURTHEST * (1 + others[len(others) // 2])
             if abs(value) > most:
                 found[client] = RefusedError(
                     Word.RANGE, f"{name} is {value:.3g}, but the others' are below {most:.3g}"

@@ -11,18 +11,16 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from functools import partial
 from typing import NamedTuple
 
 from fedadmm.core import clock
 from fedadmm.core.errors import ConfigError, check_range
 from fedadmm.flower.federation import Federation
-from fedadmm.run.loop import RoundReport
+from fedadmm.run.plan import RoundReport
 from fedadmm.run.record import Record
 from fedadmm.study import records as reading
-
-LOOPBACK = "127.0.0.1"
+from fedadmm.study.serving import Answer, Loopback
 
 
 class _Gauge(NamedTuple):
@@ -120,58 +118,26 @@ class Watched:
         ]
 
 
-class Endpoint:
+class Endpoint(Loopback):
     """Serves a `Watched` on loopback, in a thread, while a `with` statement lasts."""
 
     def __init__(self, port: int, watched: Watched) -> None:
         check_range("run-config", "status-port", port, 1, 65535)
         try:
-            self._server = ThreadingHTTPServer((LOOPBACK, port), _handler(watched))
+            super().__init__(port, partial(_answer, watched))
         except OSError as error:
             raise ConfigError(
                 f"run-config: status-port is {port}, but nothing can listen there "
                 f"({error.strerror})"
             ) from None
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> Endpoint:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
-def _handler(watched: Watched) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_GET(self) -> None:
-            if self.path == "/health":
-                found = watched.health()
-                self._send(200 if found["healthy"] else 503, "application/json", json.dumps(found))
-            elif self.path == "/metrics":
-                self._send(200, "text/plain; version=0.0.4; charset=utf-8", watched.metrics())
-            else:
-                self._send(404, "text/plain", "there are /health and /metrics\n")
-
-        def _send(self, code: int, kind: str, text: str) -> None:
-            data = text.encode()
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Nobody wants a line for every look."""
-
-    return Handler
+def _answer(watched: Watched, path: str) -> Answer:
+    if path == "/health":
+        found = watched.health()
+        code = 200 if found["healthy"] else 503
+        return Answer(code, "application/json", json.dumps(found).encode())
+    if path == "/metrics":
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return Answer(200, kind, watched.metrics().encode())
+    return Answer(404, "text/plain", b"there are /health and /metrics\n")

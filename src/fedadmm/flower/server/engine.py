@@ -16,6 +16,7 @@ from fedadmm.core import trees
 from fedadmm.core.errors import EngineError
 from fedadmm.core.protocols import ClientInfo, Download, Engine, Upload
 from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Sizes
 from fedadmm.flower.protocol.ledger import ServerLedger, fold, mark_lost
 from fedadmm.flower.protocol.refusal import RefusedError, Word
@@ -47,6 +48,7 @@ class GridEngine(Engine):
         norms: Mapping[int, Sizes],
         boots: int,
         journal: Journal,
+        beside: wire.Beside,
         *,
         can_repair: bool,
     ) -> None:
@@ -56,6 +58,7 @@ class GridEngine(Engine):
         self._exchange = exchange
         self._roster = roster
         self._journal = journal
+        self._beside = beside
         self._tasks = Tasks(exchange, roster, journal, federation.patience.resend, boots)
         self._answers: dict[int, Accepted] = {}
         self._fruitless = 0
@@ -73,11 +76,16 @@ class GridEngine(Engine):
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[Reply]:
         """The uploads of those who answered; of the first one, when there are no rounds."""
-        cast = Broadcast(self._job, download, self._federation.admission, round_index)
+        admission = self._federation.admission
+        cast = Broadcast(self._job, download, admission, round_index, self._beside)
         if self._federation.mode == "rounds" or round_index < 0:
             yield from self._round(ids, cast, round_index)
         else:
             yield from self._step(cast, round_index)
+
+    def told(self) -> dict[int, Mapping[str, float]]:
+        """What the training loops of the last step's clients measured, where they measure."""
+        return {c: accepted.metrics for c, accepted in self._answers.items() if accepted.metrics}
 
     def broadcasts(self, ids: Sequence[int]) -> int:
         """Every task that went out since the last step, sent again or never answered."""
@@ -95,7 +103,7 @@ class GridEngine(Engine):
         That is its weighted message, less the virtual step of this round, if there was one.
         """
         brought, norms = {}, dict(self.norms)
-        for client, (reply, admitted) in self._answers.items():
+        for client, (reply, admitted, _) in self._answers.items():
             self.ledger = fold(self.ledger, reply)
             share = self._job.problem.weight(client)
             message = admitted.answer.upload.message
@@ -174,6 +182,13 @@ class GridEngine(Engine):
 
     def _advice(self) -> str:
         """What the operator can do; a server that went back in time is named."""
+        lost = [client for client, entry in self.ledger.entries.items() if entry.lost]
+        if lost and not self._behind:
+            return (
+                f"{len(lost)} clients lost their state (first: {lost[0]}), and what they brought "
+                "cannot be taken out; bring their folders back and run again to resume, or begin a "
+                "new run"
+            )
         if not self._behind:
             return "the state is kept, run again to resume"
         client, refused = next(iter(self._behind.items()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +39,7 @@ class Exchange:
         self._grid = grid
         self._poll = poll
         self._waiting: dict[str, int] = {}
+        self._copies: Counter[int] = Counter()
         self._inbox: deque[Arrival] = deque()
 
     def now(self) -> float:
@@ -69,11 +70,14 @@ class Exchange:
         for key, identity in zip(messages, identities, strict=False):
             if identity:
                 self._waiting[identity] = key
+                self._copies[key] += 1
 
     def arrivals(self, until: float) -> Iterator[Arrival]:
         """What comes back, until nothing is awaited any more or the time is over.
 
-        Whoever stops early finds the rest at the next call.
+        Whoever stops early finds the rest at the next call.  An error says nothing as long as
+        another copy of the message is out: a node that died answers the one that it got after its
+        restart, and what was sent to it before ends in an error.
         """
         while True:
             while self._inbox:
@@ -82,7 +86,10 @@ class Exchange:
                 return
             for message in self._grid.pull_messages(list(self._waiting)):
                 key = self._waiting.pop(message.metadata.reply_to_message_id, None)
-                if key is not None:
+                if key is None:
+                    continue
+                self._copies[key] -= 1
+                if not (message.has_error() and self._copies[key]):
                     self._inbox.append(_arrival(key, message))
             if not self._inbox:
                 if self.now() >= until:
@@ -96,6 +103,7 @@ class Exchange:
     def forget(self) -> None:
         """Wait no longer for what is still out."""
         self._waiting.clear()
+        self._copies.clear()
         self._inbox.clear()
 
 

@@ -44,6 +44,11 @@ class Roster:
         """Node id -> client, for the checkpoint."""
         return dict(self._known)
 
+    @property
+    def nodes(self) -> int:
+        """How many nodes are online, whoever they are."""
+        return len(self._seats)
+
     def online(self) -> dict[int, Seat]:
         """The clients that are there, and their nodes."""
         known = self._known.items()

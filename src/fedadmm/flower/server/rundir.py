@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedadmm
-from fedadmm.core import files
+from fedadmm.core import clock, files
 from fedadmm.core.errors import DataError
-from fedadmm.run.loop import RoundReport
+from fedadmm.core.outputs import Iterate
+from fedadmm.run.plan import RoundReport
 from fedadmm.run.state.digest import params_sha256
-from fedadmm.run.state.files import Contents, write_tensors
 from fedadmm.study.rundir import RunDir, create
+from fedadmm.study.summary import told
 
 if TYPE_CHECKING:
     from fedadmm.flower.server.service import Outcome
 
-MODEL, EVENTS = "model.safetensors", "events.jsonl"
+EVENTS = "events.jsonl"
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -50,7 +50,9 @@ class RunDirectory:
         create(path)
         self.path = path
         self._folder = RunDir(path)
-        self._folder.records()  # of another version? then before any site is asked
+        # Records of another version are refused here, before any site is asked.
+        self.rounds = len(self._folder.records())
+        """How many rounds there are already."""
         self._begun = False
 
     def __call__(self, report: RoundReport) -> None:
@@ -61,7 +63,7 @@ class RunDirectory:
             self._begun = True
         network = dict(report.record.get("network", {}))
         self._note(network.pop("events", []))
-        at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
+        at = {"at": clock.timestamp()}
         record = report.record | {"network": network, "clock": report.record["clock"] | at}
         self._folder.append(record, durable=True)  # its checkpoint follows at once
 
@@ -79,17 +81,17 @@ class RunDirectory:
 
     def finish(self, outcome: Outcome, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """Leave the model and the summary."""
-        write_tensors(
-            self.path / MODEL, Contents({"params": outcome.params.clone()}, {}), durable=True
-        )
+        best, last = outcome.state.best, Iterate(outcome.params, outcome.buffers)
+        self._folder.write_model(last if best is None else best.model, last)
         summary = {
             "status": outcome.ending.sentence,
             "code": outcome.ending.code,
             "rounds": outcome.state.round,
+            "best": told(best),
             "params_sha256": params_sha256(outcome.params),
             "network": outcome.counts,
             "fedadmm_version": fedadmm.__version__,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "created": clock.timestamp(),
         } | (extra or {})
         self._folder.close(summary)
         return summary

@@ -11,32 +11,27 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
-from fedadmm.core.errors import ParameterError
+from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.ledger import restart
 from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.protocol.wire import PLACE, Beside
 from fedadmm.flower.sealed import DamageError
-from fedadmm.flower.server.asking import Asking, Measured
+from fedadmm.flower.server.asking import Asking, Measured, far_off, measured
 from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
+from fedadmm.run.best import Judge
 from fedadmm.run.client import Job, message_template
+from fedadmm.run.endings import EXPLOSION
 from fedadmm.run.evaluation import Evaluation
-from fedadmm.run.loop import (
-    EXPLOSION,
-    Ending,
-    RoundReport,
-    RunState,
-    Schedule,
-    initial_state,
-    offered,
-    run,
-)
+from fedadmm.run.loop import initial_state, offered, run
+from fedadmm.run.noise import hidden
+from fedadmm.run.plan import Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record, numbers, value
-from fedadmm.run.releases import hidden
 from fedadmm.run.state import MemoryStore
 
 if TYPE_CHECKING:
@@ -53,22 +48,29 @@ class Outcome(NamedTuple):
     ending: Ending
     counts: dict[str, int]
     """How many replies were refused, missing, lost … by reason."""
+    buffers: Tensor | None = None
 
 
 class Service:
     """The job, the network, the disk."""
 
     def __init__(
-        self, federation: Federation, grid: Grid, folder: Path, observers: list[Observer]
+        self,
+        federation: Federation,
+        grid: Grid,
+        folder: Path,
+        observers: list[Observer],
+        beside: Beside,
     ) -> None:
         self.federation = federation
         job = federation.server_job()
-        self.job, self._spending = hidden(job, federation.sampler, deployed=True)
+        self.job, self._spending = hidden(job, federation.sampler)
         self.observers = observers
+        self._simulated = PLACE in beside
         self.journal = Journal()
         self.remembers = _remembers(self.job)
-        # With noise nobody can be taken out: the model before and after would show what it sent.
-        on_disk = federation.ledger == "disk" and self._spending is None
+        # With noise on the sum nobody can be taken out: the models would show what it sent.
+        on_disk = federation.ledger == "disk" and self.job.uploads.noise is None
         self.disk = ServerState(
             folder / "checkpoint", on_disk and self.remembers, fingerprint(federation, self.job)
         )
@@ -83,7 +85,14 @@ class Service:
         # An exchange each: waiting for one thing must not end the waiting for another.
         tasks, greeting, questions = (Exchange(grid, patience.poll) for _ in range(3))
         self.roster = Roster(greeting, federation.clients, federation.names, saved.roster, patience)
-        self.asking = Asking(self.job, questions, self.roster, self.journal, patience.round)
+        self.asking = Asking(
+            self.job,
+            questions,
+            self.roster,
+            self.journal,
+            patience.round,
+            federation.evaluate_config,
+        )
         self.engine = GridEngine(
             federation,
             self.job,
@@ -93,11 +102,14 @@ class Service:
             saved.norms,
             self.saved.boots,
             self.journal,
+            beside,
             can_repair=on_disk or not self.remembers,
         )
 
     def run(self) -> Outcome:
         """Rounds, or steps, until the end; repairs and empty rounds interrupt the loop."""
+        if self._simulated:
+            self._check_nodes()
         initial = self.saved.state.round < 0
         everybody = initial or not self.job.algorithm.accepts_partial
         self.roster.wait_for(self.federation.clients if everybody else 1)
@@ -115,6 +127,16 @@ class Service:
                 if engine.empty or engine.to_repair():
                     break
         return self.outcome(self._completed())
+
+    def _check_nodes(self) -> None:
+        """A simulation has all its nodes when the first one answers, or will never have them."""
+        self.roster.wait_for(1)
+        nodes, clients = self.roster.nodes, self.federation.clients
+        if nodes != clients:
+            raise EngineError(
+                f"{nodes} nodes are simulated, but the federation has {clients} clients; run it "
+                f'with --federation-config "num-supernodes={clients}", or make it for {nodes}'
+            )
 
     @property
     def rounds(self) -> int:
@@ -134,16 +156,26 @@ class Service:
         record, ending = report.record, report.ending
         if self.engine.staleness is not None:
             record["clock"]["staleness"] = self.engine.staleness
-        if ending is None or ending.code == "completed":
+        if ending is None or ending.code in ("completed", "patience"):
             done = ending is not None and not self.engine.empty
+            waited = ending if ending is not None and ending.code == "patience" else None
             ending = self._measure(report.state, record, done)
-            ending = ending or (self._completed() if done else None)
-        record["network"] = record.get("network", {}) | self.news()
+            ending = ending or waited or (self._completed() if done else None)
+        record["network"] = record.get("network", {}) | self._told(record["round"]) | self.news()
         state = report.state._replace(first_loss=self._first_loss)
         report = RoundReport(state, record, report.infos, ending)
         for observer in self.observers:
             observer(report)
         return report
+
+    def _told(self, number: int) -> dict[str, Any]:
+        """What the sites' own training loops measured in a round, if they did."""
+        told = self.engine.told()
+        for client, why in far_off(told).items():
+            del told[client]
+            self.journal.note(number - 1, client, why)
+        means = measured(self.job, told).means()
+        return {"training": {"answered": len(told), "metrics": means}} if means else {}
 
     def _measure(self, state: RunState, record: Record, done: bool) -> Ending | None:
         """Ask the sites when it is time, and look whether that ends the run.
@@ -156,16 +188,16 @@ class Service:
         if not every or not (done or regular):
             return self._reached(record, None, complete=not every)
         began = time.perf_counter()
-        measured = self.asking(*self._handed_out(state), number - 1)
-        means = measured.means()
-        ending = self._reached(record, measured, complete=True)
-        record["network"] = {"sites": {"answered": len(measured.answers), "metrics": means}}
-        record["metrics"] = measured.shown() | record["metrics"]
+        found = self.asking(*self._handed_out(state), number - 1)
+        means = found.means()
+        ending = self._reached(record, found, complete=True)
+        record["network"] = {"sites": {"answered": len(found.answers), "metrics": means}}
+        record["metrics"] = found.shown() | record["metrics"]
         spent, clock = time.perf_counter() - began, record["clock"]
         clock["evaluation_seconds"] = clock.get("evaluation_seconds", 0.0) + spent
         if self._first_loss is None:
             self._first_loss = means.get("loss")
-        elif measured.exceed(EXPLOSION * (1 + abs(self._first_loss))):
+        elif found.exceed(EXPLOSION * (1 + abs(self._first_loss))):
             sentence = f"the loss of the global model is {means['loss']:g} at the sites"
             return Ending("diverged", f"diverged in round {number}: {sentence}")
         return ending
@@ -173,7 +205,9 @@ class Service:
     def _reached(self, own: Record, measured: Measured | None, complete: bool) -> Ending | None:
         """Whether the target is met; `complete` when everything was measured that ever is."""
         target = self.federation.target
-        if target is None or (measured is None and "evaluation_seconds" not in own["clock"]):
+        if target is None or not target.end_run:
+            return None
+        if measured is None and "evaluation_seconds" not in own["clock"]:
             return None
         means = measured.means() if measured is not None else {}
         found = value(own, target.metric)
@@ -252,8 +286,14 @@ class Service:
             objective=False,
             test=self.federation.test is not None,
         )
+        # By the server's own metrics: no single site can choose a model or end a run.
+        judge = Judge(self.federation.target, self.federation.patience.better)
         return Schedule(
-            self.rounds, evaluation, output=self.federation.output, spending=self._spending
+            self.rounds,
+            evaluation,
+            output=self.federation.output,
+            spending=self._spending,
+            judge=judge,
         )
 
     def _handed_out(self, state: RunState) -> tuple[Tensor, Tensor | None]:
@@ -272,8 +312,9 @@ class Service:
 
     def outcome(self, ending: Ending) -> Outcome:
         """The end of the run."""
-        params, _ = self._handed_out(self.saved.state)
-        return Outcome(params.clone(), self.saved.state, ending, dict(self.journal.counts))
+        params, buffers = self._handed_out(self.saved.state)
+        counts = dict(self.journal.counts)
+        return Outcome(params.clone(), self.saved.state, ending, counts, buffers)
 
 
 def _message_template(job: Job) -> Any:

@@ -23,21 +23,25 @@ import torch
 from fedadmm.core import files, trees
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.missed import restored
+from fedadmm.core.outputs import Iterate
 from fedadmm.flower import sealed
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import Sizes
 from fedadmm.flower.protocol.codec import pack, unpack
 from fedadmm.flower.protocol.ledger import Entry, ServerLedger
 from fedadmm.flower.sealed import DamageError
+from fedadmm.run.best import Best
 from fedadmm.run.client import Job
-from fedadmm.run.loop import RunState
-from fedadmm.run.resuming import known_from, plain_known
+from fedadmm.run.plan import RunState
+from fedadmm.run.resuming import known_from, noised_from, plain_rows
 from fedadmm.run.state.digest import params_sha256
 from fedadmm.run.state.files import read_tensors
 
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
 FORMAT = 2
 _VALUES = "values"
+_BEST = Best("", 0.0, 0, 0, Iterate(torch.empty(0)))
+"""The form of what is read back; the values come from the file."""
 
 
 class Saved(NamedTuple):
@@ -63,7 +67,7 @@ def new_run() -> ServerLedger:
 def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
     """What must not change between a run and its resumption."""
     weights = [job.problem.weight(client) for client in range(federation.clients)]
-    parts = {
+    parts: dict[str, Any] = {
         "algorithm": federation.algorithm,
         "clients": federation.clients,
         "solver": federation.solver,
@@ -78,6 +82,7 @@ def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
         "vector": f"{job.initial.numel()} x {job.initial.dtype}",
         "initial": params_sha256(job.initial)[:16],
         "weights": params_sha256(torch.tensor(weights, dtype=torch.float64))[:16],
+        **federation.identity,
     }
     return {key: json.dumps(repr(value))[1:-1] for key, value in parts.items()}
 
@@ -110,13 +115,14 @@ class ServerState:
             if values.get("format") != FORMAT:
                 raise _of_an_earlier_version(path)
             self._compare(values["fingerprint"])
-            state = unpack(template._replace(missed=None), packed)
+            best = _BEST if "best.round" in packed.plain else None
+            state = unpack(template._replace(missed=None, best=best), packed)
             missed = None
             if template.missed is not None:
                 missed = restored(values["missed"], packed.tensors, template.server[0].device)
-            known = known_from(values.get("known"))
+            known, noised = known_from(values.get("known")), noised_from(values.get("noised"))
             return Saved(
-                state._replace(notes=values["notes"], known=known, missed=missed),
+                state._replace(notes=values["notes"], known=known, missed=missed, noised=noised),
                 ServerLedger(values["run"], _entries(values)),
                 {int(node): client for node, client in values["roster"].items()},
                 values["boots"],
@@ -138,12 +144,13 @@ class ServerState:
         """
         unkept = self._add(saved.ledger, brought) if self._keep else {}
         missed = saved.state.missed
-        packed = pack(saved.state._replace(notes=None, known=None, missed=None))
+        packed = pack(saved.state._replace(notes=None, known=None, missed=None, noised=None))
         packed.tensors.update({} if missed is None else missed.tensors())
         values = {
             "format": FORMAT,
             "notes": saved.state.notes,
-            "known": plain_known(saved.state.known),
+            "known": plain_rows(saved.state.known),
+            "noised": plain_rows(saved.state.noised),
             "missed": None if missed is None else missed.rows(),
             "fingerprint": self._fingerprint,
             "run": saved.ledger.run,
@@ -225,7 +232,14 @@ def _understanding(path: Path) -> Iterator[None]:
     """Refuse a file that is whole and does not say what is asked."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise StateError(f"{path} cannot be understood; {ANOTHER_VERSION}") from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +36,8 @@ class Accepted(NamedTuple):
 
     reply: Reply
     admitted: Admitted
+    metrics: Mapping[str, float]
+    """What the site's own training loop measured, if anything."""
 
 
 class Broadcast:
@@ -44,11 +46,19 @@ class Broadcast:
     Once per client where each of them has missed virtual steps of its own.
     """
 
-    def __init__(self, job: Job, download: Download, admission: Admission, step: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        download: Download,
+        admission: Admission,
+        step: int,
+        beside: wire.Beside | None = None,
+    ) -> None:
         self._job = job
         self._download = download
         self._admission = admission
         self._step = step
+        self._beside = beside
         self._bodies: dict[tuple[int, bool, int | None], tuple[bytes, str]] = {}
         self._template = answer_template(job, download)
         self._message = message_template(job, download.cast)
@@ -63,7 +73,7 @@ class Broadcast:
 
     def content(self, task: Task, index: int) -> RecordDict:
         """The task as a message."""
-        return wire.write(task, self._body(task.client, index, task.folded == 0)[0])
+        return wire.write(task, self._body(task.client, index, task.folded == 0)[0], self._beside)
 
     def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
         """Accept an update, or say in a RefusedError why not."""
@@ -73,9 +83,8 @@ class Broadcast:
         if reply.kind is Kind.UPDATE:
             admit = self._admission.admit
             decoded = partial(arrived, self._job, self._message)
-            return Accepted(
-                reply, admit(ledger, task, reply, body, self._template, self._scale, decoded)
-            )
+            admitted = admit(ledger, task, reply, body, self._template, self._scale, decoded)
+            return Accepted(reply, admitted, wire.read_metrics(arrival.content))
         if reply.task != task.id:
             raise RefusedError(Word.PROTOCOL, f"{reply.kind} to another task: {reply.reason}")
         raise RefusedError(_WORDS[reply.kind], reply.reason)
@@ -178,8 +187,9 @@ class Tasks:
         rounds: bool,
     ) -> Flight:
         """A round's number counts for all; without rounds a client's own updates are counted."""
-        number = index = step
-        if not rounds:
+        if rounds:
+            number, index = step + ledger.restarts, step
+        else:
             self._number += 1
             number, index = self._number, ledger.entry(client).version
         task = cast.task(ledger, client, number, index)

@@ -9,22 +9,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fedadmm.run.client import client_round, first_record, moved_along
 from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.protocols import ClientRecord, Evaluator, Objective
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
 from fedadmm.flower.protocol.codec import check_like, decode, digest, encode, pack, unpack
 from fedadmm.flower.protocol.ledger import Action, Kind, Reply, Task, receive, reply_to
-from fedadmm.flower.protocol.messages import Question, parcel_template, record_template, travelling
+from fedadmm.flower.protocol.messages import (
+    Parcel,
+    Question,
+    parcel_template,
+    record_template,
+    travelling,
+)
 from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.flower.site.state import SiteState
-from fedadmm.core.protocols import Evaluator, Objective
+from fedadmm.run.client import ClientRound, Job, client_round, first_record, moved_along
+from fedadmm.run.noise import records_of, steps_of_an_epoch
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
     from flwr.clientapp import ClientApp
 
+STATE_DIR = "state-dir"
 _VECTORS, _ROOM = 8, 2**20
 """The largest parcel that is let in: so many vectors of doubles, and so many bytes besides."""
 
@@ -80,7 +88,7 @@ def answer(
         raise StateError(f"the task is for client {task.client}, but this node is client {number}")
     if digest(body) != task.cast_digest:
         raise StateError("the task's digest is not that of its content")
-    state = SiteState(state_folder(context, task.run, task.client))
+    state = SiteState(state_folder(context, task.run, task.client, content))
     with torch.no_grad(), state.locked():
         return wire.write(*work(federation, objective, state, task, body))
 
@@ -129,7 +137,7 @@ def _compute(
     record = state.acked(record_template(job))
     if parcel.missed is not None:
         record = moved_along(job, record or first_record(job), parcel.missed)
-    done = client_round(job, task.client, record, parcel.download, parcel.round_index)
+    done = _counted_round(job, state, task.client, record, parcel)
     if done.record is None:
         return reply_to(task, Kind.FAILED, "the local result holds NaN or infinite entries"), b""
     sent = encode(pack(travelling(done)))
@@ -138,14 +146,26 @@ def _compute(
     return reply, sent
 
 
+def _counted_round(
+    job: Job, state: SiteState, client: int, record: ClientRecord | None, parcel: Parcel
+) -> ClientRound:
+    """The client's round; noised steps are counted here, where none of them gets lost."""
+    download, index = parcel.download, parcel.round_index
+    spending = records_of(job)
+    if spending is None:
+        return client_round(job, client, record, download, index)
+    before = state.noised()
+    spending.check(client, steps_of_an_epoch(job, client), before)
+    done = client_round(job, client, record, download, index)
+    made = before + done.info.solve.steps
+    state.count_noised(made)
+    return done._replace(info=done.info._replace(noised=made))
+
+
 def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float]:
     """A site's loss at a model, and its own metrics."""
-    packed = decode(body)
-    params = packed.tensors.get("params")
-    size = site.objective.num_parameters
-    if params is None or params.shape != (size,):
-        raise StateError(f"the model to evaluate must be one vector of {size} numbers")
-    question = unpack(Question(params, None), packed)
+    question = read_question(body, site.objective.num_parameters)
+    params = question.params
     job = federation.client_job(site.objective, params, str(params.dtype).removeprefix("torch."))
     converted: Any = job.problem.clients[0]
     with torch.no_grad():
@@ -155,6 +175,15 @@ def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float
         if site.test is not None:
             measured |= {name: float(value) for name, value in site.test(params).items()}
     return measured
+
+
+def read_question(body: bytes, size: int) -> Question:
+    """The model that is to be measured."""
+    packed = decode(body)
+    params = packed.tensors.get("params")
+    if params is None or params.shape != (size,):
+        raise StateError(f"the model to evaluate must be one vector of {size} numbers")
+    return unpack(Question(params, None), packed)
 
 
 def _site(load: Load, context: Context) -> Site:
@@ -173,9 +202,10 @@ def client_number(context: Context) -> int:
     return number
 
 
-def state_folder(context: Context, run: str, client: int) -> Path:
-    """Where this site keeps the state of one client in one run."""
-    base = context.node_config.get("state-dir", context.run_config.get("state-dir"))
+def state_folder(context: Context, run: str, client: int, content: RecordDict) -> Path:
+    """Where this site keeps the state of one client in one run; a simulated site is told."""
+    told = wire.read_beside(content, wire.PLACE).get(STATE_DIR)
+    base = context.node_config.get(STATE_DIR, context.run_config.get(STATE_DIR, told))
     if not isinstance(base, str) or not base:
         raise ConfigError(
             f"node-config: state-dir is {base!r}, but must be a folder of this site that survives "

@@ -1,0 +1,1 @@
+"""A site: its app, and the state on its own disk."""
