@@ -48,7 +48,7 @@ def refused(*arguments: object) -> str:
         (("--precision", "half"), "precision is 'half', but must be one of 'float32', 'float64'"),
         (("--device", "abacus"), "device is 'abacus', but cannot be used"),
         (("--checkpoint-every", "-2"), "checkpoint.every is -2, but must be at least 0"),
-        (("--tracker", "wandb"), "trackers names 'wandb', which is not known"),
+        (("--tracker", "comet"), "trackers names 'comet', which is not known"),
         (("--roundz", "3"), "No such option '--roundz'."),
         (
             ("--set", "sampler.size=9"),

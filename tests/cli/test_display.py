@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from fedadmm.cli.display import Live, live
+from fedadmm.cli.display import Live, live, steps
+from fedadmm.study.estimating import estimate
 from fedadmm.study.pool import Began, Ended, Recorded
 from fedadmm.study.words import size
 from support.records import made
+from support.resumable import problem
 
 RECORD = made(
     2,
@@ -47,6 +50,28 @@ def test_nothing_is_drawn_without_a_terminal(capsys: pytest.CaptureFixture[str])
         watch(Recorded(0, RECORD))
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_steps_are_a_bar_on_a_terminal_and_sentences_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    with steps(told.append) as tell:
+        tell("first", 0, 2)
+    assert told == ["first"]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with steps(told.append) as tell:
+        tell("second", 1, 2)
+    assert told == ["first"]
+    assert re.search(r"1/2 steps.*second", capsys.readouterr().err)
+
+
+def test_an_estimate_tells_how_far_it_is() -> None:
+    told: list[tuple[int, int]] = []
+    chosen = problem()
+    estimate(chosen, chosen.start(0), clients=3, tell=lambda what, *far: told.append(far))
+    assert told == [(done, 7) for done in range(7)]  # three clients, and four points
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,9 @@ def test_a_comparison_says_which_differences_are_more_than_chance() -> None:
         _row("FedPD", Difference(-0.1, -0.15, -0.05, 3)),
     ]
     told = results.verdict(Results(None, "test_accuracy", base, rows))
-    assert told == "more than chance: FedADMM; FedPD. not told apart from FedAvg: FedDR"
+    assert told == (
+        "differ from FedAvg by more than chance: FedADMM; FedPD · not told apart from FedAvg: FedDR"
+    )
     single = [base, _row("FedADMM", Difference(0.1, None, None, 1))]
     told = results.verdict(Results(None, "test_accuracy", base, single))
     assert told is not None

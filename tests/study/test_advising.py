@@ -17,6 +17,7 @@ import fedadmm as fa
 from fedadmm.core.objectives import losses
 from fedadmm.data import models, problems
 from fedadmm.run.engines import VirtualTime
+from fedadmm.study import loading
 from fedadmm.study.advising import advise
 from fedadmm.study.config import resolve
 from fedadmm.study.estimating import estimate, hessian_product, largest_curvature
@@ -216,8 +217,11 @@ def test_the_written_configuration_runs_and_learns(tmp_path: Path):
     document = json.loads(told.stdout)
     config = tomllib.loads(written.read_text())
     assert document["config"] == config
-    assert config["algorithm"]["members"] == "seen"
-    assert config["algorithm"]["start"] == "global"
+    assert config["algorithm"]["absent"] == "aligned"
+    assert config["output"]["name"] == "participants-mean"
+    remarks = " ".join(document["remarks"])
+    assert "absent = 'aligned'" in remarks
+    assert "seen" not in remarks
     assert config["sampler"]["size"] == 0.3
     assert 0 < config["solver"]["lr"] < 2 / document["estimate"]["L"]
     ran = call(
@@ -278,9 +282,32 @@ def test_a_wanted_epsilon_is_what_the_proposed_noise_spends():
         > 1.49 * everybody
     )
     assert found.config["upload"][1]["budget"] == 8.0
+    assert found.config["algorithm"]["name"] == "fedavg"
+    assert found.config["output"]["name"] == "averaged"
+    assert found.config["rounds"] == 30
+    assert found.config["solver"]["lr"] == pytest.approx(
+        1 / found.situation.safe_smoothness, rel=5e-3
+    )
+    assert any("adds up the noise of all rounds" in remark for remark in found.remarks)
     assert not any("seen" in remark for remark in found.remarks)
     with pytest.raises(fa.ParameterError, match="delta"):
         private(found, run.sampler, 30, 8.0, 0.02)
+
+
+def test_a_private_setting_is_shown_written_and_runs(tmp_path):
+    path = tmp_path / "private.toml"
+    line = ["digits", "--clients", 2, "--rows", 16, "--epsilon", 8, "--write", path]
+    shown = call("advise", *line)
+    assert shown.exit_code == 0, shown.stderr
+    words = " ".join(shown.stdout.split())
+    for told in (f"fedadmm run {path}", "method fedavg", "rounds 80", "noise, multiplier"):
+        assert told in words
+    plan = resolve(loading.read(str(path)))
+    assert plan.rounds == 80
+    ran = call("run", path, "--rounds", 1, "--out", tmp_path / "run", "--no-report")
+    assert ran.exit_code == 0, ran.stderr
+    shorter = call("advise", *line[:-2], "--set", "rounds=30", "--json")
+    assert json.loads(shorter.stdout)["privacy"]["rounds"] == 30
 
 
 def test_noise_is_not_advised_where_there_are_no_rounds(tmp_path):

@@ -171,4 +171,5 @@ def test_all_of_it_is_told_in_markdown_and_on_a_page() -> None:
     page = findings_page({"findings": found, "title": "A <study>", "notes": ""})
     assert "A &lt;study&gt;" in page
     assert "<strong>new</strong>" in page
+    assert page.count("--page: #111419") == 2, "the dark page, by button and by the system's wish"
     assert page.count("<circle") == len(found["rankings"][0]["names"])

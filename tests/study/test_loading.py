@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.study import loading
+from fedadmm.study import loading, toml
 from fedadmm.study.config import Tree
 
 
@@ -60,6 +60,31 @@ def test_tables_merge_unless_they_name_another_part() -> None:
 def test_an_assignment_without_key_or_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--set is .*, but must be KEY=VALUE"):
         loading.assignment(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a." * 30_000 + "a = 1", "a key has more than 1000 dots"),
+        ("['a' . " + '"b" . ' * 1000 + "c]", "a key has more than 1000 dots"),
+        ("a = " + "[" * 10_000, "it is nested too deeply"),
+        ("# " + "x" * 10**7, "it has 10000002 characters, but at most 10000000 are read"),
+    ],
+    ids=["bare", "quoted", "brackets", "long"],
+)
+def test_toml_that_would_take_for_ever_is_refused(text: str, why: str, tmp_path: Path) -> None:
+    """The parser's time grows with the square of a key's parts: 20 seconds for 100 kB."""
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"a\.toml: is not TOML \({why}"):
+        loading.read(str(path))
+
+
+def test_long_values_are_no_long_keys() -> None:
+    numbers, words = [0.5] * 200, "one. two. three. " * 50
+    text = f"a.b.c = {numbers}\nd = '{words}'\ne = {[[1, 2]] * 2000}\n"
+    found = toml.tables(text + "f = 1.5")
+    assert found == {"a": {"b": {"c": numbers}}, "d": words, "e": [[1, 2]] * 2000, "f": 1.5}
 
 
 def test_what_is_not_toml_or_not_text_is_refused_by_name(tmp_path: Path) -> None:

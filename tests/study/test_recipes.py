@@ -211,3 +211,14 @@ def test_the_panels_of_a_figure_share_their_runs(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cells").iterdir())) == 2
     measured = {row["name"]: row["measures"]["final"]["mean"] for row in result["cells"]}
     assert 0 <= measured["accuracy/feddr"] <= 1 < measured["loss/feddr"]
+
+
+def test_every_method_has_a_row_in_the_study_of_few_participants_or_a_reason() -> None:
+    """A new method must be judged there, or the recipe's notes must say why it is not."""
+    from fedadmm.algorithms import REGISTRY
+
+    recipe = load("participation")
+    judged = {method.config["algorithm"]["name"] for method in recipe.methods}
+    missing = {REGISTRY[name].title for name in REGISTRY.keys() - judged}
+    assert missing == {"FedMid", "FedDualAvg", "FedAsync", "FedBuff", "asyncFedDR", "FedDR-II"}
+    assert all(title in recipe.notes for title in missing)

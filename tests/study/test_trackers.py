@@ -34,19 +34,49 @@ def test_tensorboard_holds_every_round(tmp_path: Path) -> None:
     assert [value for _, value in found] == pytest.approx(losses(tmp_path))
 
 
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow in SQLAlchemy
 def test_mlflow_holds_parameters_metrics_and_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracking = pytest.importorskip("mlflow.tracking", reason="the extra 'mlflow' is missing")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run(resolve(SMALL | {"trackers": ["mlflow"]}), tmp_path)
-    client = tracking.MlflowClient((tmp_path / "mlflow").as_uri())
+    client = tracking.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("fedadmm")
     (found,) = client.search_runs([experiment.experiment_id])
     assert found.info.status == "FINISHED"
     assert found.data.params["algorithm.rho"] == "1.0"
     history = client.get_metric_history(found.info.run_id, "loss")
     assert [point.value for point in sorted(history, key=lambda p: p.step)] == losses(tmp_path)
+
+
+def steps_of(path: Path) -> list[tuple[int, float]]:
+    """The rounds of a Weights & Biases file, each with its loss."""
+    from wandb.proto.wandb_internal_pb2 import Record as Entry
+    from wandb.sdk.internal.datastore import DataStore
+
+    store, found = DataStore(), []
+    store.open_for_scan(str(path))
+    while (data := store.scan_data()) is not None:
+        entry = Entry()
+        entry.ParseFromString(data)
+        items = {(i.key or i.nested_key[0]): i.value_json for i in entry.history.item}
+        if "loss" in items:
+            found.append((entry.history.step.num, json.loads(items["loss"])))
+    store.close()
+    return found
+
+
+def test_weights_and_biases_holds_every_round_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb", reason="the extra 'wandb' is not installed")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run(resolve(SMALL | {"trackers": ["wandb"]}), tmp_path)
+    wandb.teardown()  # ends the process that writes the file
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    assert steps_of(path) == list(zip([1, 2, 3, 4], losses(tmp_path), strict=True))
 
 
 def test_unknown_trackers_are_refused_before_round_0(tmp_path: Path) -> None:

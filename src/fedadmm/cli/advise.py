@@ -44,23 +44,25 @@ def advise(
     as_json: options.AsJson = False,
 ) -> None:
     """Say which setting to use, then why: a problem's constants and the theorems' ranges."""
-    from fedadmm.cli.display import print_json
+    from fedadmm.cli.display import print_json, steps
     from fedadmm.study import config, loading, rundir
+    from fedadmm.study.advising import PRIVATE_ROUNDS, private
     from fedadmm.study.advising import advise as counsel_for
-    from fedadmm.study.advising import private
 
     tree = loading.run_only(loading.read(source))
     options.apply(tree)
     run = config.resolve(tree)
-    counsel = counsel_for(run, clients=clients, rows=rows)
+    with steps() as tell:
+        counsel = counsel_for(run, clients=clients, rows=rows, tell=tell)
     if epsilon is not None:
-        counsel = private(counsel, run.sampler, run.rounds, epsilon, delta)
+        rounds = run.rounds if "rounds" in tree else PRIVATE_ROUNDS
+        counsel = private(counsel, run.sampler, rounds, epsilon, delta)
     if write is not None:
         rundir.write_toml(write, counsel.config)
     if as_json:
         print_json(_document(counsel))
         return
-    _print(counsel, source)
+    _print(counsel, source, write)
     if write is not None:
         typer.echo(f"config  {write}")
 
@@ -86,11 +88,12 @@ def _mean_dissimilarity(counsel: Counsel) -> float:
     return math.sqrt(counsel.clients) * counsel.estimate.dissimilarity
 
 
-def _print(counsel: Counsel, source: str) -> None:
+def _print(counsel: Counsel, source: str, written: Path | None) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(_line(counsel, source), markup=False, soft_wrap=True)
+    line = _line(counsel, source) if counsel.privacy is None else _private_line(counsel, written)
+    console.print(line, markup=False, soft_wrap=True)
     for meaning, value in _numbers(counsel):
         console.print(f"  {meaning:22} {value}", markup=False)
     for remark in counsel.remarks:
@@ -111,11 +114,27 @@ def _line(counsel: Counsel, source: str) -> str:
     return shlex.join([*words, *(word for one in sets for word in ("--set", one))])
 
 
+def _private_line(counsel: Counsel, written: Path | None) -> str:
+    """The same for a setting with tables of its own, which a file must hold."""
+    if written is not None:
+        return shlex.join(["fedadmm", "run", str(written)])
+    return "fedadmm run private.toml, which --write private.toml makes:"
+
+
 def _numbers(counsel: Counsel) -> list[tuple[str, str]]:
-    """The three numbers to use: penalty, learning rate, local steps."""
+    """The numbers to use: penalty, or what noise takes; learning rate, local steps."""
     algorithm, solver = counsel.config["algorithm"], counsel.config["solver"]
-    penalty = "eta" if "eta" in counsel.changed else "rho"
-    rows = [(f"penalty, {penalty}", f"{algorithm[penalty]:g}")]
+    if (chosen := counsel.privacy) is not None:
+        rows = [
+            ("method", algorithm["name"]),
+            ("rounds", str(chosen.rounds)),
+            ("sampler, probability", f"{chosen.probability:g}"),
+            ("noise, multiplier", f"{chosen.multiplier:g}"),
+            ("clip", "adaptive-clip"),
+        ]
+    else:
+        penalty = "eta" if "eta" in counsel.changed else "rho"
+        rows = [(f"penalty, {penalty}", f"{algorithm[penalty]:g}")]
     if "lr" in counsel.changed:
         rows.append(("learning rate, lr", f"{solver['lr']:g}"))
     return [*rows, ("local steps per round", str(counsel.situation.local_steps))]

@@ -35,12 +35,13 @@ def measure(
     """Time rounds side by side and print how many times faster; an idle machine is assumed."""
     import json
 
-    from fedadmm.cli.display import print_json
+    from fedadmm.cli.display import print_json, steps
     from fedadmm.study import bench, rundir
 
     documents = []
     for name in bench.WORKLOADS if workload is None else [workload]:
-        documents.append(bench.run(name, peers, repeats, lambda news: typer.echo(news, err=True)))
+        with steps(lambda what: typer.echo(what, err=True)) as tell:
+            documents.append(bench.run(name, peers, repeats, tell))
         if out is not None:  # after every workload: the whole takes long
             rundir.write_text(out, json.dumps(documents, indent=2) + "\n")
     if as_json:

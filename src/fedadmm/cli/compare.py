@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,6 @@ from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
     from fedadmm.study.comparing import Comparison
-    from fedadmm.study.results import Results
 
 
 _USUAL = ["fedavg", "fedprox", "scaffold", "fedadmm"]
@@ -89,59 +88,14 @@ def _compare(
 
 
 def _print(result: Mapping[str, Any], folder: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedadmm.study import records, results, words
+    from fedadmm.cli.display import print_table
     from fedadmm.study.report.content import read
+    from fedadmm.study.report.tables import results_table
 
-    found, search = read(folder).results, result["learning_rate_search"]
-    goal = f"; target: {words.describe(found.target)}" if found.target is not None else ""
-    title = f"{result['problem']}, {result['rounds']} rounds, seeds {result['seeds']}{goal}"
-    metric = records.metric(found.metric) if found.metric is not None else None
-    headings = ["rounds to target", "sent"] if found.target is not None else []
-    headings += [metric.title.lower()] if metric is not None else []
-    headings += ["difference"] if metric is not None and found.baseline is not None else []
-    table = Table("method", title=title, title_justify="left")
+    print_table(results_table(read(folder)))
+    search = result["learning_rate_search"]
     if search is not None:
-        table.add_column("chosen")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in found.rows:
-        failed = results.failures(row)
-        cells = [row.method + (f" ({failed})" if failed else "")]
-        cells += [_choice(search["chosen"][row.label])] if search is not None else []
-        if found.target is not None:
-            cells += [results.reached(found, row), words.size(row.bytes.mean)]
-        if metric is not None:
-            cells.append(words.spread(results.spread_of(row, metric.name), metric.share))
-            cells += [results.compared(found, row)] if found.baseline is not None else []
-        table.add_row(*cells)
-    console = Console()
-    console.print(table)
-    for note in _notes(found, search):
-        console.print(note, highlight=False)
-
-
-def _notes(found: Results, search: Mapping[str, Any] | None) -> Iterator[str]:
-    """What a reader of the table must know."""
-    from fedadmm.study import records, results, words
-
-    target = "sent: up and down until the target; " if found.target is not None else ""
-    yield f"{target}means over the seeds after the last round; {words.SPREAD}"
-    if found.baseline is not None and found.metric is not None:
-        title = records.metric(found.metric).title.lower()
-        yield (
-            f"difference: {title} minus that of {found.baseline.method}, the best baseline, on the "
-            "same seeds, with its 95 % interval"
-        )
-        yield from filter(None, [results.verdict(found)])
-    if search is not None:
-        yield (
+        typer.echo(
             f"every method chose from {search['values']} on seed {search['seed']}, "
             f"{search['rounds']} rounds at most: {search['rule']}"
         )
-
-
-def _choice(chosen: Mapping[str, Any]) -> str:
-    return f"{chosen['key'].split('.')[-1]} {chosen['value']}"

@@ -111,9 +111,10 @@ def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
     if sites(resolved) is None:
         return None
     from fedadmm.flower.local.yardstick import compare
-    from fedadmm.flower.server.rundir import MODEL
+    from fedadmm.study.rundir import RunDir
 
-    names, rows = compare(resolved, folder / MODEL)
+    # The last model, like the others': one that was chosen would have an advantage.
+    names, rows = compare(resolved, RunDir(folder).model(last=True).params)
     return {
         "sites": names,
         "test_accuracy": {row.how: {"mean": row.mean, "sites": row.accuracies} for row in rows},

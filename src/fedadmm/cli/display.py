@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from fedadmm.run.record import Record
     from fedadmm.study.pool import Event, Watch
+    from fedadmm.study.tables import Table
+    from fedadmm.study.words import Telling
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -51,6 +53,22 @@ def print_places(word: str, folder: Path, page: str | None) -> None:
     typer.echo(f"{word:7} {folder}")
     if page is not None:
         typer.echo(f"report  {page}")
+
+
+def print_table(table: Table) -> None:
+    """A table with its picture and its notes."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    grid = Grid(title=table.title, title_justify="left")
+    for index, heading in enumerate(table.headings):
+        grid.add_column(heading, justify="right" if index else "left")
+    for cells in table.lines:
+        grid.add_row(*cells)
+    console = Console()
+    console.print(grid)
+    for line in [*table.picture, *table.note.splitlines()]:
+        console.print(line, highlight=False, markup=False)
 
 
 class Live:
@@ -104,12 +122,34 @@ def _news(record: Record, sent: int) -> str:
 @contextmanager
 def live(runs: int = 1) -> Iterator[Watch]:
     """A watch that draws bars, or looks away when standard error is no terminal."""
+    with _bars() as progress:
+        yield (lambda event: None) if progress is None else Live(progress, runs)
+
+
+@contextmanager
+def steps(otherwise: Callable[[str], None] = lambda what: None) -> Iterator[Telling]:
+    """One bar over steps, with the time left; `otherwise` is told of them without a terminal."""
+    with _bars() as progress:
+        if progress is None:
+            yield lambda what, done, total: otherwise(what)
+            return
+        task = progress.add_task("", total=1, unit="steps", text="", visible=False)
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, text=what, visible=True)
+
+        yield tell
+
+
+@contextmanager
+def _bars() -> Iterator[Progress | None]:
+    """Bars with the time left on standard error, or None where that is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda event: None
+        yield None
         return
     columns = (
         TextColumn("{task.description}"),
@@ -119,4 +159,4 @@ def live(runs: int = 1) -> Iterator[Watch]:
         TextColumn("{task.fields[text]}"),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield Live(progress, runs)
+        yield progress

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -129,6 +129,21 @@ def resumable(command: Sequence[str], folder: Path | None = None) -> Iterator[No
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ended_in_peace() -> Iterator[None]:
+    """For a command that goes on until somebody ends it: Ctrl-C and SIGTERM are no failure."""
+
+    def terminate(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    alone = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if alone else None
+    with suppress(KeyboardInterrupt):
+        yield
+    if before is not None:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _kept(folder: Path | None) -> str | None:

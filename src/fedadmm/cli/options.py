@@ -73,7 +73,9 @@ Sets = Annotated[
 ]
 Trackers = Annotated[
     list[str] | None,
-    typer.Option("--tracker", help="Also record in tensorboard, mlflow or package.module:name."),
+    typer.Option(
+        "--tracker", help="Also record in tensorboard, mlflow, wandb or package.module:name."
+    ),
 ]
 Jobs = Annotated[
     int | None,
@@ -170,11 +172,15 @@ def _numbers(
 
 def output_folder(out: Path | None, base: str, resume: bool) -> Path:
     """The folder to write: the given one, else a new one under runs/, or the last to go on with."""
+    from fedadmm.core import files
+
     if out is not None:
         return out
     taken = 0
     while _numbered(base, taken + 1).exists():
         taken += 1
+    while taken and files.is_abandoned(_numbered(base, taken)):  # by a run that was refused
+        taken -= 1
     if resume and taken == 0:
         raise typer.BadParameter(
             f"--resume finds no folder {_numbered(base, 1)}; name one by --out"

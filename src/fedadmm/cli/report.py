@@ -1,4 +1,4 @@
-"""`fedadmm report`: draw a run or a comparison again from its files."""
+"""`fedadmm report`: draw a run, a comparison or a sweep again from its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedadmm.cli import app, options
 @app.command(epilog="Example: fedadmm report runs/quickstart --figures figures")
 def report(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run, or the folder of a comparison.")
+        Path, typer.Argument(metavar="DIR", help="A run, or the folder of a comparison or sweep.")
     ],
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also write every figure here as PNG and SVG.")

@@ -93,28 +93,15 @@ def _run(todo: Reproduction, folder: Path, draw_only: bool, jobs: int | None) ->
 
 
 def _print(result: dict[str, Any], folder: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedadmm.study.findings_text import tables
-    from fedadmm.study.output import NOTE, sentence, side_by_side
+    from fedadmm.cli.display import print_table
+    from fedadmm.study.output import NOTE, sentence, tables
 
     rows = result["cells"]
-    for measure in result["measures"]:
-        headings, lines = side_by_side(rows, measure)
-        table = Table(*headings, title=f"{result['id']}: {measure}")
-        for line in lines:
-            table.add_row(*line)
-        Console().print(table)
+    for table in tables(result).values():
+        print_table(table)
     typer.echo(NOTE)
     for found in result["reductions"]:
         typer.echo(sentence(found))
-    for found_out in tables(result["findings"]) if "findings" in result else ():
-        table = Table(*found_out.headings, title=found_out.title)
-        for line in found_out.lines:
-            table.add_row(*line)
-        Console().print(table)
-        typer.echo("\n".join([*found_out.picture, found_out.note]))
     missing = sum(len(row["missing"]) for row in rows)
     if missing:
         typer.echo(

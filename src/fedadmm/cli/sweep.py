@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -47,6 +47,7 @@ def sweep(
     ray_address: options.RayAddress = None,
     sets: options.Sets = None,
     jobs: options.Jobs = None,
+    report: options.Report = True,
     as_json: options.AsJson = False,
 ) -> None:
     """Run a configuration over a grid or a list of values of any keys.
@@ -64,47 +65,21 @@ def sweep(
         axes.append(sweeping.Axis("seed", numbers))
     points = sweeping.points_of(tree, axes, steps)
     with resumable(again(out=out, resume=True)):
-        _sweep(points, out, resume, jobs, as_json)
+        _sweep(points, out, resume, jobs, report, as_json)
 
 
-def _sweep(points: list[Point], out: Path, resume: bool, jobs: int | None, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedadmm.cli.display import live, print_json
+def _sweep(
+    points: list[Point], out: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
+) -> None:
+    from fedadmm.cli.display import draw, live, print_json, print_places, print_table
     from fedadmm.study import sweeping
 
     count = options.processes(jobs, (point.run for point in points))
     with live(len(points)) as watch:
         result = sweeping.sweep(points, out, fresh=not resume, processes=count, watch=watch)
+    page = draw(out, report)
     if as_json:
-        print_json(result | {"directory": str(out)})
+        print_json(result | {"directory": str(out), "report": page})
         return
-    table = Table()
-    rows = result["cells"]
-    targeted = any(point.run.target is not None for point in points)
-    metrics = list(dict.fromkeys(name for row in rows for name in row["final"]))
-    columns = ["rounds done", *(["rounds to target"] if targeted else []), *metrics]
-    for heading in [*_short(list(rows[0]["set"])), *columns]:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        done = f"{row['rounds']} (diverged)" if row["code"] == "diverged" else row["rounds"]
-        reached = [row["rounds_to_target"]] if targeted else []
-        values = [*row["set"].values(), done, *reached]
-        table.add_row(
-            *(_cell(value) for value in values), *(_cell(row["final"].get(m)) for m in metrics)
-        )
-    Console().print(table)
-    typer.echo(f"sweep   {out}")
-
-
-def _short(keys: list[str]) -> list[str]:
-    """The last word of each key, where that is enough to tell them apart."""
-    last = [key.split(".")[-1] for key in keys]
-    return [word if last.count(word) == 1 else key for key, word in zip(keys, last, strict=True)]
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    print_table(sweeping.table(result))
+    print_places("sweep", out, page)

@@ -12,6 +12,7 @@ from fedadmm.study.config import Run, Tree, resolve
 from fedadmm.study.estimating import Estimate, estimate
 from fedadmm.study.loading import merged
 from fedadmm.study.running import initial_vector
+from fedadmm.study.words import Telling, untold
 from fedadmm.theory import Advice, Situation, recommend, rounds_needed
 from fedadmm.theory.privacy import multiplier_for
 
@@ -19,6 +20,8 @@ PRACTICE = "FedADMM, FedDR (practice)"
 CONVEX = "FedADMM, FedDR (convex losses)"
 ACCURACY = 0.01
 """The wanted mean of ||G||², as a part of what it is at the start."""
+PRIVATE_ROUNDS = 80
+"""The rounds of a run with noise that says nothing else (docs/privacy.md has the search)."""
 DIGITS = 3
 """What is written into a configuration is rounded: more digits would claim to be known."""
 
@@ -57,7 +60,7 @@ class Counsel(NamedTuple):
     """How to stay within a wanted epsilon."""
 
 
-def advise(config: Run, *, clients: int = 6, rows: int = 64) -> Counsel:
+def advise(config: Run, *, clients: int = 6, rows: int = 64, tell: Telling = untold) -> Counsel:
     """Look at a configuration's problem, and set its method, penalty and learning rate.
 
     Everything else stays as the configuration has it: the clients that take part, the batches and
@@ -67,12 +70,19 @@ def advise(config: Run, *, clients: int = 6, rows: int = 64) -> Counsel:
         config: what is to be run.
         clients: how many clients are looked at.
         rows: how many rows of each the curvature is taken over.
+        tell: told how far it is.
     """
     problem = config.load_problem()
     initial = initial_vector(config, problem)
     batch = config.solver.batch_size
     found = estimate(
-        problem, initial, clients=clients, rows=rows, batch_size=batch, seed=config.seed
+        problem,
+        initial,
+        clients=clients,
+        rows=rows,
+        batch_size=batch,
+        seed=config.seed,
+        tell=tell,
     )
     if not 0.0 < found.largest < math.inf:
         raise PairingError(
@@ -120,9 +130,10 @@ def private(
 ) -> Counsel:
     """The counsel with noise that spends epsilon over so many rounds.
 
-    The cohort is the smallest one, from the configuration's upwards in doublings, with which the
-    noise on a round's mean is at most half as much again as with everybody.  Aligned FedADMM sends
-    nothing but its vector, as noise wants it.
+    The method is FedAvg, whose moves are fresh in every round and forget the noise of earlier ones,
+    with steps of 1/L; an average over rounds is handed out.  The cohort is the smallest one, from
+    the configuration's upwards in doublings, with which the noise on a round's mean is at most half
+    as much again as with everybody.
     """
     check_range("advise", "delta", delta, 0.0, 1 / counsel.clients, open_low=True, open_high=True)
     check_positive("advise", "epsilon", epsilon)
@@ -143,14 +154,19 @@ def private(
     noise = z * math.sqrt(counsel.parameters) / (q * counsel.clients)
     found = Private(epsilon, delta, rounds, q, q * counsel.clients, z, noise)
     tree = counsel.config | {
-        "algorithm": {"name": "fedadmm", "rho": method["rho"], "absent": "aligned"},
+        "rounds": rounds,
+        "algorithm": {"name": "fedavg"},
+        "output": {"name": "averaged"},
         "sampler": {"name": "bernoulli", "probability": q},
         "upload": [
             {"name": "adaptive-clip"},
             {"name": "gaussian", "multiplier": z, "delta": delta, "budget": epsilon},
         ],
     }
-    remarks = _remarks(counsel.situation, counsel.estimate, aligned=True)
+    if "lr" in counsel.changed:
+        rate = _rounded(1 / counsel.situation.safe_smoothness)
+        tree["solver"] = counsel.config["solver"] | {"lr": rate}
+    remarks = [*_of_estimate(counsel.estimate), WHY_FRESH]
     if noise > 1:
         remarks.append(
             f"The noise on a round's mean is {noise:.3g} times the clip: what a client sends "
@@ -186,26 +202,43 @@ def _rounds(situation: Situation, found: Estimate, advice: tuple[Advice, ...]) -
     }
 
 
-def _remarks(situation: Situation, found: Estimate, *, aligned: bool = False) -> list[str]:
-    remarks = []
-    if found.known_smoothness is None:
-        remarks.append(
-            f"L is the largest curvature met at {len(found.clients)} clients, at the start and a "
-            "few steps on; a theorem wants it everywhere, so this is an estimate and no proof."
-        )
+WHY_FRESH = (
+    "With noise the method is FedAvg: its moves are fresh in every round, while a mean that the "
+    "server tracks (FedADMM, FedDyn, SCAFFOLD) adds up the noise of all rounds."
+)
+
+
+ALIGNED = (
+    "Not everybody takes part: absent clients move along with the participants (absent = "
+    "'aligned'), so that no dual grows old, and the participants' mean is handed out. That is "
+    "measured (docs/participation.md), not proven."
+)
+SEEN = (
+    "Not everybody takes part: the mean runs over the clients seen so far (members = 'seen'), "
+    "which is the theorems' mean once all were. Local work begins at the global model (start = "
+    "'global'): a client's own is as old as its last turn."
+)
+
+
+def _of_estimate(found: Estimate) -> list[str]:
+    if found.known_smoothness is not None:
+        return []
+    return [
+        f"L is the largest curvature met at {len(found.clients)} clients, at the start and a few "
+        "steps on; a theorem wants it everywhere, so this is an estimate and no proof."
+    ]
+
+
+def _remarks(situation: Situation, found: Estimate) -> list[str]:
+    remarks = _of_estimate(found)
     if found.convexity is None:
         remarks.append(
             "The losses are not known to be convex. The theorems then want a penalty above 2L, "
             "with which a client hardly moves; the written setting goes below it, as the papers' "
             "own experiments do, and so has no guarantee. Watch it: evaluate.diagnose = 10."
         )
-    if situation.p_hat < 1.0 and not aligned:
-        remarks.append(
-            "Not everybody takes part: the mean runs over the clients seen so far "
-            "(members = 'seen'), which is the theorems' mean once all were. "
-            "Local work begins at the global model (start = 'global'): a client's own is as old "
-            "as its last turn."
-        )
+    if situation.p_hat < 1.0 and situation.tau is None:
+        remarks.append(ALIGNED if situation.strong_convexity is None else SEEN)
     return remarks
 
 
@@ -224,9 +257,13 @@ def _written(
         algorithm: dict[str, Any] = {"name": "async-feddr", "eta": _rounded(1 / rho)}
     else:
         algorithm = {"name": "fedadmm", "rho": rho}
-        if situation.p_hat < 1.0:
+        if situation.p_hat < 1.0 and method == PRACTICE:
+            algorithm |= {"absent": "aligned"}
+        elif situation.p_hat < 1.0:  # the theorem's method; alignment has none
             algorithm |= {"members": "seen", "start": "global"}
     changes: Tree = {"algorithm": algorithm}
+    if algorithm.get("absent") == "aligned":
+        changes["output"] = {"name": "participants-mean"}
     if "lr" in config.tree["solver"]:
         changes["solver"] = {"lr": rate}
     keys = [key for table in changes.values() for key in table if key != "name"]

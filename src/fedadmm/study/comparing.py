@@ -263,6 +263,7 @@ def write_overview(
     seeds: Sequence[int],
     rounds: int,
     search: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write comparison.json about these runs, which may lie anywhere, and return it."""
     found = results(runs, target_of(target))
@@ -279,6 +280,7 @@ def write_overview(
             | {"directory": os.path.relpath(run.directory, folder)}
             for run in runs
         ],
+        **(more or {}),
     }
     write_json(folder / OVERVIEW, overview)
     return overview

@@ -67,6 +67,11 @@ class EvaluateTable(Table):
     train: bool = Field(
         default=False, description="train_accuracy: training rows of all clients got right"
     )
+    clients: bool | None = Field(
+        default=None,
+        description="every client's own value, and worst, 10th percentile and spread; not when "
+        "absent, so that runs of before keep their name",
+    )
     certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = Field(
         default="none", description="what a theorem bounds, beside its bound, in every round"
     )
@@ -94,7 +99,7 @@ class TargetTable(Table):
 
     def build(self) -> Target:
         """The target as the loop takes it."""
-        return Target(self.metric, self.value, self.at_least, tuple(self.also))
+        return Target(self.metric, self.value, self.at_least, tuple(self.also), self.end_run)
 
 
 class CheckpointTable(Table):
@@ -134,8 +139,13 @@ class RunConfig(BaseModel):
     tolerance: Annotated[float, Field(gt=0)] | Literal["none"] = Field(
         default="none", description="end when the gradient mapping is at most this"
     )
+    patience: Count | None = Field(
+        default=None,
+        description="end after so many measurements in a row without a better model; never when "
+        "absent",
+    )
     trackers: list[str] = Field(
-        default=[], description="tensorboard, mlflow, or your own as package.module:name"
+        default=[], description="tensorboard, mlflow, wandb, or your own as package.module:name"
     )
     problem: Part
     regularizer: Part
@@ -229,6 +239,7 @@ class Run:
     device: str
     threads: int | Literal["auto"]
     tolerance: float | None
+    patience: int | None
     trackers: tuple[str, ...]
     problem: NamedProblem | ProblemOptions
     """The options of the problem, which `load_problem` makes."""
@@ -242,7 +253,6 @@ class Run:
     upload: tuple[UploadStage, ...]
     evaluation: Evaluation
     target: Target | None
-    ends_at_target: bool
     store: StoreTable
     checkpoint_every: int
 
@@ -303,7 +313,7 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Run:
     if evaluate.objective is None:
         measured = defaults()["objective"].get(config.problem.name, True)
         evaluate = evaluate.model_copy(update={"objective": measured})
-        complete["evaluate"] = evaluate.model_dump()
+        complete["evaluate"] = evaluate.model_dump(exclude_none=True)
     if store.name is None:
         store = store.model_copy(update={"name": "disk" if engine.needs_disk else "memory"})
         complete["store"] = store.model_dump()
@@ -316,6 +326,7 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Run:
         device=config.device,
         threads=config.threads,
         tolerance=None if isinstance(config.tolerance, str) else config.tolerance,
+        patience=config.patience,
         trackers=tuple(config.trackers),
         problem=config.problem.build(),
         regularizer=config.regularizer.build(),
@@ -326,9 +337,8 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Run:
         engine=engine,
         output=config.output.build(),
         upload=upload,
-        evaluation=Evaluation(**evaluate.model_dump()),
+        evaluation=Evaluation(**evaluate.model_dump(exclude_none=True)),
         target=config.target.build() if config.target is not None else None,
-        ends_at_target=config.target is not None and config.target.end_run,
         store=store,
         checkpoint_every=config.checkpoint.every,
     )

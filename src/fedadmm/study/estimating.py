@@ -25,6 +25,7 @@ from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Objective
 from fedadmm.core.rng import Key, derive, generator, numpy_generator
+from fedadmm.study.words import Telling, untold
 
 PROBE_STEPS = 10
 """Gradient steps after which the curvature is looked at a second time: it tends to grow."""
@@ -79,6 +80,7 @@ def estimate(
     rows: int = 64,
     batch_size: int | None = None,
     seed: Key = 0,
+    tell: Telling = untold,
 ) -> Estimate:
     """Look at some clients of a problem around its start.
 
@@ -89,6 +91,7 @@ def estimate(
         rows: how many rows of each the curvature is taken over.
         batch_size: of the mini-batches whose noise is wanted; None for full gradients.
         seed: which clients and rows.
+        tell: told how far it is.
     """
     check_count("estimate", "clients", clients)
     check_count("estimate", "rows", rows)
@@ -98,7 +101,8 @@ def estimate(
     converted = problem.to(initial.dtype, initial.device)
     curvatures, points, noises, values = [], [initial], [], []
     with torch.no_grad():
-        for client in chosen:
+        for done, client in enumerate(chosen):
+            tell(f"curvature of client {client}", done, 2 * count + 1)
             objective, key = converted.clients[client], derive(seed, "advise", client)
             values.append(float(objective.value(initial)))
             curvature, point = _curvature(objective, initial, rows, key)
@@ -106,7 +110,10 @@ def estimate(
             points.append(point)
             noises.append(_noise(objective, initial, batch_size, key))
         objectives = [converted.clients[client] for client in chosen]
-        slopes = [_slopes(objectives, point) for point in points]
+        slopes = []
+        for done, point in enumerate(points, count):
+            tell("gradients", done, 2 * count + 1)
+            slopes.append(_slopes(objectives, point))
     average, together = slopes[0].average, slopes[0].together
     value = sum(values) / count + float(problem.regularizer.value(initial))
     return Estimate(

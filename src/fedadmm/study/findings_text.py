@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedadmm.study import words
+from fedadmm.study.tables import Table
+from fedadmm.study.tables import markdown as as_text
 
 _WIDTH = 48
 """Characters between the first and the last mean rank of a picture."""
-
-
-class Table(NamedTuple):
-    """A table with its heading and a sentence below it."""
-
-    title: str
-    headings: list[str]
-    lines: list[list[str]]
-    note: str = ""
-    picture: list[str] = []  # noqa: RUF012 - a NamedTuple's default, never changed
 
 
 def tables(found: Mapping[str, Any]) -> Iterator[Table]:
@@ -32,16 +24,7 @@ def tables(found: Mapping[str, Any]) -> Iterator[Table]:
 
 def markdown(found: Mapping[str, Any]) -> list[str]:
     """The tables as lines of Markdown."""
-    lines: list[str] = []
-    for table in tables(found):
-        lines += ["", f"## {table.title}", ""]
-        rule = ["---"] * len(table.headings)
-        lines += [f"| {' | '.join(line)} |" for line in (table.headings, rule, *table.lines)]
-        if table.picture:
-            lines += ["", "```text", *table.picture, "```"]
-        if table.note:
-            lines += ["", table.note]
-    return lines
+    return [line for table in tables(found) for line in ["", *as_text(table).splitlines()]]
 
 
 def _verdict(verdict: Mapping[str, Any]) -> Iterator[Table]:

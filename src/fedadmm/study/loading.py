@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from importlib import resources
@@ -12,6 +11,7 @@ from typing import Any, cast
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.data import problems
+from fedadmm.study import toml
 from fedadmm.study.config import Tree
 from fedadmm.study.messages import shown, suggestion
 from fedadmm.study.rundir import CONFIG
@@ -94,8 +94,8 @@ def table(path: Path) -> Tree:
 def parse(text: str, origin: str) -> Tree:
     """Tables from TOML."""
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number too long is no TOMLDecodeError
+        return toml.tables(text)
+    except ValueError as error:
         raise ConfigError(f"{origin}: is not TOML ({error})") from None
 
 
@@ -122,8 +122,8 @@ def assignment(text: str) -> tuple[str, Any]:
 def plain_value(text: str) -> Any:
     """A value in TOML's syntax; what is none is a string, so that quotes may be left out."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        parsed = toml.tables(f"value = {text}")
+    except ValueError:
         return text
     return parsed["value"] if set(parsed) == {"value"} else text
 

@@ -16,7 +16,7 @@ from fedadmm.core.protocols import AnyAlgorithm, LocalResult, Needs, Round
 from fedadmm.run.engines import default_engine
 from fedadmm.study.messages import allowed, suggestion
 from fedadmm.study.parts import model_of
-from fedadmm.study.registry import families, part_of
+from fedadmm.study.registry import defaults, families, part_of
 
 _LENGTH = 1000
 """Long enough for scalars in a message to be seen as what they are: next to nothing."""
@@ -51,6 +51,26 @@ def own_engine(name: str | None) -> dict[str, str]:
     if not method.asynchronous:
         return {}
     return {"name": default_engine(method), "mode": "async"}
+
+
+def named_method(name: str, user: str = "algorithm") -> AnyAlgorithm:
+    """The method with the numbers that a configuration may leave out, or with a user's own ones."""
+    known = families()["algorithm"]
+    if not is_stranger(name) and name not in known:
+        raise ParameterError(f"method is {name!r}, which is not known; {suggestion(name, known)}")
+    table: dict[str, Any] = defaults().get(user, {}).get(name, {}) | {"name": name}
+    model = model_of("algorithm", name)
+    missing = [
+        k for k, field in model.model_fields.items() if field.is_required() and k not in table
+    ]
+    if missing:
+        kind, asked = part_of("algorithm", name).__name__, ", ".join(f"{key}=…" for key in missing)
+        raise ParameterError(
+            f"method is {name!r}, which has no usual {' and '.join(missing)}; give the method "
+            f"itself: {kind}({asked})"
+        )
+    made: AnyAlgorithm = model.model_validate(table).build()
+    return made
 
 
 def cards() -> list[Card]:

@@ -8,6 +8,8 @@ from typing import Any
 from fedadmm.study import findings_text, words
 from fedadmm.study.recipe import READINGS
 from fedadmm.study.results import Spread
+from fedadmm.study.tables import Table
+from fedadmm.study.tables import markdown as as_text
 
 NOTE = f"{words.SPREAD}; a seed that diverged did not reach the target, and no mean holds it."
 
@@ -37,13 +39,24 @@ def markdown(result: Mapping[str, Any]) -> str:
     if result["notes"]:
         lines += ["", result["notes"].strip()]
     for measure in result["measures"]:
-        table_lines = _markdown_table(*side_by_side(result["cells"], measure))
-        lines += ["", f"## {measure.replace('_', ' ')}", "", *table_lines]
+        lines += ["", *as_text(measured(result, measure)).splitlines()]
         if measure == "rounds_to_target":
             lines += ["", *(f"* {sentence(found)}" for found in result["reductions"])]
     if "findings" in result:
         lines += findings_text.markdown(result["findings"])
     return "\n".join(lines) + "\n"
+
+
+def measured(result: Mapping[str, Any], measure: str) -> Table:
+    """One measure of a reproduction: paper and readings side by side."""
+    return Table(measure.replace("_", " "), *side_by_side(result["cells"], measure))
+
+
+def tables(result: Mapping[str, Any]) -> dict[str, Table]:
+    """Every table of a reproduction, by the name of its file."""
+    found = {measure: measured(result, measure) for measure in result["measures"]}
+    further = findings_text.tables(result["findings"]) if "findings" in result else ()
+    return found | {f"findings-{number}": table for number, table in enumerate(further, 1)}
 
 
 def sentence(found: Mapping[str, Any]) -> str:
@@ -90,8 +103,3 @@ def _printed(value: float | str | None) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else f"{value:g}"
-
-
-def _markdown_table(headings: list[str], lines: list[list[str]]) -> list[str]:
-    rule = ["---"] * len(headings)
-    return [f"| {' | '.join(line)} |" for line in (headings, rule, *lines)]

@@ -97,4 +97,4 @@ def _about(algorithm: str) -> dict[str, Any]:
     method = REGISTRY.get(algorithm)
     if method is None:
         return {"method": algorithm, "baseline": False}
-    return {"method": method.__name__, "baseline": method.baseline}
+    return {"method": method.title, "baseline": method.baseline}

@@ -1,67 +1,24 @@
-"""What the records of a run say, and what is known about a metric besides its values.
+"""What the records of a run say.
 
-`fedadmm.run.record` defines what a record looks like; nothing else of this room knows its keys.
+`fedadmm.run.record` defines what a record looks like, and `fedadmm.run.metrics` what is known of a
+metric; nothing else of this room knows their keys.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedadmm.run.evaluation import Target
+from fedadmm.run.metrics import Metric as Metric
+from fedadmm.run.metrics import metric as metric
+from fedadmm.run.metrics import over_clients as over_clients
+from fedadmm.run.metrics import primary as primary
 from fedadmm.run.record import Record, as_number
 from fedadmm.run.record import ambiguous as ambiguous
 from fedadmm.run.record import besides as besides
 from fedadmm.run.record import value as value
-
-
-class Metric(NamedTuple):
-    """What there is to know about a metric besides its values."""
-
-    name: str
-    title: str
-    up: bool
-    """Whether more is better."""
-    share: bool = False
-    """Whether it lies between 0 and 1 and reads better as a percentage."""
-    sentence: str = ""
-    known: bool = False
-
-
-_SENTENCES = {
-    "test_accuracy": "The share of held-out rows that the global model classifies rightly.",
-    "objective": "F = f + g, the training loss with the regulariser.",
-    "loss": "f, the weighted mean of the clients' training losses at the global model.",
-    "train_accuracy": "The share of all clients' training rows that are classified rightly.",
-    "test_loss": "The mean loss of the global model on held-out rows.",
-    "gradient_mapping": "Its norm is zero exactly at a stationary point of F.",
-    "sparsity": "The share of the global model's parameters that are exactly zero.",
-}
-"""The metrics that our own evaluations measure, the one to compare by first."""
-_LOWER = re.compile(r"loss|objective|gradient|residual|error|bound|seconds|staleness")
-"""Quantities whose names match are good when small; all others when large."""
-
-
-def metric(name: str) -> Metric:
-    """A metric by its name; what is not known is judged by the words in it."""
-    title = name.replace("_", " ").strip()
-    return Metric(
-        name=name,
-        title=title[:1].upper() + title[1:],
-        up=not _LOWER.search(name),
-        share="accuracy" in name or "sparsity" in name,
-        sentence=_SENTENCES.get(name, ""),
-        known=name in _SENTENCES or "accuracy" in name or "loss" in name,
-    )
-
-
-def primary(names: Sequence[str], target: Target | None) -> str | None:
-    """The one metric to compare by: the target's, else the first of the usual ones, else any."""
-    if target is not None:
-        return target.metric
-    return next((name for name in (*_SENTENCES, *names) if name in names), None)
 
 
 def number(record: Record) -> int:
@@ -112,6 +69,11 @@ def bytes_down(records: Sequence[Record]) -> int:
     return int(_total(records, "traffic", "bytes_down"))
 
 
+def hides(record: Record) -> str:
+    """Whom a run's noise hides: clients, or records (rows) of clients."""
+    return str(record.get("privacy", {}).get("hides", "clients"))
+
+
 def privacy(record: Record, name: str) -> float | None:
     """What a record says about privacy: epsilon, delta or clip; None for runs without noise."""
     return as_number(record.get("privacy", {}).get(name))
@@ -149,6 +111,14 @@ def work(records: Sequence[Record], name: str) -> float | None:
 def clients(record: Record) -> list[int]:
     """Who took part."""
     return [i for i in _listed(record["cohort"].get("clients")) if isinstance(i, int) and i >= 0]
+
+
+def by_client(record: Record) -> dict[str, list[float | None]]:
+    """Each client's own value of the metrics that were measured so, by the metrics' names."""
+    return {
+        name.removesuffix("_by_client"): [as_number(one) for one in _listed(found)]
+        for name, found in record.get("clients", {}).items()
+    }
 
 
 def virtual_time(record: Record) -> float | None:

@@ -127,7 +127,7 @@ def part_of(family: str, name: str) -> type[Any]:
 def _unfit(part: Any, role: type[Any]) -> str | None:
     """Why something cannot be a part, or None."""
     if not isinstance(part, type) or not is_dataclass(part):
-        return "is not a frozen dataclass, but must be one"
+        return "is not a frozen dataclass, but must be: write @dataclass(frozen=True) above it"
     if not part.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return "is a dataclass that can be changed, but must be frozen"
     abstract = sorted(getattr(part, "__abstractmethods__", ()))

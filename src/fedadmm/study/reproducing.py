@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.study import output, records
+from fedadmm.study import output, records, tables
 from fedadmm.study.comparing import write_overview
 from fedadmm.study.config import Run, Tree
 from fedadmm.study.findings import Outcome, findings, sensitivities, transfers
@@ -206,6 +206,7 @@ def _write(todo: Reproduction, out: Path, found: Found, searched: Searched) -> d
     }
     write_json(out / "results.json", result)
     write_text(out / "results.md", output.markdown(result))
+    tables.write(out, output.tables(result))
     if "findings" in result:
         from fedadmm.study.report.findings_page import findings_page
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from fedadmm.run.evaluation import Target
 from fedadmm.run.record import as_number
-from fedadmm.study import records
+from fedadmm.study import records, words
 from fedadmm.study.recorded import RecordedRun
+from fedadmm.study.tables import Table
+from fedadmm.study.trackers import flattened
 
 CONFIDENCE = 0.95
 """Of the interval around a difference."""
@@ -90,6 +92,12 @@ class Results(NamedTuple):
     without a target the one whose metric is best."""
     rows: list[Row]
 
+    @property
+    def over_clients(self) -> list[str]:
+        """The statistics over clients of the compared metric, or of another that has some."""
+        found = records.over_clients([name for row in self.rows for name in row.final])
+        return found.get(self.metric or "") or next(iter(found.values()), [])
+
     def fastest_first(self) -> list[Row]:
         """With a target the rows by rounds, after those that more of their seeds brought to it."""
 
@@ -131,7 +139,7 @@ def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
 
 
 def _row(label: str, runs: Sequence[RecordedRun], names: Sequence[str]) -> Row:
-    finals = {name: spread([_final(run, name) for run in runs]) for name in names}
+    finals = {name: spread([final_value(run, name) for run in runs]) for name in names}
     return Row(
         label=label,
         method=runs[0].method,
@@ -146,7 +154,8 @@ def _row(label: str, runs: Sequence[RecordedRun], names: Sequence[str]) -> Row:
     )
 
 
-def _final(run: RecordedRun, name: str) -> float | None:
+def final_value(run: RecordedRun, name: str) -> float | None:
+    """A run's last measurement of a metric; none of a run that diverged."""
     return None if run.diverged else as_number(run.final.get(name))
 
 
@@ -174,7 +183,8 @@ def _against(
     pairs = [
         (own, other)
         for run in runs
-        if (own := _final(run, metric)) is not None and (other := finals.get(run.seed)) is not None
+        if (own := final_value(run, metric)) is not None
+        and (other := finals.get(run.seed)) is not None
     ]
     return row._replace(difference=difference([own - other for own, other in pairs]))
 
@@ -218,6 +228,48 @@ def document(found: Results, chosen: Mapping[str, Any] | None = None) -> list[di
     ]
 
 
+def table(found: Results, title: str, chosen: Mapping[str, Any] | None = None) -> Table:
+    """The rows as everybody reads them; `chosen` is what a search chose for each label."""
+    metrics = [found.metric] if found.metric is not None else []
+    targeted, against = found.target is not None, metrics and found.baseline is not None
+    headings = ["method", *(["chosen"] if chosen is not None else [])]
+    headings += ["rounds to target", "sent"] if targeted else []
+    headings += [records.metric(name).title.lower() for name in metrics]
+    headings += ["difference"] if against else []
+    headings += [records.metric(name).title.lower() for name in found.over_clients]
+    lines = []
+    for row in found.rows:
+        failed = failures(row)
+        cells = [row.method + (f" ({failed})" if failed else "")]
+        if chosen is not None:
+            choice = chosen[row.label]
+            cells.append(f"{choice['key'].split('.')[-1]} {choice['value']}")
+        cells += [reached(found, row), words.size(row.bytes.mean)] if targeted else []
+        cells += [final(row, name) for name in metrics]
+        cells += [compared(found, row)] if against else []
+        lines.append(cells + [final(row, name) for name in found.over_clients])
+    data = [flattened(row) for row in document(found, chosen)]
+    return Table(title, headings, lines, "\n".join(_notes(found)), data=data)
+
+
+def _notes(found: Results) -> Iterator[str]:
+    """What a reader of the table must know."""
+    until = "sent: up and down until the target; " if found.target is not None else ""
+    yield f"{until}means over the seeds after the last round; {words.SPREAD}"
+    if found.baseline is not None and found.metric is not None:
+        title = records.metric(found.metric).title.lower()
+        yield (
+            f"difference: {title} minus that of {found.baseline.method}, the best baseline, on the "
+            "same seeds, with its 95 % interval"
+        )
+        yield from filter(None, [verdict(found)])
+
+
+def final(row: Row, name: str) -> str:
+    """A row's final values of a metric in words."""
+    return words.spread(spread_of(row, name), records.metric(name).share)
+
+
 def spread_of(row: Row, metric: str | None) -> Spread:
     """A row's final values of a metric; none when nobody measured it."""
     return row.final.get(metric or "", spread([None] * row.seeds))
@@ -230,8 +282,6 @@ def failures(row: Row) -> str:
 
 def reached(found: Results, row: Row) -> str:
     """Rounds to the target in words: how many, or that some or all seeds missed it."""
-    from fedadmm.study import words
-
     if found.target is None:
         return words.NOTHING
     if not row.reached:
@@ -252,15 +302,13 @@ def verdict(found: Results) -> str | None:
         return f"one seed cannot tell a difference to {against} from chance; try --seeds 0,1,2,3,4"
     told = [name for name, one in compared if one.beyond_chance]
     rest = [name for name, one in compared if not one.beyond_chance]
-    parts = [f"more than chance: {'; '.join(told)}"] if told else []
+    parts = [f"differ from {against} by more than chance: {'; '.join(told)}"] if told else []
     parts += [f"not told apart from {against}: {'; '.join(rest)}"] if rest else []
-    return ". ".join(parts)  # labels may hold commas
+    return " · ".join(parts)  # labels may hold commas
 
 
 def compared(found: Results, row: Row) -> str:
     """The difference of the compared metric to the best baseline's, with its interval."""
-    from fedadmm.study import words
-
     if row.difference is None or found.metric is None:
         return words.NOTHING
     share = records.metric(found.metric).share

@@ -1,5 +1,8 @@
 """The run directory: config.toml, metrics.jsonl, summary.json, partition.json, checkpoint/.
 
+model.safetensors holds `params` and maybe `buffers`, the best model; `last.params` and
+`last.buffers` beside them are the last one, where that is another.
+
 `RunDir` is its only reader and writer.  Whole files appear under their name only when they are
 complete; metrics.jsonl grows by one flushed line a round; summary.json is there from the first
 second on, with the code "running".  So a run can be read, drawn and copied while it goes on.
@@ -11,22 +14,28 @@ import json
 import logging
 import math
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedadmm.core import files
+import torch
+
+from fedadmm.core import files, trees
 from fedadmm.core.errors import ConfigError, DataError, StateError
+from fedadmm.core.outputs import Iterate
 from fedadmm.run.record import Record, read
+from fedadmm.run.state.files import Contents, read_tensors, write_tensors
+from fedadmm.run.state.records import separate
 from fedadmm.study import records as reading
+from fedadmm.study import toml
 from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary
 
-CONFIG, METRICS, SUMMARY, PARTITION, REPORT = (
+CONFIG, METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "config.toml",
     "metrics.jsonl",
     "summary.json",
     "partition.json",
+    "model.safetensors",
     "report.html",
 )
 CHECKPOINT, CLIENTS = "checkpoint", "clients"
@@ -124,6 +133,19 @@ class RunDir:
             write_json(self.path / PARTITION, partition)
         write_json(self.path / SUMMARY, summary)
 
+    def refuse_other_rows(self, partition: Mapping[str, Any] | None) -> None:
+        """Refuse to go on with rows that have changed since the run began.
+
+        Clients would go on with the duals of others, and rows that were held out be trained on.
+        """
+        before, now = self.partition(), json.loads(json.dumps(plain(partition or {})))
+        differing = sorted(key for key in before.keys() & now.keys() if before[key] != now[key])
+        if differing:
+            raise StateError(
+                f"{self.path}: the data have changed since this run began, as {PARTITION} tells: "
+                f"they differ in {', '.join(differing)}; put them back, or begin another run"
+            )
+
     def keep(self, rounds: int) -> list[Record]:
         """Keep the records up to round `rounds`, -1 for none, so that a resumed run repeats none.
 
@@ -144,13 +166,34 @@ class RunDir:
         """Append one round; `durable` waits until a power cut cannot take it back."""
         files.append(self.path / METRICS, _line(record).encode(), durable=durable)
 
+    def write_model(self, best: Iterate, last: Iterate) -> None:
+        """Keep the best model, and the last one beside it where that is another."""
+        named = dict(trees.named_tensors(best._replace(mean=None)))
+        other = dict(trees.named_tensors(last._replace(mean=None)))
+        if not all(torch.equal(value, other[name]) for name, value in named.items()):
+            named |= {f"last.{name}": value for name, value in other.items()}
+        write_tensors(self.path / MODEL, Contents(separate(named), {}), durable=True)
+
+    def model(self, last: bool = False) -> Iterate:
+        """The best model, or the last one."""
+        path = self.path / MODEL
+        if not path.is_file():
+            raise DataError(
+                f"{self.path}: holds no {MODEL} yet; it comes with the first checkpoint"
+            )
+        tensors = read_tensors(path).tensors
+        prefix = "last." if last and "last.params" in tensors else ""
+        if f"{prefix}params" not in tensors:
+            raise DataError(f"{path}: holds {', '.join(sorted(tensors))}, but must hold params")
+        return Iterate(tensors[f"{prefix}params"], tensors.get(f"{prefix}buffers"))
+
     def close(self, summary: Summary) -> None:
         """Say what the run came to."""
         write_json(self.path / SUMMARY, summary)
 
     def abandon(self) -> None:
         """Take back what was begun, when it was refused before its first round."""
-        for name in (CONFIG, METRICS, SUMMARY, PARTITION):
+        for name in (CONFIG, METRICS, SUMMARY, PARTITION, MODEL):
             files.remove(self.path / name)
 
     def write_report(self, page: str) -> Path:
@@ -165,8 +208,8 @@ class RunDir:
             return "", {}
         try:
             text = path.read_text(encoding="utf-8")
-            return text, tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
+            return text, toml.tables(text)
+        except ValueError as error:
             raise DataError(f"{path}: is not TOML ({error})") from None
 
     def summary(self) -> Summary:

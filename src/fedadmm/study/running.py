@@ -7,14 +7,17 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
-from fedadmm.run.loop import Ending, RoundReport
+from fedadmm.run.best import Best
+from fedadmm.run.loop import offered
+from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record, flat
 from fedadmm.run.resuming import interrupts_deferred
 from fedadmm.run.simulation import Result, simulate
@@ -38,6 +41,7 @@ _MAY_CHANGE = (
     "threads",
     "target",
     "tolerance",
+    "patience",
 )
 """Keys that a resumed run may change, because the rounds so far do not depend on them."""
 
@@ -119,9 +123,16 @@ def _finished(chosen: Run, folder: RunDir, resume: bool) -> Summary | None:
         raise StateError(
             f"{folder.path}: holds a run of another configuration, which differs in {changes}"
         )
-    ends = ("rounds", "target", "tolerance")
+    ends = ("rounds", "target", "tolerance", "patience")
     same_end = all(before.tree.get(key) == chosen.tree.get(key) for key in ends)
     return folder.finished() if same_end else None
+
+
+class _Models(NamedTuple):
+    """What a run has to hand out after a round."""
+
+    last: Iterate
+    best: Best | None
 
 
 class _Session:
@@ -136,16 +147,20 @@ class _Session:
         self._watchers = watchers
         self._followers: list[Tracker] = [tracker(name) for name in chosen.trackers]
         self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint_every)
+        self._latest: _Models | None = None
 
     def go(self, problem: Problem) -> Summary:
         """Simulate; a run that ends or is interrupted leaves its summary."""
         chosen, folder = self._run, self._folder
         latest = self._checkpoints.latest_round()
+        partition = partition_of(problem)
+        if latest is not None:
+            folder.refuse_other_rows(partition)
         done = folder.keep(-1 if latest is None else latest)
         store = _store(chosen, folder, fresh=latest is None)
         start = initial_vector(chosen, problem)
         begun = summarise(chosen, done, label=self._label)
-        folder.begin(chosen.tree, begun, partition_of(problem))
+        folder.begin(chosen.tree, begun, partition)
         for follower in self._followers:
             follower.start(folder.path, chosen.tree, (latest or 0) + 1)
         try:
@@ -160,8 +175,9 @@ class _Session:
                 initial=start,
                 engine=chosen.engine,
                 evaluate=chosen.evaluation,
-                target=chosen.target if chosen.ends_at_target else None,
+                target=chosen.target,
                 tolerance=chosen.tolerance,
+                patience=chosen.patience,
                 observers=[self._observe],
                 store=store,
                 checkpoints=self._checkpoints,
@@ -187,6 +203,11 @@ class _Session:
         every = self._run.checkpoint_every
         due = report.ending is not None or (every > 0 and report.state.round % every == 0)
         self._folder.append(report.record, durable=due and every > 0)  # before the checkpoint is
+        state, output = report.state, self._run.output
+        last = output.model(state.output, offered(self._run.algorithm, state))
+        self._latest = _Models(last, state.best)
+        if due and every > 0:
+            self._keep_model()
         self._check_target(report.record)
         for follower in self._followers:
             follower.record(report.record)
@@ -210,12 +231,21 @@ class _Session:
     def _close(self, ending: Ending, result: Result | None) -> Summary:
         digest = None if result is None else params_sha256(result.params)
         threads = None if result is None else result.threads
+        if result is not None:
+            self._latest = _Models(Iterate(result.params, result.buffers), result.best)
+        self._keep_model()
+        best = None if self._latest is None else self._latest.best
         done = self._folder.records()
-        summary = summarise(self._run, done, ending, digest, self._label, threads)
+        summary = summarise(self._run, done, ending, digest, self._label, threads, best)
         self._folder.close(summary)
         for follower in self._followers:
             follower.finish(summary)
         return summary
+
+    def _keep_model(self) -> None:
+        if self._latest is not None:
+            last, best = self._latest
+            self._folder.write_model(last if best is None else best.model, last)
 
 
 def _store(chosen: Run, folder: RunDir, fresh: bool) -> MemoryStore | DiskStore:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import fedadmm
+from fedadmm.core import clock
 from fedadmm.core.problem import Problem
+from fedadmm.run.best import Best
 from fedadmm.run.evaluation import Target
-from fedadmm.run.loop import Ending
+from fedadmm.run.plan import Ending
 from fedadmm.run.record import Record
 from fedadmm.study import records as reading
 
@@ -53,7 +54,9 @@ def _privacy(records: Sequence[Record]) -> Summary:
     if not records:
         return {}
     spent = {name: reading.privacy(records[-1], name) for name in ("epsilon", "delta")}
-    return {} if None in spent.values() else {"privacy": spent}
+    if None in spent.values():
+        return {}
+    return {"privacy": {"hides": reading.hides(records[-1])} | spent}
 
 
 def _clock(records: Sequence[Record], until: Sequence[Record] | None) -> Summary:
@@ -72,6 +75,7 @@ def summarise(
     params_sha256: str | None = None,
     label: str | None = None,
     threads: int | None = None,
+    best: Best | None = None,
 ) -> Summary:
     """The content of summary.json; without an ending that of a run that goes on."""
     ending = ending or Ending(RUNNING, RUNNING)
@@ -79,17 +83,25 @@ def summarise(
         "status": ending.sentence,
         "code": ending.code,
         "algorithm": run.name("algorithm"),
-        "method": type(run.algorithm).__name__,
+        "method": run.algorithm.title,
         "baseline": run.algorithm.baseline,
         "label": label or run.label,
         "seed": run.seed,
         "target": run.tree.get("target"),
         **tally(records, run.target),
+        "best": told(best),
         "threads": threads,
         "params_sha256": params_sha256,
         "fedadmm_version": fedadmm.__version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": clock.timestamp(),
     }
+
+
+def told(best: Best | None) -> dict[str, Any] | None:
+    """Which round's model model.safetensors is, and why; None for the last, nothing measured."""
+    if best is None:
+        return None
+    return {"round": best.round, "metric": best.metric, "value": best.value}
 
 
 def partition_of(problem: Problem) -> Mapping[str, Any] | None:
@@ -110,7 +122,7 @@ def partition_of(problem: Problem) -> Mapping[str, Any] | None:
         return shown
     counts = data.label_counts()
     return shown | {
-        "labels": list(range(len(counts))),
+        "labels": list(data.rows.class_names or range(len(counts))),
         "counts": counts.T[:MOST_CLIENTS].tolist(),
         "total_counts": counts.sum(axis=1).tolist(),
     }

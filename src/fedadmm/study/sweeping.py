@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.study import loading
+from fedadmm.study import loading, tables, toml
 from fedadmm.study.config import Run, Tree, resolve
 from fedadmm.study.grid import Cell, complete
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.rundir import write_json
+from fedadmm.study.tables import Table
+from fedadmm.study.trackers import flattened
 
 MOST_CELLS = 10_000
+OVERVIEW = "sweep.json"
 
 
 class Axis(NamedTuple):
@@ -47,8 +49,8 @@ def axis(text: str, option: str) -> Axis:
     if not equals or not key.strip() or not values.strip():
         raise ConfigError(f"{option} is {text!r}, but must be KEY=A,B, as in algorithm.rho=0.1,1")
     try:
-        parsed = tomllib.loads(f"values = [{values}]")["values"]
-    except (ValueError, RecursionError):
+        parsed = toml.tables(f"values = [{values}]")["values"]
+    except ValueError:
         parsed = [loading.plain_value(value.strip()) for value in values.split(",")]
     if len(parsed) == 1 and isinstance(parsed[0], list):
         parsed = parsed[0]
@@ -66,10 +68,11 @@ def points_of(tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis]) -> list[P
     combinations = [(*step, *cell) for cell in products for step in steps or [()]]
     if len(combinations) > MOST_CELLS:
         raise ConfigError(f"the sweep has {len(combinations)} cells, but at most {MOST_CELLS}")
-    return [_point(tree, dict(combination)) for combination in combinations]
+    return [point_of(tree, dict(combination)) for combination in combinations]
 
 
-def _point(tree: Tree, values: dict[str, Any]) -> Point:
+def point_of(tree: Tree, values: dict[str, Any]) -> Point:
+    """The cell that a configuration makes with some keys set."""
     changed = deepcopy(tree)
     for key, value in values.items():
         loading.assign(changed, key, deepcopy(value))
@@ -81,6 +84,27 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
+def cell_of(out: Path, point: Point) -> Cell:
+    """Where a cell of a sweep or a search lies."""
+    return Cell.by_hash(out / "cells", point.label, point.run)
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """The last word of each key, where that is enough to tell them apart."""
+    last = [key.split(".")[-1] for key in keys]
+    return [word if last.count(word) == 1 else key for key, word in zip(keys, last, strict=True)]
+
+
+def setting(values: Mapping[str, Any]) -> dict[str, str]:
+    """What a cell sets besides its seed, for people: short keys, and methods by their titles."""
+    from fedadmm.algorithms import REGISTRY
+
+    shown = {key: _shown(value) for key, value in values.items() if key != "seed"}
+    name = shown.pop("algorithm.name", None)
+    method = {} if name is None else {"method": REGISTRY[name].title if name in REGISTRY else name}
+    return method | dict(zip(short_keys(list(shown)), shown.values(), strict=True))
+
+
 def sweep(
     points: Sequence[Point],
     out: Path,
@@ -90,7 +114,7 @@ def sweep(
     watch: Watch = nobody,
 ) -> dict[str, Any]:
     """Run every cell that is not finished and return what is written to sweep.json."""
-    cells = [Cell.by_hash(out / "cells", one.label, one.run) for one in points]
+    cells = [cell_of(out, one) for one in points]
     if fresh:
         for cell in cells:
             cell.forget()
@@ -108,9 +132,30 @@ def sweep(
                 "rounds": len(found.records),
                 "rounds_to_target": found.to_target("rounds"),
                 "bytes_to_target": found.to_target("bytes"),
+                "target": point.run.tree.get("target"),
                 "final": found.final,
             }
         )
     result = {"cells": rows}
-    write_json(out / "sweep.json", result)
+    write_json(out / OVERVIEW, result)
+    tables.write(out, {"cells": table(result)})
     return result
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """One line a cell: what was set, and what came out."""
+    rows = result["cells"]
+    targeted = any(row["target"] is not None for row in rows)
+    metrics = list(dict.fromkeys(name for row in rows for name in row["final"]))
+    columns = ["rounds done", *(["rounds to target"] if targeted else []), *metrics]
+    lines = []
+    for row in rows:
+        done = f"{row['rounds']} (diverged)" if row["code"] == "diverged" else row["rounds"]
+        reached = [row["rounds_to_target"]] if targeted else []
+        finals = (row["final"].get(name) for name in metrics)
+        lines.append(
+            [tables.number_cell(value) for value in [*row["set"].values(), done, *reached, *finals]]
+        )
+    keys = short_keys(list(rows[0]["set"])) if rows else []
+    data = [flattened(row) for row in rows]
+    return Table("Sweep", [*keys, *columns], lines, data=data)

@@ -1,4 +1,4 @@
-"""Runs in other people's tools: TensorBoard, MLflow, or your own.
+"""Runs in other people's tools: TensorBoard, MLflow, Weights & Biases, or your own.
 
 A tracker sees the configuration once, every record, and the summary.  Its files lie in the run
 directory unless the tool's own environment variables say otherwise.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedadmm.core import clock
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import imported, is_stranger
 from fedadmm.run.record import Record, numbers
@@ -63,24 +65,34 @@ class TensorBoard:
 
 
 class MLflow:
-    """An MLflow run in the file store RUN/mlflow, or wherever MLFLOW_TRACKING_URI points."""
+    """An MLflow run in RUN/mlflow.db (SQLite), or wherever MLFLOW_TRACKING_URI points."""
 
     def start(self, directory: Path, config: Mapping[str, Any], first_round: int) -> None:
         """Begin a run with the configuration as its parameters."""
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         tracking = _needed("mlflow.tracking", "mlflow")
-        own = (directory / "mlflow").resolve().as_uri()
-        self._client = tracking.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", own))
+        place = directory.resolve()
+        given = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = tracking.MlflowClient(given or f"sqlite:///{place / 'mlflow.db'}")
         found = self._client.get_experiment_by_name("fedadmm")
-        experiment = found.experiment_id if found else self._client.create_experiment("fedadmm")
+        artifacts = None if given else (place / "mlflow").as_uri()  # not where one happens to stand
+        experiment = (
+            found.experiment_id
+            if found
+            else self._client.create_experiment("fedadmm", artifact_location=artifacts)
+        )
         self._run = self._client.create_run(experiment, run_name=directory.name).info.run_id
-        for key, value in flattened(config).items():
-            self._client.log_param(self._run, key, str(value)[:500])
+        param = _needed("mlflow.entities", "mlflow").Param
+        about = [param(key, str(value)[:500]) for key, value in flattened(config).items()]
+        for begin in range(0, len(about), 100):  # as many as MLflow takes at once
+            self._client.log_batch(self._run, params=about[begin : begin + 100])
 
     def record(self, record: Record) -> None:
         """One metric each, at the round as its step."""
-        for key, value in numbers(record).items():
-            self._client.log_metric(self._run, key, value, step=records.number(record))
+        metric = _needed("mlflow.entities", "mlflow").Metric
+        now = round(1000 * datetime.fromisoformat(clock.timestamp()).timestamp())
+        step = records.number(record)
+        found = [metric(key, value, now, step) for key, value in numbers(record).items()]
+        self._client.log_batch(self._run, metrics=found)  # one transaction a round
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the run with the status that MLflow knows."""
@@ -89,7 +101,37 @@ class MLflow:
         self._client.set_terminated(self._run, status)
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+class WeightsAndBiases:
+    """A run of Weights & Biases in RUN/wandb, offline until `wandb sync`, or as WANDB_MODE says."""
+
+    def start(self, directory: Path, config: Mapping[str, Any], first_round: int) -> None:
+        """Begin a run with the configuration; a resumed one is another run of the same group."""
+        self._run = _needed("wandb", "wandb").init(
+            project=os.environ.get("WANDB_PROJECT", "fedadmm"),
+            name=directory.name,
+            group=directory.name,
+            dir=str(directory),
+            config=dict(config),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+        )
+
+    def record(self, record: Record) -> None:
+        """One point each, at the round as its step."""
+        self._run.log(numbers(record), step=records.number(record))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Keep how it ended, and end the run."""
+        told = ("code", "status", "rounds", "best", "rounds_to_target")
+        self._run.summary.update({key: summary[key] for key in told})
+        failed = summary["code"] in ("diverged", "failed", "interrupted")
+        self._run.finish(exit_code=int(failed))
+
+
+TRACKERS: dict[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
 
 
 def tracker(name: str) -> Tracker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fedadmm.study import records
@@ -10,6 +11,9 @@ from fedadmm.study import records
 if TYPE_CHECKING:
     from fedadmm.run.evaluation import Target
     from fedadmm.study.results import Spread
+
+Telling = Callable[[str, int, int], None]
+"""Told what is being done, how many steps are done, and how many there are."""
 
 NOTHING = "–"
 SPREAD = "± is the standard deviation over the seeds"
@@ -21,6 +25,10 @@ def number(value: float, share: bool = False) -> str:
         return "∞" if value > 0 else "not a number" if math.isnan(value) else "−∞"
     text = f"{100 * value:.1f} %" if share else f"{value:.4g}"
     return text.replace("-", "−")
+
+
+def untold(what: str, done: int, steps: int) -> None:
+    """Nobody wants to know."""
 
 
 def metric(name: str, value: float) -> str:

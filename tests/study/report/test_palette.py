@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from fedadmm.algorithms import REGISTRY
-from fedadmm.study.report.palette import SPARE, STYLES, styles
+from fedadmm.study.report import drawing, page
+from fedadmm.study.report.palette import MARKERS, SHAPES, SPARE, STYLES, styles
 
 CARDS = {"light": "#ffffff", "dark": "#191d24"}
 # Machado, Oliveira, Fernandes (2009), severity 1, on linear RGB.
@@ -87,8 +88,16 @@ def test_methods_differ_in_colour_or_in_dashes(deficiency: str, theme: str) -> N
 
 def test_labels_of_one_algorithm_have_colours_of_their_own() -> None:
     found = styles({"rho 0.1": "fedadmm", "rho 1": "fedadmm", "mine": "fedmine", "x": "fedx"})
-    assert found["rho 0.1"] == STYLES["fedadmm"]
+    assert found["rho 0.1"].light == STYLES["fedadmm"].light
     assert len({style.light for style in found.values()}) == len(found)
+    assert len({style.marker for style in found.values()}) == len(found)
+
+
+def test_every_marker_can_be_drawn_on_the_page_and_in_a_file() -> None:
+    found = styles({str(i): "fedadmm" for i in range(len(MARKERS))})
+    assert {style.marker for style in found.values()} == set(MARKERS)
+    assert set(page.SHAPES) == set(drawing.MARKERS) == set(SHAPES)
+    assert len(set(page.SHAPES.values())) == len(set(drawing.MARKERS.values())) == len(SHAPES)
 
 
 def test_many_labels_differ_in_colour_or_in_dashes() -> None:

@@ -43,9 +43,9 @@ def test_page_is_one_small_file_without_addresses(comparison: Path) -> None:
 
 
 def _plotly() -> str:
-    from fedadmm.study.report.page import _plotly
+    from fedadmm.study.report.page import plotly
 
-    return _plotly()
+    return plotly()
 
 
 def test_a_large_comparison_stays_small(comparison: Path, tmp_path: Path) -> None:
@@ -173,11 +173,12 @@ def test_partition_tells_names_and_how_many_clients_there_are(tmp_path: Path) ->
     document = {"clients": 9, "names": ["Rome", "Oslo"], "sizes": [3, 4], "labels": [0, 1]}
     document["counts"] = [[1, 2], [4, 0]]
     (tmp_path / "partition.json").write_text(json.dumps(document))
-    heat, sizes, participation = sections(read(tmp_path))[-1].panels
+    heat, sizes, participation, presence = sections(read(tmp_path))[-1].panels
     assert heat.values == [[1, 4], [2, 0]]
     assert heat.names == sizes.names == ["Rome", "Oslo"]
     assert "first 2 of 9" in heat.note
     assert participation.values == [1, 0, 0, 0, 0, 0, 0, 0, 1]
+    assert presence.values == [[1], [0], [0], [0], [0], [0], [0], [0], [1]]
 
 
 def test_configuration_tells_what_differs(comparison: Path) -> None:
@@ -248,7 +249,7 @@ def test_figures_are_written_as_png_and_svg(tmp_path: Path) -> None:
     names = {path.stem for path in (tmp_path / "figures").glob("*.svg")}
     assert names == {path.stem for path in (tmp_path / "figures").glob("*.png")}
     learning = {f"test_accuracy-{axis}" for axis in ("rounds", "bytes", "time")}
-    assert names == learning | {"primal_residual", "penalty", "participation"}
+    assert names == learning | {"primal_residual", "penalty", "participation", "presence"}
     assert (tmp_path / "figures/penalty.png").read_bytes().startswith(b"\x89PNG")
     assert "Penalties" in (tmp_path / "figures/penalty.svg").read_text()
 
@@ -298,6 +299,59 @@ def test_constants_that_differ_between_methods_are_told_apart(tmp_path: Path) ->
     ]
 
 
+def written(folder: Path, label: str, seed: int, history: list[dict[str, object]]) -> None:
+    """A run directory of a comparison."""
+    run = folder / "runs" / f"{label}-{seed}"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in history))
+    (run / "summary.json").write_text(json.dumps({"label": label, "seed": seed}))
+
+
+def test_ranks_are_those_of_every_seed_with_the_critical_difference(tmp_path: Path) -> None:
+    finals = {"a": [0.9, 0.8, 0.7, 0.9], "b": [0.5, 0.9, 0.6, 0.6], "c": [0.1, 0.2, 0.6, 0.3]}
+    for label, values in finals.items():
+        for seed, accuracy in enumerate(values):
+            written(tmp_path, label, seed, [made(1, test_accuracy=accuracy)])
+    (panel,) = next(part for part in sections(read(tmp_path)) if part.name == "ranks").panels
+    assert panel.labels == ["a", "b", "c"]
+    # By hand, seed by seed: a 1 2 1 1, b 2 1 2.5 2, c 3 3 2.5 3.
+    assert panel.ranks == pytest.approx([1.25, 1.875, 2.875])
+    # Demsar's table: q is 2.343 for three methods at 5 %; k (k + 1) / (6 N) is 12 / 24.
+    assert panel.critical == pytest.approx(2.343 * 0.5**0.5, abs=1e-3)
+    assert "Mean ranks over 4 seeds by final test accuracy" in panel.note
+    write_report(tmp_path, figures=tmp_path / "figures")
+    assert (tmp_path / "figures/ranks.svg").exists()
+
+
+def test_no_ranks_without_seeds_that_all_methods_share(tmp_path: Path) -> None:
+    for label, seeds in {"a": (0, 1), "b": (0, 1), "c": (0, 2)}.items():
+        for seed in seeds:
+            written(tmp_path, label, seed, [made(1, test_accuracy=0.1 * seed)])
+    assert "ranks" not in [part.name for part in sections(read(tmp_path))]
+
+
+def test_who_took_part_when_is_told_once_if_all_methods_met_the_same(tmp_path: Path) -> None:
+    cohorts = [[0, 1], [2], [0, 2]]
+    same = [made(t + 1, loss=1 / (t + 1), clients=met) for t, met in enumerate(cohorts)]
+    written(tmp_path, "a", 0, same)
+    written(tmp_path, "b", 0, same)
+    clients = sections(read(tmp_path))[-1].panels
+    pictures = [panel for panel in clients if panel.name.startswith("presence")]
+    assert [picture.values for picture in pictures] == [[[1, 0, 1], [1, 0, 0], [0, 1, 1]]]
+    assert (pictures[0].names, pictures[0].rows) == (["1", "2", "3"], ["0", "1", "2"])
+    other = [made(t + 1, loss=1 / (t + 1), clients=met) for t, met in enumerate(cohorts[::-1])]
+    written(tmp_path, "c", 0, other)
+    names = [panel.name for panel in sections(read(tmp_path))[-1].panels]
+    assert names == ["participation", "presence-a", "presence-b", "presence-c"]
+
+
+def test_everybody_in_every_round_is_a_sentence(tmp_path: Path) -> None:
+    written(tmp_path, "a", 0, [made(t, loss=1 / t, clients=[0, 1, 2]) for t in (1, 2)])
+    (clients,) = [part for part in sections(read(tmp_path)) if part.name == "clients"]
+    assert clients.panels == []
+    assert clients.constants == ["Participation: 2 rounds for every client."]
+
+
 def test_the_reason_for_the_end_is_said_once(tmp_path: Path) -> None:
     ended = {"code": "completed", "status": "completed all 2 rounds", "algorithm": "fedavg"}
     for seed in range(3):
@@ -312,7 +366,8 @@ def test_the_reason_for_the_end_is_said_once(tmp_path: Path) -> None:
         json.dumps(ended | {"code": "diverged", "status": "diverged"})
     )
     page = write_report(tmp_path).read_text().replace(_plotly(), "")
-    assert page.count("completed all 2 rounds") == 2
+    assert page.count("completed all 2 rounds") == 1
+    assert page.count('class="status"') == 3
     assert '<span class="chip diverged">diverged</span>' in page
 
 

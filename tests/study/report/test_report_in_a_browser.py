@@ -11,7 +11,7 @@ import pytest
 from fedadmm.study.report import write_report
 from support.browser import Browser
 
-SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+SIZES = {"desktop": (1280, 900), "phone": (400, 844)}
 PLOTS = "[...document.querySelectorAll('.plot')]"
 
 
@@ -69,6 +69,57 @@ def test_lines_are_inside_their_panels(browser: Browser, page: Path) -> None:
         "p.parentElement.getBoundingClientRect().right + 1).map((p) => p.id)"
     )
     assert stick_out == []
+
+
+def test_a_phone_shows_the_whole_legend_and_says_where_a_table_goes_on(
+    browser: Browser, page: Path
+) -> None:
+    browser.open(page, *SIZES["phone"])
+    boxes = browser.evaluate(
+        "[...document.querySelectorAll('.method')].map((b) => b.getBoundingClientRect())"
+        ".map((r) => [r.left, r.right, r.width])"
+    )
+    assert len(boxes) == 7
+    assert all(left >= 0 and right <= SIZES["phone"][0] and w > 40 for left, right, w in boxes)
+    hints = browser.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter((r) => r.clientWidth).map((r) => "
+        "[r.scrollWidth > r.clientWidth + 1, r.previousElementSibling.checkVisibility()])"
+    )
+    assert [True, True] in hints
+    assert all(wider == told for wider, told in hints)
+    browser.evaluate("document.querySelector('#results table').replaceChildren()")
+    browser.wait("!document.querySelector('#results .more').checkVisibility()")
+
+
+def test_two_settings_of_one_method_differ_in_colour_and_in_marker(desktop: Browser) -> None:
+    drawn = desktop.evaluate(
+        f"{PLOTS}[0].data.filter((t) => t.mode === 'markers').map((t) => "
+        "[t.meta, t.marker.color, t.marker.symbol, t.x.length])"
+    )
+    looks = {label: (colour, symbol) for label, colour, symbol, _ in drawn}
+    assert len(looks) == 7
+    for parts in zip(*looks.values(), strict=True):
+        assert len(set(parts)) == 7, "every method has its own colour and its own marker"
+    assert all(0 < shown <= 9 for *_, shown in drawn)
+    samples = desktop.evaluate(
+        "[...document.querySelectorAll('.method path')].map((p) => p.getAttribute('d'))"
+    )
+    assert len(set(samples)) == 7
+
+
+def test_ranks_are_dots_on_one_scale(desktop: Browser) -> None:
+    rows = desktop.evaluate(
+        "[...document.querySelectorAll('.rank-rows svg:not(.scale)')].map((s) => [Number("
+        "s.nextElementSibling.textContent), s.querySelector('circle').getBoundingClientRect().left,"
+        "s.querySelector('line').getBoundingClientRect().right, s.getBoundingClientRect().right])"
+    )
+    assert len(rows) == 7
+    ranks, places = [row[0] for row in rows], [row[1] for row in rows]
+    assert ranks == sorted(ranks)
+    step = (places[-1] - places[0]) / (ranks[-1] - ranks[0])
+    for rank, place in zip(ranks, places, strict=True):
+        assert place - places[0] == pytest.approx(step * (rank - ranks[0]), abs=step / 50 + 1)
+    assert all(end <= edge + 6 for *_, end, edge in rows), "a line leaves the figure"
 
 
 def test_legend_hides_isolates_and_brings_back(desktop: Browser) -> None:

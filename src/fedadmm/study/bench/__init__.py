@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from fedadmm.core.errors import EngineError, check_choice, check_count
 from fedadmm.study.bench import contenders
 from fedadmm.study.bench.contenders import Outcome
 from fedadmm.study.bench.workloads import GROWTH, PEERS, WORKLOADS, Workload, find, write_rows
+from fedadmm.study.words import Telling, untold
 
 __all__ = ["PEERS", "REPEATS", "WORKLOADS", "run", "table"]
 
-Progress = Callable[[str], None]
 REPEATS = 3
 
 
@@ -28,7 +28,7 @@ def run(
     workload: str,
     peers: bool | Sequence[str] = True,
     repeats: int = REPEATS,
-    progress: Progress | None = None,
+    tell: Telling = untold,
 ) -> dict[str, Any]:
     """Time a workload, beside its peers if wanted, and return one plain document.
 
@@ -36,12 +36,11 @@ def run(
         workload: a name from `WORKLOADS`.
         peers: all peers of the workload (True), none (False), or those named.
         repeats: how often every contender runs.
-        progress: told in a sentence what is going on.
+        tell: told in a sentence what is going on, and how far it is.
     """
     chosen = find(workload)
     check_count("bench", "repeats", repeats)
     wanted = _wanted(chosen, peers)
-    tell = progress or _silent
     with tempfile.TemporaryDirectory(prefix="fedadmm-bench-") as name:
         folder = Path(name)
         source = write_rows(chosen, folder)
@@ -49,10 +48,6 @@ def run(
             return _growth(chosen, folder, repeats, tell)
         outcomes, skipped = _compare(chosen, folder, wanted, repeats, tell)
     return _document(chosen, outcomes, skipped, source)
-
-
-def _silent(sentence: str) -> None:
-    """Nobody wants to know."""
 
 
 def _wanted(workload: Workload, peers: bool | Sequence[str]) -> list[str]:
@@ -64,7 +59,7 @@ def _wanted(workload: Workload, peers: bool | Sequence[str]) -> list[str]:
 
 
 def _compare(
-    workload: Workload, folder: Path, peers: list[str], repeats: int, tell: Progress
+    workload: Workload, folder: Path, peers: list[str], repeats: int, tell: Telling
 ) -> tuple[dict[str, list[Outcome]], dict[str, str]]:
     """Every contender's repeats, in turns; and why some peers are missing."""
     skipped = {}
@@ -72,12 +67,14 @@ def _compare(
         reason = contenders.absence(peer)
         if reason is not None:
             skipped[peer] = reason
-            tell(f"{peer} is skipped: {reason}")
+            tell(f"{peer} is skipped: {reason}", 0, 1)
     names = ["fedadmm", *(peer for peer in peers if peer not in skipped)]
     outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
     for repeat in range(repeats):
-        for name in [name for name in names if name not in skipped]:
-            tell(f"{workload.name}: repeat {repeat + 1} of {repeats}, {name}")
+        going = [name for name in names if name not in skipped]
+        for place, name in enumerate(going):
+            what = f"{workload.name}: repeat {repeat + 1} of {repeats}, {name}"
+            tell(what, repeat * len(going) + place, repeats * len(going))
             try:
                 outcomes[name].append(contenders.run(name, workload, folder))
             except EngineError as error:
@@ -85,7 +82,7 @@ def _compare(
                     raise
                 skipped[name] = str(error)
                 outcomes.pop(name)
-                tell(f"{name} is skipped: {error}")
+                tell(f"{name} is skipped: {error}", repeat, repeats)
     return outcomes, skipped
 
 
@@ -124,12 +121,13 @@ def _document(
     }
 
 
-def _growth(workload: Workload, folder: Path, repeats: int, tell: Progress) -> dict[str, Any]:
+def _growth(workload: Workload, folder: Path, repeats: int, tell: Telling) -> dict[str, Any]:
     """The same cohort out of more and more clients; the ratio is the largest over the smallest."""
     outcomes: dict[str, list[Outcome]] = {str(count): [] for count in GROWTH}
     for repeat in range(repeats):
-        for count in GROWTH:
-            tell(f"growth: repeat {repeat + 1} of {repeats}, {count} clients")
+        for place, count in enumerate(GROWTH):
+            what = f"growth: repeat {repeat + 1} of {repeats}, {count} clients"
+            tell(what, repeat * len(GROWTH) + place, repeats * len(GROWTH))
             sized = replace(workload, clients=count)
             outcomes[str(count)].append(contenders.run("fedadmm", sized, folder))
     seconds = {name: _middle(repeats_) for name, repeats_ in outcomes.items()}

@@ -24,7 +24,7 @@ from fedadmm.core.solvers import SGD
 from fedadmm.core.stopping import Epochs, Steps
 from fedadmm.data import models
 from fedadmm.run.engines import Auto, EngineChoice, Job
-from fedadmm.run.loop import RoundReport
+from fedadmm.run.plan import RoundReport
 from fedadmm.run.simulation import simulate
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.study.bench.workloads import read_rows, read_specification

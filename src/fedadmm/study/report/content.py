@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
+from fedadmm.study import sweeping
 from fedadmm.study.comparing import OVERVIEW
 from fedadmm.study.grid import target_of
 from fedadmm.study.recorded import RecordedRun, read_run
@@ -38,8 +40,15 @@ class Content:
     target: Target | None
     runs: list[RecordedRun]
     partition: Partition | None
-    search: Any = None
-    """What a search for learning rates found, as it was written."""
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What each label of a sweep sets; empty when this is none."""
+    overview: Mapping[str, Any] = field(default_factory=dict)
+    """What comparison.json says; nothing for a run."""
+
+    @property
+    def search(self) -> Any:
+        """What a search for learning rates found, as it was written."""
+        return self.overview.get("learning_rate_search")
 
     @cached_property
     def labels(self) -> dict[str, list[RecordedRun]]:
@@ -63,12 +72,14 @@ def read(directory: Path) -> Content:
         raise DataError(f"{directory}: no such directory")
     path = directory / OVERVIEW
     overview = read_json(path) if path.is_file() else {}
-    comparison = path.is_file() or (directory / "runs").is_dir()
+    comparison = path.is_file() or (directory / "runs").is_dir() or _is_sweep(directory)
     if not comparison and not RunDir(directory).can_be_drawn:
         raise DataError(
-            f"{directory}: neither a run (metrics.jsonl) nor a comparison (comparison.json, runs/)"
+            f"{directory}: neither a run (metrics.jsonl) nor a comparison (comparison.json, runs/) "
+            f"nor a finished sweep ({sweeping.OVERVIEW})"
         )
-    rows = _rows(directory, overview) if comparison else {directory: {}}
+    swept = _swept(directory)
+    rows = swept or (_rows(directory, overview) if comparison else {directory: {}})
     target = _target(overview, list(rows))
     runs = [read_run(folder, row, target) for folder, row in rows.items()]
     partitions = (_partition(RunDir(folder)) for folder in (directory, *rows))
@@ -79,8 +90,27 @@ def read(directory: Path) -> Content:
         target=target,
         runs=runs,
         partition=next((found for found in partitions if found is not None), None),
-        search=overview.get("learning_rate_search"),
+        settings={row["label"]: row["setting"] for row in swept.values() if row["setting"]},
+        overview=overview,
     )
+
+
+def _is_sweep(directory: Path) -> bool:
+    return (directory / sweeping.OVERVIEW).is_file()
+
+
+def _swept(directory: Path) -> dict[Path, dict[str, Any]]:
+    """The cells of a sweep; its settings are compared with each other, not with baselines."""
+    rows: dict[Path, dict[str, Any]] = {}
+    cells = read_json(directory / sweeping.OVERVIEW)["cells"] if _is_sweep(directory) else []
+    for cell in cells:
+        setting = sweeping.setting(cell["set"])
+        label = ", ".join(
+            value if key == "method" else f"{key}={value}" for key, value in setting.items()
+        )
+        about = {"seed": cell["seed"], "setting": setting, "baseline": False, "label": label}
+        rows[directory / cell["directory"]] = about if label else {"setting": {}}
+    return {folder: row for folder, row in rows.items() if RunDir(folder).can_be_drawn}
 
 
 def _rows(directory: Path, overview: dict[str, Any]) -> dict[Path, dict[str, Any]]:

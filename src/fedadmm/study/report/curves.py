@@ -40,6 +40,8 @@ class Line(NamedTuple):
     """A seed that diverged: it stands alone, outside the mean."""
     part: str = ""
     """What the curve is, when a panel shows several quantities."""
+    behind: bool = False
+    """Whether it stands pale behind the others, to compare them with."""
 
 
 def axes(runs: Sequence[RecordedRun]) -> list[Axis]:

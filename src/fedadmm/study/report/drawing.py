@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedadmm.core import files
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.curves import Axis
-from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Section, Strip
-from fedadmm.study.report.palette import Style, styles_of
+from fedadmm.study.report.curves import Axis, Line
+from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Ranks, Section, Strip
+from fedadmm.study.report.palette import SHAPES, Style, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +27,7 @@ DASHES: dict[str, Any] = {
     "dashdot": (0, (5, 2, 1.2, 2)),
     "longdash": (0, (9, 2.5)),
 }
+MARKERS = dict(zip(SHAPES, "os^DvP*<>p", strict=True))
 SETTINGS = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -49,13 +52,41 @@ def draw_figures(content: Content, sections: list[Section], directory: Path) -> 
     written: list[Path] = []
     with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
         for section in sections:
-            for panel in section.panels:
-                choices: Sequence[Axis | None] = section.axes or [None]
-                for axis in choices:
-                    ending = f"-{axis.name}" if axis and len(section.axes) > 1 else ""
-                    figure = _figure(panel, axis, chosen)
-                    written += _save(figure, directory, _file_name(panel.name) + ending)
+            choices: Sequence[Axis | None] = section.axes or [None]
+            for axis in choices:
+                ending = f"-{axis.name}" if axis and len(section.axes) > 1 else ""
+                for name, figure in _figures(section, axis, chosen):
+                    written += _save(figure, directory, _file_name(name) + ending)
     return written
+
+
+def _figures(
+    section: Section, axis: Axis | None, chosen: dict[str, Style]
+) -> Iterator[tuple[str, Figure]]:
+    """Every panel with its name; small ones share a figure."""
+    if section.columns:
+        yield section.name, _multiples(section, axis, chosen)
+        return
+    for panel in section.panels:
+        yield panel.name, _figure(panel, axis, chosen)
+
+
+def _multiples(section: Section, axis: Axis | None, chosen: dict[str, Style]) -> Figure:
+    from matplotlib.figure import Figure
+
+    across = section.columns
+    down = -(-len(section.panels) // across)
+    figure = Figure(figsize=(2.2 * across, 0.3 + 1.6 * down), layout="constrained")
+    figure.suptitle(section.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    plots = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat
+    for panel, plot in zip(section.panels, plots, strict=False):
+        assert isinstance(panel, Lines)
+        assert axis is not None
+        _lines(plot, panel, axis, chosen)
+        plot.set_title(panel.title, fontsize=8)
+        plot.set_xlabel("")
+    figure.supxlabel(axis.title if axis else "", fontsize=9)
+    return figure
 
 
 def _file_name(name: str) -> str:
@@ -87,20 +118,37 @@ def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure
         assert axis is not None
         _lines(plot, panel, axis, chosen)
     elif isinstance(panel, Heat):
-        image = plot.imshow(panel.values, aspect="auto", cmap="Blues", interpolation="nearest")
+        image = plot.imshow(
+            np.array(panel.values, float), aspect="auto", cmap="Blues", interpolation="nearest"
+        )
         plot.grid(visible=False)
         if len(panel.rows) <= 40:
             plot.set_yticks(range(len(panel.rows)), panel.rows)
-        plot.set(xlabel="client", ylabel=panel.row_title)
-        figure.colorbar(image, ax=plot, label=panel.unit)
+        plot.set(xlabel=panel.column, ylabel=panel.row_title)
+        if panel.unit:
+            figure.colorbar(image, ax=plot, label=panel.unit)
     elif isinstance(panel, Strip):
         _strip(plot, panel, chosen[panel.label])
+    elif isinstance(panel, Ranks):
+        _ranks(plot, panel, chosen)
     else:
         plot.bar(range(len(panel.values)), panel.values, 0.85, color=ACCENT)
         plot.set(xlabel=panel.column, ylabel=panel.unit)
-    if isinstance(panel, Bars | Heat) and 0 < len(panel.names) <= 12:
-        plot.set_xticks(range(len(panel.names)), panel.names)
+    if isinstance(panel, Bars | Heat) and panel.names:
+        every = -(-len(panel.names) // 12)
+        plot.set_xticks(range(0, len(panel.names), every), panel.names[::every])
     return figure
+
+
+def _ranks(plot: Axes, panel: Ranks, chosen: dict[str, Style]) -> None:
+    for place, (label, rank) in enumerate(zip(panel.labels, panel.ranks, strict=True)):
+        colour, high = chosen[label].light, max(panel.ranks)
+        plot.hlines(place, rank, min(rank + panel.critical, high), color=colour, lw=3, alpha=0.45)
+        plot.plot(rank, place, "o", color=colour)
+    plot.set_yticks(range(len(panel.labels)), [chosen[label].name for label in panel.labels])
+    plot.invert_yaxis()
+    plot.grid(visible=False)
+    plot.set(xlabel="mean rank over the seeds; 1 is the best")
 
 
 def _strip(plot: Axes, panel: Strip, style: Style) -> None:
@@ -123,17 +171,37 @@ def _strip(plot: Axes, panel: Strip, style: Style) -> None:
     plot.set(xlabel="simulated time", ylabel="client")
 
 
+def _marker(line: Line, chosen: dict[str, Style]) -> dict[str, Any]:
+    """A cross where a seed diverged; else the method's marker here and there, if it has company."""
+    if line.ended:
+        return {"marker": "x", "markevery": [len(line.y) - 1]}
+    if len(chosen) == 1:
+        return {}
+    style, every = chosen[line.label], -(-len(line.y) // 8)
+    shape = style.marker.removesuffix("-open")
+    return {
+        "marker": MARKERS[shape],
+        "markevery": (list(chosen).index(line.label) * every // len(chosen), every),
+        "markersize": 5,
+        "markerfacecolor": style.light if shape == style.marker else "white",
+    }
+
+
 def _lines(plot: Axes, panel: Lines, axis: Axis, chosen: dict[str, Style]) -> None:
     from matplotlib.ticker import PercentFormatter
 
     calm = [line for line in panel.lines if not line.ended]
     for line in [*calm, *(line for line in panel.lines if line.ended)]:
         x, style = line.x[axis.name], chosen[line.label]
+        if line.behind:
+            plot.plot(x, line.y, color="#9aa0a8", linewidth=1.0)
+            continue
         if line.low:
             plot.fill_between(x, line.low, line.high, color=style.light, alpha=0.14, linewidth=0)
         if line.ended and calm:
             plot.autoscale(enable=False)
-        dash = "dot" if line.part.endswith("bound") else style.dash
+        own = style.dash if panel.span is None else "solid"
+        dash = "dot" if line.part.endswith("bound") else own
         name = f"{style.name}: {line.part}" if line.part else style.name
         plot.plot(
             x,
@@ -141,8 +209,7 @@ def _lines(plot: Axes, panel: Lines, axis: Axis, chosen: dict[str, Style]) -> No
             color=style.light,
             linestyle=DASHES[dash],
             linewidth=0.8 if line.ended else 1.6,
-            marker="x" if line.ended else None,
-            markevery=[len(x) - 1] if line.ended else None,
+            **(_marker(line, chosen) if panel.span is None else {}),
             label=f"{name} (diverged)" if line.ended else name,
         )
     if panel.log:
@@ -152,5 +219,7 @@ def _lines(plot: Axes, panel: Lines, axis: Axis, chosen: dict[str, Style]) -> No
     if panel.zero:
         plot.set_ylim(bottom=0)
     plot.set_xlabel(axis.title)
-    if len(panel.lines) > 1:
+    if panel.span is not None:
+        plot.set_ylim(*panel.span)
+    elif len(panel.lines) > 1:
         plot.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

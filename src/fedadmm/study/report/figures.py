@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedadmm.study.report.curves import Axis, Line
@@ -19,6 +20,8 @@ class Lines(NamedTuple):
     """Values between 0 and 1 that read better as percentages."""
     zero: bool = False
     """Whether the axis begins at zero."""
+    span: list[float] | None = None
+    """The ends of an axis that several small figures share."""
     kind: str = "lines"
 
 
@@ -38,16 +41,20 @@ class Bars(NamedTuple):
 
 
 class Heat(NamedTuple):
-    """One cell for each row (a label, a method) and client."""
+    """One cell for each row (a label, a method, a client) and column (a client, a round)."""
 
     name: str
     title: str
     note: str
     row_title: str
     unit: str
+    """Of the values; empty where they only say whether."""
     rows: list[str]
-    values: list[list[float]]
+    values: Sequence[Sequence[float | None]]
     names: list[str]
+    """What the columns are called; numbers when it is empty."""
+    column: str = "client"
+    """What a column stands for."""
     kind: str = "heat"
 
 
@@ -63,7 +70,19 @@ class Strip(NamedTuple):
     kind: str = "strip"
 
 
-Panel = Lines | Bars | Heat | Strip
+class Ranks(NamedTuple):
+    """The mean rank of every label, best first, and how close ranks are not told apart."""
+
+    name: str
+    title: str
+    note: str
+    labels: list[str]
+    ranks: list[float]
+    critical: float
+    kind: str = "ranks"
+
+
+Panel = Lines | Bars | Heat | Strip | Ranks
 
 
 class Section(NamedTuple):
@@ -76,3 +95,5 @@ class Section(NamedTuple):
     panels: list[Panel]
     constants: list[str]
     """What never changed, in sentences instead of flat lines."""
+    columns: int = 0
+    """How many small figures stand side by side; 0 for figures of the usual size."""

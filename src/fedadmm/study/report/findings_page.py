@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from fedadmm.study import findings_text
+from fedadmm.study.report.ranks import rank_picture
+from fedadmm.study.tables import Table
 
-_LINE, _WIDTH, _LEFT = 22, 420, 240
-"""Pixels: the height of a row, the span of the ranks, the room for names."""
+_SPACING = """main { padding-block: 1.2rem 3rem; }
+h2 { margin-top: 2rem; }
+p { margin-top: .6rem; max-width: 60rem; }
+.wide td, .wide th { padding: .15rem .6rem; text-align: left; }"""
 
 
 def findings_page(result: Mapping[str, Any]) -> str:
@@ -23,26 +27,33 @@ def findings_page(result: Mapping[str, Any]) -> str:
     parts = [
         part
         for table in findings_text.tables(found)
-        for part in (_table(table), pictures.get(table.title, ""), _paragraph(table.note))
+        for part in (table_html(table), pictures.get(table.title, ""), paragraph(table.note))
     ]
-    style = (files(__package__) / "style.css").read_text(encoding="utf-8")
-    title = escape(result["title"])
+    return plain_page(result["title"], [paragraph(result["notes"].strip()), *parts])
+
+
+def plain_page(title: str, parts: Iterable[str], style: str = "") -> str:
+    """A page of its parts, one below the other, in the report's style and without any script."""
+    shared = (files(__package__) / "style.css").read_text(encoding="utf-8")
+    dark = shared.split(':root[data-theme="dark"]')[1].split("}")[0] + "}"
+    own = f"@media (prefers-color-scheme: dark) {{ :root {dark} }}\n{_SPACING}\n{style}"
+    name = escape(title)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{style}\n.wide td, .wide th {{ padding: .15rem .6rem; text-align: left; }}"
-        f'</style></head><body><main class="wide"><h1>{title}</h1>'
-        f"{_paragraph(result['notes'].strip())}{''.join(parts)}</main></body></html>\n"
+        f'<style>{shared}\n{own}</style></head><body><main class="wide"><h1>{name}</h1>'
+        f"{''.join(parts)}</main></body></html>\n"
     )
 
 
-def _table(table: findings_text.Table) -> str:
+def table_html(table: Table) -> str:
+    """A table under its heading."""
     head = "".join(f"<th>{escape(one)}</th>" for one in table.headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{_cell(one)}</td>" for one in line) + "</tr>" for line in table.lines
     )
     return (
-        f"<h2>{escape(table.title)}</h2><div style='overflow-x: auto'><table><thead><tr>{head}"
+        f"<h2>{escape(table.title)}</h2><div class='scroll' tabindex='0'><table><thead><tr>{head}"
         f"</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -52,34 +63,6 @@ def _cell(text: str) -> str:
     return f"<strong>{escape(bold)}</strong>" if bold != text else escape(text)
 
 
-def _paragraph(text: str) -> str:
+def paragraph(text: str) -> str:
+    """A text as it is, or nothing where there is none."""
     return f"<p>{escape(text)}</p>" if text else ""
-
-
-def rank_picture(names: list[str], ranks: list[float], critical: float | None) -> str:
-    """An SVG: a dot at every mean rank, and a line over the ranks that it is not told apart from.
-
-    Two rows whose dots both lie under one line may be equally good.
-    """
-    high = max(*ranks, 2.0)
-
-    def x(rank: float) -> float:
-        return _LEFT + (min(rank, high) - 1.0) / (high - 1.0) * _WIDTH
-
-    marks = [
-        f'<text x="{x(tick):.1f}" y="14" text-anchor="middle">{tick}</text>'
-        for tick in range(1, int(high) + 1)
-    ]
-    for place, (name, rank) in enumerate(zip(names, ranks, strict=True)):
-        y = 34 + place * _LINE
-        marks.append(f'<text x="{_LEFT - 12}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')
-        if critical is not None:
-            end = x(rank + critical)
-            marks.append(f'<line x1="{x(rank):.1f}" x2="{end:.1f}" y1="{y}" y2="{y}"/>')
-        marks.append(f'<circle cx="{x(rank):.1f}" cy="{y}" r="5"/>')
-    height = 40 + len(names) * _LINE
-    return (
-        f'<svg role="img" aria-label="Mean ranks" width="{_LEFT + _WIDTH + 20}" height="{height}" '
-        f'viewBox="0 0 {_LEFT + _WIDTH + 20} {height}" font-size="13" fill="currentColor" '
-        f'stroke="none"><g stroke-width="2">{"".join(marks)}</g></svg>'
-    ).replace("<line ", '<line stroke="currentColor" ')

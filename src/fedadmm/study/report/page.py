@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from importlib.resources import files
 from typing import Any
 
@@ -11,12 +12,13 @@ from fedadmm.study import records, words
 from fedadmm.study import results as rows
 from fedadmm.study.report import tables
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.figures import Heat, Lines, Panel, Section, Strip
-from fedadmm.study.report.palette import styles_of
+from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Ranks, Section, Strip
+from fedadmm.study.report.palette import Style, styles_of
+from fedadmm.study.report.ranks import rank_picture
 
 
-def render(content: Content, sections: list[Section]) -> str:
-    """The whole page as text."""
+def render(content: Content, sections: list[Section], live: bool = False) -> str:
+    """The whole page as text; a live one asks its server for plotly, and for what is new."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -35,49 +37,80 @@ def render(content: Content, sections: list[Section]) -> str:
         title=_title(content),
         sections=sections,
         legend=_legend(content),
+        dashes=DASHES,
+        shapes=SHAPES,
         figures=tables.key_figures(content),
         results=found.fastest_first(),
         best_baseline=found.baseline,
         baselines=[row.method for row in found.rows if row.baseline],
         reached=lambda row: rows.reached(found, row),
         failures=rows.failures,
-        final=lambda row, name: words.spread(rows.spread_of(row, name), records.metric(name).share),
+        final=rows.final,
         difference=lambda row: rows.compared(found, row),
         spread_note=words.SPREAD,
         final_metrics=tables.final_metrics(content),
         target=words.describe(content.target) if content.target else None,
-        same_end=_same_end(content),
+        verdict=rows.verdict(found),
+        reductions=any(row.reduction is not None for row in found.rows),
+        seeds=_only({row.seeds for row in found.rows}),
+        same_end=_usual_end(content),
+        other_ends=len({run.status for run in content.runs}) > 1,
         configuration=tables.configuration(content),
         search=tables.search_table(content.search, content.names),
         alternative=lambda panel: _alternative(panel, content.names),
+        ranks=lambda panel: Markup(_ranks(panel, styles_of(content))),
         made_by=_versions(content),
         style=Markup((own / "style.css").read_text(encoding="utf-8")),
         script=Markup((own / "script.js").read_text(encoding="utf-8")),
-        plotly=Markup(_plotly()),
+        plotly=Markup("" if live else plotly()),
+        live=Markup((own / "live.js").read_text(encoding="utf-8")) if live else None,
         data=Markup(_data(content, sections)),
     )
 
 
 def _title(content: Content) -> str:
-    if content.comparison:
+    if content.settings:
+        methods = {str(run.summary.get("method", run.algorithm)) for run in content.runs}
+        whose = f" of {methods.pop()}" if len(methods) == 1 else ""
+        return f"{len(content.settings)} settings{whose} on {content.problem}"
+    if "tuning" in content.overview:
+        trials = len(content.overview["tuning"]["trials"])
+        return f"The best {len(content.labels)} of {trials} trials on {content.problem}"
+    if len(content.labels) > 1:
         return f"{len(content.labels)} methods on {content.problem}"
     return f"{content.runs[0].method} on {content.problem}"
 
 
-def _same_end(content: Content) -> str | None:
-    """The sentence that every run of several ended with, so that no row need repeat it."""
-    sentences = {run.status for run in content.runs}
-    return sentences.pop() if len(sentences) == 1 and len(content.runs) > 1 else None
+def _usual_end(content: Content) -> str | None:
+    """The sentence that most runs ended with, so that no row need repeat it."""
+    sentence, count = Counter(run.status for run in content.runs).most_common(1)[0]
+    return sentence if count > 1 else None
+
+
+def _only(numbers: set[int]) -> int | None:
+    """The one number that is the same everywhere, if there is one."""
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4"}
+SHAPES = {
+    "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "square": "M-3.5-3.5h7v7h-7z",
+    "triangle-up": "M0-4.4L4.4 3.3H-4.4z",
+    "diamond": "M0-4.8L4.8 0L0 4.8L-4.8 0z",
+    "triangle-down": "M0 4.4L4.4-3.3H-4.4z",
+    "cross": "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
+    "star": "M0-5L1.2-1.6 4.8-1.5 1.9.6 2.9 4 0 2-2.9 4-1.9.6-4.8-1.5-1.2-1.6z",
+    "triangle-left": "M-4.4 0L3.3-4.4V4.4z",
+    "triangle-right": "M4.4 0L-3.3-4.4V4.4z",
+    "pentagon": "M0-4.5L4.3-1.4 2.6 3.6H-2.6L-4.3-1.4z",
+}
+"""SVG's dash array, and the path around (0, 0), of what a style calls its dash and its marker."""
 
 
 def _legend(content: Content) -> list[dict[str, Any]]:
-    """Label, style and SVG dash array of every method, in the order of the comparison."""
-    arrays = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4"}
-    chosen = styles_of(content)
-    return [
-        {"label": label, **style._asdict(), "array": arrays[style.dash]}
-        for label, style in chosen.items()
-    ]
+    """Label and style of every method, in the order of the comparison."""
+    return [{"label": label, **style._asdict()} for label, style in styles_of(content).items()]
 
 
 def _data(content: Content, sections: list[Section]) -> str:
@@ -90,7 +123,7 @@ def _data(content: Content, sections: list[Section]) -> str:
             {
                 "name": section.name,
                 "axes": [{"name": axis.name, "title": axis.title} for axis in section.axes],
-                "panels": [_panel(panel) for panel in section.panels],
+                "panels": [_panel(p) for p in section.panels if not isinstance(p, Ranks)],
             }
             for section in sections
         ],
@@ -107,7 +140,14 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return values
 
 
-def _alternative(panel: Panel, names: dict[str, str]) -> str:
+def _ranks(panel: Ranks, chosen: dict[str, Style]) -> str:
+    """The one figure that the page holds as it is; the others are drawn by the script."""
+    own = [chosen[label] for label in panel.labels]
+    looks = [f"--light: {style.light}; --dark: {style.dark}" for style in own]
+    return rank_picture([style.name for style in own], panel.ranks, panel.critical, looks)
+
+
+def _alternative(panel: Lines | Bars | Heat | Strip, names: dict[str, str]) -> str:
     """What a reader who cannot see the figure is told."""
     if isinstance(panel, Lines):
         ends = [
@@ -117,8 +157,9 @@ def _alternative(panel: Panel, names: dict[str, str]) -> str:
         ]
         return f"{panel.title}, last values: {', '.join(ends)}."
     if isinstance(panel, Heat):
-        clients = len(panel.values[0])
-        return f"{panel.title}: {panel.unit} by {panel.row_title} and client, {clients} clients."
+        unit = panel.unit or "marks"
+        size = f"{len(panel.rows)} by {len(panel.values[0])}"
+        return f"{panel.title}: {unit} by {panel.row_title} and {panel.column}, {size}."
     if isinstance(panel, Strip):
         return f"{panel.title}: {len(panel.bars)} pieces of work of {len(panel.clients)} clients."
     low, high = min(panel.values), max(panel.values)
@@ -132,7 +173,7 @@ def _versions(content: Content) -> str:
     return " · ".join([*parts, *created[-1:]])
 
 
-def _plotly() -> str:
+def plotly() -> str:
     """plotly.js from the Python package; the only bundle it ships is the full one."""
     from plotly.offline import get_plotlyjs
 

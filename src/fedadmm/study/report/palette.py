@@ -1,9 +1,9 @@
-"""One colour and one dash pattern per method, the same in every figure.
+"""One colour, one dash pattern and one marker per method, the same in every figure of a report.
 
 The first hues are those of Okabe and Ito and of Tol, which stay apart for colour-blind readers; so
 many methods are more than any such palette holds, so those that come near each other under a colour
-vision deficiency differ in their dashes too.  Each colour has a shade for a light page and one
-for a dark page, both with a contrast of at least 3:1.
+vision deficiency differ in their dashes too, and no two methods of a report share a marker.  Each
+colour has a shade for a light page and one for a dark page, both with a contrast of at least 3:1.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ class Style(NamedTuple):
     light: str
     dark: str
     dash: str
+    marker: str = "circle"
+    """Another one for every label of a report; open when it ends in "-open"."""
     name: str = ""
     """What the label is called in legends."""
 
@@ -56,36 +58,42 @@ STYLES = {
 """The methods that come with the package."""
 
 SPARE = (
-    Style("#4f7a28", "#a3d06f", LONG),
-    Style("#8e1f8b", "#da5ad6", LONG),
-    Style("#866a45", "#c7b093", DASHDOT),
-    Style("#2f7f86", "#74c7cf", LONG),
     Style("#521ebd", "#9870e8", DASHDOT),
     Style("#56080c", "#ee5c63", LONG),
+    Style("#2f7f86", "#74c7cf", LONG),
+    Style("#8e1f8b", "#da5ad6", LONG),
+    Style("#866a45", "#c7b093", DASHDOT),
+    Style("#4f7a28", "#a3d06f", LONG),
 )
 """Methods that this file does not know take these in turn, and so does the second label of a
-method that it knows."""
+method that it knows; the first ones are far from the usual baselines."""
 
 DASHES = (SOLID, DASH, DOT, DASHDOT, LONG)
+SHAPES = (
+    *("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "star"),
+    *("triangle-left", "triangle-right", "pentagon"),
+)
+MARKERS = (*SHAPES, *(f"{shape}-open" for shape in SHAPES))
 
 
 def styles(algorithms: dict[str, str]) -> dict[str, Style]:
     """The style of each label, from {label: algorithm}.
 
     The first label of a method that comes with the package has the method's own colour.  Every
-    other one has a spare colour of its own, and once these are used up other dashes.
+    other one has a spare colour of its own, and once these are used up other dashes.  Markers go by
+    the order of the labels.
     """
     result: dict[str, Style] = {}
     seen: set[str] = set()
     turn = 0
-    for label, algorithm in algorithms.items():
+    for place, (label, algorithm) in enumerate(algorithms.items()):
         own = STYLES.get(algorithm) if algorithm not in seen else None
         seen.add(algorithm)
         if own is None:
             own, again = SPARE[turn % len(SPARE)], turn // len(SPARE)
             own = own._replace(dash=DASHES[(DASHES.index(own.dash) + again) % len(DASHES)])
             turn += 1
-        result[label] = own
+        result[label] = own._replace(marker=MARKERS[place % len(MARKERS)])
     return result
 
 

@@ -6,28 +6,61 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fedadmm.study import records, words
-from fedadmm.study.recorded import RecordedRun
-from fedadmm.study.report import clock
+from fedadmm.study.report import clock, fairness
+from fedadmm.study.report.clients import client_panels
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.curves import Axis, Line, Value, axes, lines, quartile_lines, short
-from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Section
-
-MOST_CLIENTS = 500
-"""Figures with one mark a client show at most this many of them."""
+from fedadmm.study.report.curves import Axis, Line, Value, axes, lines, quartile_lines
+from fedadmm.study.report.figures import Bars, Lines, Panel, Section
+from fedadmm.study.report.ranks import rank_panels
+from fedadmm.study.report.sweeps import MOST_OVERLAID, sweep_sections
 
 
 def sections(content: Content) -> list[Section]:
     """Every figure of a report; what was not measured has none."""
     known = axes(content.runs)
+    metric = content.results.metric
+    whole = next(_panel(content, known, _metric, metric), None) if metric else None
+    sweep = list(sweep_sections(content, known, whole))
+    overlaid = [] if sweep and len(content.labels) > MOST_OVERLAID else _overlaid(content, known)
+    clients = _section(
+        content,
+        "clients",
+        "Clients",
+        "Who holds what, and who took part.",
+        [],
+        client_panels(content),
+    )
+    every = [*sweep, *overlaid, clients]
+    return [section for section in every if section.panels or section.constants]
+
+
+def _overlaid(content: Content, known: list[Axis]) -> list[Section]:
+    """Figures in which all methods are drawn over each other."""
     rounds = known[:1]
-    every = [
-        Section(
+    return [
+        _section(
+            content,
             "learning",
             "Learning curves",
             "What the rounds, the bytes and the time buy.",
             known,
-            list(_learning(content, known)),
+            _learning(content, known),
+        ),
+        _section(
+            content,
+            "ranks",
+            "Ranks",
+            "Who is ahead, seed by seed.",
             [],
+            rank_panels(content),
+        ),
+        _section(
+            content,
+            "fairness",
+            "Every client's share",
+            "What the model is worth to each client, not only on average.",
+            rounds,
+            _fairness(content, rounds),
         ),
         _section(
             content,
@@ -69,25 +102,32 @@ def sections(content: Content) -> list[Section]:
             rounds,
             _more(content, rounds),
         ),
-        Section(
-            "clients", "Clients", "Who holds what, and who took part.", [], _clients(content), []
+        _section(
+            content,
+            "trials",
+            "Trials",
+            "What the search tried, in its order.",
+            [],
+            _trials(content),
         ),
     ]
-    return [section for section in every if section.panels or section.constants]
 
 
 def _section(
-    content: Content, name: str, title: str, note: str, rounds: list[Axis], panels: Iterator[Panel]
+    content: Content, name: str, title: str, note: str, known: list[Axis], panels: Iterator[Panel]
 ) -> Section:
-    """Panels whose curves are all flat become sentences."""
+    """Panels whose curves are all flat, or whose bars are all equal, become sentences."""
     drawn: list[Panel] = []
     constants: list[str] = []
     for panel in panels:
         if isinstance(panel, Lines) and all(map(_is_flat, panel.lines)):
             constants.append(_constant(content, panel))
+        elif isinstance(panel, Bars) and len(panel.values) > len(set(panel.values)) == 1:
+            value = words.number(panel.values[0])
+            constants.append(f"{panel.title}: {value} {panel.unit} for every {panel.column}.")
         else:
             drawn.append(panel)
-    return Section(name, title, note, rounds, drawn, constants)
+    return Section(name, title, note, known, drawn, constants)
 
 
 def _is_flat(line: Line) -> bool:
@@ -102,7 +142,8 @@ def _constant(content: Content, panel: Lines) -> str:
         groups.setdefault(words.number(line.y[0], panel.share), []).append(name)
     if len(groups) == 1:
         return f"{panel.title}: {next(iter(groups))} in every round."
-    parts = [f"{value} ({', '.join(names)})" for value, names in groups.items()]
+    between = " / " if any("," in name for name in content.names.values()) else ", "
+    parts = [f"{value} ({between.join(names)})" for value, names in groups.items()]
     return f"{panel.title}, the same in every round: {'; '.join(parts)}."
 
 
@@ -129,14 +170,28 @@ def _differ(content: Content, one: str, other: str) -> bool:
 
 
 def _learning(content: Content, known: list[Axis]) -> Iterator[Panel]:
-    for name in metric_names(content):
-        if records.metric(name).known:
+    names = metric_names(content)
+    for name in names:
+        if records.metric(name).known and name not in _fair(names):
             yield from _panel(content, known, _metric, name)
+
+
+def _fair(names: list[str]) -> list[str]:
+    return [name for own in records.over_clients(names).values() for name in own]
+
+
+def _fairness(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+    """Worst client, percentile and spread over the rounds, and each client's last value."""
+    for base, names in records.over_clients(metric_names(content)).items():
+        for name in names:
+            yield from _panel(content, rounds, _metric, name)
+        yield from filter(None, [fairness.last_values(content, base)])
 
 
 def _more(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
     """One panel a key; `X_bound` and `X_measured` share the panel `X`."""
-    unknown = [name for name in metric_names(content) if not records.metric(name).known]
+    names = metric_names(content)
+    unknown = [n for n in names if not records.metric(n).known and n not in _fair(names)]
     further = dict.fromkeys(
         name for r in content.runs for record in r.records for name in records.further(record)
     )
@@ -167,9 +222,9 @@ def _panel(
     values = [y for line in curves if not line.ended for y in line.y]
     if not values:
         return
-    positive = min(values) > 0
-    wide = positive and max(values) > 50 * min(values)
     about = records.metric(names[0])
+    positive = min(values) > 0 and not about.share
+    wide = positive and max(values) > 50 * min(values)
     clashes = get is _metric and any(
         names[0] in records.ambiguous(record) for run in content.runs for record in run.records
     )
@@ -211,8 +266,16 @@ def _residuals(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
 
 def _privacy(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
     notes = {
-        "epsilon": ("Privacy spent (ε)", "ε of (ε, δ) for every client with all its data, so far."),
-        "clip": ("Clip", "The largest norm of what a client sends in a round."),
+        "epsilon": (
+            "Privacy spent (ε)",
+            "ε of (ε, δ) so far: for every client with all its data, and of a run with dp-sgd for "
+            "every record (row), by the client that has spent most.",
+        ),
+        "clip": (
+            "Clip",
+            "The largest norm of what a client sends in a round, and with dp-sgd of the gradient "
+            "of one row.",
+        ),
     }
     for name, (title, note) in notes.items():
         curves = lines(content, rounds, partial(records.privacy, name=name))
@@ -267,64 +330,12 @@ def _clock(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
     yield from clock.strips(content)
 
 
-def _clients(content: Content) -> list[Panel]:
-    panels: list[Panel] = []
-    partition = content.partition
-    if partition is not None and partition.counts:
-        shown = partition.counts[:MOST_CLIENTS]
-        labels = partition.labels or [str(index) for index in range(len(shown[0]))]
-        values = [[float(row[label]) for row in shown] for label in range(len(shown[0]))]
-        note = "How many rows of each label each client holds."
-        note += _limit(len(shown), partition.clients)
-        names = partition.names[:MOST_CLIENTS]
-        panels.append(Heat("partition", "Partition", note, "label", "rows", labels, values, names))
-    if partition is not None and partition.sizes:
-        sizes = [float(size) for size in partition.sizes[:MOST_CLIENTS]]
-        note = "How many rows each client holds." + _limit(len(sizes), partition.clients)
-        names = partition.names[:MOST_CLIENTS]
-        panels.append(Bars("sizes", "Client sizes", note, "rows", sizes, names))
-    return [*panels, *_participation(content)]
-
-
-def _limit(shown: int, clients: int) -> str:
-    return f" The first {shown} of {clients:,} clients." if clients > shown else ""
-
-
-def _participation(content: Content) -> Iterator[Panel]:
-    """Bars when all methods met the same clients, else one row a method."""
-    known = content.partition.clients if content.partition else 0
-    highest = max(
-        (
-            max(records.clients(record), default=-1)
-            for run in content.runs
-            for record in run.records
-        ),
-        default=-1,
-    )
-    clients = max(known, highest + 1)
-    counts = {label: _counts(runs, clients) for label, runs in content.labels.items()}
-    counts = {label: values for label, values in counts.items() if any(values)}
-    if not counts:
-        return
-    name, title, unit = "participation", "Participation", "rounds"
-    rows = [values[:MOST_CLIENTS] for values in counts.values()]
-    several = any(len(runs) > 1 for runs in content.labels.values())
-    average = ", on average over the seeds" if several else ""
-    note = f"How many rounds each client took part in{average}.{_limit(len(rows[0]), clients)}"
-    names = content.partition.names if content.partition else []
-    if all(row == rows[0] for row in rows):
-        yield Bars(name, title, note, unit, rows[0], names)
-    else:
-        methods = [content.names[label] for label in counts]
-        yield Heat(name, title, note, "method", unit, methods, rows, names)
-
-
-def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
-    """How often each client took part, a mean over the seeds that did not diverge."""
-    healthy = [run for run in runs if not run.diverged] or runs
-    counts = [0] * clients
-    for run in healthy:
-        for record in records.rounds(run.records):
-            for client in records.clients(record):
-                counts[client] += 1
-    return [short(count / len(healthy)) for count in counts]
+def _trials(content: Content) -> Iterator[Panel]:
+    """Each trial's last measurement of the compared metric; the curves are those of the best."""
+    metric = content.results.metric or ""
+    rows = content.overview.get("tuning", {}).get("trials", [])
+    found = {str(row["trial"]): row["final"][metric] for row in rows if metric in row["final"]}
+    title = records.metric(metric).title
+    note = f"{title} after each trial's last round. The other figures show the best trials."
+    if found:
+        yield Bars("trials", title, note, title.lower(), [*found.values()], [*found], "trial")

@@ -1,13 +1,20 @@
 "use strict";
 // Draws every panel from the JSON in the page; nothing is fetched from anywhere.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  let data, styles;
+  let methods = [];
+  const axis = {};
   const root = document.documentElement;
   const system = window.matchMedia("(prefers-color-scheme: dark)");
-  const styles = new Map(data.legend.map((entry) => [entry.label, entry]));
   const hidden = new Set();
-  const axis = Object.fromEntries(data.sections.map((s) => [s.name, s.axes[0]]));
   let theme = null; // null follows the system
+
+  // What the page holds now; an axis that was chosen stays chosen.
+  function read() {
+    data = JSON.parse(document.getElementById("data").textContent);
+    styles = new Map(data.legend.map((entry) => [entry.label, entry]));
+    for (const s of data.sections) axis[s.name] = s.axes.find((a) => a.name === axis[s.name]?.name) ?? s.axes[0];
+  }
 
   const dark = () => root.dataset.theme === "dark";
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -18,6 +25,15 @@
   };
   const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
+  // A few markers a line, each method's at other places, so that lines on top of each other show.
+  function markerTrace(common, line, shade) {
+    const every = Math.max(1, Math.ceil(line.y.length / 8));
+    const offset = Math.floor([...styles.keys()].indexOf(line.label) * every / styles.size);
+    const some = (values) => values.filter((_, i) => i % every === offset % values.length);
+    return { ...common, x: some(common.x), y: some(line.y), mode: "markers", hoverinfo: "skip",
+      marker: { color: shade, size: 9, symbol: styles.get(line.label).marker, line: { color: shade, width: 1 } } };
+  }
+
   function lineTraces(panel, where) {
     const traces = [];
     const format = panel.share ? ".2%" : ".4~g";
@@ -25,22 +41,23 @@
       const x = line.x[where.name];
       const own = styles.get(line.label).name;
       const name = plain(line.part ? `${own}: ${line.part}` : own);
-      const shade = colour(line.label);
+      const shade = line.behind ? faded(css("--ghost"), 0.8) : colour(line.label);
       const common = { x, meta: line.label, visible: !hidden.has(line.label), showlegend: false };
-      if (line.low.length) {
+      if (line.low.length && !line.behind) {
         const edge = { ...common, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
         traces.push({ ...edge, y: line.high });
         traces.push({ ...edge, y: line.low, fill: "tonexty", fillcolor: faded(shade, styles.size > 4 ? 0.08 : 0.15) });
       }
-      const dash = line.part.endsWith("bound") ? "dot" : styles.get(line.label).dash;
+      const dash = line.part.endsWith("bound") ? "dot" : panel.span ? "solid" : styles.get(line.label).dash;
       const last = line.y.map((_, i) => (i === line.y.length - 1 ? 11 : 0));
       const trace = {
         ...common, y: line.y, name: line.ended ? `${name} (diverged)` : name,
         mode: line.ended ? "lines+markers" : line.y.length < 2 ? "markers" : "lines",
         line: { color: shade, width: line.ended ? 1 : 2.2, dash },
-        marker: { color: shade, size: line.ended ? last : 8, symbol: line.ended ? "x-thin" : "circle" },
+        marker: { color: shade, size: line.ended ? last : 8, symbol: line.ended ? "x-thin" : styles.get(line.label).marker },
         hovertemplate: `%{y:${format}}<extra>%{fullData.name}</extra>`,
       };
+      if (!line.ended && styles.size > 1 && panel.span === null) traces.push(markerTrace(common, line, shade));
       if (line.ended) trace.marker.line = { color: shade, width: 2 };
       traces.push(trace);
     }
@@ -63,10 +80,12 @@
     const night = [[0, "#191d24"], [0.02, "#183447"], [0.5, "#2d7fb5"], [1, "#c8e9ff"]];
     return [{
       type: "heatmap", z: panel.values, x: columns(panel, panel.values[0].length), y: panel.rows.map(plain), colorscale: dark() ? night : light,
-      xgap: panel.values[0].length > 120 ? 0 : 1, ygap: 1, name: panel.title,
+      xgap: panel.values[0].length > 120 ? 0 : 1, ygap: panel.rows.length > 40 ? 0 : 1, name: panel.title,
+      showscale: panel.unit !== "", ...(panel.unit ? {} : { zmin: 0, zmax: 1 }),
+      ...(panel.name === "final" ? { texttemplate: "%{z:.4~g}" } : {}),
       colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: css("--soft"), size: 11 },
         title: { text: panel.unit, font: { color: css("--soft"), size: 11 } } },
-      hovertemplate: `client %{x}, %{y}: %{z} ${panel.unit}<extra></extra>`,
+      hovertemplate: `${panel.column} %{x}, ${panel.row_title} %{y}${panel.unit && `: %{z} ${panel.unit}`}<extra></extra>`,
     }];
   }
 
@@ -95,6 +114,7 @@
   }
 
   function yRange(panel) {
+    if (panel.span) return panel.span.map((v) => (panel.log ? Math.log10(v) : v));
     const values = visibleValues(panel).map((v) => (panel.log ? Math.log10(v) : v));
     if (!values.length) return [0, 1];
     const high = values.reduce((a, b) => Math.max(a, b));
@@ -144,6 +164,11 @@
       const range = yRange(panel);
       const last = panel.lines.flatMap((line) => line.x[where.name]).reduce((a, b) => Math.max(a, b), 0);
       result.xaxis.range = [0, last * 1.02 || 1];
+      if (panel.span) {
+        Object.assign(result, { margin: { l: 34, r: 6, t: 6, b: 22 }, hovermode: "closest" });
+        Object.assign(result.xaxis, { nticks: 4, title: { text: "" } });
+        result.yaxis.nticks = 4;
+      }
       Object.assign(result.yaxis, { range }, panel.share ? { tickformat: "~%" } : {},
         panel.log ? { type: "log", ...logTicks(range) } : {});
     } else if (panel.kind === "strip") {
@@ -154,10 +179,13 @@
     } else if (panel.kind === "heat") {
       Object.assign(result.yaxis, { type: "category", autorange: "reversed", showgrid: false, title: { ...own.title, text: panel.row_title } });
       Object.assign(result.xaxis, { showline: false, ticks: "" });
+      result.xaxis.title.text = panel.column;
     } else {
       Object.assign(result.yaxis, { title: { ...own.title, text: panel.unit }, rangemode: "tozero" });
       result.xaxis.title.text = panel.column;
     }
+    // Names stay at equal distances, also those that look like numbers.
+    if (panel.names && panel.names.length) result.xaxis.type = "category";
     return Object.assign(result, target(panel));
   }
 
@@ -195,40 +223,69 @@
     return drawAll();
   }
 
-  const methods = [...document.querySelectorAll(".method")];
-  function applyLegend() {
+  function showLegend() {
     for (const button of methods) button.setAttribute("aria-pressed", String(!hidden.has(button.dataset.label)));
-    document.getElementById("everything").hidden = hidden.size === 0;
+    if (methods.length) document.getElementById("everything").hidden = hidden.size === 0;
+  }
+  function applyLegend() {
+    showLegend();
     return drawAll();
   }
-  for (const button of methods) {
-    const label = button.dataset.label;
-    button.addEventListener("click", () => {
-      if (!hidden.delete(label)) hidden.add(label);
-      applyLegend();
-    });
-    button.addEventListener("dblclick", () => {
-      for (const other of methods) hidden.add(other.dataset.label);
-      hidden.delete(label);
-      applyLegend();
-    });
+  function bindLegend() {
+    methods = [...document.querySelectorAll(".method")];
+    for (const button of methods) {
+      const label = button.dataset.label;
+      button.addEventListener("click", () => {
+        if (!hidden.delete(label)) hidden.add(label);
+        applyLegend();
+      });
+      button.addEventListener("dblclick", () => {
+        for (const other of methods) hidden.add(other.dataset.label);
+        hidden.delete(label);
+        applyLegend();
+      });
+    }
+    if (methods.length) document.getElementById("everything").addEventListener("click", () => { hidden.clear(); applyLegend(); });
+    showLegend();
   }
-  if (methods.length) document.getElementById("everything").addEventListener("click", () => { hidden.clear(); applyLegend(); });
-
-  for (const chooser of document.querySelectorAll(".switch")) {
-    const section = data.sections.find((s) => s.name === chooser.dataset.section);
-    chooser.addEventListener("change", (event) => {
-      axis[section.name] = section.axes.find((a) => a.name === event.target.value);
-      draw(section);
-    });
+  function bindAxes() {
+    for (const chooser of document.querySelectorAll(".switch")) {
+      const section = data.sections.find((s) => s.name === chooser.dataset.section);
+      for (const input of chooser.querySelectorAll("input")) input.checked = input.value === axis[section.name].name;
+      chooser.addEventListener("change", (event) => {
+        axis[section.name] = section.axes.find((a) => a.name === event.target.value);
+        draw(section);
+      });
+    }
   }
-  document.getElementById("theme").addEventListener("click", () => {
-    theme = dark() ? "light" : "dark";
-    applyTheme();
+  // A table that is wider than its place says so.
+  const watcher = new ResizeObserver((entries) => {
+    for (const { target } of entries) target.previousElementSibling.hidden = target.scrollWidth <= target.clientWidth + 1;
   });
+  function bindTables() {
+    watcher.disconnect();
+    for (const region of document.querySelectorAll(".scroll")) {
+      const hint = document.createElement("p");
+      Object.assign(hint, { className: "more", textContent: "Scroll sideways for more columns →", hidden: true });
+      region.before(hint);
+      watcher.observe(region);
+    }
+  }
+  function bindTheme() {
+    document.getElementById("theme").addEventListener("click", () => {
+      theme = dark() ? "light" : "dark";
+      applyTheme();
+    });
+  }
   system.addEventListener("change", () => applyTheme());
   window.addEventListener("beforeprint", () => applyTheme("light"));
   window.addEventListener("afterprint", () => applyTheme());
 
-  applyTheme().then(() => { root.dataset.ready = "yes"; });
+  // Whoever puts new content into the page calls this again.
+  window.drawReport = () => {
+    read();
+    for (const bind of [bindLegend, bindAxes, bindTables, bindTheme]) bind();
+    return applyTheme();
+  };
+  window.drawReport().then(() => { root.dataset.ready = "yes"; });
 })();

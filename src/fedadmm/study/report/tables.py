@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from fedadmm.study import records, words
 from fedadmm.study.report.content import Content
-from fedadmm.study.results import Row
+from fedadmm.study.results import Row, table
+from fedadmm.study.tables import Table
 from fedadmm.study.trackers import flattened
 
 
@@ -34,11 +35,60 @@ def final_metrics(content: Content) -> list[str]:
     wanted = [content.results.metric, *accuracy, "test_loss", "loss", "objective", "sparsity"]
     if content.results.metric != "objective" and not _differ(content, "loss", "objective"):
         wanted.remove("objective")
-    return [name for name in dict.fromkeys(wanted) if name in names]
+    return [name for name in dict.fromkeys(wanted) if name in names] + content.results.over_clients
 
 
 def _differ(content: Content, one: str, other: str) -> bool:
     return any(run.final.get(one) != run.final.get(other) for run in content.runs)
+
+
+def results_table(content: Content) -> Table:
+    """The rows of a comparison, with what a search chose."""
+    found = content.results
+    rounds, seeds = (content.overview.get(key) for key in ("rounds", "seeds"))
+    goal = f"; target: {words.describe(found.target)}" if found.target is not None else ""
+    about = f", {rounds} rounds, seeds {seeds}" if rounds is not None else ""
+    chosen = content.search["chosen"] if content.search else None
+    return table(found, f"{content.problem}{about}{goal}", chosen)
+
+
+def all_tables(content: Content) -> dict[str, Table]:
+    """Every table of the page, by the name of its file."""
+    found = {"runs": _runs(content)}
+    if content.comparison:
+        found["results"] = results_table(content)
+    settings = configuration(content)
+    if settings.different:
+        lines = [[key, *values] for key, values in settings.different]
+        title = "What differs between the methods"
+        found["settings"] = Table(title, ["key", *settings.columns], lines)
+    search = search_table(content.search, content.names)
+    if search is not None:
+        lines = [[label, *cells] for label, cells in search.rows]
+        headings = ["method", *search.values]
+        found["search"] = Table("Search for learning rates", headings, lines, search.rule)
+    return found
+
+
+def _runs(content: Content) -> Table:
+    data = [
+        {"method": run.method, "seed": run.seed, "status": run.status}
+        | {key: run.tally[key] for key in ("rounds", "bytes_up", "bytes_down", "seconds")}
+        | {"sha256": run.summary.get("params_sha256")}
+        | {f"final.{name}": value for name, value in run.final.items()}
+        for run in content.runs
+    ]
+    lines = [
+        [
+            *(str(row[key]) for key in ("method", "seed", "rounds")),
+            *(words.size(row[key]) for key in ("bytes_up", "bytes_down")),
+            words.duration(row["seconds"]),
+            str(row["status"]),
+        ]
+        for row in data
+    ]
+    headings = ["method", "seed", "rounds", "up", "down", "time", "status"]
+    return Table("Runs", headings, lines, data=data)
 
 
 def key_figures(content: Content) -> list[tuple[str, str, str]]:

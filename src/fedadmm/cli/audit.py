@@ -1,0 +1,107 @@
+"""`fedadmm audit`: what a curious server can reconstruct from one upload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedadmm.cli import app, options
+
+if TYPE_CHECKING:
+    from fedadmm.study.auditing import Audit
+
+
+@app.command(epilog="Example: fedadmm audit quickstart --client 3 --rows 8")
+def audit(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="Name a preset or a problem, or give a TOML file or a run directory.",
+        ),
+    ],
+    client: Annotated[
+        int, typer.Option("--client", min=0, help="Attack the upload of this client.")
+    ] = 0,
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", min=1, help="Let the client train on this many of its rows."),
+    ] = None,
+    round_number: Annotated[
+        int,
+        typer.Option("--round", min=1, help="Attack the upload of this round; 1 is the first."),
+    ] = 1,
+    attack: Annotated[
+        str | None,
+        typer.Option(
+            "--attack",
+            help="Try only this one: analytic, weighted or matching; else the first two that fit.",
+        ),
+    ] = None,
+    algorithm: options.Algorithm = None,
+    seed: options.Seed = None,
+    sets: options.Sets = None,
+    out: options.Out = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Attack one client's upload, as configured and with more or less protection.
+
+    Writes audit.html, with originals beside reconstructions, audit.json, and the table as Markdown,
+    LaTeX and CSV.
+    """
+    from fedadmm.cli.display import print_json
+    from fedadmm.study import auditing, config, loading, rundir, tables
+    from fedadmm.study.report.audit_page import audit_page, table
+
+    tree = loading.run_only(loading.read(source))
+    options.apply(tree)
+    run = config.resolve(tree)
+    folder = options.output_folder(out, f"audit-{run.label}-{run.name('problem')}", resume=False)
+    with _status() as watch:
+        found = auditing.audit(
+            run, client=client, rows=rows, round_number=round_number, attack=attack, watch=watch
+        )
+    document = auditing.document(found)
+    rundir.create(folder)
+    rundir.write_json(folder / "audit.json", document)
+    rundir.write_text(folder / "audit.html", audit_page(found))
+    tables.write(folder, {"audit": table(found)})
+    if as_json:
+        print_json(document | {"report": str(folder / "audit.html")})
+        return
+    _print(found)
+    typer.echo(f"report  {folder / 'audit.html'}")
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Shows what is being tried, where standard error is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda title: None
+        return
+    with console.status("") as status:
+        yield status.update
+
+
+def _print(found: Audit) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedadmm.study.report.audit_page import table
+
+    made = table(found)
+    console, shown = Console(), Table(box=None, pad_edge=False)
+    for heading in made.headings:
+        shown.add_column(heading, no_wrap=heading != made.headings[0])
+    for line in made.lines:
+        shown.add_row(*line)
+    console.print(shown)
+    console.print(made.note, highlight=False)
+    for title, why in found.left_out.items():
+        console.print(f"Not run: {title}. {why}", highlight=False, markup=False)

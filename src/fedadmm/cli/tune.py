@@ -1,0 +1,72 @@
+"""`fedadmm tune`: search over any keys with optuna, cutting what does not look promising."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedadmm.cli import app, options
+from fedadmm.cli.group import again, resumable
+
+
+@app.command(
+    epilog="Example: fedadmm tune quickstart --keys 'solver.lr=0.01..1 log' "
+    "--keys algorithm.rho=0.01,0.1,1 --trials 20 --out DIR"
+)
+def tune(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="CONFIG", help="Name a preset or a problem, or give a TOML file."),
+    ],
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keys",
+            "--key",
+            metavar="KEY=RANGE",
+            help="Search this key: LOW..HIGH, 'LOW..HIGH log', or A,B,C. May be repeated.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, help="Try so many settings, earlier ones included.")
+    ] = 20,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune/--no-prune", help="Cut trials that are behind half of the others."),
+    ] = True,
+    algorithm: options.Algorithm = None,
+    rounds: options.Rounds = None,
+    seed: options.Seed = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="Write into this folder, or go on there.")
+    ] = Path("runs/tune"),
+    engine: options.Engine = None,
+    workers: options.Workers = None,
+    sets: options.Sets = None,
+    report: options.Report = True,
+    as_json: options.AsJson = False,
+) -> None:
+    """Search a configuration for its best setting.
+
+    A trial is a run; those that are behind half of the others in the same round are cut.  The same
+    command goes on with a search that was interrupted, or makes it longer by more --trials.
+    """
+    from fedadmm.cli.display import draw, live, print_json, print_table
+    from fedadmm.study import loading, tuning
+
+    ranges = tuning.ranges_of(keys or [])
+    tree = loading.run_only(loading.read(source))
+    options.apply(tree)
+    with resumable(again(out=out)), live(trials) as watch:
+        result = tuning.tune(tree, ranges, out, trials, prune=prune, watch=watch)
+    page = draw(out, report) if result["best"] is not None else None
+    if as_json:
+        print_json(result | {"directory": str(out), "report": page})
+        return
+    print_table(tuning.table(result))
+    typer.echo(f"tune    {out}")
+    if page is not None:
+        typer.echo(f"best    fedadmm run {out / tuning.BEST}")
+        typer.echo(f"report  {page}")

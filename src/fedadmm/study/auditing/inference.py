@@ -1,0 +1,242 @@
+"""What a server can work out from one client's messages, whatever the method.
+
+A client's round is made of pure functions that the server knows.  Its message is affine in the
+local result, entry by entry, so that two calls of `client_update` tell how to turn it back:
+
+    message(result) = offset + slope * result      =>      result = (message - offset) / slope
+
+The same function then moves the server's copy of the client's state.  As long as nothing is cut off
+an upload, that copy is the client's own (w_i, y_i, v_i, c_i) after any number of rounds, dual
+included.  The local problem being known too, the result gives the gradients of f_i away: gradient
+steps are affine in them, and a solve to the end leaves grad f_i(w) = -linear - weight (w - centre).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.core import trees
+from fedadmm.core.errors import PairingError
+from fedadmm.core.protocols import (
+    AnyAlgorithm,
+    ClientRecord,
+    Download,
+    LocalProblem,
+    LocalResult,
+    LocalSolver,
+    Objective,
+    SolveContext,
+)
+from fedadmm.core.stopping import Epochs
+from fedadmm.run.client import Job, caught_up, client_key, global_vector
+
+POINTS = 3
+"""At most so many models stand for those that a local solve went through."""
+
+
+class Heard(NamedTuple):
+    """One round of a client, as far as the server takes part in it."""
+
+    round_index: int
+    download: Download
+    message: Any
+    """As it arrived."""
+    steps: int
+    """How many local steps the client made; the server knows its rows and the stopping rule."""
+
+
+class Inferred(NamedTuple):
+    """What the server knows after a message."""
+
+    start: Tensor
+    """Where the local solve began."""
+    end: Tensor
+    """Where it ended; the start, where the message is a gradient."""
+    gradient: Tensor
+    """The mean of the gradients of f_i that the client used."""
+    points: tuple[Tensor, ...]
+    """Where about these gradients were taken."""
+    state: Any
+    """The client's state after the round."""
+
+
+class _Slope(Objective):
+    """A linear function of slope `level` in every direction."""
+
+    def __init__(self, parameters: int, rows: int, level: float) -> None:
+        self._parameters, self._rows, self._level = parameters, rows, level
+
+    @property
+    def num_parameters(self) -> int:
+        """D."""
+        return self._parameters
+
+    @property
+    def num_samples(self) -> int:
+        """As many rows as the client has, so that an epoch has as many steps."""
+        return self._rows
+
+    def value(self, params: Tensor) -> Tensor:
+        """The level times the sum."""
+        return self._level * params.sum()
+
+    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The level."""
+        return torch.full_like(params, self._level)
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Objective:
+        """Itself: it holds no numbers."""
+        return self
+
+
+def infer(job: Job, client: int, heard: Sequence[Heard]) -> Inferred:
+    """What the server knows of a client after all these rounds, in double precision."""
+    assert heard, "nothing was heard of the client"
+    record = ClientRecord(job.algorithm.init_client(_double(job.initial)))
+    for one in heard:
+        download = one.download._replace(cast=_double(one.download.cast))
+        record = caught_up(job, client, record, download, one.round_index)
+        found = _of_round(job, client, _double(record.state), download, one)
+        record = ClientRecord(found.state)
+    return found
+
+
+def _of_round(job: Job, client: int, state: Any, download: Download, one: Heard) -> Inferred:
+    algorithm, cast, message = job.algorithm, download.cast, _double(one.message)
+    problem = algorithm.local_problem(cast, state)
+    response = None
+    if algorithm.needs.local_solve and job.solver is not None:
+        response = _response(job, job.solver, client, problem, download, state, one)
+    sums = None if response is None else response.step_sum
+    result = result_of(algorithm, cast, state, message, LocalResult(problem.start, step_sum=sums))
+    gradient, points = _gradient(job, problem, result, response, one.steps)
+    after, _ = algorithm.client_update(cast, state, result)
+    return Inferred(problem.start, result.params, gradient, points, after)
+
+
+def result_of(
+    algorithm: AnyAlgorithm, cast: Any, state: Any, message: Any, known: LocalResult
+) -> LocalResult:
+    """The local result that a message tells of, beside what is known of it.
+
+    Every unknown vector is read off a field of the message that depends on it and on no other.
+    """
+    needs, zero = algorithm.needs, torch.zeros_like(known.params)
+    unknown = {"params": needs.local_solve, "start_gradient": needs.start_gradient}
+    names = [
+        name
+        for name, wanted in (unknown | {"mean_gradient": needs.mean_gradient}).items()
+        if wanted
+    ]
+    blank = known._replace(**dict.fromkeys(names, zero))
+
+    def sent(**values: Tensor) -> dict[str, Tensor]:
+        made = algorithm.client_update(cast, state, blank._replace(**values))[1]
+        return {name: v for name, v in trees.named_tensors(made) if v.shape == zero.shape}
+
+    offsets, arrived = sent(), dict(trees.named_tensors(message))
+    slopes = {name: _differences(sent(**{name: zero + 1}), offsets) for name in names}
+    found = {}
+    for name in names:
+        for field, slope in slopes[name].items():
+            alone = not any(bool(slopes[other][field].any()) for other in names if other != name)
+            if alone and bool((slope != 0).all()):
+                found[name] = (arrived[field] - offsets[field]) / slope
+                break
+        else:
+            raise PairingError(
+                f"audit: {type(algorithm).__name__} sends no vector that its {name} can be read "
+                "off, but an attack needs one; audit a method whose messages are affine in it"
+            )
+    return blank._replace(**found)
+
+
+def _differences(some: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value - others[name] for name, value in some.items()}
+
+
+class _Response(NamedTuple):
+    """What a local solve makes of gradients that are all the same."""
+
+    resting: Tensor
+    """Where it ends if they are zero."""
+    moved: Tensor
+    """How much further if they are one."""
+    step_sum: Tensor | None
+
+
+def _response(
+    job: Job,
+    solver: LocalSolver,
+    client: int,
+    problem: LocalProblem,
+    download: Download,
+    state: Any,
+    one: Heard,
+) -> _Response | None:
+    """The client's own solver on two linear functions; None where it has no rate of its own.
+
+    Noise of the solver is not known, and stays on what is inferred.
+    """
+    if solver.rate_of(client, one.round_index) is None:
+        return None
+    solver = solver.without_noise()
+    needs = job.algorithm.needs._replace(start_gradient=False, mean_gradient=False)
+    context = SolveContext(
+        one.round_index,
+        needs,
+        global_vector(job, download),
+        job.algorithm.local_params(state),
+        (client,),
+        job.problem.regularizer,
+    )
+    rows, key = job.problem.clients[client].num_samples, client_key(job, one.round_index, client)
+    task = problem._replace(steps=one.steps)
+    resting, moved = (
+        solver.solve(_Slope(problem.start.numel(), rows, level), task, Epochs(1), key, context)[0]
+        for level in (0.0, 1.0)
+    )
+    return _Response(resting.params, moved.params - resting.params, resting.step_sum)
+
+
+def _gradient(
+    job: Job, problem: LocalProblem, result: LocalResult, response: _Response | None, steps: int
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The mean gradient that the client used, and where about it was taken."""
+    if result.start_gradient is not None:
+        return result.start_gradient, (problem.start,)
+    path = _path(problem.start, result.params, steps)
+    if result.mean_gradient is not None:
+        return result.mean_gradient, path
+    if response is not None:
+        if steps == 0:
+            raise PairingError("audit: the client made no local step, so that there is no gradient")
+        return (result.params - response.resting) / response.moved, path
+    if problem.centre is None or float(problem.weight) == 0.0:
+        raise PairingError(
+            f"audit: {type(job.solver).__name__} chooses its own steps and "
+            f"{type(job.algorithm).__name__} has no penalty, so that no gradient follows from what "
+            "is sent; use a solver with a learning rate, such as SGD"
+        )
+    pulled = problem.weight * (result.params - problem.centre)
+    if problem.linear is not None:
+        pulled = pulled + problem.linear
+    return -pulled, (result.params,)
+
+
+def _path(start: Tensor, end: Tensor, steps: int) -> tuple[Tensor, ...]:
+    """The models at which the steps took their gradients, as if they lay on a line.
+
+    Of many steps, some that lie evenly among them.
+    """
+    count = max(1, min(steps, POINTS))
+    shares = ((place + 0.5) / count - 0.5 / max(1, steps) for place in range(count))
+    return tuple(start + share * (end - start) for share in shares)
+
+
+def _double(tree: Any) -> Any:
+    return trees.map_tensors(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)

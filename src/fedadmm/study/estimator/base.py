@@ -1,0 +1,305 @@
+"""What both estimators share: rows become clients, clients a run, the run a model."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from fedadmm.core.errors import (
+    ParameterError,
+    check_choice,
+    check_count,
+    check_kind,
+    check_range,
+)
+from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.objectives.model import evaluation_parts
+from fedadmm.core.outputs import ParticipantsMean
+from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import Algorithm, AnyAlgorithm, Regularizer
+from fedadmm.core.sampling import UniformSampling
+from fedadmm.core.solvers import SGD
+from fedadmm.core.stopping import Epochs
+from fedadmm.data import models, preparation, problems
+from fedadmm.data.dataset import Dataset
+from fedadmm.data.preparation import Column, Weights
+from fedadmm.run.engines import EngineChoice
+from fedadmm.run.evaluation import Evaluation
+from fedadmm.run.record import Record
+from fedadmm.run.simulation import Result
+from fedadmm.study import records
+from fedadmm.study.estimating import estimate
+from fedadmm.study.estimator.rows import Dealer, Rows, categories, cells_of, rows_of
+from fedadmm.study.estimator.runs import Kept, go_on, write_page
+from fedadmm.study.methods import named_method
+from fedadmm.study.summary import partition_of, tally
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+
+class Federated(BaseEstimator):  # type: ignore[misc]
+    """An estimator that is trained by clients which keep their rows."""
+
+    usual_model: ClassVar[str]
+    """The model that None stands for."""
+    regresses: ClassVar[bool]
+    """Whether the targets are numbers."""
+
+    def __init__(
+        self,
+        method: str | AnyAlgorithm = "fedadmm",
+        model: models.Model | None = None,
+        *,
+        rounds: int = 30,
+        lr: float | Literal["auto"] = "auto",
+        batch_size: int | None = 32,
+        epochs: float = 5,
+        participation: float = 1.0,
+        clients: int = 5,
+        preparation: Literal["from-sums", "as-is"] = "from-sums",
+        regularizer: Regularizer | None = None,
+        engine: str | EngineChoice | None = None,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        self.method = method
+        self.model = model
+        self.rounds = rounds
+        self.lr = lr
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.participation = participation
+        self.clients = clients
+        self.preparation = preparation
+        self.regularizer = regularizer
+        self.engine = engine
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        prepares = self.preparation == "from-sums"
+        tags.input_tags.allow_nan = prepares
+        tags.input_tags.string = prepares
+        tags.input_tags.categorical = prepares
+        return tags
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        groups: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Train from the start.
+
+        Args:
+            X: the rows, an array or a data frame; gaps and words are welcome.
+            y: a class, or a number, for each row.
+            groups: whose each row is: a site, a hospital, a person.  Without it the rows are dealt
+                out at random to `clients` clients of nearly equal size.
+            sample_weight: what each row counts; a row of weight 0 is left out.
+        """
+        return self._train(X, y, groups, sample_weight, self.rounds, first=True)
+
+    def report(self, directory: str | Path) -> Path:
+        """Write the page about the run into a folder, with its records, and return its path."""
+        check_is_fitted(self, "module_")
+        algorithm = self._algorithm()
+        summary = {
+            **self._ending,
+            "algorithm": algorithm.name,
+            "method": algorithm.title,
+            "label": algorithm.name.rpartition(":")[2],
+            "baseline": algorithm.baseline,
+            "seed": self._seed,
+            **tally(self.history_, None),
+        }
+        options = self.get_params(deep=False) | {"lr": self.lr_, "model": self._model()}
+        options["kind"] = type(self).__name__
+        return write_page(Path(directory), options, summary, self._partition, self.history_)
+
+    @property
+    @abstractmethod
+    def _class_names(self) -> tuple[str, ...]:
+        """What the classes are called; none for a regression."""
+
+    @abstractmethod
+    def _learn_targets(
+        self, rows: Rows, masses: Sequence[Weights] | None, classes: ArrayLike | None
+    ) -> None:
+        """What is known of the targets before the first round."""
+
+    @abstractmethod
+    def _targets(self, y: NDArray[Any]) -> Tensor:
+        """Targets as the loss takes them."""
+
+    def _train(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        groups: ArrayLike | None,
+        sample_weight: ArrayLike | None,
+        rounds: int,
+        first: bool,
+        classes: ArrayLike | None = None,
+    ) -> Self:
+        """Begin a run, or go on with it, for some rounds."""
+        check_count(self, "rounds", rounds)
+        check_choice(self, "preparation", self.preparation, ("from-sums", "as-is"))
+        if first:
+            self._seed = _seed(self.random_state)
+        kinds = {"y_numeric": self.regresses, "reset": first}
+        array, targets = validate_data(self, X, y, **kinds, **self._accepted())
+        dealer, owner = Dealer(self.clients, self._seed), type(self).__name__
+        rows = rows_of(owner, array, targets, self._names(), groups, sample_weight, dealer)
+        if first:
+            self._learn(rows, categories(X), classes)
+        elif rows.names != tuple(self.clients_):
+            raise ParameterError(
+                f"{owner}: groups names {', '.join(rows.names)}, but must name the clients that "
+                f"the run began with, {', '.join(self.clients_)}"
+            )
+        problem = self._problem(rows)
+        start = problem.start(self._seed)
+        if isinstance(self._model(), str):
+            start = start.double()  # as exact as the rest of scikit-learn; a module stays as it is
+        if first:
+            self.lr_ = self._rate(problem, start)
+        self._keep(problem, self._simulate(problem, start, rounds))
+        return self
+
+    def _accepted(self) -> dict[str, Any]:
+        """What scikit-learn shall refuse of X."""
+        if self.preparation == "from-sums":
+            return {"dtype": None, "ensure_all_finite": "allow-nan"}
+        return {"dtype": np.float64}
+
+    def _names(self) -> list[str]:
+        named = "feature_names_in_" in vars(self)
+        return (
+            list(self.feature_names_in_) if named else [f"x{i}" for i in range(self.n_features_in_)]
+        )
+
+    def _learn(self, rows: Rows, words: set[str], classes: ArrayLike | None) -> None:
+        """What is fitted before the first round, from what every client tells of its rows."""
+        masses = None if rows.weights is None else rows.of_clients(rows.weights)
+        self._learn_targets(rows, masses, classes)
+        self.preparation_: list[Column] | None = None
+        if self.preparation == "from-sums":
+            told: dict[str, Any] = {"weights": masses, "categories": words}
+            remedy = "X.drop(columns='{}')"
+            self.preparation_ = preparation.fit(rows.clients(), "X", **told, remedy=remedy)
+        self.clients_ = np.array(rows.names)
+        self.history_: list[Record] = []
+        self._kept: Kept = {}
+
+    def _inputs(self, cells: dict[str, NDArray[Any]]) -> Tensor:
+        if self.preparation_ is None:
+            return torch.from_numpy(np.stack(list(cells.values()), axis=1))
+        return torch.from_numpy(preparation.apply(self.preparation_, cells))
+
+    def _problem(self, rows: Rows) -> Problem:
+        data = Dataset(
+            self._inputs(rows.cells).float(),
+            self._targets(rows.y),
+            len(self._class_names) or None,
+            rows.owners,
+            rows.names,
+            name=type(self).__name__,
+            preparation=preparation.said(self.preparation_) if self.preparation_ else None,
+            weights=None if rows.weights is None else torch.from_numpy(rows.weights),
+            class_names=self._class_names,
+        )
+        options: dict[str, Any] = {"model": self._model(), "regularizer": self.regularizer}
+        problem = problems.from_data(data, weights="samples", **options)
+        if _flat(problem).buffers() is None:
+            return problem
+        return problems.from_data(data, weights="samples", buffers="average", **options)
+
+    def _model(self) -> models.Model:
+        return self.usual_model if self.model is None else self.model
+
+    def _algorithm(self) -> AnyAlgorithm:
+        method = self.method
+        algorithm = named_method(method, "estimator") if isinstance(method, str) else method
+        check_kind(self, "method", algorithm, Algorithm)
+        return algorithm
+
+    def _rate(self, problem: Problem, start: Tensor) -> float:
+        if not isinstance(self.lr, str):
+            return self.lr
+        check_choice(self, "lr", self.lr, ("auto",))
+        largest = estimate(problem, start, seed=self._seed).largest
+        return 1.0 if largest <= 0.5 else 0.5 / largest
+
+    def _simulate(self, problem: Problem, start: Tensor, rounds: int) -> Result:
+        """Go on for some rounds."""
+        check_range(self, "participation", self.participation, 0.0, 1.0, open_low=True)
+        everybody = self.participation == 1
+        total = len(records.rounds(self.history_)) + rounds
+        result, self._kept = go_on(
+            self._kept,
+            self._algorithm(),
+            problem,
+            total,
+            sampler=None if everybody else UniformSampling(float(self.participation)),
+            solver=SGD(lr=self.lr_, batch_size=self.batch_size),
+            stop=Epochs(self.epochs),
+            seed=self._seed,
+            initial=start,
+            engine=self.engine,
+            evaluate=Evaluation(train=problem.clients[0].has_classes),
+            output=ParticipantsMean(),
+        )
+        return result
+
+    def _keep(self, problem: Problem, result: Result) -> None:
+        flat = _flat(problem)
+        flat.load(result.params)
+        if result.buffers is not None:
+            flat.load_buffers(result.buffers)
+        self.module_: nn.Module = flat.module
+        self.history_ += result.history
+        self._ending = {"status": result.status, "code": result.code}
+        self._partition = partition_of(problem)
+        if result.code == "diverged":
+            told = (
+                f"{type(self).__name__}: {result.status}; a smaller lr than {self.lr_:g} may help"
+            )
+            warnings.warn(told, ConvergenceWarning, stacklevel=4)
+
+    def _outputs(self, X: ArrayLike) -> Tensor:
+        """What the model says of every row, in evaluation mode."""
+        check_is_fitted(self, "module_")
+        array = validate_data(self, X, reset=False, **self._accepted())
+        inputs = self._inputs(cells_of(array, self._names()))
+        inputs = inputs.to(next(self.module_.parameters()).dtype)
+        self.module_.eval()
+        with torch.no_grad():
+            return torch.cat([self.module_(inputs[part]) for part in evaluation_parts(inputs)])
+
+
+def _flat(problem: Problem) -> FlatModule:
+    flat = problem.clients[0].flat
+    assert flat is not None  # clients made from rows have a module
+    return flat
+
+
+def _seed(random_state: int | np.random.RandomState | None) -> int:
+    """A number as it is; else one is drawn."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

@@ -1,0 +1,124 @@
+"""What people hand to scikit-learn, arrays and data frames, as the rows of clients."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_consistent_length, column_or_1d
+from sklearn.utils.validation import _check_sample_weight
+
+from fedadmm.core.errors import ParameterError, check_count
+from fedadmm.data import partitions
+from fedadmm.data.preparation import Cells, Weights
+
+
+class Rows(NamedTuple):
+    """Columns, targets as they came, whose each row is, and what it counts."""
+
+    cells: dict[str, NDArray[Any]]
+    y: NDArray[Any]
+    owners: NDArray[np.int64]
+    """The number of each row's client, an index into `names`."""
+    names: tuple[str, ...]
+    weights: Weights | None
+
+    def clients(self) -> list[Cells]:
+        """The columns, client by client."""
+        return [
+            {name: column[self.owners == client] for name, column in self.cells.items()}
+            for client in range(len(self.names))
+        ]
+
+    def of_clients(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """One number a row, client by client."""
+        return [values[self.owners == client] for client in range(len(self.names))]
+
+
+class Dealer(NamedTuple):
+    """How rows without groups are dealt out."""
+
+    clients: int
+    seed: int
+
+    def deal(self, rows: int) -> NDArray[np.int64]:
+        """The client of each row; every client gets one where there are enough."""
+        dealt = partitions.iid(rows, min(self.clients, rows), self.seed)
+        owners = np.empty(rows, np.int64)
+        owners[dealt.indices] = dealt.owners
+        return owners
+
+
+def rows_of(
+    owner: str,
+    X: NDArray[Any],
+    y: NDArray[Any],
+    names: Sequence[str],
+    groups: ArrayLike | None,
+    sample_weight: ArrayLike | None,
+    dealer: Dealer,
+) -> Rows:
+    """Checked rows; those of weight zero are left out.  `owner` is who refuses."""
+    own = None if groups is None else column_or_1d(groups)
+    weights: Weights | None = None
+    check_consistent_length(X, own)
+    if own is not None and any(map(is_gap, own)):
+        raise ParameterError(f"{owner}: groups has a gap, but must say whose every row is")
+    if sample_weight is not None:
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if bool((weights < 0).any()) or not bool((weights > 0).any()):
+            least, most = weights.min(), weights.max()
+            raise ParameterError(
+                f"{owner}: sample_weight lies in {least:g} … {most:g}, but each weight must be at "
+                "least zero, and one above it"
+            )
+        kept = weights > 0
+        X, y, weights = X[kept], y[kept], weights[kept]
+        own = None if own is None else own[kept]
+    if own is None:
+        check_count(owner, "clients", dealer.clients)
+        own = dealer.deal(len(X))
+    known, owners = np.unique(own, return_inverse=True)
+    return Rows(cells_of(X, names), y, owners, tuple(map(str, known)), weights)
+
+
+def cells_of(X: NDArray[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The columns, as `fedadmm.data.preparation` takes them."""
+    return {str(name): _column(X[:, index], name) for index, name in enumerate(names)}
+
+
+def categories(X: ArrayLike) -> set[str]:
+    """The columns of a data frame whose type says that they hold categories."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(X, pandas.DataFrame):
+        return set()
+    kinds = X.dtypes.items()
+    return {str(name) for name, kind in kinds if isinstance(kind, pandas.CategoricalDtype)}
+
+
+def is_gap(value: object) -> bool:
+    """Whether a cell is None, NaN, or pandas' NA, which is not even sure to differ from itself."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True
+
+
+def _column(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Numbers with NaN in their gaps, or text with nothing in them."""
+    if values.dtype.kind in "biuf":
+        return values.astype(np.float64)
+    gaps = [is_gap(value) for value in values]
+    there = [value for value, gap in zip(values, gaps, strict=True) if not gap]
+    for value in there:
+        if not isinstance(value, str | int | float | np.generic):
+            raise TypeError(
+                f"X: {name!r} holds a {type(value).__name__}, but every argument must be a string "
+                "or a number"
+            )
+    if any(isinstance(value, str) for value in there):
+        return np.where(gaps, "", [str(value) for value in values])
+    return np.array([np.nan if gap else v for v, gap in zip(values, gaps, strict=True)], float)
