@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := flower,ray,prox,tensorboard,mlflow,parquet,privacy,docs,test,check
+EXTRAS := flower,ray,prox,tensorboard,mlflow,wandb,parquet,onnx,tune,privacy,hugging-face,lightning,docs,test,check
 
 .PHONY: setup demo figure test coverage check format docs browser faults fuzz storm mutants bench-peers clean
 
@@ -30,13 +30,15 @@ demo: $(VENV)/.demo
 	@echo "  $(BIN)/fedadmm algorithms fedadmm           what a method does, keeps and sends"
 	@echo "  $(BIN)/fedadmm run --csv YOURS.csv --target COLUMN --client COLUMN"
 
-# The README's figure, from a real comparison: about a minute.
+# The README's figures, from real runs: about a minute.
 FIGURE ?= recommended
 figure: $(VENV)/.demo
 	rm -rf runs/figure
 	$(BIN)/fedadmm compare $(FIGURE) --out runs/figure --no-report
 	$(BIN)/fedadmm report runs/figure --figures runs/figure/figures
 	cp runs/figure/figures/test_accuracy-bytes.svg docs/learning-curves.svg
+	$(BIN)/python docs/_figures/around_the_global_model.py docs/clients.svg
+	$(BIN)/python docs/_figures/report.py runs/figure/report.html docs/report.png
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -62,6 +64,7 @@ browser:
 # Every fault of docs/deployment.md, injected into real processes: about half an hour.
 faults: $(STAMP)
 	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py tests/flower/test_project.py \
+		tests/flower/test_flower_app.py tests/flower/test_own_parts.py \
 		-v -rA --durations 0
 
 # A million changed inputs for every parser of bytes, files and configurations: about half an hour.

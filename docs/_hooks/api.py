@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import inspect
 from itertools import groupby
+from typing import Any
+
+from maths import prose
+from settings import fields_of
+from sources import docstring
 
 import fedadmm
+import fedadmm.flower
+from fedadmm.core.parts import FAMILIES
 
 ROLES = (
     ("fedadmm.core.protocols", ("Algorithm", "LocalProblem", "LocalResult", "Received", "Needs")),
@@ -16,25 +23,52 @@ ROLES = (
 
 
 def page(names: list[str] | None = None) -> str:
-    """One entry a name, grouped by the package that a reader would look in."""
+    """One entry per name, grouped by the package that a reader would look in."""
     offered = [name for name in names or fedadmm.__all__ if name != "__version__"]
     homes = sorted((_package(name), name) for name in offered)
     parts = ["# Python", "`import fedadmm` offers these names; `fedadmm.__version__` besides."]
     for package, entries in groupby(homes, key=lambda pair: pair[0]):
         parts.append(f"## {package}")
-        # The methods' functions are the roles of `Algorithm`, once described for all of them.
-        brief = "\n    options:\n      members: false" if package.endswith("algorithms") else ""
-        parts += [f"::: {_address(name)}{brief}" for _, name in entries]
+        parts += [_entry(name) for _, name in entries]
+    parts.append("## fedadmm.flower")
+    parts += [f"::: {_home(getattr(fedadmm.flower, name))}" for name in fedadmm.flower.__all__]
     parts.append("## For those who add to it")
     for module, own in ROLES:
         parts += [f"::: {module}.{name}" for name in own]
     return "\n\n".join(parts) + "\n"
 
 
+def _entry(name: str) -> str:
+    """A part from its class as it runs, because its decorator makes it a dataclass; others as read.
+
+    What a part's functions do is told once, at the class of its role.
+    """
+    value = getattr(fedadmm, name)
+    family = next((own for own, parts in FAMILIES.items() if value in parts.values()), None)
+    if family is None:
+        return f"::: {_address(name)}"
+    given = inspect.signature(value).parameters.values()
+    taken = [str(one.replace(annotation=one.empty)) for one in given]
+    call = ", ".join(taken)
+    if len(call) > 75:
+        call = "\n" + "".join(f"    {one},\n" for one in taken)
+    page = [f"[Its recursion](../methods/{value.name}.md)."] if family == "algorithm" else []
+    parts = [
+        f"### {name} {{ #{_address(name)} }}",
+        f"```python\n{name}({call})\n```",
+        prose(docstring(value).split("\n\nArgs:")[0]),
+        fields_of(value, family),
+        *page,
+    ]
+    return "\n\n".join(parts)
+
+
 def _address(name: str) -> str:
     value = getattr(fedadmm, name)
-    if inspect.ismodule(value):
-        return str(value.__name__)
+    return str(value.__name__) if inspect.ismodule(value) else _home(value)
+
+
+def _home(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
 
 

@@ -8,24 +8,51 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import api
 import commands
+import maths
 import methods
 import settings
 
 SHELF = {
-    "Start": ["index.md", "quickstart.md", "concepts.md", "choosing.md", "faq.md"],
+    "Start": [
+        "index.md",
+        "quickstart.md",
+        "tutorial.md",
+        "concepts.md",
+        "choosing.md",
+        "coming-from.md",
+        "faq.md",
+        "glossary.md",
+    ],
     "Methods": [],
     "Guides": [
+        "estimator.md",
         "own-model.md",
+        "bring-your-own.md",
         "data.md",
+        "runs.md",
         "reports.md",
+        "state.md",
         "privacy.md",
+        "audit.md",
+        "asynchrony.md",
+        "incentives.md",
+        "flower-app.md",
+        "deployment.md",
         "add-an-algorithm.md",
         "add-a-sampler.md",
+    ],
+    "Evidence": [
+        "theory.md",
+        "participation.md",
+        "reproduction.md",
+        "checked-against.md",
+        "benchmarks.md",
     ],
     "Reference": ["reference/commands.md", "reference/config.md", "reference/api.md"],
     "Inside": ["architecture.md"],
@@ -63,3 +90,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for address, text in generated().items():
         files.append(File.generated(config, address, content=text))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn formulas into MathML."""
+    return maths.on_site(html)

@@ -1,12 +1,12 @@
-"""One page a method, from the docstring of its module and the fields of its class."""
+"""One page per method, from the docstring of its module and the fields of its class."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
-from typing import Any
 
-from sources import default_of, docstring, field_docs, one_line, type_of
+from maths import described, prose
+from settings import fields_of
+from sources import docstring, one_line
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.protocols import AnyAlgorithm
@@ -16,9 +16,13 @@ from fedadmm.study.registry import defaults
 def pages() -> dict[str, str]:
     """The overview and every method."""
     result = {"methods/index.md": _overview()}
-    for name, method in REGISTRY.items():
-        result[f"methods/{name}.md"] = _page(method)
+    for method in _sorted():
+        result[f"methods/{method.name}.md"] = _page(method)
     return result
+
+
+def _sorted() -> list[type[AnyAlgorithm]]:
+    return sorted(REGISTRY.values(), key=lambda method: method.title.casefold())
 
 
 def _yes(value: bool) -> str:
@@ -27,9 +31,9 @@ def _yes(value: bool) -> str:
 
 def _overview() -> str:
     rows = [
-        f"| [{method.__name__}]({name}.md) | `{name}` | {method.paper} | "
+        f"| [{method.title}]({method.name}.md) | `{method.name}` | {method.paper} | "
         f"{_yes(method.accepts_partial)} | {_yes(method.accepts_regularizer)} |"
-        for name, method in REGISTRY.items()
+        for method in _sorted()
     ]
     return "\n".join(
         [
@@ -37,7 +41,7 @@ def _overview() -> str:
             "",
             "Every page below is made from the docstring of the module that runs.",
             "",
-            "| class | name | paper | partial participation | regulariser g |",
+            "| method | name | paper | partial participation | regulariser g |",
             "|---|---|---|---|---|",
             *rows,
             "",
@@ -48,34 +52,18 @@ def _overview() -> str:
 def _page(method: type[AnyAlgorithm]) -> str:
     module = sys.modules[method.__module__]
     parts = [
-        f"# {method.__name__}",
+        f"# {method.title}",
         f"`{method.name}` in configurations and on the command line, "
         f"`fedadmm.{method.__name__}` in Python.",
-        docstring(module),
+        described(docstring(module)),
         f"## `{method.__name__}`",
-        docstring(method).split("\n\nArgs:")[0],
-        _parameters(method),
+        prose(docstring(method).split("\n\nArgs:")[0]),
+        fields_of(method, "algorithm"),
         _facts(method),
         "## Use",
         _use(method),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _parameters(method: type[Any]) -> str:
-    told = field_docs(method)
-    usual = defaults().get("algorithm", {}).get(method.name, {})
-    rows = []
-    for field in fields(method):
-        default = default_of(field)
-        if field.name in usual and default == "required":
-            default = f"required; `{usual[field.name]}` in configurations"
-        rows.append(
-            f"| `{field.name}` | {type_of(field)} | {default} | {told.get(field.name, '')} |"
-        )
-    if not rows:
-        return "No hyper-parameters of its own."
-    return "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
 def _facts(method: type[AnyAlgorithm]) -> str:
@@ -88,7 +76,7 @@ def _facts(method: type[AnyAlgorithm]) -> str:
     for name, words in names.items():
         state = getattr(module, name, None)
         if state is not None and state.__module__ == method.__module__:
-            about = one_line(docstring(state))
+            about = prose(one_line(docstring(state)))
             lines.append(f"* {words} `{', '.join(state._fields)}`. {about}")
     return "\n".join(lines)
 

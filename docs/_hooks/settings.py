@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
-from sources import field_docs, one_line
+from maths import prose
+from sources import default_of, field_docs, one_line
 
 from fedadmm.core.parts import FAMILIES
 from fedadmm.study.config import TABLES, RunConfig, run_model
 from fedadmm.study.parts import model_of
-from fedadmm.study.registry import families
+from fedadmm.study.registry import defaults, families
 
 INTRODUCTION = """
 A configuration is a TOML file; `fedadmm run FILE --print-config` prints it with every default
@@ -42,6 +44,23 @@ def page() -> str:
     for name in FAMILIES["schedule"]:
         parts += _part("schedule", name)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def fields_of(part: type[Any], family: str) -> str:
+    """The fields of a part's class, as Python sees them, with their types in words."""
+    schema = model_of(family, part.name).model_json_schema()
+    told, usual = field_docs(part), defaults().get(family, {}).get(part.name, {})
+    rows = []
+    for field in fields(part):
+        default = default_of(field)
+        if field.name in usual and default == "required":
+            default = f"required; `{usual[field.name]}` in configurations"
+        kind = _type(schema["properties"][field.name], schema)
+        about = prose(told.get(field.name, ""))
+        rows.append(f"| `{field.name}` | {kind} | {default} | {about} |")
+    if not rows:
+        return "No parameters of its own."
+    return "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
 def _part(family: str, name: str) -> list[str]:
@@ -85,7 +104,7 @@ def _row(key: str, value: dict[str, Any], schema: dict[str, Any], about: str) ->
     default = f"`{json.dumps(value['default'])}`" if "default" in value else ""
     if default == "`null`":
         default = ""
-    return f"| `{key}` | {_type(value, schema)} | {default} | {one_line(about)} |"
+    return f"| `{key}` | {_type(value, schema)} | {default} | {prose(one_line(about))} |"
 
 
 def _resolved(value: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
@@ -116,4 +135,4 @@ def _type(value: dict[str, Any], schema: dict[str, Any]) -> str:
         return f"list of {_type(value.get('items', {}), schema)}"
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     limits = [f"{sign} {value[key]}" for key, sign in bounds.items() if key in value]
-    return " ".join([names.get(kind, kind), *limits])
+    return " ".join([names.get(kind, kind), " and ".join(limits)]).strip()

@@ -49,11 +49,6 @@ def default_of(field: Field[Any]) -> str:
     return "required"
 
 
-def type_of(field: Field[Any]) -> str:
-    """A dataclass field's annotation as it is written."""
-    return f"`{field.type}`"
-
-
 def one_line(text: str) -> str:
     """A docstring as one table cell."""
     return " ".join(text.split()).replace("|", "\\|")

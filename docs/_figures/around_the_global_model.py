@@ -1,0 +1,133 @@
+"""Draws docs/clients.svg: where three clients' models go in every round, without and with duals.
+
+A problem in the plane that everything can be seen of: each client's loss is a bowl of its own, and
+the model they share should rest at the bottom of their mean.  `make figure` runs it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Ellipse
+
+import fedadmm as fa
+from fedadmm.study.report.drawing import SETTINGS
+
+ROUNDS = (1, 2, 4, 16)
+COLOURS = ("#d55e00", "#0072b2", "#00856a")
+BOWLS = (((0.0, 1.5), 70, 6.0), ((2.3, 0.4), 15, 3.0), ((0.4, -1.4), -40, 1.5))
+"""Per client the lowest point of its loss, and how its bowl is turned (degrees) and stretched."""
+SOLVER, WORK = fa.GradientDescent(lr=0.12), fa.Epochs(10)
+METHODS = {
+    "FedAvg": fa.FedAvg(),
+    "FedADMM": fa.FedADMM(rho=1.0),
+}
+
+
+class Step(NamedTuple):
+    """One round: the global model before and after it, and the clients' models in between."""
+
+    before: np.ndarray
+    clients: list[np.ndarray]
+    after: np.ndarray
+
+
+def bowl(lowest: tuple[float, float], degrees: float, stretch: float) -> fa.Quadratic:
+    """(x - lowest)' A (x - lowest) / 2, where A is 1 along the bowl and `stretch` across it."""
+    turn = np.deg2rad(degrees)
+    along = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    hessian = torch.tensor(along @ np.diag([1.0, stretch]) @ along.T)
+    return fa.Quadratic(hessian, hessian @ torch.tensor(lowest, dtype=torch.float64))
+
+
+def best(clients: list[fa.Quadratic]) -> np.ndarray:
+    """Where the mean of the losses is smallest."""
+    hessian = torch.stack([one.A for one in clients]).sum(0)
+    return torch.linalg.solve(hessian, torch.stack([one.b for one in clients]).sum(0)).numpy()
+
+
+def steps(method: fa.FedAvg | fa.FedADMM, clients: list[fa.Quadratic]) -> list[Step]:
+    """Every round of a run."""
+    start = torch.tensor([3.0, -1.9], dtype=torch.float64)
+    found = []
+    for number in range(1, ROUNDS[-1] + 1):
+        options = {"solver": SOLVER, "stop": WORK, "evaluate": False, "keep_trajectory": True}
+        result = fa.simulate(method, fa.Problem(clients), number, initial=start, **options)
+        path = [start, *result.trajectory]
+        if isinstance(method, fa.FedADMM):
+            models = [result.clients[index].w for index in range(len(clients))]
+        else:  # FedAvg's clients keep nothing: each makes its last round again, alone
+            alone = {"initial": path[-2], "rounds": 1} | options
+            models = [fa.simulate(method, fa.Problem([one]), **alone).params for one in clients]
+        found.append(Step(path[-2].numpy(), [one.numpy() for one in models], path[-1].numpy()))
+    return found
+
+
+def draw(plot: Axes, step: Step, optimum: np.ndarray, past: np.ndarray) -> None:
+    """One round in the plane."""
+    for (lowest, degrees, stretch), colour, model in zip(BOWLS, COLOURS, step.clients, strict=True):
+        for size in (1.4, 3.0):
+            ring = (size, size / np.sqrt(stretch))
+            plot.add_patch(Ellipse(lowest, *ring, angle=degrees, color=colour, alpha=0.1, lw=0))
+        plot.plot(*zip(step.before, model, strict=True), color=colour, linewidth=1.3)
+        plot.plot(*model, "o", color=colour, markersize=5)
+    plot.plot(*past.T, "-", color="#2b2f36", linewidth=0.8, alpha=0.5)
+    plot.plot(*optimum, "x", color="#b3261e", markersize=8, markeredgewidth=2)
+    plot.plot(*step.after, "s", color="#2b2f36", markersize=6, markerfacecolor="white", zorder=5)
+    plot.set(xlim=(-1.8, 3.6), ylim=(-2.6, 2.7), xticks=[], yticks=[], aspect="equal")
+    plot.grid(visible=False)
+    for side in plot.spines.values():
+        side.set(visible=True, color="#dfe3ea")
+
+
+def figure() -> Figure:
+    """All of it: a row for each method, a column for each round shown."""
+    clients = [bowl(*one) for one in BOWLS]
+    optimum = best(clients)
+    drawn = Figure(figsize=(8.4, 4.9), layout="constrained")
+    plots = drawn.subplots(len(METHODS), len(ROUNDS))
+    for plot, number in zip(plots[0], ROUNDS, strict=True):
+        plot.set_title(f"round {number}", fontsize=9.5)
+    for row, (name, method) in zip(plots, METHODS.items(), strict=True):
+        made = steps(method, clients)
+        for plot, number in zip(row, ROUNDS, strict=True):
+            step = made[number - 1]
+            past = np.array([made[0].before, *(one.after for one in made[:number])])
+            draw(plot, step, optimum, past)
+            away = float(np.linalg.norm(step.after - optimum))
+            plot.set_xlabel(f"{away:.2f} away", fontsize=8.5)
+        row[0].set_ylabel(name, fontsize=11, fontweight="bold")
+    key = {"color": "#586070", "linestyle": "none"}
+    drawn.legend(
+        handles=[
+            Line2D([], [], marker="o", **key, label="a client's model, at the end of its pull"),
+            Line2D([], [], marker="s", markerfacecolor="white", **key, label="the global model"),
+            Line2D([], [], marker="x", **key | {"color": "#b3261e"}, label="where it should rest"),
+        ],
+        loc="outside lower center",
+        ncols=3,
+        fontsize=9,
+    )
+    return drawn
+
+
+def main(path: Path) -> None:
+    """Write it; two decimals of a pixel are enough."""
+    text = io.StringIO()
+    with matplotlib.rc_context(SETTINGS):
+        figure().savefig(text, format="svg", metadata={"Date": None})
+    path.write_text(re.sub(r"(\.\d\d)\d{4}\b", r"\1", text.getvalue()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
