@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import html
 import inspect
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from unittest import mock
 
 import pytest
 import typer.main
@@ -17,9 +24,11 @@ import typer.main
 import fedadmm
 from fedadmm.algorithms import REGISTRY
 from fedadmm.cli import app
+from fedadmm.core.parts import FAMILIES
 from fedadmm.study.registry import families
 
 pytest.importorskip("mkdocs", reason="the documentation's packages are not installed")
+pytest.importorskip("latex2mathml", reason="the documentation's packages are not installed")
 ROOT = Path(__file__).parent.parent
 
 
@@ -45,27 +54,86 @@ def read(site: Path, address: str) -> str:
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     page = read(site, "reference/api")
     missing = []
+    parts = [part for family in FAMILIES.values() for part in family.values()]
     for name in fedadmm.__all__:
         value = getattr(fedadmm, name)
         if name == "__version__":
             continue
         module = inspect.ismodule(value)
         address = value.__name__ if module else f"{value.__module__}.{value.__qualname__}"
-        if f'id="{address}"' not in page:
+        entry = page.partition(f'id="{address}"')[2].partition("<h3")[0]
+        shown = html.unescape(re.sub(r"<[^>]+>", "", entry))
+        taken = inspect.signature(value).parameters.values() if value in parts else ()
+        if not entry or not all(str(one.replace(annotation=one.empty)) in shown for one in taken):
             missing.append(name)
     assert missing == []
 
 
+def letters(text: str) -> str:
+    """Letters and digits alone: formulas on the page have other signs than plain text."""
+    return re.sub(r"[\W_]|sum|sqrt", "", text)
+
+
 def test_every_method_has_a_page_with_its_own_recursion(site: Path) -> None:
+    glyphs = {"theta": "θ", "rho": "ρ", "eta": "η", "beta": "β", "alpha": "α", "gamma": "γ"}
+    glyphs |= {"delta": "δ", "Delta": "Δ", "sigma": "σ", "tau": "τ", "mu": "μ", "grad": ""}
+    glyphs |= {"xbar": "x", "xhat": "x", "xtilde": "x"}
+    names = re.compile("|".join(rf"(?<![A-Za-z]){name}(?![A-Za-z])" for name in glyphs))
     for name, method in REGISTRY.items():
         text = html.unescape(read(site, f"methods/{name}"))
+        shown = letters(re.sub(r"<[^>]+>", "", text))
         source = inspect.getdoc(sys.modules[method.__module__])
         assert source is not None
         recursion = [line for line in source.splitlines() if line.startswith("    ")]
         for line in recursion:
-            assert " ".join(line.split()) in " ".join(text.split()), (name, line)
+            assert letters(names.sub(lambda found: glyphs[found[0]], line)) in shown, (name, line)
+        assert text.count("<tr>") > len(recursion)
         for field in dataclasses.fields(method):  # type: ignore[arg-type]
             assert f"<code>{field.name}</code>" in text, (name, field.name)
+
+
+@pytest.fixture
+def maths() -> Iterator[ModuleType]:
+    """The hook that makes formulas, which stands beside the pages and in no package."""
+    with mock.patch.object(sys, "path", [str(ROOT / "docs" / "_hooks"), *sys.path]):
+        yield import_module("maths")
+
+
+def test_plain_recursions_become_formulas(maths: ModuleType) -> None:
+    for plain, expected in {
+        "w_i+ ~ argmin f_i(w) + <y_i, w> + (rho/2) ||w - theta||^2, started at theta": (
+            r"$w_{i}^{+} \approx \operatorname{argmin} f_{i}(w) + \langle y_{i}, w\rangle + "
+            r"\tfrac{\rho}{2} \lVert w - \theta\rVert^{2}$, started at $\theta$"
+        ),
+        "x_i+ ~ prox_{eta g}(v_i+)": (
+            r"$x_{i}^{+} \approx \operatorname{prox}_{\eta  g}(v_{i}^{+})$"
+        ),
+        "v <- v + beta1 m / (sqrt(v) + tau);   send w": (
+            r"$v \leftarrow v + \beta_{1} m / (\sqrt{v} + \tau)$;&emsp;send $w$"
+        ),
+        "theta <- mean over S of xhat_i, as FedDR's": (
+            r"$\theta \leftarrow$ mean over $S$ of $\hat{x}_{i}$, as FedDR's"
+        ),
+    }.items():
+        assert maths.formulas(plain) == expected
+    told = "a penalty rho_i of `rho_i` by (rho/2) ||x||, and the server's step"
+    assert maths.prose(told) == (
+        r"a penalty $\rho_{i}$ of `rho_i` by $\tfrac{\rho}{2}$ ||x||, and the server's step"
+    )
+
+
+def test_formulas_are_there_without_any_script(site: Path) -> None:
+    found = 0
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "arithmatex" not in text, page
+        for formula in re.findall(r"<math.*?</math>", text, re.S):
+            assert "\\" not in formula, (
+                page,
+                formula,
+            )  # a command that the converter does not know
+            found += 1
+    assert found > 100
 
 
 def test_every_command_is_in_the_reference(site: Path) -> None:
@@ -113,6 +181,42 @@ def test_included_programs_are_on_their_pages(site: Path) -> None:
                 assert line.strip() in shown, (page.name, name, line)
             included += 1
     assert included > 0
+
+
+def test_every_command_of_a_page_can_be_typed() -> None:
+    checked = 0
+    for page in (ROOT / "docs").glob("*.md"):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        lines = re.findall(r"^(?:\$ )?(fedadmm [a-z][^#\n]*)", text, re.M)
+        for line in [*lines, *re.findall(r"`(fedadmm [a-z][^`]*)`", text)]:
+            command, words = typer.main.get_command(app), shlex.split(line)[1:]
+            while hasattr(command, "commands") and words:
+                command = command.commands[words.pop(0)]
+            if words and words != ["--help"]:
+                command.make_context("fedadmm", words)  # refuses an option that it does not know
+                checked += 1
+    assert checked > 40
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    folders = "benchmarks|docker|examples|notebooks|src|tests"
+    named = set()
+    for page in (ROOT / "docs").glob("*.md"):
+        found = re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text(encoding="utf-8"))
+        named |= {(page.name, name) for name in found}
+    assert len(named) > 15
+    assert sorted(pair for pair in named if not (ROOT / pair[1]).exists()) == []
+
+
+def test_the_tutorial_prints_what_it_shows() -> None:
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", text, re.S)
+    assert len([shown for _, shown in blocks if shown]) > 4
+    names: dict[str, object] = {}
+    for program, shown in blocks:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(program, "tutorial.md", "exec"), names)
+        assert printed.getvalue() == shown
 
 
 def test_programs_in_hand_written_pages_run() -> None:

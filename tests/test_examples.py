@@ -17,8 +17,12 @@ SAYS = {
     "quickstart": r"fedavg .*\nfedadmm .* reached the target in round \d+",
     "your_own_dataset": r"4 stations, completed all 30 rounds\naccuracy on unseen days: (9\d|100)",
     "sparse_model": r"(l1 weight .* zeros [\d.]+%.*\n){3}",
+    "estimator": r"fedavg .*\nfedadmm .*\nround 20: .*\na clinic .*: (\d+\.\d% ?){4}\nreport: ",
     "hospitals": r"together: 7\d\.\d%(.*\n)  Cleveland .*\n  Hungary .*\n  Switzerland .*\n",
     "own_sampler": r"took (\[\d+, \d+, \d+, \d+\] ?){3}\nclients seen: 20\naccuracy [5-9]\d",
+    "hugging_face_lora": r"1,090 of 37,412 parameters travel\naccuracy [6-9]\d",
+    "lightning_module": r"accuracy [6-9]\d",
+    "streamed_files": r"loss 2\.\d+ 0\.0\d+\ntoo little: [1-3]\d\.",
     "fine_tune_adapter": r"6,930 of 89,362 parameters travel\naccuracy [5-9]\d",
 }
 """What each example prints.  The numbers are bands, not golden values."""

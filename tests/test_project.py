@@ -108,3 +108,19 @@ def test_recorded_data_is_used_if_it_is_there_and_not_needed(
     )
     expected = used.format(root=tmp_path)
     assert done.stdout.splitlines()[-2:] == [f"check {expected}", f"test {expected}"]
+
+
+def test_nothing_of_the_package_is_ignored() -> None:
+    """The wheel leaves out what .gitignore names, whether git has it or not."""
+    paths = [
+        str(p.relative_to(ROOT)) for p in ROOT.glob("src/**/*") if "__pycache__" not in p.parts
+    ]
+    done = subprocess.run(
+        ["git", "check-ignore", "--no-index", "--stdin"],
+        input="\n".join(paths),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert "src/fedadmm/flower/site/app.py" in paths
+    assert (done.returncode, done.stdout) == (1, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +125,14 @@ def noisy(row: Row, given: Federation, seed: int, **options: Any) -> fa.Result:
 
 def test_every_algorithm_has_a_row():
     assert {type(row.algorithm) for row in ROWS.values()} == set(REGISTRY.values())
+
+
+def test_titles_are_the_names_of_the_papers_and_a_subclass_has_its_own():
+    for name, method in REGISTRY.items():
+        letters = re.sub("[^a-z]", "", method.title.lower().replace("+", "plus"))
+        assert letters == name.replace("-", ""), name
+    assert REGISTRY["fedadmm-insa"].title == "FedADMM-InSa"
+    assert type("Mine", (REGISTRY["scaffold"],), {}).title == "Mine"
 
 
 def _untimed(record):

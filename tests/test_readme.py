@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer.main
 
@@ -24,6 +26,30 @@ def test_every_link_and_picture_is_there() -> None:
     targets = re.findall(r"\]\(([^)]+)\)", TEXT)
     assert len(targets) > 10
     assert [one for one in targets if not (ROOT / one).exists()] == []
+    pictures = [ROOT / one for one in re.findall(r"!\[[^]]+\]\(([^)]+)\)", TEXT)]
+    assert len(pictures) == 3
+    assert all(one.stat().st_size < 150_000 for one in pictures)
+
+
+def test_the_picture_of_the_clients_shows_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made again: FedAvg rests where the pulls balance, FedADMM where the loss is least."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_figures"))
+    picture = importlib.import_module("around_the_global_model")
+    clients = [picture.bowl(*one) for one in picture.BOWLS]
+    grid = np.stack(np.meshgrid(np.linspace(-2, 4, 601), np.linspace(-3, 3, 601)), -1)
+    losses = sum(
+        np.einsum("...i,ij,...j", grid, c.A, grid) / 2 - grid @ c.b.numpy() for c in clients
+    )
+    lowest = grid[np.unravel_index(losses.argmin(), losses.shape)]
+    assert picture.best(clients) == pytest.approx(lowest, abs=0.01)
+    ends = {name: picture.steps(one, clients)[-1].after for name, one in picture.METHODS.items()}
+    away = {name: np.linalg.norm(end - picture.best(clients)) for name, end in ends.items()}
+    assert f"{away['FedAvg']:.2f}" == "0.66"
+    assert away["FedADMM"] < 0.005
+    text = (ROOT / "docs/clients.svg").read_text("utf-8")
+    assert len(text) < 60_000
+    assert ">0.66 away<" in text
+    assert ">0.00 away<" in text
 
 
 def test_the_python_runs_offline(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 import fedadmm as fa
 from fedadmm.core import penalties
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.problem import LazyClients
 from support.models import perceptron, rows, small_federation
 
 
@@ -619,6 +620,36 @@ def test_an_unknown_engine_is_refused_with_the_list_of_known_ones():
         fa.ParameterError, match=r"^simulate: engine is 'magic', but must be one of 'sequential'"
     ):
         simulate(engine="magic")
+
+
+def _second(client: object) -> fa.Problem:
+    """Three perceptrons that are made when they are asked for; the one in the middle is another."""
+    given = small_federation(clients=3)
+    clients = LazyClients(3, lambda index: client if index == 1 else given.clients[index])
+    return fa.Problem(clients, initial=given.initial)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize(
+    ("client", "why"),
+    [
+        (object(), "Problem: client 1 is a object, but must be a fedadmm.Objective"),
+        (fa.Quadratic(EYE, START), "Problem: client 1 has 3 parameters, but must have as many as"),
+        (
+            fa.ModelObjective(
+                FlatModule(perceptron()),
+                nn.functional.cross_entropy,
+                torch.ones(4, 3),
+                torch.ones(4).long(),
+            ),
+            "ModelObjective",
+        ),
+    ],
+    ids=["no objective", "another length", "another width"],
+)
+def test_a_client_that_is_made_on_demand_is_checked_when_it_takes_part(client, why, engine):
+    with pytest.raises(fa.DataError, match=why):
+        fa.simulate(fa.FedAvg(), _second(client), 2, solver=fa.SGD(lr=0.1), engine=engine)
 
 
 DATA: dict[str, tuple[Callable[[], Any], str]] = {
