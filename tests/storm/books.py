@@ -4,7 +4,8 @@ acknowledged is durable    a task names what the server's disk says after any po
                            update leaves a site whose disk would still know it
 nothing lost or doubled    a client's version grows by one with an upload that was sent, and the
                            server's mean is the start plus all of these, each once
-a site's own state         is the sum of what the server folded of it
+a site's own state         is the sum of what the server folded of it, and of what was cut off
+absent clients             have moved by the virtual steps of every round that they were not in
 """
 
 from __future__ import annotations
@@ -44,13 +45,20 @@ class Sums(NamedTuple):
     """What a client's state stands for."""
 
 
-def sums_of(algorithm: Any) -> Sums | None:
+def is_aligned(algorithm: Any) -> bool:
+    """Whether absent clients move along."""
+    return algorithm.name == "fedadmm" and algorithm.absent == "aligned"
+
+
+def sums_of(algorithm: Any, length: int) -> Sums | None:
     """None for a method that sums nothing."""
     name, up = algorithm.name, "upload.message."
+    if is_aligned(algorithm):
+        return Sums(("h",), lambda m: (_vector(m, up + "step", length),), lambda s: (s["state.y"],))
     if name == "fedadmm" and algorithm.members == "all":
         return Sums(
             ("mean",),
-            lambda m: (m[up + "increment"],),
+            lambda m: (_vector(m, up + "increment", length),),
             lambda s: (s["state.w"] + s["state.y"] / s["state.rho"],),
         )
     if name == "fedadmm-insa":
@@ -62,7 +70,7 @@ def sums_of(algorithm: Any) -> Sums | None:
     if name == "feddr":
         return Sums(
             ("xtilde",),
-            lambda m: (m[up + "increment"],),
+            lambda m: (_vector(m, up + "increment", length),),
             lambda s: (2 * s["state.x"] - s["state.v"],),
         )
     if name == "scaffold":
@@ -70,6 +78,16 @@ def sums_of(algorithm: Any) -> Sums | None:
     if name == "feddyn":
         return Sums(("h",), lambda m: (m[up + "delta"] / algorithm.eta,), lambda s: (s["state.y"],))
     return None
+
+
+def _vector(message: Arrays, name: str, length: int) -> NDArray[np.float64]:
+    """A vector of a message, whole or as its largest entries with a bit for every place."""
+    if name in message:
+        return message[name]
+    bits = np.unpackbits(message[name + ".where"].astype(np.uint8), bitorder="little")
+    whole = np.zeros(length)
+    whole[bits[:length] == 1] = message[name + ".values.codes"]
+    return whole
 
 
 class Checkpoint(NamedTuple):
@@ -126,6 +144,15 @@ class Chain(NamedTuple):
 
     entry: Entry
     total: Numbers
+    held: Numbers
+    """`total` when the client's own last upload was folded, as far as the client can know."""
+
+
+class Virtual(NamedTuple):
+    """What clients that were never seen have been moved by, and how many these may be."""
+
+    total: Numbers
+    unseen: float = 1.0
 
 
 class Upload(NamedTuple):
@@ -141,12 +168,15 @@ class Books:
 
     def __init__(self, settings: Federation, peek: Look, survivor: Look) -> None:
         self._peek, self._survivor = peek, survivor
-        self._sums = sums_of(settings.algorithm)
+        assert settings.initial is not None
+        self._sums = sums_of(settings.algorithm, settings.initial.numel())
+        self._sigma = settings.algorithm.alignment if is_aligned(settings.algorithm) else 0.0
         weights = settings.weights
         assert isinstance(weights, list)
         self._weights = [weight / sum(weights) for weight in weights]
         self._start = self._initial(settings)
-        self._known: dict[bytes, tuple[Checkpoint, dict[int, Chain]]] = {}
+        self._nothing = tuple(np.zeros_like(one) for one in self._start)
+        self._known: dict[bytes, tuple[Checkpoint, dict[int, Chain], Virtual]] = {}
         self._before_flips: dict[bytes, bytes] = {}
         self.uploads: dict[str, Upload] = {}
         self.tampered: dict[int, float] = {}
@@ -219,30 +249,33 @@ class Books:
     def saved(self, old: bytes | None, new: bytes) -> None:
         """The server's file was replaced."""
         before: Checkpoint | None = None
-        chains: dict[int, Chain] = {}
+        earlier: dict[int, Chain] = {}
+        virtual = Virtual(self._nothing)
         if old is not None:
             if old not in self._known:
                 raise Violation("the server went on from a file that it never wrote")
-            before, chains = self._known[old]
+            before, earlier, virtual = self._known[old]
         now = checkpoint(new)
         if before is not None and before.run != now.run:
             raise Violation("another run took the place of one that had begun")
         if before is not None and now.round not in (before.round, before.round + 1):
             raise Violation(f"round {now.round} follows round {before.round}")
-        chains = {c: self._next(c, chains.get(c), entry) for c, entry in now.entries.items()}
-        self._known[new] = now, chains
-        self._compare(now, chains)
+        first = Chain(Entry(), virtual.total, virtual.total)
+        chains = {
+            c: self._next(c, earlier.get(c, first), first, entry)
+            for c, entry in now.entries.items()
+        }
+        self._known[new] = now, *self._moved(earlier, chains, virtual)
+        self._compare(*self._known[new])
 
-    def _next(self, client: int, chain: Chain | None, entry: Entry) -> Chain:
-        nothing = tuple(np.zeros_like(one) for one in self._start)
-        chain = chain or Chain(Entry(), nothing)
+    def _next(self, client: int, chain: Chain, first: Chain, entry: Entry) -> Chain:
         before = chain.entry
         if (entry.incarnation, entry.version) == (before.incarnation, before.version):
             if entry.digest != before.digest:
                 raise Violation(f"client {client}: version {entry.version} is another one now")
             return chain
         if (entry.incarnation, entry.version) == (before.incarnation + 1, 0):
-            return Chain(entry, nothing)
+            return first._replace(entry=entry)
         if (entry.incarnation, entry.version) != (before.incarnation, before.version + 1):
             raise Violation(f"client {client}: {entry} follows {before}")
         upload = self.uploads.get(entry.digest)
@@ -254,16 +287,40 @@ class Books:
             del self.tampered[client]
         total = tuple(a + b for a, b in zip(chain.total, upload.numbers, strict=True))
         self._peak = max([self._peak, *(float(abs(one).max()) for one in total)])
-        return Chain(entry, total)
+        return Chain(entry, total, total)
 
-    def _compare(self, now: Checkpoint, chains: Mapping[int, Chain]) -> None:
-        """The server's mean is the start plus all uploads that count, each once."""
+    def _moved(
+        self, earlier: Mapping[int, Chain], chains: dict[int, Chain], virtual: Virtual
+    ) -> tuple[dict[int, Chain], Virtual]:
+        """Whoever was not part of a step has moved by sigma times its mean."""
+        nobody = Chain(Entry(), self._nothing, self._nothing)
+        folded = {
+            c: self._weights[c]
+            for c, chain in chains.items()
+            if chain.entry.version > earlier.get(c, nobody).entry.version
+        }
+        if self._sigma == 0.0 or not folded:
+            return chains, virtual
+        share = sum(folded.values())
+        sigma = self._sigma
+        if sigma == "auto":
+            sigma = min(1.0, len(folded) / 10) * (1 - virtual.unseen)
+        steps = [self.uploads[chains[c].entry.digest].numbers[0] for c in folded]
+        mean = sum(w * step for w, step in zip(folded.values(), steps, strict=True)) / share
+        moved = {
+            c: chain if c in folded else chain._replace(total=(chain.total[0] + sigma * mean,))
+            for c, chain in chains.items()
+        }
+        return moved, Virtual((virtual.total[0] + sigma * mean,), virtual.unseen * (1 - share))
+
+    def _compare(self, now: Checkpoint, chains: Mapping[int, Chain], virtual: Virtual) -> None:
+        """The server's mean is the start plus all that counts, each upload once."""
         if self._sums is None:
             return
         wanted = list(self._start)
-        for client, chain in chains.items():
-            share = self._weights[client]
-            wanted = [a + share * b for a, b in zip(wanted, chain.total, strict=True)]
+        for client, share in enumerate(self._weights):
+            total = chains[client].total if client in chains else virtual.total
+            wanted = [a + share * b for a, b in zip(wanted, total, strict=True)]
         for name, expected in zip(self._sums.kept, wanted, strict=True):
             off = float(abs(now.arrays[f"server.{name}"] - expected).max())
             if off > self.tolerance:
@@ -280,7 +337,7 @@ class Books:
         """The state of each of these sites is what the server folded of it."""
         if data not in self._known:
             return  # it was wrong when it was written, which is being said
-        now, chains = self._known[data]
+        now, chains, _ = self._known[data]
         for client in machines.keys() & chains.keys():
             chain = chains[client]
             entry = chain.entry
@@ -299,10 +356,10 @@ class Books:
         assert self._sums is not None
         start = self._start
         if self._sums.kept in (("c",), ("h",)):
-            start = tuple(np.zeros_like(one) for one in start)
-        state = self._sums.state(file.arrays)
-        for name, one, first, moved in zip(self._sums.kept, state, start, chain.total, strict=True):
-            off = float(abs(one - first - moved).max())
+            start = self._nothing
+        state, rest = self._sums.state(file.arrays), file.arrays.get("rest.0", np.zeros(1))
+        for name, one, first, moved in zip(self._sums.kept, state, start, chain.held, strict=True):
+            off = float(abs(one - rest - first - moved).max())
             if off > self.tolerance:
                 raise Violation(f"client {client} stands {off:.3g} from what was folded ({name})")
 

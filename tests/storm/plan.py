@@ -12,6 +12,8 @@ import fedadmm as fa
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol.admission import Admission
 
+from .books import is_aligned
+
 KINDS = (
     "loss",
     "delay",
@@ -60,6 +62,9 @@ def make(seed: int) -> Plan:
     chance = Random(f"plan {seed}")
     clients, dimension = chance.choice([3, 3, 3, 4, 5]), chance.randint(2, 3)
     algorithm, solver, stop = _method(chance)
+    newer = Random(f"newer {seed}")
+    if newer.random() < 0.25:
+        algorithm, solver, stop = _aligned(newer), fa.ExactSolver(), fa.Steps(1)
     patient = Patience(start=60.0, round=40.0, resend=12.0, poll=2.0, empty=3)
     share = chance.choice([0.15, 0.35, 0.6])
     kinds = frozenset(kind for kind in KINDS if chance.random() < share)
@@ -67,7 +72,9 @@ def make(seed: int) -> Plan:
         kinds = frozenset(KINDS)
     mode = (
         "rounds"
-        if chance.random() < 0.7 or isinstance(algorithm, fa.Scaffold | fa.FedDyn)
+        if chance.random() < 0.7
+        or isinstance(algorithm, fa.Scaffold | fa.FedDyn)
+        or is_aligned(algorithm)
         else "asynchronous"
     )
     settings: dict[str, Any] = {
@@ -89,6 +96,8 @@ def make(seed: int) -> Plan:
     }
     if mode == "rounds" and chance.random() < 0.3:
         settings["sampler"] = fa.UniformSampling(clients - 1)
+    if _may_be_cut(algorithm) and newer.random() < 0.25:
+        settings["upload"] = [fa.TopK(keep=1)]
     calm = 30 if seed % 128 == 5 else 2
     return Plan(
         Federation(**settings),
@@ -114,6 +123,17 @@ def _method(chance: Random) -> tuple[Any, Any, Any]:
             (fa.FedAvg(), *descent),
         ]
     )
+
+
+def _aligned(chance: Random) -> Any:
+    """Absent clients move along; what they missed reaches them later."""
+    sigma: Any = chance.choice(["auto", 0.5, 1.0])
+    return fa.FedADMM(rho=1.5, absent="aligned", alignment=sigma)
+
+
+def _may_be_cut(algorithm: Any) -> bool:
+    """Whether its message is an increment of what the books sum."""
+    return isinstance(algorithm, fa.FedADMM | fa.FedDR) and bool(algorithm.increments)
 
 
 def _vector(chance: Random, dimension: int) -> torch.Tensor:

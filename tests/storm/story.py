@@ -309,6 +309,7 @@ class Story:
                 stop=settings.stop,
                 seed=settings.seed,
                 initial=settings.initial,
+                upload=settings.upload,
                 evaluate=False,
             )
             off = float(np.abs(result.params.numpy() - theta).max())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from fedadmm.core import files
+from fedadmm.core.missed import Missed
+from fedadmm.core.uploads.pipeline import Sent, Uploads
 from fedadmm.flower import sealed
 from fedadmm.flower.protocol import admission, ledger
 from fedadmm.flower.server.service import Service
@@ -203,6 +206,29 @@ def take_nothing_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "_without", lambda self, client, state: state)
 
 
+def tell_the_own_step(patch: pytest.MonkeyPatch) -> None:
+    """A client that comes back is also told of the virtual step of the round that it was in."""
+    after = Missed.after
+
+    def hasty(self: Missed, step: int, total: Any, begun: Any, in_work: Any) -> Missed:
+        made = after(self, step, total, begun, in_work)
+        before = {step + 1: self.totals[step]} if begun else {}
+        return replace(made, totals={**made.totals, **before})
+
+    patch.setattr(Missed, "after", hasty)
+
+
+def forget_the_rest(patch: pytest.MonkeyPatch) -> None:
+    """What was cut off an upload is not kept for the next one."""
+    send = Uploads.send
+
+    def careless(self: Uploads, *arguments: Any) -> Sent:
+        sent = send(self, *arguments)
+        return sent._replace(rest={name: 0 * rest for name, rest in sent.rest.items()})
+
+    patch.setattr(Uploads, "send", careless)
+
+
 BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     without_file_sync,
     without_folder_sync,
@@ -217,6 +243,8 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     without_locks,
     weights_may_change,
     take_nothing_out,
+    tell_the_own_step,
+    forget_the_rest,
 ]
 
 
