@@ -24,18 +24,18 @@ from fedadmm.algorithms import (
     alignment,
     fed_admm,
     fed_admm_insa,
+    fed_avg,
     fed_dr,
     fed_dr_ii,
     fed_dyn,
     fed_pd,
-    fed_sgd,
     scaffnew,
     scaffold,
     scaffold_plus,
 )
 from fedadmm.algorithms.alignment import Aligning
+from fedadmm.algorithms.fed_async import AsTheyArrive
 from fedadmm.algorithms.fed_avg import LocalSteps
-from fedadmm.algorithms.staleness import AsTheyArrive
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.missed import Missed
 from fedadmm.core.parts import FAMILIES
@@ -194,7 +194,7 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
     if isinstance(method, fa.Scaffnew):
         ratio = method.p * one / 0.1  # the learning rate of `local_work`
         clients = [scaffnew.Client(g - ratio * x, ratio) for g in at.gradients]
-        return fed_sgd.Server(x), clients
+        return fed_avg.Server(x), clients
     if isinstance(method, fa.AdaBest):
         server = adabest.Server(x, x, 0 * one)
         return server, [adabest.Client(g, 0 * one) for g in at.gradients]

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from fedadmm.algorithms.a_fed_pd import AFedPD
 from fedadmm.algorithms.adabest import AdaBest
-from fedadmm.algorithms.async_fed_dr import AsyncFedDR
-from fedadmm.algorithms.fed_adagrad import FedAdagrad
-from fedadmm.algorithms.fed_adam import FedAdam
 from fedadmm.algorithms.fed_admm import FedADMM
 from fedadmm.algorithms.fed_admm_insa import FedADMMIn, FedADMMInSa
 from fedadmm.algorithms.fed_async import FedAsync
-from fedadmm.algorithms.fed_avg import FedAvg
+from fedadmm.algorithms.fed_avg import FedAvg, FedSGD
 from fedadmm.algorithms.fed_avgm import FedAvgM
 from fedadmm.algorithms.fed_buff import FedBuff
 from fedadmm.algorithms.fed_cm import FedCM
-from fedadmm.algorithms.fed_dr import FedDR
+from fedadmm.algorithms.fed_dr import AsyncFedDR, FedDR
 from fedadmm.algorithms.fed_dr_ii import FedDRII
 from fedadmm.algorithms.fed_dual_avg import FedDualAvg
 from fedadmm.algorithms.fed_dyn import FedDyn
 from fedadmm.algorithms.fed_mid import FedMid
 from fedadmm.algorithms.fed_nova import FedNova
+from fedadmm.algorithms.fed_opt import FedAdagrad, FedAdam, FedYogi
 from fedadmm.algorithms.fed_pd import FedPD
 from fedadmm.algorithms.fed_prox import FedProx
-from fedadmm.algorithms.fed_sgd import FedSGD
 from fedadmm.algorithms.fed_split import FedSplit
-from fedadmm.algorithms.fed_yogi import FedYogi
 from fedadmm.algorithms.scaffnew import Scaffnew
 from fedadmm.algorithms.scaffold import Scaffold
 from fedadmm.algorithms.scaffold_plus import ScaffoldPlus

@@ -72,19 +72,13 @@ class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
     """
 
     paper: ClassVar[str] = "Varno et al., AdaBest, ECCV 2022"
+    bias: ClassVar[str | None] = (
+        "the memories hold on to the start, and fade while a client is absent"
+    )
+    moves: ClassVar[tuple[str, ...]] = ("delta",)
 
     mu: NotNegative = 0.02
     beta: Annotated[float, Ge(0), Le(1)] = 0.9
-
-    @property
-    def bias(self) -> str:
-        """The start, and what the memories forget."""
-        return "the memories hold on to the start, and fade while a client is absent"
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """w - theta."""
-        return ("delta",)
 
     def init_server(self, params: Tensor) -> Server:
         """Theta = m = x^0."""

@@ -1,27 +1,50 @@
 """FedAsync: every model that arrives is mixed into the global one, the less the later it is.
 
-Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019, Algorithm 1.
+Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019, Algorithm 1 and section 5.2.
 
     a client that is free receives theta and works; its reply makes one server step when it arrives
              w ~ argmin f_i(w) + (rho/2) ||w - theta^(k - delay)||^2, started there;   send w
     server   theta <- (1 - alpha s(delay)) theta + alpha s(delay) w
 
-s(delay) is one of three functions (`staleness`).  Where several replies make one step, the mean of
-the s(delay) (w - theta) moves theta.  Clients count as often as they reply, whatever their weights.
-Checked here against an independent program on the order of arrivals that a run really had; the
-paper's rates were not checked.
+    constant     s(delay) = 1
+    hinge        s(delay) = 1 up to a delay of `grace`, then 1 / (slope (delay - grace) + 1)
+    polynomial   s(delay) = (delay + 1)^(-exponent)
+
+A delay counts the models that the server made since the one that the client worked from.  Where
+several replies make one step, the mean of the s(delay) (w - theta) moves theta.  Clients count as
+often as they reply, whatever their weights.  Checked here against an independent program on the
+order of arrivals that a run really had; the paper's rates were not checked.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_sgd import Stateless
-from fedadmm.algorithms.staleness import AsTheyArrive, Versioned
-from fedadmm.core.parts import NotNegative, Share, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer
+from fedadmm.algorithms.fed_avg import HasTheta, KeepsNothing, Sent, Stateless
+from fedadmm.core.parts import NotNegative, Positive, Share, part
+from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer, Round
+
+
+class HasVersion(HasTheta, Protocol):
+    """A server's state with the global model and how many models came before it."""
+
+    @property
+    def version(self) -> Tensor:
+        """How many models came before it."""
+
+
+State = TypeVar("State", bound=HasVersion)
+
+
+class Versioned(NamedTuple):
+    """The global model and its version."""
+
+    theta: Tensor
+    version: Tensor
 
 
 class Message(NamedTuple):
@@ -33,6 +56,40 @@ class Message(NamedTuple):
     model: Tensor
     version: Tensor
     share: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AsTheyArrive(KeepsNothing[State, Versioned, Sent]):
+    """Models with a version, and a server without rounds that weighs replies by their age.
+
+    Args:
+        staleness: how much a late reply counts: s(delay) is "constant", a "hinge" or "polynomial".
+        exponent: polynomial: how fast it falls.
+        slope: hinge: how fast it falls.
+        grace: hinge: up to which delay a reply counts in full.
+    """
+
+    asynchronous: ClassVar[bool] = True
+    bias: ClassVar[str | None] = (
+        "local steps have a fixed point of their own, and quick clients count more"
+    )
+
+    staleness: Literal["constant", "hinge", "polynomial"] = "polynomial"
+    exponent: NotNegative = 0.5
+    slope: Positive = 10.0
+    grace: NotNegative = 4.0
+
+    def discount(self, delay: Tensor) -> Tensor:
+        """s(delay)."""
+        if self.staleness == "polynomial":
+            return (delay + 1) ** -self.exponent
+        if self.staleness == "hinge":
+            return 1 / (self.slope * (delay - self.grace).clamp(min=0) + 1)
+        return torch.ones_like(delay)
+
+    def broadcast(self, server: State, turn: Round) -> Versioned:
+        """Theta and its version."""
+        return Versioned(server.theta, server.version)
 
 
 @part("algorithm", "fedasync")

@@ -1,28 +1,46 @@
-"""FedAvg: several local steps from the global model, then a weighted mean.
+"""FedSGD and FedAvg: the clients send gradients, or how far several local steps lead.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep
 Networks from Decentralized Data, AISTATS 2017.
 
-    client   w <- local steps on f_i, started at theta;  send w - theta
-    server   theta <- theta + weighted mean over S
+    FedSGD   client   g_i = grad f_i(theta)
+             server   theta <- theta - lr * weighted mean over S of g_i
+    FedAvg   client   w <- local steps on f_i, started at theta;  send w - theta
+             server   theta <- theta + weighted mean over S
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
-from fedadmm.algorithms.fed_sgd import Server, Stateless
-from fedadmm.core.parts import part
+from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
     LocalResult,
+    Needs,
     Received,
     Regularizer,
     Round,
 )
+
+
+class Server(NamedTuple):
+    """The global model."""
+
+    theta: Tensor
+
+
+class Stateless(NamedTuple):
+    """A client that keeps nothing between rounds."""
+
+
+class Gradient(NamedTuple):
+    """The full local gradient at theta."""
+
+    gradient: Tensor
 
 
 class Delta(NamedTuple):
@@ -31,27 +49,81 @@ class Delta(NamedTuple):
     delta: Tensor
 
 
-State = TypeVar("State")
+class HasTheta(Protocol):
+    """A server's state with the global model."""
+
+    @property
+    def theta(self) -> Tensor:
+        """The global model."""
+
+
+State = TypeVar("State", bound=HasTheta)
+Cast = TypeVar("Cast")
 Sent = TypeVar("Sent")
 
 
-class LocalSteps(Algorithm[State, Stateless, Server, Sent]):
-    """Clients that keep nothing, and make local steps on f_i from theta."""
+class KeepsNothing(Algorithm[State, Stateless, Cast, Sent]):
+    """Clients without a state: what methods without duals and memories share."""
 
     baseline: ClassVar[bool] = True
-
-    @property
-    def bias(self) -> str:
-        """Client drift."""
-        return "several local steps, or some of the clients, have a fixed point of their own"
+    bias: ClassVar[str | None] = (
+        "several local steps, or some of the clients, have a fixed point of their own"
+    )
 
     def init_client(self, params: Tensor) -> Stateless:
         """Nothing."""
         return Stateless()
 
+    def global_params(self, server: State) -> Tensor:
+        """theta."""
+        return server.theta
+
+
+@part("algorithm", "fedsgd")
+class FedSGD(KeepsNothing[Server, Server, Gradient]):
+    """FedSGD with server learning rate `lr`."""
+
+    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
+    needs: ClassVar[Needs] = Needs(local_solve=False, start_gradient=True)
+    bias: ClassVar[str | None] = (
+        "the mean gradient of some of the clients is not zero at the optimum"
+    )
+    moves: ClassVar[tuple[str, ...]] = ("gradient",)
+
+    lr: Positive
+
+    def init_server(self, params: Tensor) -> Server:
+        """theta^0."""
+        return Server(params)
+
+    def broadcast(self, server: Server, turn: Round) -> Server:
+        """theta."""
+        return server
+
+    def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
+        """The place where the gradient is wanted."""
+        return LocalProblem(start=cast.theta)
+
+    def client_update(
+        self, cast: Server, client: Stateless, result: LocalResult
+    ) -> tuple[Stateless, Gradient]:
+        """Send grad f_i(theta)."""
+        assert result.start_gradient is not None
+        return client, Gradient(result.start_gradient)
+
+    def server_update(
+        self, server: Server, total: Gradient, received: Received, regularizer: Regularizer
+    ) -> Server:
+        """One gradient step with the replies' weighted mean."""
+        return Server(server.theta - self.lr * total.gradient / received.weight)
+
+
+class LocalSteps(KeepsNothing[State, Server, Sent]):
+    """Clients that make local steps on f_i from theta."""
+
     def broadcast(self, server: State, turn: Round) -> Server:
         """theta."""
-        return Server(self.global_params(server))
+        return Server(server.theta)
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
         """min f_i, started at theta."""
@@ -61,10 +133,7 @@ class LocalSteps(Algorithm[State, Stateless, Server, Sent]):
 class SendsMove(LocalSteps[State, Delta]):
     """The clients' half of FedAvg, which other servers share: theta in, w - theta out."""
 
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """w - theta."""
-        return ("delta",)
+    moves: ClassVar[tuple[str, ...]] = ("delta",)
 
     def client_update(
         self, cast: Server, client: Stateless, result: LocalResult
@@ -88,7 +157,3 @@ class FedAvg(SendsMove[Server]):
     ) -> Server:
         """Add the replies' weighted mean."""
         return Server(server.theta + total.delta / received.weight)
-
-    def global_params(self, server: Server) -> Tensor:
-        """theta."""
-        return server.theta

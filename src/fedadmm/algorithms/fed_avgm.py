@@ -57,10 +57,6 @@ class FedAvgM(FedOpt[Server]):
         ahead = delta + self.momentum * v if self.nesterov else v
         return Server(server.theta + self.lr * ahead, v, server.theta + delta)
 
-    def global_params(self, server: Server) -> Tensor:
-        """theta."""
-        return server.theta
-
     def participants_mean(self, server: Server) -> Tensor:
         """Where theta stood before the step, moved by their mean move."""
         return server.mean

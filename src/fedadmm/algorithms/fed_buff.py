@@ -22,8 +22,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_sgd import Stateless
-from fedadmm.algorithms.staleness import AsTheyArrive, Versioned
+from fedadmm.algorithms.fed_async import AsTheyArrive, Versioned
+from fedadmm.algorithms.fed_avg import Stateless
 from fedadmm.core.parts import Count, Positive, part
 from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer
 
@@ -55,14 +55,10 @@ class FedBuff(AsTheyArrive[Server, Message]):
     """
 
     paper: ClassVar[str] = "Nguyen et al., Buffered Asynchronous Aggregation, AISTATS 2022"
+    moves: ClassVar[tuple[str, ...]] = ("delta",)
 
     size: Count = 10
     lr: Positive = 1.0
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """w - theta."""
-        return ("delta",)
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0 and an empty buffer."""

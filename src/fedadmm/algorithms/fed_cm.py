@@ -23,17 +23,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_sgd import Stateless
+from fedadmm.algorithms.fed_avg import KeepsNothing, Stateless
 from fedadmm.core.parts import Positive, Share, part
-from fedadmm.core.protocols import (
-    Algorithm,
-    LocalProblem,
-    LocalResult,
-    Needs,
-    Received,
-    Regularizer,
-    Round,
-)
+from fedadmm.core.protocols import LocalProblem, LocalResult, Needs, Received, Regularizer, Round
 
 
 class Server(NamedTuple):
@@ -51,7 +43,7 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "fedcm")
-class FedCM(Algorithm[Server, Stateless, Server, Message]):
+class FedCM(KeepsNothing[Server, Server, Message]):
     """FedCM with client-level momentum.
 
     Args:
@@ -60,33 +52,15 @@ class FedCM(Algorithm[Server, Stateless, Server, Message]):
     """
 
     paper: ClassVar[str] = "Xu et al., FedCM, 2021"
-    baseline: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(step_sum=True)
+    moves: ClassVar[tuple[str, ...]] = ("delta",)
 
     alpha: Share = 0.1
     step: Positive = 1.0
 
-    @property
-    def needs(self) -> Needs:
-        """The local work."""
-        return Needs(step_sum=True)
-
-    @property
-    def bias(self) -> str:
-        """Client drift."""
-        return "several local steps, or some of the clients, have a fixed point of their own"
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """w - theta."""
-        return ("delta",)
-
     def init_server(self, params: Tensor) -> Server:
         """theta^0 and no direction."""
         return Server(params, torch.zeros_like(params))
-
-    def init_client(self, params: Tensor) -> Stateless:
-        """Nothing."""
-        return Stateless()
 
     def broadcast(self, server: Server, turn: Round) -> Server:
         """theta and Delta."""
@@ -110,7 +84,3 @@ class FedCM(Algorithm[Server, Stateless, Server, Message]):
         made = bool(total.work > 0)
         direction = -total.delta / total.work if made else server.direction
         return Server(server.theta + self.step * total.delta / received.weight, direction)
-
-    def global_params(self, server: Server) -> Tensor:
-        """theta."""
-        return server.theta

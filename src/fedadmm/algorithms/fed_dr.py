@@ -1,13 +1,17 @@
 """FedDR: randomised Douglas-Rachford splitting.
 
 Tran-Dinh, Pham, Phan, Nguyen: FedDR: Randomized Douglas-Rachford Splitting Algorithms for
-Nonconvex Federated Composite Optimization, NeurIPS 2021, Algorithm 1 (its y_i is v_i here).
-asyncFedDR (Algorithm 2) is the same file under an asynchronous engine.
+Nonconvex Federated Composite Optimization, NeurIPS 2021, Algorithms 1 and 2 (y_i is v_i here).
 
     client   v_i+ = v_i + alpha (xbar - x_i)
              x_i+ ~ prox_{eta f_i}(v_i+)
              send the increment of  xhat_i = 2 x_i - v_i
     server   xtilde <- xtilde + (1/n) sum over S;   xbar = prox_{eta g}(xtilde)
+
+asyncFedDR (Algorithm 2) is the same without rounds: a client that is free receives xbar and works,
+and when its reply arrives, made from xbar^(k - delay), the server makes one step with its increment
+alone.  The class says that it means nothing else; under an asynchronous engine FedDR itself is that
+method, and so is, by Wang et al., Theorem 1, FedADMM(rho=1/eta) for alpha = 1.
 
 The paper starts clients at x_i = prox_{eta f_i}(x^0) but the server at x^0, so that xtilde is not
 the mean of the xhat_i.  Here init="start" begins with x_i = x^0 everywhere, and init="prox" runs
@@ -192,3 +196,20 @@ class FedDR(Alignable, PrintedFedDR):
     def returned(self, client: Client, missed: Tensor) -> Client:
         """The dual is (x_i - v_i) / eta, so that v_i takes the virtual steps."""
         return client._replace(v=client.v - self.eta * missed)
+
+
+@part("algorithm", "async-feddr")
+class AsyncFedDR(FedDR):
+    """asyncFedDR: FedDR where every arriving reply is one server step."""
+
+    title: ClassVar[str] = "asyncFedDR"
+    paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021, Algorithm 2"
+    asynchronous: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.absent == "aligned":
+            raise ParameterError(
+                "AsyncFedDR: absent is 'aligned', but must be 'kept': whoever is free is at work, "
+                "so that nobody is absent"
+            )

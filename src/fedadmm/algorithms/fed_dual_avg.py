@@ -25,17 +25,9 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedadmm.algorithms.fed_sgd import Stateless
+from fedadmm.algorithms.fed_avg import KeepsNothing, Stateless
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
-    Algorithm,
-    LocalProblem,
-    LocalResult,
-    Needs,
-    Received,
-    Regularizer,
-    Round,
-)
+from fedadmm.core.protocols import LocalProblem, LocalResult, Needs, Received, Regularizer, Round
 
 
 class Server(NamedTuple):
@@ -61,7 +53,7 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "feddualavg")
-class FedDualAvg(Algorithm[Server, Stateless, Broadcast, Message]):
+class FedDualAvg(KeepsNothing[Server, Broadcast, Message]):
     """FedDualAvg: federated dual averaging; clients average in the dual space, g acts last.
 
     Args:
@@ -70,37 +62,15 @@ class FedDualAvg(Algorithm[Server, Stateless, Broadcast, Message]):
 
     paper: ClassVar[str] = "Yuan et al., Federated Composite Optimization, ICML 2021"
     accepts_regularizer: ClassVar[bool] = True
-    baseline: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(step_sum=True, local_prox="dual")
+    always_sends_theta: ClassVar[bool] = False  # clients form it from the dual state
+    moves: ClassVar[tuple[str, ...]] = ("delta",)
 
     step: Positive = 1.0
-
-    @property
-    def needs(self) -> Needs:
-        """The prox before every local gradient, and the local work."""
-        return Needs(step_sum=True, local_prox="dual")
-
-    @property
-    def bias(self) -> str:
-        """Client drift."""
-        return "several local steps, or some of the clients, have a fixed point of their own"
-
-    @property
-    def always_sends_theta(self) -> bool:
-        """Never: clients form it from the dual state."""
-        return False
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """The move of the dual state."""
-        return ("delta",)
 
     def init_server(self, params: Tensor) -> Server:
         """Z = theta = x^0; g has not been counted yet."""
         return Server(params, params.new_zeros(1), params)
-
-    def init_client(self, params: Tensor) -> Stateless:
-        """Nothing."""
-        return Stateless()
 
     def broadcast(self, server: Server, turn: Round) -> Broadcast:
         """The dual state and its reach."""
@@ -125,7 +95,3 @@ class FedDualAvg(Algorithm[Server, Stateless, Broadcast, Message]):
         reach = server.reach + self.step * total.work / received.weight
         number = float(reach)
         return Server(z, reach, regularizer.prox(z, number) if number else z)
-
-    def global_params(self, server: Server) -> Tensor:
-        """theta."""
-        return server.theta

@@ -21,8 +21,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fedadmm.algorithms.fed_avg import LocalSteps
-from fedadmm.algorithms.fed_sgd import Server, Stateless
+from fedadmm.algorithms.fed_avg import LocalSteps, Server, Stateless
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import LocalResult, Needs, Received, Regularizer
 
@@ -45,19 +44,11 @@ class FedMid(LocalSteps[Server, Message]):
 
     paper: ClassVar[str] = "Yuan et al., Federated Composite Optimization, ICML 2021"
     accepts_regularizer: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(step_sum=True, local_prox="primal")
+    moves: ClassVar[tuple[str, ...]] = ("delta",)
 
     step: Positive = 1.0
     server_prox: Literal["printed", "none"] = "printed"
-
-    @property
-    def needs(self) -> Needs:
-        """The prox after every local step, and the local work."""
-        return Needs(step_sum=True, local_prox="primal")
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """w - theta."""
-        return ("delta",)
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""
@@ -78,7 +69,3 @@ class FedMid(LocalSteps[Server, Message]):
         reach = self.step * float(total.work) / received.weight
         printed = self.server_prox == "printed" and reach > 0
         return Server(regularizer.prox(theta, reach) if printed else theta)
-
-    def global_params(self, server: Server) -> Tensor:
-        """theta."""
-        return server.theta

@@ -26,8 +26,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_avg import LocalSteps
-from fedadmm.algorithms.fed_sgd import Server, Stateless
+from fedadmm.algorithms.fed_avg import LocalSteps, Server, Stateless
 from fedadmm.core.parts import part
 from fedadmm.core.protocols import LocalResult, Needs, Received, Regularizer
 
@@ -44,16 +43,8 @@ class FedNova(LocalSteps[Server, Message]):
     """FedNova; all hyper-parameters are those of the solver and its stopping rule."""
 
     paper: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
-
-    @property
-    def needs(self) -> Needs:
-        """The local work."""
-        return Needs(step_sum=True)
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """The normalised move."""
-        return ("direction",)
+    needs: ClassVar[Needs] = Needs(step_sum=True)
+    moves: ClassVar[tuple[str, ...]] = ("direction",)
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""
@@ -74,7 +65,3 @@ class FedNova(LocalSteps[Server, Message]):
         """The mean direction, as far as the mean work goes."""
         work, direction = total.work / received.weight, total.direction / received.weight
         return Server(server.theta + work * direction)
-
-    def global_params(self, server: Server) -> Tensor:
-        """theta."""
-        return server.theta

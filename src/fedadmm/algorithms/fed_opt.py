@@ -1,15 +1,20 @@
-"""FedOpt: FedAvg whose server makes an optimiser's step with the participants' mean move.
+"""FedAdagrad, FedAdam and FedYogi: FedAvg whose server makes an optimiser's step (FedOpt).
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization,
-ICLR 2021, Algorithms 1 and 2.  FedAvgM, FedAdagrad, FedAdam and FedYogi are its members.
+ICLR 2021, Algorithms 1 and 2.  FedAvgM is another member of FedOpt.
 
     client   as FedAvg: w <- local steps on f_i, started at theta;  send w - theta
-    server   delta = weighted mean over S of (w - theta), then the optimiser's step with -delta as
-             its gradient
+    server   delta = weighted mean over S of (w - theta)
+             m <- beta1 m + (1 - beta1) delta
+             FedAdagrad   v <- v + delta^2
+             FedAdam      v <- beta2 v + (1 - beta2) delta^2
+             FedYogi      v <- v - (1 - beta2) delta^2 sign(v - delta^2)
+             theta <- theta + lr m / (sqrt(v) + tau)
 
-The optimisers of `torch.optim` keep their state in themselves and change parameters in place, and
-its Adam corrects the bias of its means, which Algorithm 2 does not; so the formulas stand here.
-The tests compare with `torch.optim` where the two are the same method.
+m starts at 0 and v at tau^2; nothing corrects the means for that, unlike in `torch.optim`, whose
+optimisers also keep their state in themselves and change parameters in place: so the formulas stand
+here.  The recursions are checked against independent programs, and FedAdagrad with beta1 = 0 also
+against `torch.optim.Adagrad`; the paper's rates for non-convex problems were not checked.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import Delta, SendsMove, State
-from fedadmm.core.parts import Positive, Probability
+from fedadmm.core.parts import Positive, Probability, part
 from fedadmm.core.protocols import Received, Regularizer
 
 
@@ -82,10 +87,45 @@ class Adaptive(FedOpt[AdaptiveServer]):
         theta = server.theta + self.lr * m / (v.sqrt() + self.tau)
         return AdaptiveServer(theta, m, v, server.theta + delta)
 
-    def global_params(self, server: AdaptiveServer) -> Tensor:
-        """theta."""
-        return server.theta
-
     def participants_mean(self, server: AdaptiveServer) -> Tensor:
         """Where theta stood before the step, moved by their mean move."""
         return server.mean
+
+
+@part("algorithm", "fedadagrad")
+class FedAdagrad(Adaptive):
+    """FedAdagrad: squared moves add up."""
+
+    def squares(self, v: Tensor, square: Tensor) -> Tensor:
+        """v + delta^2."""
+        return v + square
+
+
+@part("algorithm", "fedadam")
+class FedAdam(Adaptive):
+    """FedAdam: squared moves are averaged.
+
+    Args:
+        beta2: how much of the mean square stays from round to round.
+    """
+
+    beta2: Probability = 0.99
+
+    def squares(self, v: Tensor, square: Tensor) -> Tensor:
+        """beta2 v + (1 - beta2) delta^2."""
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@part("algorithm", "fedyogi")
+class FedYogi(Adaptive):
+    """FedYogi: v moves towards the squared moves by as much as they are, never faster.
+
+    Args:
+        beta2: how much of the mean square stays from round to round.
+    """
+
+    beta2: Probability = 0.99
+
+    def squares(self, v: Tensor, square: Tensor) -> Tensor:
+        """v - (1 - beta2) delta^2 sign(v - delta^2)."""
+        return v - (1 - self.beta2) * square * (v - square).sign()

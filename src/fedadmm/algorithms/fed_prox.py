@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedadmm.algorithms.fed_avg import FedAvg
-from fedadmm.algorithms.fed_sgd import Server, Stateless
+from fedadmm.algorithms.fed_avg import FedAvg, Server, Stateless
 from fedadmm.core.parts import NotNegative, part
 from fedadmm.core.protocols import LocalProblem
 

@@ -28,7 +28,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_sgd import Server
+from fedadmm.algorithms.fed_avg import Server
 from fedadmm.core.parts import Share, part
 from fedadmm.core.protocols import (
     Algorithm,
@@ -73,13 +73,9 @@ class Scaffnew(Algorithm[Server, Client, Broadcast, Message]):
 
     paper: ClassVar[str] = "Mishchenko et al., ProxSkip, ICML 2022"
     accepts_partial: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs(step_sum=True)
 
     p: Share = 0.2
-
-    @property
-    def needs(self) -> Needs:
-        """The learning rate, from the local work."""
-        return Needs(step_sum=True)
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""

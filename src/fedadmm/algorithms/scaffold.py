@@ -60,6 +60,8 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
     title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
     baseline: ClassVar[bool] = True
+    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    increments: ClassVar[tuple[str, ...]] = ("control",)
 
     option: Literal[1, 2] = 2
     step: Positive = 1.0
@@ -68,16 +70,6 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
     def needs(self) -> Needs:
         """A gradient at theta (option 1) or the mean gradient of the steps (option 2)."""
         return Needs(start_gradient=self.option == 1, mean_gradient=self.option == 2)
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """w - theta."""
-        return ("delta",)
-
-    @property
-    def increments(self) -> tuple[str, ...]:
-        """Those of c_i."""
-        return ("control",)
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0 and c = 0."""

@@ -80,14 +80,10 @@ class ScaffoldPlus(Algorithm[Server, Client, Broadcast, Message]):
 
     title: ClassVar[str] = "SCAFFOLD+"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020, with one upload"
+    needs: ClassVar[Needs] = Needs(step_sum=True)
 
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0
     momentum: Probability | Literal["auto"] = "auto"
-
-    @property
-    def needs(self) -> Needs:
-        """The sum of the learning rates."""
-        return Needs(step_sum=True)
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0 = m and c = 0."""
