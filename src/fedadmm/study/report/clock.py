@@ -9,8 +9,8 @@ from fedadmm.run.record import Record
 from fedadmm.study import records
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.curves import Axis, Line, Value, lines, short
-from fedadmm.study.report.figures import Strip
+from fedadmm.study.report.curves import Axis, Line, Value, besides, lines, short
+from fedadmm.study.report.figures import Bars, Lines, Panel, Strip
 
 STRIP_BARS = 240
 """So many pieces of work fit into a strip that can still be read."""
@@ -18,7 +18,28 @@ STRIP_CLIENTS = 30
 MOST_STRIPS = 4
 
 
-def staleness_lines(content: Content, rounds: list[Axis]) -> list[Line]:
+def clock_panels(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+    """Every figure of runs that have a virtual clock."""
+    stale = _staleness(content, rounds)
+    if stale:
+        note = "Server steps between a broadcast and its reply: the median so far, the band up to "
+        yield Lines("staleness", "Staleness", f"{note}the largest.", stale, zero=True)
+    counts, delays = _delay_counts(content)
+    if counts:
+        note = "How many replies came with each delay, in server steps."
+        yield Bars("delays", "Delays", note, "replies", counts, delays, "delay")
+    notes = {
+        "idle": ("Idle time", "The share of the clients' time so far without work."),
+        "steps_per_second": ("Server steps", "Server steps a virtual second, so far."),
+    }
+    for name, (title, note) in notes.items():
+        curves = [line for line in lines(content, rounds, besides(name)) if not line.ended]
+        if curves:
+            yield Lines(name, title, note, curves, share=name == "idle", zero=True)
+    yield from _strips(content)
+
+
+def _staleness(content: Content, rounds: list[Axis]) -> list[Line]:
     """The median delay so far, with a band up to the largest."""
 
     def quantile(index: int) -> Value:
@@ -36,7 +57,7 @@ def staleness_lines(content: Content, rounds: list[Axis]) -> list[Line]:
     ]
 
 
-def delay_counts(content: Content) -> tuple[list[float], list[str]]:
+def _delay_counts(content: Content) -> tuple[list[float], list[str]]:
     """How many replies came with each delay, over all runs, and the delays."""
     counts = Counter(
         delay for run in content.runs for record in run.records for delay in records.delays(record)
@@ -47,7 +68,7 @@ def delay_counts(content: Content) -> tuple[list[float], list[str]]:
     return [float(counts[delay]) for delay in delays], [str(delay) for delay in delays]
 
 
-def strips(content: Content) -> Iterator[Strip]:
+def _strips(content: Content) -> Iterator[Strip]:
     """The first pieces of work of each label's first run."""
     for label, runs in list(content.labels.items())[:MOST_STRIPS]:
         bars = _bars(runs[0])

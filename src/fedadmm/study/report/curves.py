@@ -80,6 +80,11 @@ def lines(content: Content, known: list[Axis], value: Value, part: str = "") -> 
     return result
 
 
+def besides(name: str) -> Value:
+    """The value of a number that is no metric."""
+    return lambda record: records.besides(record, name)
+
+
 def quartile_lines(content: Content, known: list[Axis]) -> list[Line]:
     """The median penalty with the quartiles as its band, for methods that have a penalty."""
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fedadmm.study import records, words
-from fedadmm.study.report import clock, fairness
-from fedadmm.study.report.clients import client_panels
+from fedadmm.study.report.clients import client_panels, last_values
+from fedadmm.study.report.clock import clock_panels
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.curves import Axis, Line, Value, axes, lines, quartile_lines
+from fedadmm.study.report.curves import Axis, Line, Value, axes, besides, lines, quartile_lines
 from fedadmm.study.report.figures import Bars, Lines, Panel, Section
 from fedadmm.study.report.ranks import rank_panels
 from fedadmm.study.report.sweeps import MOST_OVERLAID, sweep_sections
@@ -22,100 +22,49 @@ def sections(content: Content) -> list[Section]:
     whole = next(_panel(content, known, _metric, metric), None) if metric else None
     sweep = list(sweep_sections(content, known, whole))
     overlaid = [] if sweep and len(content.labels) > MOST_OVERLAID else _overlaid(content, known)
-    clients = _section(
-        content,
-        "clients",
-        "Clients",
-        "Who holds what, and who took part.",
-        [],
-        client_panels(content),
-    )
+    clients = _section(content, "clients", [], client_panels(content))
     every = [*sweep, *overlaid, clients]
     return [section for section in every if section.panels or section.constants]
+
+
+_ABOUT = {
+    "learning": ("Learning curves", "What the rounds, the bytes and the time buy."),
+    "ranks": ("Ranks", "Who is ahead, seed by seed."),
+    "fairness": (
+        "Every client's share",
+        "What the model is worth to each client, not only on average.",
+    ),
+    "residuals": (
+        "Consensus",
+        "Both residuals fall to zero when the clients agree and the global model rests.",
+    ),
+    "work": ("Local work", "What the participants of a round did."),
+    "clock": ("Virtual time", "Who waited for whom."),
+    "privacy": ("Privacy", "What the released sums tell about any one client, at most."),
+    "more": ("Further measurements", "Whatever else the runs recorded."),
+    "trials": ("Trials", "What the search tried, in its order."),
+    "clients": ("Clients", "Who holds what, and who took part."),
+}
+"""A section's title, and what it is about."""
 
 
 def _overlaid(content: Content, known: list[Axis]) -> list[Section]:
     """Figures in which all methods are drawn over each other."""
     rounds = known[:1]
     return [
-        _section(
-            content,
-            "learning",
-            "Learning curves",
-            "What the rounds, the bytes and the time buy.",
-            known,
-            _learning(content, known),
-        ),
-        _section(
-            content,
-            "ranks",
-            "Ranks",
-            "Who is ahead, seed by seed.",
-            [],
-            rank_panels(content),
-        ),
-        _section(
-            content,
-            "fairness",
-            "Every client's share",
-            "What the model is worth to each client, not only on average.",
-            rounds,
-            _fairness(content, rounds),
-        ),
-        _section(
-            content,
-            "residuals",
-            "Consensus",
-            "Both residuals fall to zero when the clients agree and the global model rests.",
-            rounds,
-            _residuals(content, rounds),
-        ),
-        _section(
-            content,
-            "work",
-            "Local work",
-            "What the participants of a round did.",
-            rounds,
-            _work(content, rounds),
-        ),
-        _section(
-            content,
-            "clock",
-            "Virtual time",
-            "Who waited for whom.",
-            rounds,
-            _clock(content, rounds),
-        ),
-        _section(
-            content,
-            "privacy",
-            "Privacy",
-            "What the released sums tell about any one client, at most.",
-            rounds,
-            _privacy(content, rounds),
-        ),
-        _section(
-            content,
-            "more",
-            "Further measurements",
-            "Whatever else the runs recorded.",
-            rounds,
-            _more(content, rounds),
-        ),
-        _section(
-            content,
-            "trials",
-            "Trials",
-            "What the search tried, in its order.",
-            [],
-            _trials(content),
-        ),
+        _section(content, "learning", known, _learning(content, known)),
+        _section(content, "ranks", [], rank_panels(content)),
+        _section(content, "fairness", rounds, _fairness(content, rounds)),
+        _section(content, "residuals", rounds, _residuals(content, rounds)),
+        _section(content, "work", rounds, _work(content, rounds)),
+        _section(content, "clock", rounds, clock_panels(content, rounds)),
+        _section(content, "privacy", rounds, _privacy(content, rounds)),
+        _section(content, "more", rounds, _more(content, rounds)),
+        _section(content, "trials", [], _trials(content)),
     ]
 
 
-def _section(
-    content: Content, name: str, title: str, note: str, known: list[Axis], panels: Iterator[Panel]
-) -> Section:
+def _section(content: Content, name: str, known: list[Axis], panels: Iterator[Panel]) -> Section:
     """Panels whose curves are all flat, or whose bars are all equal, become sentences."""
     drawn: list[Panel] = []
     constants: list[str] = []
@@ -127,7 +76,7 @@ def _section(
             constants.append(f"{panel.title}: {value} {panel.unit} for every {panel.column}.")
         else:
             drawn.append(panel)
-    return Section(name, title, note, known, drawn, constants)
+    return Section(name, *_ABOUT[name], known, drawn, constants)
 
 
 def _is_flat(line: Line) -> bool:
@@ -185,7 +134,7 @@ def _fairness(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
     for base, names in records.over_clients(metric_names(content)).items():
         for name in names:
             yield from _panel(content, rounds, _metric, name)
-        yield from filter(None, [fairness.last_values(content, base)])
+        yield from filter(None, [last_values(content, base)])
 
 
 def _more(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
@@ -195,7 +144,7 @@ def _more(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
     further = dict.fromkeys(
         name for r in content.runs for record in r.records for name in records.further(record)
     )
-    for get, found in ((_metric, unknown), (_besides, further)):
+    for get, found in ((_metric, unknown), (besides, further)):
         families: dict[str, list[str]] = {}
         for name in found:
             families.setdefault(_stem(name), []).append(name)
@@ -240,10 +189,6 @@ def _panel(
 
 def _metric(name: str) -> Value:
     return lambda record: records.value(record, name)
-
-
-def _besides(name: str) -> Value:
-    return lambda record: records.besides(record, name)
 
 
 def _positive(name: str) -> Value:
@@ -305,29 +250,9 @@ def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
         "participants": ("Participants", "How many clients took part in each round."),
     }
     for name, (title, note) in notes.items():
-        curves = [line for line in lines(content, rounds, _besides(name)) if not line.ended]
+        curves = [line for line in lines(content, rounds, besides(name)) if not line.ended]
         if curves:
             yield Lines(name, title, note, curves, zero=True)
-
-
-def _clock(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
-    stale = clock.staleness_lines(content, rounds)
-    if stale:
-        note = "Server steps between a broadcast and its reply: the median so far, the band up to "
-        yield Lines("staleness", "Staleness", f"{note}the largest.", stale, zero=True)
-    counts, delays = clock.delay_counts(content)
-    if counts:
-        note = "How many replies came with each delay, in server steps."
-        yield Bars("delays", "Delays", note, "replies", counts, delays, "delay")
-    notes = {
-        "idle": ("Idle time", "The share of the clients' time so far without work."),
-        "steps_per_second": ("Server steps", "Server steps a virtual second, so far."),
-    }
-    for name, (title, note) in notes.items():
-        curves = [line for line in lines(content, rounds, _besides(name)) if not line.ended]
-        if curves:
-            yield Lines(name, title, note, curves, share=name == "idle", zero=True)
-    yield from clock.strips(content)
 
 
 def _trials(content: Content) -> Iterator[Panel]:
