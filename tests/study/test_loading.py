@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.study import loading, toml
+from fedadmm.study import loading
 from fedadmm.study.config import Tree
+from fedadmm.study.rundir import toml_tables
 
 
 def test_a_file_comes_before_a_preset_of_the_same_name(
@@ -83,7 +84,7 @@ def test_toml_that_would_take_for_ever_is_refused(text: str, why: str, tmp_path:
 def test_long_values_are_no_long_keys() -> None:
     numbers, words = [0.5] * 200, "one. two. three. " * 50
     text = f"a.b.c = {numbers}\nd = '{words}'\ne = {[[1, 2]] * 2000}\n"
-    found = toml.tables(text + "f = 1.5")
+    found = toml_tables(text + "f = 1.5")
     assert found == {"a": {"b": {"c": numbers}}, "d": words, "e": [[1, 2]] * 2000, "f": 1.5}
 
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from fedadmm.core.errors import ConfigError, DataError
-from fedadmm.study import model_export
+from fedadmm.study import export as model_export
 from fedadmm.study.config import resolve
-from fedadmm.study.model_export import Exported, export_model
+from fedadmm.study.export import Exported, export_model
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from support.commands import SMALL, call

@@ -33,15 +33,15 @@ def export(
 ) -> None:
     """Write every round of a run, or of all runs below a folder, into one table, or its model."""
     from fedadmm.cli.display import print_json
-    from fedadmm.study import model_export
-    from fedadmm.study.export import export as write
+    from fedadmm.study.export import MODELS, export_model
+    from fedadmm.study.export import export as export_table
 
-    if kind not in model_export.FORMATS:
-        path, rows = write(directory, kind, out, model_export.FORMATS)
+    if kind not in MODELS:
+        path, rows = export_table(directory, kind, out)
         about = {"rows": rows}
         said = f"{rows} rows"
     else:
-        path, about = model_export.export_model(directory, kind, out, last)
+        path, about = export_model(directory, kind, out, last)
         said = _said(about)
     if as_json:
         print_json({"file": str(path), "format": kind} | about)

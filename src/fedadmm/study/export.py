@@ -1,32 +1,41 @@
-"""The records of one run, or of all runs below a folder, as one table."""
+"""A run for other programs: its records as one table, its model as a state dict or as ONNX."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+import logging
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, DataError
+from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.run.record import flat
+from fedadmm.run.state.records import separate
+from fedadmm.study import loading
+from fedadmm.study.config import resolve
 from fedadmm.study.recorded import read_run
-from fedadmm.study.rundir import RunDir, runs_below
+from fedadmm.study.rundir import MODEL, RunDir, runs_below
 from fedadmm.study.tables import csv_text
 from fedadmm.study.trackers import flattened
 
-FORMATS = ("csv", "parquet")
+TABLES = ("csv", "parquet")
+ROWS = 8
+"""So many rows of the first client are sent through an ONNX file to compare it with torch."""
+_CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
+"""How far apart the two may be, relative to the largest output."""
 
 
-def export(
-    directory: Path, kind: str, out: Path | None = None, besides: Iterable[str] = ()
-) -> tuple[Path, int]:
-    """Write the table and return its path and how many rows it has.
-
-    `besides` are formats that somebody else writes, for whom they must be told of.
-    """
-    if kind not in FORMATS:
-        allowed = ", ".join((*FORMATS, *besides))
+def export(directory: Path, kind: str, out: Path | None = None) -> tuple[Path, int]:
+    """Write the table and return its path and how many rows it has."""
+    if kind not in TABLES:
+        allowed = ", ".join((*TABLES, *MODELS))
         raise ConfigError(f"--format is {kind!r}, but must be one of {allowed}")
     rows = [row for run in runs_below(directory) for row in _rows(run, directory)]
     if not rows:
@@ -62,3 +71,136 @@ def _parquet(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None
     content = io.BytesIO()
     parquet.write_table(table, content)
     files.write(path, content.getvalue())
+
+
+class Restored(NamedTuple):
+    """A run's model as a module, and rows that it takes."""
+
+    module: nn.Module
+    rows: Tensor | None
+    """None where a client's rows are no tensor, but batches of somebody's own."""
+
+
+class Exported(NamedTuple):
+    """What was written."""
+
+    path: Path
+    about: dict[str, Any]
+    """The round and the metric that chose it, and how well an ONNX file agrees with torch."""
+
+
+def restore(directory: Path, last: bool = False) -> Restored:
+    """The module of a run with its best model in it, or its last, in evaluation mode."""
+    folder = RunDir(directory)
+    if not folder.holds_run:
+        raise DataError(
+            f"{directory}: holds no config.toml, so that nobody knows which module its vector "
+            "belongs to; name the folder of one run"
+        )
+    model = folder.model(last)
+    problem = resolve(loading.read(str(directory)), f"{directory}: ").load_problem()
+    client = problem.clients[0].to(model.params.dtype)
+    if client.flat is None:
+        raise DataError(
+            f"{directory}: the problem {problem.name!r} has no module; its model is the vector "
+            f"'params' of {MODEL}"
+        )
+    client.flat.load(model.params)
+    if model.buffers is not None:
+        client.flat.load_buffers(model.buffers)
+    own = client if isinstance(client, ModelObjective) else None
+    rows = None if own is None else own.prepared(own.inputs[:ROWS])
+    return Restored(client.flat.module.eval(), rows)
+
+
+def export_model(
+    directory: Path, kind: str, out: Path | None = None, last: bool = False
+) -> Exported:
+    """Write the best model of a run, or its last, in one of MODELS."""
+    name, encode = MODELS[kind]
+    path = out or directory / name
+    if path.resolve() == (directory / MODEL).resolve():
+        raise ConfigError(f"--out is '{path}', the run's own file, but must be another one")
+    restored = restore(directory, last)
+    found = RunDir(directory).summary().get("best")
+    about = {} if last or found is None else {"round": found["round"], "metric": found["metric"]}
+    data, more = encode(restored)
+    files.write(path, data)
+    return Exported(path, about | more)
+
+
+def _state_dict(restored: Restored) -> tuple[bytes, dict[str, Any]]:
+    content = io.BytesIO()
+    torch.save(separate(restored.module.state_dict()), content)
+    return content.getvalue(), {}
+
+
+def _safetensors(restored: Restored) -> tuple[bytes, dict[str, Any]]:
+    return save(separate(restored.module.state_dict()), {"format": "pt"}), {}
+
+
+def _onnx(restored: Restored) -> tuple[bytes, dict[str, Any]]:
+    """The module from its own input on; refused unless onnxruntime agrees with torch."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch needs it
+    except ImportError as error:
+        raise ConfigError(
+            f"--format is 'onnx', which is not installed ({error}); pip install 'fedadmm[onnx]'"
+        ) from None
+    if restored.rows is None:
+        raise DataError(
+            "--format is 'onnx', but the clients' rows are batches of their own kind; use "
+            "state-dict or safetensors"
+        )
+    kind = torch.float64 if restored.rows.dtype == torch.float64 else torch.float32
+    module = restored.module.to(kind)
+    rows = restored.rows.to(kind) if restored.rows.is_floating_point() else restored.rows
+    data = _traced(module, rows)
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    some = rows[: max(1, len(rows) - 1)]  # another number of rows than it was traced with
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: some.contiguous().numpy()})
+    with torch.no_grad():
+        expected = module(some)
+    apart = float((torch.from_numpy(outputs) - expected).abs().max())
+    if not apart <= _CLOSE[kind] * (1 + float(expected.abs().max())):
+        raise DataError(
+            f"the ONNX model differs from torch's by {apart:.2g} on {len(some)} rows; it was not "
+            "written"
+        )
+    return data, {"rows": len(some), "largest_difference": apart}
+
+
+def _traced(module: nn.Module, rows: Tensor) -> bytes:
+    """An ONNX model that takes any number of rows."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it tells of optional packages that nobody asked for
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's exporter warns of torch's own habits
+            program = torch.onnx.export(
+                module,
+                (rows,),
+                input_names=["rows"],
+                output_names=["outputs"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"torch cannot write {type(module).__name__} as ONNX: {reason}") from error
+    finally:
+        logger.setLevel(level)
+    assert program is not None
+    data: bytes = program.model_proto.SerializeToString()
+    return data
+
+
+MODELS: dict[str, tuple[str, Callable[[Restored], tuple[bytes, dict[str, Any]]]]] = {
+    "state-dict": ("state_dict.pt", _state_dict),
+    "safetensors": ("state_dict.safetensors", _safetensors),
+    "onnx": ("model.onnx", _onnx),
+}
+"""Name -> the file in the run directory, and what makes its content."""

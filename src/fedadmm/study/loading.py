@@ -11,10 +11,9 @@ from typing import Any, cast
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.data import problems
-from fedadmm.study import toml
 from fedadmm.study.config import Tree
 from fedadmm.study.messages import shown, suggestion
-from fedadmm.study.rundir import CONFIG
+from fedadmm.study.rundir import CONFIG, toml_tables
 
 SUFFIX = ".toml"
 COMPARISON_KEYS = ("seeds", "methods", "search")
@@ -94,7 +93,7 @@ def table(path: Path) -> Tree:
 def parse(text: str, origin: str) -> Tree:
     """Tables from TOML."""
     try:
-        return toml.tables(text)
+        return toml_tables(text)
     except ValueError as error:
         raise ConfigError(f"{origin}: is not TOML ({error})") from None
 
@@ -122,7 +121,7 @@ def assignment(text: str) -> tuple[str, Any]:
 def plain_value(text: str) -> Any:
     """A value in TOML's syntax; what is none is a string, so that quotes may be left out."""
     try:
-        parsed = toml.tables(f"value = {text}")
+        parsed = toml_tables(f"value = {text}")
     except ValueError:
         return text
     return parsed["value"] if set(parsed) == {"value"} else text

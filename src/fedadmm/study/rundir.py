@@ -14,6 +14,8 @@ import json
 import logging
 import math
 import os
+import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,6 @@ from fedadmm.run.record import Record, read
 from fedadmm.run.state.files import Contents, read_tensors, write_tensors
 from fedadmm.run.state.records import separate
 from fedadmm.study import records as reading
-from fedadmm.study import toml
 from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary
 
 CONFIG, METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
@@ -39,6 +40,9 @@ CONFIG, METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "report.html",
 )
 CHECKPOINT, CLIENTS = "checkpoint", "clients"
+_LONGEST, _DEEPEST = 10**7, 1000
+"""Characters of a TOML text, and dots of a key: nobody writes so many."""
+_DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""")
 _logger = logging.getLogger("fedadmm")
 _ROOM = 1 << 20
 """Bytes that must be free before round 0: configuration, metrics and summary fit in them."""
@@ -65,6 +69,21 @@ def write_toml(path: Path, tree: Mapping[str, Any]) -> None:
     import tomli_w
 
     write_text(path, tomli_w.dumps(tree))
+
+
+def toml_tables(text: str) -> dict[str, Any]:
+    """The tables of a text that somebody else wrote; a ValueError for whatever is none.
+
+    Keys of many parts are refused unread: the time for them grows with the square of their number.
+    """
+    if len(text) > _LONGEST:
+        raise ValueError(f"it has {len(text)} characters, but at most {_LONGEST} are read")
+    if any(found.group().count(".") > _DEEPEST for found in _DOTTED.finditer(text)):
+        raise ValueError(f"a key has more than {_DEEPEST} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -208,7 +227,7 @@ class RunDir:
             return "", {}
         try:
             text = path.read_text(encoding="utf-8")
-            return text, toml.tables(text)
+            return text, toml_tables(text)
         except ValueError as error:
             raise DataError(f"{path}: is not TOML ({error})") from None
 

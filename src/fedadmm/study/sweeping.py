@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.study import loading, tables, toml
+from fedadmm.study import loading, tables
 from fedadmm.study.config import Run, Tree, resolve
 from fedadmm.study.grid import Cell, complete
 from fedadmm.study.pool import Watch, nobody
-from fedadmm.study.rundir import write_json
+from fedadmm.study.rundir import toml_tables, write_json
 from fedadmm.study.tables import Table
 from fedadmm.study.trackers import flattened
 
@@ -49,7 +49,7 @@ def axis(text: str, option: str) -> Axis:
     if not equals or not key.strip() or not values.strip():
         raise ConfigError(f"{option} is {text!r}, but must be KEY=A,B, as in algorithm.rho=0.1,1")
     try:
-        parsed = toml.tables(f"values = [{values}]")["values"]
+        parsed = toml_tables(f"values = [{values}]")["values"]
     except ValueError:
         parsed = [loading.plain_value(value.strip()) for value in values.split(",")]
     if len(parsed) == 1 and isinstance(parsed[0], list):
