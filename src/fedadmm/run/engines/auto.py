@@ -23,10 +23,9 @@ from fedadmm.core.stopping import Steps
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.sequential import Sequential
-from fedadmm.run.engines.stacked import refusal
-from fedadmm.run.engines.vectorised import Vectorised
-from fedadmm.run.engines.virtual.working import Held
+from fedadmm.run.engines.vectorised import Vectorised, refusal
 from fedadmm.run.engines.workers import Workers, usable_cores
+from fedadmm.run.engines.working import Held
 
 STEPS = 5
 """Solver steps a client in a measurement."""

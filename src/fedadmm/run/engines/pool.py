@@ -20,8 +20,7 @@ import torch
 
 from fedadmm.core.errors import EngineError, PairingError
 from fedadmm.run.client import Job
-from fedadmm.run.engines.allocator import give_back_freed_memory
-from fedadmm.run.engines.shared import SharedMemory, start_method
+from fedadmm.run.engines.shared import SharedMemory, give_back_freed_memory, start_method
 from fedadmm.run.engines.worker_process import (
     Failed,
     Finished,

@@ -29,10 +29,9 @@ from fedadmm.core.protocols import (
 )
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
-from fedadmm.run.engines.virtual.durations import Duration, Kind, read_trace
-from fedadmm.run.engines.virtual.staleness import Staleness
-from fedadmm.run.engines.virtual.timeline import Flight, Rules, Timeline
-from fedadmm.run.engines.virtual.working import Crew
+from fedadmm.run.engines.given_delays import Staleness
+from fedadmm.run.engines.timeline import Duration, Flight, Kind, Timeline, read_trace
+from fedadmm.run.engines.working import Crew
 
 
 @part("engine", "virtual-time")
@@ -122,19 +121,6 @@ class VirtualTime(EngineChoice):
             read_trace(self.trace)
         return VirtualTimeEngine(job, store, self)
 
-    def rules(self) -> Rules:
-        """What the server does about clients that are absent, slow or late."""
-        return Rules(
-            self.availability,
-            self.dropout,
-            self.concurrency,
-            self.buffer,
-            self.max_staleness,
-            self.policy,
-            self.deadline,
-            self.compute_time,
-        )
-
     def durations(self) -> tuple[Duration, Duration]:
         """Compute time and network time."""
         shared = (self.ratio, self.spread, self.redraw)
@@ -156,7 +142,7 @@ class VirtualTimeEngine(Engine):
         def seconds(client: int, turn: int) -> float:
             return sum(duration.seconds(job.seed, client, turn) for duration in durations)
 
-        self._timeline = Timeline(options.rules(), seconds, job.seed, job.problem.num_clients)
+        self._timeline = Timeline(options, seconds, job.seed, job.problem.num_clients)
         self._crew = Crew(job, store, options.workers)
         self._downloads: dict[int, Download] = {}
         self._staleness = Staleness(job.problem.num_clients)

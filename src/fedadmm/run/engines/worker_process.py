@@ -14,8 +14,7 @@ import torch
 
 from fedadmm.core.protocols import ClientInfo, Download
 from fedadmm.run.client import Job, client_round
-from fedadmm.run.engines.allocator import keep_freed_memory
-from fedadmm.run.engines.shared import SharedMemory
+from fedadmm.run.engines.shared import SharedMemory, keep_freed_memory
 
 ORPHAN_CHECK_SECONDS = 1.0
 """How long a child waits before it looks whether its parent still lives."""

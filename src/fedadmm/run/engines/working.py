@@ -21,7 +21,7 @@ from fedadmm.core.protocols import (
 )
 from fedadmm.run.client import ClientRound, Job, client_round
 from fedadmm.run.engines.threads import torch_threads
-from fedadmm.run.engines.virtual.timeline import Flight
+from fedadmm.run.engines.timeline import Flight
 from fedadmm.run.engines.workers import Workers
 
 
