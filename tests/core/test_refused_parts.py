@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedadmm as fa
-from fedadmm.core import penalties
+from fedadmm.algorithms import fed_admm_insa as penalties
 from support.refusals import (
     NOT_NEGATIVE,
     POSITIVE,

@@ -30,9 +30,8 @@ from annotated_types import Gt
 from torch import Tensor
 
 from fedadmm.algorithms.alignment import Alignable, Steps
-from fedadmm.core.errors import check_range
+from fedadmm.core.errors import check_positive, check_range
 from fedadmm.core.parts import NotNegative, Positive, part
-from fedadmm.core.penalties import FixedPenalty, PenaltyRule, ResidualBalancing
 from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
@@ -47,6 +46,42 @@ from fedadmm.core.stopping import InSaCriterion
 
 _NOBODY = 1e-6
 """A share of the penalties this small is rounding: the last member has left."""
+
+
+@dataclass(frozen=True)
+class FixedPenalty:
+    """beta_i stays what it is."""
+
+    def next(self, beta: Tensor, move: Tensor, drift: Tensor) -> Tensor:
+        """From this round's beta, ||w_new - w_old|| and ||w_new - theta||, each (1,) or (K, 1)."""
+        return beta
+
+
+@dataclass(frozen=True)
+class ResidualBalancing:
+    """Keep the two residuals of ADMM within a factor mu of each other.
+
+    With p = beta ||w_new - w_old|| and d = ||w_new - theta||: beta grows by tau when d > mu p,
+    shrinks by tau when p > mu d, and stays within [low, high] so that it cannot run away.
+    """
+
+    mu: float = 5.0
+    tau: float = 2.0
+    low: float = 1e-4
+    high: float = 1e4
+
+    def __post_init__(self) -> None:
+        check_range(self, "mu", self.mu, 1.0, open_low=True)
+        check_range(self, "tau", self.tau, 1.0, open_low=True)
+        check_positive(self, "low", self.low)
+        check_range(self, "high", self.high, self.low)
+
+    def next(self, beta: Tensor, move: Tensor, drift: Tensor) -> Tensor:
+        """The balanced penalty."""
+        p = beta * move
+        grown = torch.where(drift > self.mu * p, beta * self.tau, beta)
+        balanced = torch.where(p > self.mu * drift, beta / self.tau, grown)
+        return balanced.clamp(self.low, self.high)
 
 
 class Server(NamedTuple):
@@ -93,7 +128,7 @@ class PrintedFedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
     server_beta: Literal["solved", "next"] = "solved"
 
     @property
-    def penalty(self) -> PenaltyRule:
+    def penalty(self) -> FixedPenalty | ResidualBalancing:
         """How beta_i moves: not at all."""
         return FixedPenalty()
 
@@ -256,6 +291,6 @@ class FedADMMInSa(FedADMMIn):
         check_range(self, "beta", self.beta, self.beta_min, self.beta_max)
 
     @property
-    def penalty(self) -> PenaltyRule:
+    def penalty(self) -> FixedPenalty | ResidualBalancing:
         """Residual balancing."""
         return ResidualBalancing(self.mu, self.tau, self.beta_min, self.beta_max)

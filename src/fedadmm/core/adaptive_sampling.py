@@ -18,13 +18,7 @@ from fedadmm.core.errors import check_range
 from fedadmm.core.parts import Count, Positive, Share, part
 from fedadmm.core.protocols import Known, Sampler, Seen
 from fedadmm.core.rng import Key
-from fedadmm.core.sampling import (
-    Probabilities,
-    capped_shares,
-    count_of,
-    draws_of,
-    systematic,
-)
+from fedadmm.core.sampling import Probabilities, capped_shares, count_of, draws_of, systematic
 from fedadmm.core.schedules import check_one_each, of_client
 
 OneRound = Annotated[float, Ge(1)]

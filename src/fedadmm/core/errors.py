@@ -63,7 +63,6 @@ def check_range(
     open_high: bool = False,
 ) -> None:
     """Refuse a number outside its interval, naming the owner, the field and the interval."""
-    name = owner if isinstance(owner, str) else type(owner).__name__
     if not isinstance(value, bool) and isinstance(value, Real):  # numpy's numbers are Real too
         try:
             number = float(value)
@@ -81,7 +80,11 @@ def check_range(
     elif open_high:
         bounds.append("finite")
     allowed = " and ".join(bounds) or "a number"
-    raise ParameterError(f"{name}: {field} is {value!r}, but must be {allowed}")
+    raise ParameterError(f"{_named(owner)}: {field} is {value!r}, but must be {allowed}")
+
+
+def _named(owner: object) -> str:
+    return owner if isinstance(owner, str) else type(owner).__name__
 
 
 def check_positive(owner: object, field: str, value: object) -> None:
@@ -89,26 +92,19 @@ def check_positive(owner: object, field: str, value: object) -> None:
     check_range(owner, field, value, 0.0, math.inf, open_low=True, open_high=True)
 
 
-def check_not_negative(owner: object, field: str, value: object) -> None:
-    """Refuse a number that is not finite and at least zero."""
-    check_range(owner, field, value, 0.0, math.inf, open_high=True)
-
-
 def check_count(owner: object, field: str, value: object, low: int = 1) -> None:
     """Refuse anything but an integer of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
-        name = owner if isinstance(owner, str) else type(owner).__name__
         raise ParameterError(
-            f"{name}: {field} is {value!r}, but must be a whole number of at least {low}"
+            f"{_named(owner)}: {field} is {value!r}, but must be a whole number of at least {low}"
         )
 
 
 def check_choice(owner: object, field: str, value: object, allowed: tuple[object, ...]) -> None:
     """Refuse a value that is not one of the allowed ones."""
     if value not in allowed:
-        name = owner if isinstance(owner, str) else type(owner).__name__
         choices = ", ".join(repr(choice) for choice in allowed)
-        raise ParameterError(f"{name}: {field} is {value!r}, but must be one of {choices}")
+        raise ParameterError(f"{_named(owner)}: {field} is {value!r}, but must be one of {choices}")
 
 
 def check_kind(owner: object, field: str, value: object, role: type[object]) -> None:
@@ -123,7 +119,6 @@ def check_kind(owner: object, field: str, value: object, role: type[object]) -> 
         if isabstract(role) and type(value).__module__ != "builtins":
             members = ", ".join(sorted(role.__abstractmethods__))  # type: ignore[attr-defined]
             hint = f"; make {type(value).__name__} a subclass of it that defines {members}"
-    name = owner if isinstance(owner, str) else type(owner).__name__
     raise ParameterError(
-        f"{name}: {field} is {given}, but must be of the kind {role.__name__}{hint}"
+        f"{_named(owner)}: {field} is {given}, but must be of the kind {role.__name__}{hint}"
     )

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.protocols import (
-    ClientInfo,
-    Received,
-    RecordNoise,
-    Sampler,
-    StoppingRule,
-    Upload,
-)
+from fedadmm.core.protocols import ClientInfo, Received, RecordNoise, Sampler, StoppingRule, Upload
 from fedadmm.core.sampling import BernoulliSampling
 from fedadmm.core.uploads import AdaptiveClip
 from fedadmm.core.uploads.pipeline import noised, round_dice
 from fedadmm.run.client import Expected, Job, message_template
-from fedadmm.run.plan import Noised, RunState, Spending
+from fedadmm.run.plan import Noised, RunState
 
 if TYPE_CHECKING:
     from fedadmm.theory.privacy import Accountant
@@ -115,6 +108,10 @@ class HiddenRecords:
         return self._accountants[per_epoch]
 
 
+Spending = HiddenClients | HiddenRecords
+"""What a run with noise has spent of its privacy."""
+
+
 def records_of(job: Job) -> HiddenRecords | None:
     """What the noised steps of a job's clients spend; None for a solver without noise."""
     noise = None if job.solver is None else job.solver.noise
@@ -127,7 +124,7 @@ def steps_of_an_epoch(job: Job, client: int) -> int:
     return 1 if size is None else -(-job.problem.clients[client].num_samples // size)
 
 
-def hidden(job: Job, sampler: Sampler) -> tuple[Job, HiddenClients | HiddenRecords | None]:
+def hidden(job: Job, sampler: Sampler) -> tuple[Job, Spending | None]:
     """The job with what its noise counts with, and what it spends; None without noise."""
     records = records_of(job)
     if records is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -13,6 +13,9 @@ from fedadmm.core.protocols import ClientInfo, ClientStateStore, EngineState, Kn
 from fedadmm.run.best import Best, Judge
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.record import Record
+
+if TYPE_CHECKING:
+    from fedadmm.run.noise import Spending
 
 
 class Noised(NamedTuple):
@@ -95,31 +98,6 @@ class Instrument(Protocol):
         self, report: RoundReport, store: ClientStateStore, note: Any
     ) -> tuple[Any, dict[str, Any]]:
         """After a round, an initial one too: the new note, and what its record shall say."""
-
-
-class Spending(Protocol):
-    """What a run with noise has spent of its privacy."""
-
-    @property
-    def hides(self) -> Literal["clients", "records"]:
-        """What a neighbour differs in: a client with all its rows, or one row of a client."""
-
-    @property
-    def delta(self) -> float:
-        """The delta of (epsilon, delta)."""
-
-    @property
-    def budget(self) -> float | None:
-        """The epsilon that may be spent."""
-
-    def clip(self, state: RunState) -> float:
-        """The largest norm of what the next round hides."""
-
-    def epsilon(self, state: RunState) -> float:
-        """What has been spent so far, by the client that has spent most."""
-
-    def lasts(self, state: RunState) -> bool:
-        """Whether the budget allows another round, whoever takes part."""
 
 
 class Schedule(NamedTuple):

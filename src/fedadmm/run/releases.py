@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedadmm.core import trees
 from fedadmm.core.errors import PairingError, ParameterError
-from fedadmm.core.protocols import (
-    Sampler,
-)
+from fedadmm.core.protocols import Sampler
 from fedadmm.core.uploads import GaussianNoise
 from fedadmm.core.uploads.pipeline import vectors_of
 from fedadmm.run.client import Job, first_problem, message_template, this_round
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_uploads(job: Job, sampler: Sampler, *, asynchronous: bool) -> None:

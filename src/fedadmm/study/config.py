@@ -29,14 +29,7 @@ from fedadmm.run.engines import EngineChoice, default_engine
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.study.messages import refusal
 from fedadmm.study.parts import NOBODY, Part, table_of, union_of
-from fedadmm.study.registry import (
-    ProblemOptions,
-    Stranger,
-    defaults,
-    families,
-    part_of,
-    strangers,
-)
+from fedadmm.study.registry import ProblemOptions, Stranger, defaults, families, part_of, strangers
 
 Tree = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
@@ -179,10 +172,6 @@ class RunConfig(BaseModel):
         if isinstance(problem, dict):  # a short form is written out, so that a run has one name
             complete["problem"] = problem | {"name": problems.canonical(problem["name"])}
         return complete
-
-    def tree(self) -> Tree:
-        """Plain tables that TOML can hold and `resolve` takes back."""
-        return self.model_dump(mode="json", exclude_none=True)
 
 
 def _name(table: Any) -> str:

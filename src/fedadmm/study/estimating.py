@@ -16,11 +16,7 @@ from torch import Tensor, nn
 
 from fedadmm.core.errors import check_count
 from fedadmm.core.objectives import losses
-from fedadmm.core.objectives.closed_form import (
-    LeastSquares,
-    LogisticRegression,
-    Quadratic,
-)
+from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Objective

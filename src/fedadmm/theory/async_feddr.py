@@ -21,9 +21,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedadmm.core.errors import (
-    ParameterError,
-)
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked_arguments
 from fedadmm.theory.search import positive_root
 

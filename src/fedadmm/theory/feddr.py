@@ -22,10 +22,7 @@ from typing import Annotated, NamedTuple
 
 from annotated_types import Ge, Lt
 
-from fedadmm.core.errors import (
-    ParameterError,
-    check_range,
-)
+from fedadmm.core.errors import ParameterError, check_range
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked_arguments
 from fedadmm.theory.search import positive_root
 

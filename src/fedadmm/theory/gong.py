@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedadmm.core.errors import (
-    ParameterError,
-)
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, NotNegative, Positive, Share, checked_arguments
 from fedadmm.theory.search import minimise_unimodal
 

@@ -13,12 +13,7 @@ from typing import NamedTuple
 from fedadmm.core.errors import ParameterError, check_range
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked
 from fedadmm.theory.async_feddr import AsyncCertificate, async_alpha_bar, async_certificate
-from fedadmm.theory.feddr import (
-    feddr_alpha_max,
-    feddr_best_steps,
-    feddr_constants,
-    feddr_eta_max,
-)
+from fedadmm.theory.feddr import feddr_alpha_max, feddr_best_steps, feddr_constants, feddr_eta_max
 from fedadmm.theory.gong import gong_best_rho, gong_constants, gong_rho_min
 from fedadmm.theory.local_solve import insa_sigma_bound, learning_rate_range, noise_floor
 from fedadmm.theory.search import minimise_unimodal

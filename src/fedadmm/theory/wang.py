@@ -11,9 +11,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from fedadmm.core.errors import (
-    ParameterError,
-)
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, NotNegative, Positive, Share, checked_arguments
 from fedadmm.theory.feddr import FedDRConstants
 

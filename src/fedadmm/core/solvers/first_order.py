@@ -31,13 +31,7 @@ from fedadmm.core.protocols import (
 from fedadmm.core.rng import Key
 from fedadmm.core.schedules import Schedule, at, check_floor, of_clients
 from fedadmm.core.solvers.descent import descend
-from fedadmm.core.solvers.local_loss import (
-    LocalLoss,
-    Objectives,
-    OneObjective,
-    OwnTerms,
-    Stepper,
-)
+from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OneObjective, OwnTerms, Stepper
 
 
 class _Vectors(NamedTuple):

@@ -12,13 +12,7 @@ from typing import Any
 
 from fedadmm.core.errors import EngineError
 from fedadmm.core.parts import Count, part
-from fedadmm.core.protocols import (
-    ClientInfo,
-    ClientRecords,
-    Download,
-    Engine,
-    Upload,
-)
+from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, Upload
 from fedadmm.core.stopping import Steps
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice

@@ -19,14 +19,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge
 
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import (
-    ClientInfo,
-    ClientRecords,
-    Download,
-    Engine,
-    EngineState,
-    Upload,
-)
+from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, EngineState, Upload
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.engines.choice import EngineChoice

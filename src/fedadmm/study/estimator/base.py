@@ -17,13 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from fedadmm.core.errors import (
-    ParameterError,
-    check_choice,
-    check_count,
-    check_kind,
-    check_range,
-)
+from fedadmm.core.errors import ParameterError, check_choice, check_count, check_kind, check_range
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import evaluation_parts
 from fedadmm.core.outputs import ParticipantsMean

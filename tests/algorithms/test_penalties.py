@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedadmm.core import penalties
+from fedadmm.algorithms import fed_admm_insa as penalties
 
 
 def balanced(beta: float, move: float, drift: float, **options: float) -> float:
