@@ -31,8 +31,7 @@ def audit(
         typer.Option("--rows", min=1, help="Let the client train on this many of its rows."),
     ] = None,
     round_number: Annotated[
-        int,
-        typer.Option("--round", min=1, help="Attack the upload of this round; 1 is the first."),
+        int, typer.Option("--round", min=1, help="Attack the upload of this round; 1 is the first.")
     ] = 1,
     attack: Annotated[
         str | None,

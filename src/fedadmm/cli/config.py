@@ -27,9 +27,7 @@ def presets(as_json: options.AsJson = False) -> None:
 
 
 @commands.command(epilog="Example: fedadmm config show quickstart > mine.toml")
-def show(
-    name: Annotated[str, typer.Argument(help="A preset's name.")],
-) -> None:
+def show(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
     """Print a preset as it was written, to start your own file from."""
     from fedadmm.core.errors import ConfigError
     from fedadmm.study import loading

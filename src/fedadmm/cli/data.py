@@ -129,12 +129,7 @@ def show(
         summary = found.summary._asdict() if found.summary is not None else None
         drawn = str(found.picture) if found.picture is not None else None
         print_json(
-            {
-                "problem": name,
-                "parameters": found.parameters,
-                "summary": summary,
-                "picture": drawn,
-            }
+            {"problem": name, "parameters": found.parameters, "summary": summary, "picture": drawn}
         )
         return
     width = max(len(key) for key, _ in found.rows)

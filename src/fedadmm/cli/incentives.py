@@ -35,8 +35,7 @@ def incentives(
     least: Annotated[float, typer.Option("--least", help="Fewest epochs per round.")] = 1.0,
     most: Annotated[float, typer.Option("--most", help="Most epochs per round.")] = 10.0,
     rewards: Annotated[
-        str | None,
-        typer.Option("--rewards", help="Rewards to look at, as in 1,1.5,2."),
+        str | None, typer.Option("--rewards", help="Rewards to look at, as in 1,1.5,2.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs.")] = Path(
         "runs/incentives"

@@ -70,10 +70,7 @@ def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -
     with live() as watch:
         watch(Began(0, chosen.label, chosen.rounds))
         summary = run_experiment(
-            chosen,
-            folder,
-            resume=resume,
-            watchers=[lambda record: watch(Recorded(0, record))],
+            chosen, folder, resume=resume, watchers=[lambda record: watch(Recorded(0, record))]
         )
     page = draw(folder, report)
     if as_json:

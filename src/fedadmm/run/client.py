@@ -223,11 +223,7 @@ def global_vector(job: Job, download: Download) -> Tensor | None:
 
 
 def _solve(
-    job: Job,
-    objective: Objective,
-    problem: LocalProblem,
-    key: Key,
-    context: SolveContext,
+    job: Job, objective: Objective, problem: LocalProblem, key: Key, context: SolveContext
 ) -> tuple[LocalResult, SolveInfo]:
     if not context.needs.local_solve:
         gradient = objective.gradient(problem.start).clone()

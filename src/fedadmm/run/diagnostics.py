@@ -260,11 +260,7 @@ def _warnings(
     if exact and drift > LOST_MEAN * (1 + _norm(theta)):
         warn("mean", f"the server is {drift:.3g} away from the mean of its clients")
     smallest = kkt if least is None else min(least, kkt)
-    following = {
-        "lagrangian": value if everybody_seen else None,
-        "kkt": smallest,
-        "warned": warned,
-    }
+    following = {"lagrangian": value if everybody_seen else None, "kkt": smallest, "warned": warned}
     return following, found
 
 

@@ -76,13 +76,7 @@ def advise(config: Run, *, clients: int = 6, rows: int = 64, tell: Telling = unt
     initial = initial_vector(config, problem)
     batch = config.solver.batch_size
     found = estimate(
-        problem,
-        initial,
-        clients=clients,
-        rows=rows,
-        batch_size=batch,
-        seed=config.seed,
-        tell=tell,
+        problem, initial, clients=clients, rows=rows, batch_size=batch, seed=config.seed, tell=tell
     )
     if not 0.0 < found.largest < math.inf:
         raise PairingError(

@@ -110,12 +110,7 @@ def points(tree: Tree, of: Offer) -> list[Point]:
 
 
 def buy(
-    runs: Sequence[Point],
-    of: Offer,
-    out: Path,
-    *,
-    processes: int = 1,
-    watch: Watch = nobody,
+    runs: Sequence[Point], of: Offer, out: Path, *, processes: int = 1, watch: Watch = nobody
 ) -> dict[str, Any]:
     """Run every reward; the rows with their bills, and the cheapest that reaches the target."""
     swept = sweep(runs, out, processes=processes, watch=watch)

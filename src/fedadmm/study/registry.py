@@ -44,16 +44,11 @@ _REGISTERED = (
 Parts = dict[str, type[Any]]
 """Name in configurations -> frozen dataclass."""
 
-_TABLES = (
-    *("problem", "regularizer", "algorithm", "solver", "stop", "sampler", "engine", "output"),
-    "upload",
-)
-
 
 @cache
 def families() -> dict[str, Parts]:
     """Table of a configuration -> the parts it can name."""
-    return {table: FAMILIES[table] for table in _TABLES}
+    return {table: FAMILIES[table] for table in _ROLES if table != "schedule"}
 
 
 @cache

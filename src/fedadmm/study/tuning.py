@@ -248,11 +248,7 @@ def _result(study: Any, tree: Tree, ranges: Sequence[Range], out: Path) -> dict[
     best = ranked[0] if ranked else None
     if best is not None:
         write_toml(out / BEST, cells[best["trial"]].run.tree)
-    result = {
-        "trials": rows,
-        "best": best,
-        "ranges": {one.key: one.text for one in ranges},
-    }
+    result = {"trials": rows, "best": best, "ranges": {one.key: one.text for one in ranges}}
     write_json(out / RESULT, result)
     tables.write(out, {"trials": table(result)})
     _overview(out, [cells[row["trial"]] for row in ranked[:SHOWN]], result)

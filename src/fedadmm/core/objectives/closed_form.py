@@ -93,12 +93,11 @@ class Quadratic(Objective):
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows(Objective):
-    """Shared by linear models: a feature matrix, a target per row, and a ridge term."""
+class FeatureRows(Objective):
+    """Shared by models of <row, x>: a feature matrix, and a target per row."""
 
     features: Tensor
     targets: Tensor
-    ridge: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("features", "targets"):
@@ -111,8 +110,6 @@ class _Rows(Objective):
             )
         if self.targets.numel() == 0:
             raise DataError(f"{name}: no rows, but at least one is needed")
-        if self.ridge < 0:
-            raise ParameterError(f"{name}: ridge is {self.ridge}, but must be >= 0")
 
     @property
     def num_parameters(self) -> int:
@@ -128,6 +125,19 @@ class _Rows(Objective):
         if rows is None:
             return self.features, self.targets
         return self.features[rows], self.targets[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class _Linear(FeatureRows):
+    """Shared by linear models: the ridge term, and gradients of single rows."""
+
+    ridge: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ridge < 0:
+            name = type(self).__name__
+            raise ParameterError(f"{name}: ridge is {self.ridge}, but must be >= 0")
 
     @abstractmethod
     def _errors(self, x: Tensor, y: Tensor, params: Tensor) -> Tensor:
@@ -157,7 +167,7 @@ class _Rows(Objective):
 
 
 @dataclass(frozen=True, eq=False)
-class LeastSquares(_Rows):
+class LeastSquares(_Linear):
     """f(x) = ||Xx - y||^2 / (2m) + ridge ||x||^2 / 2."""
 
     def value(self, params: Tensor) -> Tensor:
@@ -179,7 +189,7 @@ class LeastSquares(_Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class LogisticRegression(_Rows):
+class LogisticRegression(_Linear):
     """f(x) = mean log(1 + exp(-s <row, x>)) + ridge ||x||^2 / 2; s = 2y - 1 for y in {0, 1}."""
 
     def __post_init__(self) -> None:

@@ -42,29 +42,11 @@ class _Work(NamedTuple):
     budget: int
 
 
-def descend(
-    objectives: Objectives,
-    problem: LocalProblem,
-    stop: StoppingRule,
-    keys: Sequence[Key],
-    context: SolveContext,
-    make: Callable[[LocalLoss], Stepper],
-    batch_size: int | None,
-) -> tuple[LocalResult, list[SolveInfo]]:
-    """Run a stepper until the stopping rule or the budget has ended every client's solve.
+class Descent:
+    """Clients at work, and the results of those that have finished.
 
     The clients of a stack come in order of falling size.
     """
-    descent = _Descent(objectives, problem, stop, keys, context, make, batch_size)
-    epoch = 0
-    while descent.end_finished():
-        descent.run_epoch(epoch)
-        epoch += 1
-    return descent.result(), descent.infos()
-
-
-class _Descent:
-    """Clients at work, and the results of those that have finished."""
 
     def __init__(
         self,
@@ -106,6 +88,14 @@ class _Descent:
         self._gradient_sum = torch.zeros_like(self._params) if needs.mean_gradient else None
         self._gradient_sums = torch.zeros_like(self._params) if needs.mean_gradient else None
 
+    def run(self) -> tuple[LocalResult, list[SolveInfo]]:
+        """Make steps until the stopping rule or the budget has ended every client's solve."""
+        epoch = 0
+        while self._end_finished():
+            self._run_epoch(epoch)
+            epoch += 1
+        return self._result(), self._infos()
+
     def _norm_at_reference(self) -> Tensor | None:
         """The rule's reference norm, if not at the start, whose gradient is known anyway.
 
@@ -122,7 +112,7 @@ class _Descent:
         self._asked = (point != start).any(dim=-1).reshape(-1).long().tolist()
         return norm(self._loss.gradient(point))
 
-    def end_finished(self) -> bool:
+    def _end_finished(self) -> bool:
         """Let those leave that met the rule or spent their budget; whether anybody stays."""
         reached = self._ask()
         stays = [
@@ -184,7 +174,7 @@ class _Descent:
             )
         return self._loss.target
 
-    def run_epoch(self, epoch: int) -> None:
+    def _run_epoch(self, epoch: int) -> None:
         """One pass over the data of everybody at work, or what their budgets leave of it."""
         size, objectives = self._batch_size, self._loss.objectives
         if size is None or (size >= max(objectives.sizes) and not objectives.draws_rows):
@@ -231,7 +221,7 @@ class _Descent:
         if self._own is not None and self._stop.needs_gradient:
             self._own = self._own[index]
 
-    def result(self) -> LocalResult:
+    def _result(self) -> LocalResult:
         """What the solve hands to the algorithm."""
         return LocalResult(self._params, self._start_gradient, self._mean_gradient())
 
@@ -246,7 +236,7 @@ class _Descent:
         own = self._first.objectives.gradient(start)
         return torch.where(steps > 0, self._gradient_sums / steps.clamp(min=1), own)
 
-    def infos(self) -> list[SolveInfo]:
+    def _infos(self) -> list[SolveInfo]:
         """How each solve went."""
         needs = self._context.needs
         infos = []

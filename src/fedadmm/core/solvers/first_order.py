@@ -30,7 +30,7 @@ from fedadmm.core.protocols import (
 )
 from fedadmm.core.rng import Key
 from fedadmm.core.schedules import Schedule, at, check_floor, of_clients
-from fedadmm.core.solvers.descent import descend
+from fedadmm.core.solvers.descent import Descent
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OneObjective, OwnTerms, Stepper
 
 
@@ -264,7 +264,8 @@ class IterativeSolver(LocalSolver):
     ) -> tuple[LocalResult, list[SolveInfo]]:
         """Solve for all clients of `objectives` at once."""
         make = partial(self.stepper, context=context)
-        result, infos = descend(objectives, problem, stop, keys, context, make, self.batch_size)
+        descent = Descent(objectives, problem, stop, keys, context, make, self.batch_size)
+        result, infos = descent.run()
         if context.needs.step_sum:
             shape = (*problem.start.shape[:-1], 1)
             steps = result.params.new_tensor([info.steps for info in infos]).view(shape)

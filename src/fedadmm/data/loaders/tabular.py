@@ -82,11 +82,7 @@ def table_files(path: str | Path | Sequence[str]) -> list[Path]:
 
 
 def make_dataset(
-    inputs: NDArray[Any],
-    targets: NDArray[Any],
-    clients: NDArray[Any] | None,
-    kind: Kind,
-    name: str,
+    inputs: NDArray[Any], targets: NDArray[Any], clients: NDArray[Any] | None, kind: Kind, name: str
 ) -> Dataset:
     """A dataset from arrays: classes are numbered in the order of their names."""
     num_classes, called = None, tuple[str, ...]()

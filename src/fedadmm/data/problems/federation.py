@@ -106,11 +106,7 @@ def split(dataset: Dataset, options: SplitOptions) -> Partition:
         )
     if name == "dirichlet":
         return partitions.dirichlet(
-            dataset.labels,
-            clients,
-            seed,
-            alpha=options.dirichlet_alpha,
-            min_size=options.min_size,
+            dataset.labels, clients, seed, alpha=options.dirichlet_alpha, min_size=options.min_size
         )
     return partitions.imbalanced(dataset.labels, clients, seed, shards=options.imbalanced_shards)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import DataError, check_choice
+from fedadmm.core.objectives.closed_form import FeatureRows
 from fedadmm.core.protocols import Objective
 
 
@@ -125,7 +126,7 @@ CONCAVITY = {"geman-mcclure": 0.25, "welsch": 2 * math.exp(-1.5)}
 
 
 @dataclass(frozen=True, eq=False)
-class RobustRegression(Objective):
+class RobustRegression(FeatureRows):
     """f(x) = mean over rows of rho(<row, x> - target), with a bounded, non-convex rho.
 
     geman-mcclure: rho(r) = r^2 / (2 (1 + r^2)), rho'' = (1 - 3 r^2) / (1 + r^2)^3 in [-1/4, 1].
@@ -134,29 +135,11 @@ class RobustRegression(Objective):
     without noise, f_i >= 0 with equality there: F* = 0.
     """
 
-    features: Tensor
-    targets: Tensor
     loss: Literal["geman-mcclure", "welsch"] = "geman-mcclure"
 
     def __post_init__(self) -> None:
         check_choice(self, "loss", self.loss, ("geman-mcclure", "welsch"))
-        if self.features.ndim != 2 or self.targets.shape != self.features.shape[:1]:
-            raise DataError(
-                f"RobustRegression: features have shape {tuple(self.features.shape)} and targets "
-                f"{tuple(self.targets.shape)}, but must be (m, D) and (m,)"
-            )
-        if self.targets.numel() == 0:
-            raise DataError("RobustRegression: no rows, but at least one is needed")
-
-    @property
-    def num_parameters(self) -> int:
-        """D, the number of features."""
-        return self.features.shape[1]
-
-    @property
-    def num_samples(self) -> int:
-        """The number of rows."""
-        return self.features.shape[0]
+        super().__post_init__()
 
     def value(self, params: Tensor) -> Tensor:
         """The mean of rho over all rows."""
@@ -167,9 +150,7 @@ class RobustRegression(Objective):
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         """X' rho'(Xx - y) / m over the rows."""
-        x, y = self.features, self.targets
-        if rows is not None:
-            x, y = x[rows], y[rows]
+        x, y = self._batch(rows)
         residual = x @ params - y
         squares = residual.square()
         if self.loss == "welsch":

@@ -189,10 +189,7 @@ class VirtualTimeEngine(Engine):
 
     def snapshot(self) -> EngineState:
         """The clock and the work in flight."""
-        values = {
-            "timeline": self._timeline.values(),
-            "staleness": self._staleness.values(),
-        }
+        values = {"timeline": self._timeline.values(), "staleness": self._staleness.values()}
         return EngineState(values, dict(self._downloads))
 
     def restore(self, state: EngineState) -> None:

@@ -97,10 +97,7 @@ def _spread(repeats: list[Outcome]) -> list[float]:
 
 
 def _document(
-    workload: Workload,
-    outcomes: dict[str, list[Outcome]],
-    skipped: dict[str, str],
-    source: str,
+    workload: Workload, outcomes: dict[str, list[Outcome]], skipped: dict[str, str], source: str
 ) -> dict[str, Any]:
     seconds = {name: _middle(repeats) for name, repeats in outcomes.items()}
     own = [outcome.report for outcome in outcomes["fedadmm"]]
@@ -156,10 +153,7 @@ def table(documents: Sequence[dict[str, Any]]) -> str:
 
     The floor's ratio is the share of it that is reached; growth's compares the numbers of clients.
     """
-    lines = [
-        "| workload | contender | seconds a round (spread) | ratio |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| workload | contender | seconds a round (spread) | ratio |", "|---|---|---|---|"]
     for document in documents:
         for name, value in _rows(document).items():
             low, high = document["spread"][name]

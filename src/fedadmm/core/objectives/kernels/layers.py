@@ -180,12 +180,7 @@ class MaxPool2d(NamedTuple):
         return outputs.unsqueeze(0), (inputs, places)
 
     def backward(
-        self,
-        blocks: Blocks,
-        kept: tuple[Tensor, Tensor],
-        outer: Tensor,
-        sink: Sink,
-        wanted: bool,
+        self, blocks: Blocks, kept: tuple[Tensor, Tensor], outer: Tensor, sink: Sink, wanted: bool
     ) -> Tensor:
         """The gradient for the inputs."""
         inputs, places = kept
