@@ -7,7 +7,9 @@ label and 3,072 of pixels a row.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +76,13 @@ def idx_folder(
     folder: str | Path, num_classes: int = 10, prepare: Normalise | None = None
 ) -> TrainTest:
     """Your own folder of four idx files named as MNIST's, plain or .gz, without checksums."""
-    return TrainTest(
-        *(
-            read_images(
-                _either(Path(folder), f"{prefix}-images-idx3-ubyte"),
-                _either(Path(folder), f"{prefix}-labels-idx1-ubyte"),
-                num_classes,
-                prepare or Normalise(),
-            )
-            for prefix in _PREFIXES
-        )
-    )
+    return _four(partial(_either, Path(folder)), num_classes, prepare or Normalise())
+
+
+def _four(find: Callable[[str], Path], num_classes: int, prepare: Normalise) -> TrainTest:
+    """Training and test rows from four files that are found by MNIST's names for them."""
+    paths = ((find(f"{p}-images-idx3-ubyte"), find(f"{p}-labels-idx1-ubyte")) for p in _PREFIXES)
+    return TrainTest(*(read_images(*both, num_classes, prepare) for both in paths))
 
 
 def _either(folder: Path, name: str) -> Path:
@@ -95,18 +93,7 @@ def _either(folder: Path, name: str) -> Path:
 
 
 def _known(name: str, prepare: Normalise) -> TrainTest:
-    files = source(name)
-    return TrainTest(
-        *(
-            read_images(
-                files.locate(f"{prefix}-images-idx3-ubyte.gz"),
-                files.locate(f"{prefix}-labels-idx1-ubyte.gz"),
-                10,
-                prepare,
-            )
-            for prefix in _PREFIXES
-        )
-    )
+    return _four(lambda file: source(name).locate(f"{file}.gz"), 10, prepare)
 
 
 def mnist() -> TrainTest:

@@ -13,7 +13,7 @@ which is a subgradient of g at x*, every f_i is centred at x* and leans by -<s, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import abstractmethod
 from functools import partial
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -41,6 +41,19 @@ LEAST_WEIGHT = 0.5
 """No coordinate of a separable objective weighs less."""
 
 
+class Planted(NamedTuple):
+    """Where the minimum of F is put, and how the f_i have to lean for it to be there."""
+
+    optimum: Tensor
+    """x* = prox_g(u)."""
+    lean: Tensor
+    """s = u - x*, a subgradient of g at x*; zero without g."""
+
+    def leaning(self, objective: NonConvex) -> Objective:
+        """A client's f_i with the lean that g asks for."""
+        return Leaning(objective, self.lean, self.optimum) if bool(self.lean.any()) else objective
+
+
 @checked
 class TheoryOptions(NamedProblem):
     """What the problems with a known optimum have in common."""
@@ -50,6 +63,34 @@ class TheoryOptions(NamedProblem):
     heterogeneity: NotNegative = 1.0
     """How strongly the two clients of a pair pull apart; 0 lets all agree on the minimiser."""
     data_seed: Natural = 0
+
+    @abstractmethod
+    def client(self, planted: Planted, client: int) -> Objective:
+        """One client's f_i."""
+
+    @abstractmethod
+    def curvature(self, optimum: Tensor) -> tuple[float, float]:
+        """(L, m): the eigenvalues of every f_i's Hessians lie in [-m, L]."""
+
+    def make(self, extras: Extras) -> Problem:
+        """The problem with its known facts."""
+        regularizer, free = extras.regularizer or Zero(), self.optimum()
+        optimum = regularizer.prox(free, 1.0)
+        smoothness, weak_convexity = self.curvature(optimum)
+        return Problem(
+            clients=LazyClients(
+                self.clients, partial(self.client, Planted(optimum, free - optimum))
+            ),
+            regularizer=regularizer,
+            initial=partial(_start, self, regularizer),
+            facts=Facts(
+                smoothness,
+                infimum=float(regularizer.value(optimum)),
+                optimum=optimum,
+                weak_convexity=weak_convexity,
+            ),
+            name=self.name,
+        )
 
     def normal(self, purpose: str, *indices: int, rows: int | None = None) -> Tensor:
         """Standard normal numbers: (dimension,) or (rows, dimension)."""
@@ -67,6 +108,21 @@ class TheoryOptions(NamedProblem):
             return 0.0
         return 1.0 if client % 2 == 0 else -1.0
 
+    def weights(self, client: int) -> Tensor:
+        """Between 1/2 and 1, and 1 in the first coordinate, so that the largest is known."""
+        weights = LEAST_WEIGHT + (1 - LEAST_WEIGHT) * torch.sigmoid(self.normal("weights", client))
+        weights[0] = 1.0
+        return weights
+
+
+def _start(options: TheoryOptions, regularizer: Regularizer, seed: int) -> Tensor:
+    """Normal numbers; where g is infinite there, the nearest point where it is not."""
+    source = generator(derive(seed, "theory/start"))
+    start = torch.randn(options.dimension, generator=source, dtype=torch.float64)
+    if math.isfinite(float(regularizer.value(start))):
+        return start
+    return regularizer.prox(start, 1.0)
+
 
 @part("problem", "quadratics")
 class QuadraticsOptions(TheoryOptions):
@@ -81,23 +137,22 @@ class QuadraticsOptions(TheoryOptions):
     smoothness: Positive = 1.0
     conditioning: Annotated[float, Ge(1)] = 10.0
 
-    def make(self, extras: Extras) -> Problem:
-        """The problem with its known facts."""
-        planted = _planted(self, extras)
-        build = partial(_quadratic, self, *planted)
-        return _problem(self, planted, build, (self.smoothness, 0.0), extras)
+    def client(self, planted: Planted, client: int) -> Quadratic:
+        """A quadratic, whose linear part leans as well."""
+        size, optimum = self.dimension, planted.optimum
+        powers = torch.linspace(0, 1, size, dtype=torch.float64)
+        spectrum = self.smoothness * self.conditioning ** (-powers)
+        rotation, _ = torch.linalg.qr(self.normal("rotation", client, rows=size))
+        matrix = (rotation * spectrum) @ rotation.T
+        matrix = (matrix + matrix.T) / 2
+        pull = self.normal("pull", client // 2) * self.heterogeneity * self.sign(client)
+        pull = pull - planted.lean
+        constant = float(optimum @ (matrix @ optimum) / 2 - pull @ optimum)
+        return Quadratic(matrix, matrix @ optimum - pull, constant)
 
-
-def _quadratic(options: QuadraticsOptions, optimum: Tensor, lean: Tensor, client: int) -> Quadratic:
-    size = options.dimension
-    powers = torch.linspace(0, 1, size, dtype=torch.float64)
-    spectrum = options.smoothness * options.conditioning ** (-powers)
-    rotation, _ = torch.linalg.qr(options.normal("rotation", client, rows=size))
-    matrix = (rotation * spectrum) @ rotation.T
-    matrix = (matrix + matrix.T) / 2
-    pull = options.normal("pull", client // 2) * options.heterogeneity * options.sign(client) - lean
-    constant = float(optimum @ (matrix @ optimum) / 2 - pull @ optimum)
-    return Quadratic(matrix, matrix @ optimum - pull, constant)
+    def curvature(self, optimum: Tensor) -> tuple[float, float]:
+        """Convex."""
+        return self.smoothness, 0.0
 
 
 @part("problem", "saturating")
@@ -107,25 +162,18 @@ class SaturatingOptions(TheoryOptions):
     summary: ClassVar[str] = "non-convex, bounded; L, F* known"
     heterogeneity: NotNegative = 0.5
 
-    def make(self, extras: Extras) -> Problem:
-        """The problem with its known facts."""
-        planted = _planted(self, extras)
-        build = partial(_saturate, self, planted.optimum)
-        first = build(0)
-        curvature = (first.smoothness, first.weak_convexity)
-        return _problem(self, planted, _leaning(build, planted), curvature, extras)
+    def _saturating(self, optimum: Tensor, client: int) -> Saturating:
+        tilt = self.heterogeneity * self.sign(client)
+        return Saturating(optimum, self.weights(client), tilt)
 
+    def client(self, planted: Planted, client: int) -> Objective:
+        """A saturating f_i."""
+        return planted.leaning(self._saturating(planted.optimum, client))
 
-def _weights(options: TheoryOptions, client: int) -> Tensor:
-    """Between 1/2 and 1, and 1 in the first coordinate, so that the largest is known."""
-    weights = LEAST_WEIGHT + (1 - LEAST_WEIGHT) * torch.sigmoid(options.normal("weights", client))
-    weights[0] = 1.0
-    return weights
-
-
-def _saturate(options: SaturatingOptions, optimum: Tensor, client: int) -> Saturating:
-    tilt = options.heterogeneity * options.sign(client)
-    return Saturating(optimum, _weights(options, client), tilt)
+    def curvature(self, optimum: Tensor) -> tuple[float, float]:
+        """The first client's, which is everybody's."""
+        first = self._saturating(optimum, 0)
+        return first.smoothness, first.weak_convexity
 
 
 @part("problem", "cosine-quadratics")
@@ -137,21 +185,19 @@ class CosineOptions(TheoryOptions):
     wave: NotNegative = 1.0
     frequency: Positive = 2.0
 
-    def make(self, extras: Extras) -> Problem:
-        """The problem with its known facts."""
-        planted = _planted(self, extras)
-        build = partial(_cosine, self, planted.optimum)
-        first = build(0)
+    def _cosine(self, optimum: Tensor, client: int) -> CosineQuadratic:
+        tilt = self.heterogeneity * self.sign(client)
+        return CosineQuadratic(optimum, self.weights(client), tilt, self.wave, self.frequency)
+
+    def client(self, planted: Planted, client: int) -> Objective:
+        """A quadratic with waves."""
+        return planted.leaning(self._cosine(planted.optimum, client))
+
+    def curvature(self, optimum: Tensor) -> tuple[float, float]:
+        """The first client's L; m is what the waves bend beyond the least weight."""
+        first = self._cosine(optimum, 0)
         waves = first.smoothness - float(first.weights.max())
-        curvature = (first.smoothness, max(0.0, waves - LEAST_WEIGHT))
-        clients = _leaning(build, planted)
-        return _problem(self, planted, clients, curvature, extras)
-
-
-def _cosine(options: CosineOptions, optimum: Tensor, client: int) -> CosineQuadratic:
-    tilt = options.heterogeneity * options.sign(client)
-    weights = _weights(options, client)
-    return CosineQuadratic(optimum, weights, tilt, options.wave, options.frequency)
+        return first.smoothness, max(0.0, waves - LEAST_WEIGHT)
 
 
 @part("problem", "robust-regression")
@@ -166,74 +212,14 @@ class RobustOptions(TheoryOptions):
     loss: Literal["geman-mcclure", "welsch"] = "geman-mcclure"
     smoothness: Positive = 1.0
 
-    def make(self, extras: Extras) -> Problem:
-        """The problem with its known facts."""
-        planted = _planted(self, extras)
-        build = partial(_robust, self, planted.optimum)
-        curvature = (self.smoothness, self.smoothness * CONCAVITY[self.loss])
-        clients = _leaning(build, planted)
-        return _problem(self, planted, clients, curvature, extras)
+    def client(self, planted: Planted, client: int) -> Objective:
+        """A regression of rows that are scaled to the wanted L."""
+        rows = self.normal("rows", client, rows=self.rows)
+        rows = rows + self.heterogeneity * self.normal("mean", client)
+        largest = torch.linalg.matrix_norm(rows, 2).square() / self.rows
+        rows = rows * (self.smoothness / largest).sqrt()
+        return planted.leaning(RobustRegression(rows, rows @ planted.optimum, self.loss))
 
-
-def _robust(options: RobustOptions, optimum: Tensor, client: int) -> RobustRegression:
-    rows = options.normal("rows", client, rows=options.rows)
-    rows = rows + options.heterogeneity * options.normal("mean", client)
-    largest = torch.linalg.matrix_norm(rows, 2).square() / options.rows
-    rows = rows * (options.smoothness / largest).sqrt()
-    return RobustRegression(rows, rows @ optimum, options.loss)
-
-
-class Planted(NamedTuple):
-    """Where the minimum of F is put, and how the f_i have to lean for it to be there."""
-
-    optimum: Tensor
-    """x* = prox_g(u)."""
-    lean: Tensor
-    """s = u - x*, a subgradient of g at x*; zero without g."""
-
-
-def _planted(options: TheoryOptions, extras: Extras) -> Planted:
-    free = options.optimum()
-    optimum = (extras.regularizer or Zero()).prox(free, 1.0)
-    return Planted(optimum, free - optimum)
-
-
-def _leaning(build: Callable[[int], NonConvex], planted: Planted) -> Callable[[int], Objective]:
-    return partial(_lean, build, planted) if bool(planted.lean.any()) else build
-
-
-def _lean(build: Callable[[int], NonConvex], planted: Planted, client: int) -> Leaning:
-    return Leaning(build(client), planted.lean, planted.optimum)
-
-
-def _start(options: TheoryOptions, regularizer: Regularizer, seed: int) -> Tensor:
-    """Normal numbers; where g is infinite there, the nearest point where it is not."""
-    source = generator(derive(seed, "theory/start"))
-    start = torch.randn(options.dimension, generator=source, dtype=torch.float64)
-    if math.isfinite(float(regularizer.value(start))):
-        return start
-    return regularizer.prox(start, 1.0)
-
-
-def _problem(
-    options: TheoryOptions,
-    planted: Planted,
-    build: Callable[[int], Objective],
-    curvature: tuple[float, float],
-    extras: Extras,
-) -> Problem:
-    """`curvature` is (L, m): the eigenvalues of every f_i's Hessians lie in [-m, L]."""
-    smoothness, weak_convexity = curvature
-    regularizer = extras.regularizer or Zero()
-    return Problem(
-        clients=LazyClients(options.clients, build),
-        regularizer=regularizer,
-        initial=partial(_start, options, regularizer),
-        facts=Facts(
-            smoothness,
-            infimum=float(regularizer.value(planted.optimum)),
-            optimum=planted.optimum,
-            weak_convexity=weak_convexity,
-        ),
-        name=options.name,
-    )
+    def curvature(self, optimum: Tensor) -> tuple[float, float]:
+        """L as it was asked for."""
+        return self.smoothness, self.smoothness * CONCAVITY[self.loss]
