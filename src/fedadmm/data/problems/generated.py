@@ -1,26 +1,165 @@
-"""Named problems from random generators: synthetic(alpha, beta) and the InSa regression."""
+"""Rows from random generators, and the problems made of them: synthetic users, mixed rows."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, ClassVar
 
+import numpy as np
 import torch
 from annotated_types import Ge
+from numpy.typing import NDArray
 
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.objectives.closed_form import LeastSquares
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import Loss, ModelObjective
-from fedadmm.core.parts import Count, Natural, NotNegative, part
+from fedadmm.core.parts import Count, Natural, NotNegative, checked, part
 from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.protocols import Objective
 from fedadmm.core.regularizers import Zero
+from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data import models
-from fedadmm.data.dataset import TrainTest
-from fedadmm.data.generators import MixedRows, SyntheticUsers
+from fedadmm.data.dataset import Dataset, Rows, TrainTest
 from fedadmm.data.problems.federation import RowsProblem, fit_loss, model_factory
 from fedadmm.data.problems.held_out import HeldOut
 from fedadmm.data.problems.registry import Extras, NamedProblem
+
+_FEATURES, _CLASSES = 60, 10
+
+
+@checked
+class SyntheticUsers:
+    """synthetic(alpha, beta) of Li et al. (FedProx), as the well-known generator draws it.
+
+        n_i = int(LogNormal(4, 2)) + 50
+        u_i ~ N(0, alpha),  B_i ~ N(0, beta)            alpha, beta are standard deviations
+        W_i, b_i ~ N(u_i, 1),  v_i ~ N(B_i, 1)
+        x ~ N(v_i, diag(j^-1.2)),  y = argmax(x W_i + b_i)
+
+    alpha moves the users' models apart, beta their inputs.  In the iid variant all users share one
+    W, b ~ N(0, 1), and v_i = 0.  The first 90 % of a user's rows are for training.  Each user is a
+    function of the seed and of its number: any one can be drawn alone.
+    """
+
+    alpha: NotNegative = 0.0
+    beta: NotNegative = 0.0
+    iid: bool = False
+    users: Count = 30
+    seed: Natural = 0
+    max_samples: Annotated[int, Ge(2)] | None = None
+    """No user holds more rows; the law has a heavy tail, a few users among many are huge."""
+
+    def _generator(self, purpose: str, *indices: int) -> np.random.Generator:
+        return numpy_generator(derive(self.seed, f"synthetic/{purpose}", *indices))
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """n_i, how many rows each user holds."""
+        drawn = self._generator("sizes").lognormal(4.0, 2.0, self.users).astype(np.int64) + 50
+        return drawn if self.max_samples is None else np.minimum(drawn, self.max_samples)
+
+    @cached_property
+    def train_sizes(self) -> NDArray[np.int64]:
+        """How many of them are for training."""
+        return (self.sizes * 0.9).astype(np.int64)
+
+    @cached_property
+    def _centres(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """u_i and B_i."""
+        return (
+            self._generator("models").normal(0.0, self.alpha, self.users),
+            self._generator("inputs").normal(0.0, self.beta, self.users),
+        )
+
+    def draw(self, user: int) -> tuple[Rows, Rows]:
+        """The training rows and the test rows of one user."""
+        generator = self._generator("user", user)
+        if self.iid:
+            shared = self._generator("shared")
+            weights = shared.normal(0.0, 1.0, (_FEATURES, _CLASSES))
+            bias = shared.normal(0.0, 1.0, _CLASSES)
+            mean = np.zeros(_FEATURES)
+        else:
+            model_centre, input_centre = (float(centre[user]) for centre in self._centres)
+            weights = generator.normal(model_centre, 1.0, (_FEATURES, _CLASSES))
+            bias = generator.normal(model_centre, 1.0, _CLASSES)
+            mean = generator.normal(input_centre, 1.0, _FEATURES)
+        deviation = np.arange(1, _FEATURES + 1) ** -0.6
+        x = generator.normal(mean, deviation, (int(self.sizes[user]), _FEATURES))
+        y = (x @ weights + bias).argmax(axis=1)
+        inputs, targets = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
+        cut = int(self.train_sizes[user])
+        return (inputs[:cut], targets[:cut]), (inputs[cut:], targets[cut:])
+
+    def everybody(self) -> TrainTest:
+        """All users' rows."""
+        return self.some(range(self.users))
+
+    def some(self, users: range) -> TrainTest:
+        """The rows of some users."""
+        drawn = [self.draw(user) for user in users]
+        return TrainTest(*(_dataset([pair[part] for pair in drawn], users) for part in (0, 1)))
+
+
+def _dataset(rows: list[Rows], users: range) -> Dataset:
+    return Dataset(
+        torch.cat([inputs for inputs, _ in rows]),
+        torch.cat([targets for _, targets in rows]),
+        num_classes=_CLASSES,
+        groups=np.repeat(np.arange(len(rows)), [len(targets) for _, targets in rows]),
+        group_names=tuple(f"user {user}" for user in users),
+        name="synthetic",
+    )
+
+
+@checked
+class MixedRows:
+    """The linear regression of FedADMM-InSa: rows from three distributions, dealt at random.
+
+    A third of the rows is drawn from Student's t with five degrees of freedom, a third uniformly
+    from (-5, 5), a third from N(0, 1): features and target alike, without any linear relation
+    between them.  The rows are then shuffled and dealt evenly.  One client is drawn at a time.
+    """
+
+    clients: Count = 200
+    rows: Count = 50_000
+    features: Count = 5_000
+    ridge: NotNegative = 0.01
+    seed: Natural = 0
+
+    def __post_init__(self) -> None:
+        if self.rows % self.clients:
+            raise ParameterError(
+                f"MixedRows: rows is {self.rows}, but must be a multiple of the {self.clients} "
+                "clients"
+            )
+
+    @cached_property
+    def kinds(self) -> NDArray[np.int8]:
+        """Each row's distribution (0: t, 1: uniform, 2: normal), client by client."""
+        third = -(-self.rows // 3)
+        kinds = np.full(self.rows, 2, np.int8)
+        kinds[:third] = 0
+        kinds[third : 2 * third] = 1
+        shuffled: NDArray[np.int8] = numpy_generator(derive(self.seed, "mixed/kinds")).permutation(
+            kinds
+        )
+        return shuffled
+
+    def draw(self, client: int) -> LeastSquares:
+        """f_i(w) = ||A w - b||^2 / (2m) + ridge ||w||^2 / 2, in float32."""
+        each = self.rows // self.clients
+        kinds = self.kinds[client * each : (client + 1) * each]
+        generator = numpy_generator(derive(self.seed, "mixed/client", client))
+        values = np.empty((each, self.features + 1), np.float32)
+        student, uniform, normal = (np.flatnonzero(kinds == kind) for kind in range(3))
+        width = self.features + 1
+        values[student] = generator.standard_t(5, (len(student), width))
+        values[uniform] = generator.uniform(-5, 5, (len(uniform), width))
+        values[normal] = generator.standard_normal((len(normal), width), np.float32)
+        table = torch.from_numpy(values)
+        return LeastSquares(table[:, :-1].contiguous(), table[:, -1].contiguous(), self.ridge)
 
 
 @part("problem", "synthetic")

@@ -20,13 +20,15 @@ import torch
 
 from fedadmm.core.errors import EngineError, PairingError
 from fedadmm.run.client import Job
-from fedadmm.run.engines.shared import SharedMemory, give_back_freed_memory, start_method
 from fedadmm.run.engines.worker_process import (
     Failed,
     Finished,
     Memory,
     RoundBegins,
     RunClient,
+    SharedMemory,
+    give_back_freed_memory,
+    start_method,
     work,
     work_on_copy,
 )

@@ -38,7 +38,7 @@ from fedadmm.run.client import (
     staged,
 )
 from fedadmm.run.engines.choice import EngineChoice
-from fedadmm.run.engines.stacked.objective import (
+from fedadmm.run.engines.stacked import (
     Core,
     LeastSquaresCore,
     LogisticCore,
@@ -47,7 +47,7 @@ from fedadmm.run.engines.stacked.objective import (
     QuadraticCore,
     StackedObjective,
 )
-from fedadmm.run.engines.stacked.rows import Batch, StackedRows
+from fedadmm.run.engines.stacked_rows import Batch, StackedRows
 
 STACK_BYTES = 32 * 2**20
 """How much one vector a client may take in a stack: a solve works on about six of them."""

@@ -31,9 +31,14 @@ from fedadmm.core.protocols import (
 from fedadmm.run.client import Job, caught_up, record_layout
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.pool import Pool
-from fedadmm.run.engines.shared import region_bytes
 from fedadmm.run.engines.threads import torch_threads
-from fedadmm.run.engines.worker_process import Failed, Finished, RoundBegins, RunClient
+from fedadmm.run.engines.worker_process import (
+    Failed,
+    Finished,
+    RoundBegins,
+    RunClient,
+    region_bytes,
+)
 
 SLOTS_PER_WORKER = 4
 """Clients a worker may be ahead of the one that is folded next; bounds memory."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedadmm.data import models
-from fedadmm.run.engines.shared import keep_freed_memory
+from fedadmm.run.engines.worker_process import keep_freed_memory
 from fedadmm.study.bench.workloads import read_rows, read_specification
 
 

@@ -16,7 +16,7 @@ from fedadmm.core.objectives.kernels import Network, Sink
 from fedadmm.core.objectives.model import Loss
 from fedadmm.core.rng import Key
 from fedadmm.core.solvers.local_loss import LocalLoss, OwnTerms, Stepper
-from fedadmm.run.engines.stacked.rows import Batch, StackedRows
+from fedadmm.run.engines.stacked_rows import Batch, StackedRows
 
 
 class Core(Protocol):

@@ -1,1 +1,0 @@
-"""Many clients as one computation: stacked rows, parameters and gradients."""
