@@ -83,11 +83,6 @@ def _document(counsel: Counsel) -> dict[str, Any]:
     }
 
 
-def _mean_dissimilarity(counsel: Counsel) -> float:
-    """sqrt(mean ||grad f_i||²) / ||mean grad f_i||."""
-    return math.sqrt(counsel.clients) * counsel.estimate.dissimilarity
-
-
 def _print(counsel: Counsel, source: str, written: Path | None) -> None:
     from rich.console import Console
 
@@ -157,10 +152,11 @@ def _print_estimate(counsel: Counsel, console: Console) -> None:
         f"heterogeneity {found.heterogeneity:.3g} (1 when all clients agree); "
         f"mini-batch noise {found.batch_noise:.3g}"
     )
+    of_means = math.sqrt(counsel.clients) * found.dissimilarity
     console.print(
         f"B {found.dissimilarity:.3g} in Σ‖∇f_i‖² ≤ B²‖Σ∇f_i‖² and G {found.gradient_bound:.3g} in "
         "‖∇f_i‖ ≤ G (Gong et al., (9), (10) and Table I): the largest met, so at least that; with "
-        f"means instead of sums, as FedProx has it, B is {_mean_dissimilarity(counsel):.3g}. "
+        f"means instead of sums, as FedProx has it, B is {of_means:.3g}. "
         "FedADMM's and FedDR's theorems need neither."
     )
 

@@ -115,7 +115,7 @@ def _situation(config: Run, problem: Problem, found: Estimate, batch: int | None
         strong_convexity=None if convexity is None else min(convexity, found.largest),
         local_steps=_local_steps(config, problem, found, batch),
         accuracy=max(ACCURACY * found.mean_gradient, 1e-12),
-        tau=_delay(config, problem),
+        tau=config.engine.expected_delay(problem.num_clients),
     )
 
 
@@ -175,11 +175,6 @@ def _local_steps(config: Run, problem: Problem, found: Estimate, batch: int | No
     size, typical = sizes[len(sizes) // 2]
     per_epoch = 1 if batch is None else math.ceil(size / batch)
     return config.stop.budget(per_epoch, config.seed, typical)
-
-
-def _delay(config: Run, problem: Problem) -> int | None:
-    """Without rounds: what is given, or else a reply waits for about everybody else at work."""
-    return config.engine.expected_delay(problem.num_clients)
 
 
 def _rounds(situation: Situation, found: Estimate, advice: tuple[Advice, ...]) -> dict[str, int]:

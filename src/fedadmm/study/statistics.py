@@ -111,7 +111,8 @@ def ranking(table: Mapping[str, Sequence[float]]) -> Ranking:
     means = ranks.mean(axis=0)
     order = np.argsort(means, kind="stable")
     probability = None
-    if methods >= 3 and problems >= 2 and not _all_tied(ranks):
+    all_tied = bool((ranks == ranks[:, :1]).all())
+    if methods >= 3 and problems >= 2 and not all_tied:
         probability = float(friedmanchisquare(*ranks.T).pvalue)
     return Ranking(
         names=[names[i] for i in order],
@@ -120,10 +121,6 @@ def ranking(table: Mapping[str, Sequence[float]]) -> Ranking:
         chance=probability,
         critical=critical_difference(methods, problems) if probability is not None else None,
     )
-
-
-def _all_tied(ranks: Floats) -> bool:
-    return bool((ranks == ranks[:, :1]).all())
 
 
 def critical_difference(methods: int, problems: int) -> float:

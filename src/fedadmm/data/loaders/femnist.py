@@ -94,7 +94,10 @@ def _keep(rows: Dataset, subset: Subset) -> Dataset | None:
 
 def _from_leaf(folder: Path) -> TrainTest:
     """LEAF's `train/*.json` and, if there, `test/*.json`."""
-    train, test = (_read_folder(folder / name) for name in ("train", "test"))
+    train, test = (
+        [user for path in sorted((folder / name).glob("*.json")) for user in read_leaf(path)]
+        for name in ("train", "test")
+    )
     if not train:
         raise DataError(f"{folder / 'train'}: holds no .json file")
     writers = tuple(sorted({user for user, _, _ in train + test}))
@@ -113,10 +116,6 @@ def _together(users: list[User], writers: tuple[str, ...], path: Path) -> Datase
         writers,
         path,
     )
-
-
-def _read_folder(folder: Path) -> list[User]:
-    return [user for path in sorted(folder.glob("*.json")) for user in read_leaf(path)]
 
 
 def read_leaf(path: str | Path) -> list[User]:

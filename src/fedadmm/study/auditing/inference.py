@@ -139,7 +139,10 @@ def result_of(
         return {name: v for name, v in trees.named_tensors(made) if v.shape == zero.shape}
 
     offsets, arrived = sent(), dict(trees.named_tensors(message))
-    slopes = {name: _differences(sent(**{name: zero + 1}), offsets) for name in names}
+    slopes = {
+        name: {field: moved - offsets[field] for field, moved in sent(**{name: zero + 1}).items()}
+        for name in names
+    }
     found = {}
     for name in names:
         for field, slope in slopes[name].items():
@@ -153,10 +156,6 @@ def result_of(
                 "off, but an attack needs one; audit a method whose messages are affine in it"
             )
     return blank._replace(**found)
-
-
-def _differences(some: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value - others[name] for name, value in some.items()}
 
 
 class _Response(NamedTuple):

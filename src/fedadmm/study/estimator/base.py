@@ -35,7 +35,7 @@ from fedadmm.run.record import Record
 from fedadmm.run.simulation import Result
 from fedadmm.study import records
 from fedadmm.study.estimating import estimate
-from fedadmm.study.estimator.rows import Dealer, Rows, categories, cells_of, rows_of
+from fedadmm.study.estimator.rows import Rows, categories, cells_of, rows_of
 from fedadmm.study.estimator.runs import Kept, go_on, write_page
 from fedadmm.study.methods import named_method
 from fedadmm.study.summary import partition_of, tally
@@ -157,8 +157,8 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             self._seed = _seed(self.random_state)
         kinds = {"y_numeric": self.regresses, "reset": first}
         array, targets = validate_data(self, X, y, **kinds, **self._accepted())
-        dealer, owner = Dealer(self.clients, self._seed), type(self).__name__
-        rows = rows_of(owner, array, targets, self._names(), groups, sample_weight, dealer)
+        owner, names, dealt = type(self).__name__, self._names(), (self.clients, self._seed)
+        rows = rows_of(owner, array, targets, names, groups, sample_weight, *dealt)
         if first:
             self._learn(rows, categories(X), classes)
         elif rows.names != tuple(self.clients_):

@@ -38,20 +38,6 @@ class Rows(NamedTuple):
         return [values[self.owners == client] for client in range(len(self.names))]
 
 
-class Dealer(NamedTuple):
-    """How rows without groups are dealt out."""
-
-    clients: int
-    seed: int
-
-    def deal(self, rows: int) -> NDArray[np.int64]:
-        """The client of each row; every client gets one where there are enough."""
-        dealt = partitions.iid(rows, min(self.clients, rows), self.seed)
-        owners = np.empty(rows, np.int64)
-        owners[dealt.indices] = dealt.owners
-        return owners
-
-
 def rows_of(
     owner: str,
     X: NDArray[Any],
@@ -59,9 +45,13 @@ def rows_of(
     names: Sequence[str],
     groups: ArrayLike | None,
     sample_weight: ArrayLike | None,
-    dealer: Dealer,
+    clients: int,
+    seed: int,
 ) -> Rows:
-    """Checked rows; those of weight zero are left out.  `owner` is who refuses."""
+    """Checked rows; those of weight zero are left out.  `owner` is who refuses.
+
+    Without groups the rows are dealt out: every client gets one where there are enough.
+    """
     own = None if groups is None else column_or_1d(groups)
     weights: Weights | None = None
     check_consistent_length(X, own)
@@ -79,8 +69,10 @@ def rows_of(
         X, y, weights = X[kept], y[kept], weights[kept]
         own = None if own is None else own[kept]
     if own is None:
-        check_count(owner, "clients", dealer.clients)
-        own = dealer.deal(len(X))
+        check_count(owner, "clients", clients)
+        dealt = partitions.iid(len(X), min(clients, len(X)), seed)
+        own = np.empty(len(X), np.int64)
+        own[dealt.indices] = dealt.owners
     known, owners = np.unique(own, return_inverse=True)
     return Rows(cells_of(X, names), y, owners, tuple(map(str, known)), weights)
 

@@ -98,14 +98,10 @@ def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
     paths = [directory / f"{name}.{kind}" for kind in ("png", "svg")]
     for path in paths:
         form, content = path.suffix[1:], io.BytesIO()
-        figure.savefig(content, format=form, dpi=160, metadata=_undated(form))
+        undated = {"Date": None} if form == "svg" else {}  # the same data give the same file
+        figure.savefig(content, format=form, dpi=160, metadata=undated)
         files.write(path, content.getvalue())
     return paths
-
-
-def _undated(form: str) -> dict[str, Any]:
-    """The same data give the same file."""
-    return {"Date": None} if form == "svg" else {}
 
 
 def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure:
