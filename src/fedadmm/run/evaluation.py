@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from fedadmm.run.client import Job, client_record
 from fedadmm.run.metrics import Target as Target
 from fedadmm.run.metrics import statistics_over_clients
 
+Theorem = Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"]
+"""The theorem whose bound a run carries; "auto" is the one that covers it."""
 LISTED = 500
 """At most so many clients' values are listed in a record; of more only the statistics."""
 
@@ -63,7 +65,7 @@ class Evaluation:
     train: bool = False
     clients: bool = False
     extra: Evaluator | None = None
-    certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = "none"
+    certificate: Theorem = "none"
     diagnose: int = 0
     diagnosed_clients: int = 5
     duality: bool = False
@@ -79,8 +81,7 @@ class Evaluation:
                 f"diagnosed_clients is {self.diagnosed_clients}; it needs a look at everybody: "
                 "diagnose of at least 1 and diagnosed_clients of 0"
             )
-        theorems = ("none", "auto", "feddr", "wang", "gong", "async-feddr")
-        check_choice(self, "certificate", self.certificate, theorems)
+        check_choice(self, "certificate", self.certificate, get_args(Theorem))
 
     def due(self, round_number: int, rounds: int) -> bool:
         """Whether round `round_number` is measured; the initial one, 0, never is."""

@@ -26,7 +26,7 @@ from fedadmm.core.uploads import Uploads, UploadStage
 from fedadmm.data import problems
 from fedadmm.data.problems import NamedProblem
 from fedadmm.run.engines import EngineChoice, default_engine
-from fedadmm.run.evaluation import Evaluation, Target
+from fedadmm.run.evaluation import Evaluation, Target, Theorem
 from fedadmm.study.messages import refusal
 from fedadmm.study.parts import NOBODY, Part, table_of, union_of
 from fedadmm.study.registry import ProblemOptions, Stranger, defaults, families, part_of, strangers
@@ -65,7 +65,7 @@ class EvaluateTable(Table):
         description="every client's own value, and worst, 10th percentile and spread; not when "
         "absent, so that runs of before keep their name",
     )
-    certificate: Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"] = Field(
+    certificate: Theorem = Field(
         default="none", description="what a theorem bounds, beside its bound, in every round"
     )
     diagnose: Natural = Field(

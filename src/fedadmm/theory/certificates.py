@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
 from fedadmm.core.errors import PairingError, ParameterError
@@ -25,6 +25,7 @@ from fedadmm.run.client import Job
 from fedadmm.run.diagnostics import has_gongs_measure, look_at, optimality_measure
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.virtual_time import VirtualTime
+from fedadmm.run.evaluation import Theorem
 from fedadmm.run.plan import RoundReport, RunState
 from fedadmm.run.record import Record
 from fedadmm.theory import (
@@ -38,9 +39,6 @@ from fedadmm.theory import (
     gong_rho_min,
 )
 from fedadmm.theory.assumptions import arrival_law, local_errors
-
-Theorem = Literal["auto", "feddr", "wang", "gong", "async-feddr"]
-THEOREMS = ("auto", "feddr", "wang", "gong", "async-feddr")
 
 
 class Start(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, runtime_checkable
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class Quadratic(Objective):
     It has one "sample": a mini-batch of a quadratic is the quadratic.
     """
 
+    num_samples: ClassVar[int] = 1
+
     A: Tensor
     b: Tensor
     constant: float = 0.0
@@ -59,11 +61,6 @@ class Quadratic(Objective):
     def num_parameters(self) -> int:
         """D."""
         return self.b.numel()
-
-    @property
-    def num_samples(self) -> int:
-        """One."""
-        return 1
 
     def value(self, params: Tensor) -> Tensor:
         """x'Ax/2 - b'x + constant."""
@@ -192,6 +189,8 @@ class LeastSquares(_Linear):
 class LogisticRegression(_Linear):
     """f(x) = mean log(1 + exp(-s <row, x>)) + ridge ||x||^2 / 2; s = 2y - 1 for y in {0, 1}."""
 
+    has_classes: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not bool(((self.targets == 0) | (self.targets == 1)).all()):
@@ -201,11 +200,6 @@ class LogisticRegression(_Linear):
         """The mean logistic loss plus the ridge term."""
         margin = (self.features @ params) * (2 * self.targets.to(params.dtype) - 1)
         return nn.functional.softplus(-margin).mean() + self.ridge * params.square().sum() / 2
-
-    @property
-    def has_classes(self) -> bool:
-        """Two of them."""
-        return True
 
     def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
         """`value`, and how many rows lie on their side of the plane."""

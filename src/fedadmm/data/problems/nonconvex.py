@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class _Separable(Objective):
     Clients come in pairs whose tilts cancel in F, so that they disagree about where to go while
     F keeps its minimiser.  A separable objective has one "sample".
     """
+
+    num_samples: ClassVar[int] = 1
 
     centre: Tensor
     weights: Tensor
@@ -42,11 +44,6 @@ class _Separable(Objective):
     def num_parameters(self) -> int:
         """D."""
         return self.centre.numel()
-
-    @property
-    def num_samples(self) -> int:
-        """One."""
-        return 1
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
         """The same objective in another precision or on another device."""

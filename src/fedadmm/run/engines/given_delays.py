@@ -34,13 +34,9 @@ class GivenDelays(EngineChoice):
     """
 
     shapes_the_run: ClassVar[bool] = True
+    is_asynchronous: ClassVar[bool] = True
 
     max_delay: Annotated[int, Ge(0)] = 0
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Always."""
-        return True
 
     def expected_delay(self, clients: int) -> int:
         """The given one."""
