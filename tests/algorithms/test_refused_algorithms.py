@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedadmm as fa
+from fedadmm.algorithms.fed_admm_insa import ResidualBalancing
 from support.refusals import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -127,6 +128,22 @@ ALGORITHMS: Cases = {
     "FedSplit alpha": (
         lambda: fa.FedSplit(1.0, alpha=1.5),
         "FedSplit: alpha is 1.5, but must be 2 (use FedDR for others)",
+    ),
+    "ResidualBalancing mu": (
+        lambda: ResidualBalancing(mu=1.0),
+        "ResidualBalancing: mu is 1.0, but must be > 1",
+    ),
+    "ResidualBalancing tau": (
+        lambda: ResidualBalancing(tau=1.0),
+        "ResidualBalancing: tau is 1.0, but must be > 1",
+    ),
+    "ResidualBalancing low": (
+        lambda: ResidualBalancing(low=0.0),
+        f"ResidualBalancing: low is 0.0, but {POSITIVE}",
+    ),
+    "ResidualBalancing high": (
+        lambda: ResidualBalancing(low=2.0, high=1.0),
+        "ResidualBalancing: high is 1.0, but must be >= 2",
     ),
 }
 

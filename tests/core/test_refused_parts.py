@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import fedadmm as fa
-from fedadmm.algorithms import fed_admm_insa as penalties
 from support.refusals import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -231,22 +230,6 @@ SERVERS: Cases = {
         lambda: fa.PyProximal(3),
         "PyProximal: operator is 3, but must be a pyproximal.ProxOperator with a value and a prox",
     ),
-    "ResidualBalancing mu": (
-        lambda: penalties.ResidualBalancing(mu=1.0),
-        "ResidualBalancing: mu is 1.0, but must be > 1",
-    ),
-    "ResidualBalancing tau": (
-        lambda: penalties.ResidualBalancing(tau=1.0),
-        "ResidualBalancing: tau is 1.0, but must be > 1",
-    ),
-    "ResidualBalancing low": (
-        lambda: penalties.ResidualBalancing(low=0.0),
-        f"ResidualBalancing: low is 0.0, but {POSITIVE}",
-    ),
-    "ResidualBalancing high": (
-        lambda: penalties.ResidualBalancing(low=2.0, high=1.0),
-        "ResidualBalancing: high is 1.0, but must be >= 2",
-    ),
     "Piecewise": (
         lambda: fa.Piecewise({5: 1.0}),
         "Piecewise: values has change points [5], but needs one at 0",
@@ -289,7 +272,7 @@ def test_a_solver_or_a_stopping_rule(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", SERVERS)
-def test_a_regulariser_a_penalty_or_a_schedule(case: str) -> None:
+def test_a_regulariser_or_a_schedule(case: str) -> None:
     refused(fa.ParameterError, SERVERS[case])
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from fedadmm.core.errors import StateError
 from fedadmm.core.files import locked
-from fedadmm.run.engines.choice import Sequential
+from fedadmm.run.engines.sequential import Sequential
 from fedadmm.run.state import Checkpoints, DiskStore
 from support.resumable import contents, make_store, run
 

@@ -16,7 +16,7 @@ import fedadmm as fa
 from fedadmm.run import loop
 from fedadmm.run.client import Job
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.engines.choice import SequentialEngine
+from fedadmm.run.engines.sequential import SequentialEngine
 from fedadmm.run.plan import Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.state import MemoryStore

@@ -9,9 +9,10 @@ from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.engines.auto import Auto
-from fedadmm.run.engines.choice import EngineChoice, Sequential
+from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.given_delays import GivenDelays
 from fedadmm.run.engines.ray_engine import Ray
+from fedadmm.run.engines.sequential import Sequential
 from fedadmm.run.engines.vectorised import Vectorised
 from fedadmm.run.engines.virtual_time import VirtualTime
 from fedadmm.run.engines.workers import Workers

@@ -15,7 +15,8 @@ from fedadmm.core.parts import Count, part
 from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, Upload
 from fedadmm.core.stopping import Steps
 from fedadmm.run.client import Job
-from fedadmm.run.engines.choice import EngineChoice, Sequential
+from fedadmm.run.engines.choice import EngineChoice
+from fedadmm.run.engines.sequential import Sequential
 from fedadmm.run.engines.vectorised import Vectorised, refusal
 from fedadmm.run.engines.workers import Workers, usable_cores
 from fedadmm.run.engines.working import Held

@@ -1,17 +1,12 @@
-"""The choice of an engine: its options, and what others may ask of it before it runs.
-
-The sequential engine stands here as well: it is the reference that all others must equal.
-"""
+"""The choice of an engine: its options, and what others may ask of it before it runs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from fedadmm.core.parts import part
-from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, Upload
-from fedadmm.run.client import Job, run_client
+from fedadmm.core.protocols import ClientRecords, Engine
+from fedadmm.run.client import Job
 
 
 class EngineChoice(ABC):
@@ -41,28 +36,3 @@ class EngineChoice(ABC):
     @abstractmethod
     def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine, or refuse a job that it cannot run."""
-
-
-@part("engine", "sequential")
-class Sequential(EngineChoice):
-    """The choice of the sequential engine."""
-
-    def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start the engine."""
-        return SequentialEngine(job, store)
-
-
-class SequentialEngine(Engine):
-    """Runs one client after the other in this process."""
-
-    def __init__(self, job: Job, store: ClientRecords) -> None:
-        self._job = job
-        self._store = store
-
-    def run_clients(
-        self, ids: Sequence[int], download: Download, round_index: int
-    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        """Each client's upload, in the order of `ids`."""
-        for client in ids:
-            upload, info = run_client(self._job, self._store, client, download, round_index)
-            yield client, upload, info

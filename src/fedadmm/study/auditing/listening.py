@@ -16,7 +16,7 @@ from fedadmm.core.rng import Dice, Key, derive, generator
 from fedadmm.core.uploads.pipeline import noised
 from fedadmm.run import pairing
 from fedadmm.run.client import Job
-from fedadmm.run.engines.choice import SequentialEngine
+from fedadmm.run.engines.sequential import SequentialEngine
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import initial_state
 from fedadmm.run.loop import run as run_loop

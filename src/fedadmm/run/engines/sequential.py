@@ -1,0 +1,35 @@
+"""One client after the other in this process: the reference that other engines must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedadmm.core.parts import part
+from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, Upload
+from fedadmm.run.client import Job, run_client
+from fedadmm.run.engines.choice import EngineChoice
+
+
+@part("engine", "sequential")
+class Sequential(EngineChoice):
+    """The choice of the sequential engine."""
+
+    def start(self, job: Job, store: ClientRecords) -> Engine:
+        """Start the engine."""
+        return SequentialEngine(job, store)
+
+
+class SequentialEngine(Engine):
+    """Runs clients one by one."""
+
+    def __init__(self, job: Job, store: ClientRecords) -> None:
+        self._job = job
+        self._store = store
+
+    def run_clients(
+        self, ids: Sequence[int], download: Download, round_index: int
+    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
+        """Each client's upload, in the order of `ids`."""
+        for client in ids:
+            upload, info = run_client(self._job, self._store, client, download, round_index)
+            yield client, upload, info
