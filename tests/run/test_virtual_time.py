@@ -205,20 +205,21 @@ def test_worker_processes_compute_the_same(workers, mode):
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "upload"),
     [
-        ASYNC,
-        fa.AsyncFedDR(0.6, init="prox"),
-        fa.FedADMM(1.1),
-        fa.FedAsync("hinge", grace=1.0),
-        fa.FedBuff(size=3),
-        fa.AdaBest(),
+        (ASYNC, []),
+        (fa.AsyncFedDR(0.6, init="prox"), []),
+        (fa.FedADMM(1.1), []),
+        (fa.FedADMM(1.1, absent="aligned"), [fa.AdaptiveClip(0.1), fa.TopK(2)]),
+        (fa.FedAsync("hinge", grace=1.0), []),
+        (fa.FedBuff(size=3), []),
+        (fa.AdaBest(), [fa.AdaptiveClip(0.1)]),
     ],
 )
-def test_a_run_is_taken_up_in_the_middle_of_work_in_flight(method, tmp_path):
+def test_a_run_is_taken_up_in_the_middle_of_work_in_flight(method, upload, tmp_path):
     given = federation(10, weights=WEIGHTS)
     engine = VirtualTime(compute="log-normal", redraw=True, dropout=0.1, buffer=2)
-    settings = {"engine": engine, "seed": 5}
+    settings = {"engine": engine, "seed": 5, "upload": upload}
     whole = run(method, given, 40, **settings)
     saved = Checkpoints(tmp_path, every=3)
     run(method, given, 17, checkpoints=saved, **settings)

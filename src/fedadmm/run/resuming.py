@@ -15,7 +15,7 @@ from fedadmm.core.missed import Missed
 from fedadmm.core.outputs import AnyOutput, Iterate
 from fedadmm.core.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
 from fedadmm.run.best import Best
-from fedadmm.run.client import Job, this_round
+from fedadmm.run.client import Job, bound_tensor, this_round
 from fedadmm.run.loop import initial_state, offered
 from fedadmm.run.plan import Ending, Noised, RoundReport, RunState
 from fedadmm.run.state.checkpoint import Checkpoint, Checkpoints, SnapshotStore
@@ -182,13 +182,12 @@ def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
     buffers = found.tensors.get("buffers")
     if buffers is not None:
         buffers = buffers.to(job.initial.device)
-    engine = _unpack_engine(
-        job, found, Download(job.algorithm.broadcast(template, this_round(job, 0)), buffers)
-    )
+    bound = found.values.get("bound", job.uploads.first_bound)  # older checkpoints have none
+    cast = job.algorithm.broadcast(template, this_round(job, 0))
+    engine = _unpack_engine(job, found, Download(cast, buffers, bound=bound_tensor(bound)))
     first_loss, notes = found.values["first_loss"], found.values["notes"]
     known = known_from(found.values.get("known"))  # older checkpoints have none
     noised = noised_from(found.values.get("noised"))
-    bound = found.values.get("bound", job.uploads.first_bound)  # older checkpoints have none
     state = RunState(found.round, server, buffers, first_loss, engine, notes, known, bound=bound)
     state = state._replace(
         output=_unpack_output(job, found, state, output),
