@@ -76,6 +76,28 @@ def test_every_method_gets_the_same_search_on_its_own_seed(tmp_path: Path) -> No
         assert f"lr = {chosen['value']}" in config
 
 
+def test_labels_and_values_that_would_make_the_same_folder_have_runs_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """`+`, Greek letters and signs do not stand in a folder's name."""
+    methods = [
+        {"label": "FedADMM"},
+        {"label": "FedADMM+", "algorithm": {"rho": 5.0}},
+        {"label": "ρ FedADMM", "algorithm": {"rho": 9.0}},
+    ]
+    search = SEARCH | {"key": "regularizer.low", "values": [-1.0, 1.0]}
+    tree = TREE | {"methods": methods, "seeds": [0], "search": search}
+    tree |= {"regularizer": {"name": "box", "low": -1.0, "high": 2.0}}
+    for resume in (False, True):
+        result = compare(plan(tree), tmp_path, resume=resume)
+        folders = [RunDir(tmp_path / run["directory"]) for run in result["runs"]]
+        assert [run.config()[1]["algorithm"]["rho"] for run in folders] == [1.0, 5.0, 9.0]
+        tried = [RunDir(path).config()[1] for path in (tmp_path / "search").iterdir()]
+        found = {(one["algorithm"]["rho"], one["regularizer"]["low"]) for one in tried}
+        assert found == {(rho, low) for rho in (1.0, 5.0, 9.0) for low in (-1.0, 1.0)}
+    assert result["runs"][0]["directory"] == "runs/fedadmm-seed0"
+
+
 def test_the_reported_seeds_are_not_searched_on() -> None:
     with pytest.raises(ConfigError, match=r"search.seed is 1, but must not be one of the reported"):
         plan(TREE | {"search": SEARCH | {"seed": 1}})

@@ -24,7 +24,16 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import is_stranger
 from fedadmm.study import loading, registry
 from fedadmm.study.config import Count, Natural, Run, RunConfig, Table, Tree, resolve, run_model
-from fedadmm.study.grid import Cell, Trial, choose, complete, ranking, search, slug, target_of
+from fedadmm.study.grid import (
+    Cell,
+    Trial,
+    choose,
+    complete,
+    folder_names,
+    ranking,
+    search,
+    target_of,
+)
 from fedadmm.study.messages import refusal, suggestion
 from fedadmm.study.methods import own_engine
 from fedadmm.study.pool import Watch, nobody
@@ -186,8 +195,9 @@ def compare(
     create(out)
     write_toml(out / PLAN, comparison.complete())
     found = _search(comparison, out, processes, watch)
+    names = folder_names(method.label for method in comparison.methods)
     cells = [
-        Cell(label, run.with_seed(seed), out / "runs" / f"{slug(label)}-seed{seed}")
+        Cell(label, run.with_seed(seed), out / "runs" / f"{names[label]}-seed{seed}")
         for label, run in _chosen(comparison, found)
         for seed in comparison.seeds
     ]
@@ -212,10 +222,12 @@ def _search(
     if wanted is None:
         return None
     trials = []
+    labels = [method.label for method in comparison.methods]
+    names = folder_names(f"{label} {value!r}" for label in labels for value in wanted.values)
     for method in comparison.methods:
         key = method.search_key or wanted.key
         for value in wanted.values:
-            folder = out / "search" / f"{slug(method.label)}-{slug(str(value))}"
+            folder = out / "search" / names[f"{method.label} {value!r}"]
             label = f"search {method.label} {key}={value}"
             run = _searched(method, key, value, wanted)
             trials.append(Trial(method.label, key, value, Cell(label, run, folder)))

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,16 @@ def cell_hash(run: Run) -> str:
 def slug(text: str) -> str:
     """A label as a folder's name."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "x"
+
+
+def folder_names(texts: Iterable[str]) -> dict[str, str]:
+    """A folder's name for each text; where another one has it already, with a hash of the text."""
+    names: dict[str, str] = {}
+    for text in dict.fromkeys(texts):
+        name = slug(text)
+        taken = name in names.values()
+        names[text] = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}" if taken else name
+    return names
 
 
 class Cell(NamedTuple):
