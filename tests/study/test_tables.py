@@ -46,6 +46,17 @@ def test_latex_escapes_what_it_would_read_as_its_own() -> None:
     assert odd in lines
 
 
+def test_no_cell_ends_its_row_or_changes_the_one_before() -> None:
+    r"""In LaTeX `\\` at the end of a row looks for `*` and `[` at the beginning of the next one."""
+    table = Table("Two\nlines", ["x"], [["1"], ["[1.0, 2.0]"], ["*"], ["a\nb"], [r"c\|d"]])
+    lines = latex(table).splitlines()
+    assert lines[:2] == ["% Two", "% lines"]
+    rows = [r"1 \\", r"{[}1.0, 2.0] \\", r"{*} \\", r"a b \\", r"c\textbackslash{}|d \\"]
+    assert lines[6:11] == rows
+    text = [line for line in markdown(table).splitlines() if line.startswith("|")]
+    assert text[-2:] == ["| a b |", r"| c\\\|d |"]
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex here")
 def test_latex_is_taken_by_latex(tmp_path: Path) -> None:
     body = latex(ODD)
@@ -92,6 +103,13 @@ def test_a_sweep_has_its_table_too(tmp_path: Path) -> None:
         cell["final"]["loss"] for cell in result["cells"]
     ]
     assert "| rho | rounds done | loss |" in (tmp_path / "tables/cells.md").read_text()
+
+
+def test_the_rounds_of_a_sweep_are_those_after_an_initial_one(tmp_path: Path) -> None:
+    """FedDR with init="prox" begins with everybody, in round 0."""
+    method = {"name": "feddr", "eta": 1.0, "init": "prox"}
+    points = points_of(SMALL | {"algorithm": method}, [axis("solver.lr=0.05", "--grid")], [])
+    assert [cell["rounds"] for cell in sweep(points, tmp_path)["cells"]] == [SMALL["rounds"]]
 
 
 def test_tables_are_written_again_over_old_ones(tmp_path: Path) -> None:

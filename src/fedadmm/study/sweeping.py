@@ -129,7 +129,7 @@ def sweep(
                 "code": found.code,
                 "status": found.status,
                 "seed": found.seed,
-                "rounds": len(found.records),
+                "rounds": found.tally["rounds"],
                 "rounds_to_target": found.to_target("rounds"),
                 "bytes_to_target": found.to_target("bytes"),
                 "target": point.run.tree.get("target"),

@@ -54,13 +54,22 @@ def markdown(table: Table) -> str:
 def pipes(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a Markdown table."""
     rule = ["---"] * len(headings)
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in (headings, rule, *lines)]
-    return [f"| {' | '.join(row)} |" for row in rows]
+    rows = [" | ".join(map(_marked, row)) for row in (headings, rule, *lines)]
+    return [f"| {row} |" for row in rows]
+
+
+def _marked(cell: str) -> str:
+    """Text as Markdown takes it in a table: on one line, and no sign ends the cell."""
+    return _one_line(cell).replace("\\", "\\\\").replace("|", "\\|")
+
+
+def _one_line(cell: str) -> str:
+    return " ".join(cell.splitlines())
 
 
 def latex(table: Table) -> str:
     r"""A `tabular` for \usepackage{booktabs}; title and note are comments above it."""
-    comments = [f"% {line}" for line in [table.title, *table.note.splitlines()] if line]
+    comments = [f"% {line}" for line in f"{table.title}\n{table.note}".splitlines() if line]
     columns = "l" + "r" * (len(table.headings) - 1)
     head, *body = (" & ".join(map(_tex, row)) + r" \\" for row in (table.headings, *table.lines))
     return "\n".join(
@@ -80,6 +89,7 @@ def latex(table: Table) -> str:
 
 _TEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | dict(
     [
+        *(("[", "{[}"), ("*", "{*}")),  # behind the end of a row they would be its options
         *(("\\", r"\textbackslash{}"), ("~", r"\textasciitilde{}"), ("^", r"\textasciicircum{}")),
         *(("<", r"\textless{}"), (">", r"\textgreater{}"), ("…", r"\ldots{}"), ("–", "--")),
         *(("±", r"$\pm$"), ("−", "$-$"), ("×", r"$\times$"), ("∞", r"$\infty$"), ("ρ", r"$\rho$")),
@@ -91,6 +101,7 @@ _TEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | dict(
 
 def _tex(cell: str) -> str:
     """Text as LaTeX prints it."""
+    cell = _one_line(cell)
     bold = re.fullmatch(r"\*\*(.*)\*\*", cell)
     text = "".join(_TEX.get(sign, sign) for sign in (bold[1] if bold else cell))
     return rf"\textbf{{{text}}}" if bold else text
