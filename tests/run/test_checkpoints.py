@@ -243,6 +243,53 @@ def test_a_run_that_met_its_target_is_over(tmp_path: Path) -> None:
     assert_continued(again, first, len(first.history))
 
 
+NEAR, FAR = (fa.Target("loss", value, at_least=False) for value in (0.6895, 0.0))
+ENDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "another target": ({"target": NEAR}, {"target": FAR}),
+    "no target": ({"target": NEAR}, {}),
+    "another tolerance": ({"tolerance": 0.5}, {"tolerance": 1e-9}),
+    "something else": ({"target": NEAR}, {"tolerance": 1e-9, "patience": 9}),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_run_that_has_met_its_end_goes_on_to_another(case: str, tmp_path: Path) -> None:
+    """As a run does that had this end from the first round on."""
+    near, far = ENDS[case]
+    first = run(8, checkpoints=Checkpoints(tmp_path, 1), **near)
+    done = len(first.history)
+    assert first.code in near
+    assert done < 8
+    again = run(8, checkpoints=Checkpoints(tmp_path, 1), resume=True, **near)
+    assert (again.history, again.code, again.status) == ([], first.code, first.status)
+    rest = run(8, checkpoints=Checkpoints(tmp_path, 1), resume=True, **far)
+    assert_continued(rest, run(8, **far), done)
+
+
+def test_patience_that_ran_out_in_the_last_round_lets_no_longer_run_begin(tmp_path: Path) -> None:
+    """A whole run would have ended there; the same number of rounds is complete."""
+    options: dict[str, Any] = {"target": fa.Target("loss", 9.0, end_run=False), "patience": 2}
+    whole = run(8, **options)
+    done = len(whole.history)
+    assert whole.code == "patience"
+    for rounds in (done, 8):
+        found = run(rounds, checkpoints=Checkpoints(tmp_path, 1), resume=rounds > done, **options)
+        assert len(found.history) == (done if rounds == done else 0)
+    assert_continued(found, whole, done)
+
+
+def test_a_complete_run_that_has_spent_its_budget_is_over_but_may_not_go_on(tmp_path: Path) -> None:
+    solver = fa.DPSGD(0.1, 1.0, 1.0, batch_size=12)
+    spent = [r["privacy"]["epsilon"] for r in run(4, sampler=None, solver=solver).history]
+    solver = fa.DPSGD(0.1, 1.0, 1.0, batch_size=12, budget=spent[2] + 1e-6)
+    options: dict[str, Any] = {"sampler": None, "solver": solver}
+    first = run(3, checkpoints=Checkpoints(tmp_path, 1), **options)
+    again = run(3, checkpoints=Checkpoints(tmp_path, 1), resume=True, **options)
+    assert (again.history, again.code, again.status) == ([], "completed", first.status)
+    with pytest.raises(fa.StateError, match="another round would exceed"):
+        run(4, checkpoints=Checkpoints(tmp_path, 1), resume=True, **options)
+
+
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_a_run_that_diverged_diverges_again(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.protocols import ClientInfo
@@ -43,16 +44,8 @@ def decide(
             "diverged",
             f"diverged in round {number}: the loss of the global model is {loss:g}{client}",
         )
-    if (target := schedule.target) is not None and target.end_run:
-        found = {name: value(record, name) for name in target.metrics}
-        if all(map(target.reached, found.values())):
-            shown = f"{target.metric} {found[target.metric]:.4g}"
-            return Ending("target", f"{shown} reached the target in round {number}")
-    mapping = record["metrics"].get("gradient_mapping", math.inf)
-    if schedule.tolerance is not None and mapping <= schedule.tolerance:
-        return Ending(
-            "tolerance", f"gradient mapping {mapping:.3g} met the tolerance in round {number}"
-        )
+    if (met := _met(partial(value, record), number, schedule)) is not None:
+        return met
     spending = schedule.spending
     if spending is not None and number < schedule.rounds and not spending.lasts(state):
         return Ending(
@@ -64,6 +57,41 @@ def decide(
         return Ending("completed", f"completed all {schedule.rounds} rounds")
     if best is not None and schedule.judge is not None and schedule.judge.gives_up(best):
         return Ending("patience", schedule.judge.sentence(best))
+    return None
+
+
+def _met(measured: Callable[[str], float | None], number: int, schedule: Schedule) -> Ending | None:
+    """The ending when what was measured meets the target or the tolerance."""
+    if (target := schedule.target) is not None and target.end_run:
+        found = {name: measured(name) for name in target.metrics}
+        reached = {name: one for name, one in found.items() if one is not None}
+        if len(reached) == len(found) and all(map(target.reached, reached.values())):
+            shown = f"{target.metric} {reached[target.metric]:.4g}"
+            return Ending("target", f"{shown} reached the target in round {number}", reached)
+    mapping = measured("gradient_mapping")
+    if schedule.tolerance is not None and mapping is not None and mapping <= schedule.tolerance:
+        sentence = f"gradient mapping {mapping:.3g} met the tolerance in round {number}"
+        return Ending("tolerance", sentence, {"gradient_mapping": mapping})
+    return None
+
+
+def taken_up(ending: Ending | None, state: RunState, schedule: Schedule) -> Ending | None:
+    """The ending of a run that is taken up, unless this schedule lets it go on.
+
+    More rounds, another target or tolerance, and more patience do.
+    """
+    code, spending = ending and ending.code, schedule.spending
+    spent = code == "budget" and spending is not None and not spending.lasts(state)
+    if code == "diverged" or spent:
+        return ending
+    if ending is not None and code in ("target", "tolerance"):
+        found = ending.measured
+        met = ending if found is None else _met(found.get, state.round, schedule)
+        if met is not None:
+            return met
+    judge, best = schedule.judge, state.best
+    if state.round < schedule.rounds and best is not None and judge is not None:
+        return Ending("patience", judge.sentence(best)) if judge.gives_up(best) else None
     return None
 
 
@@ -89,7 +117,7 @@ def check_measured(record: Record, schedule: Schedule, state: RunState) -> None:
 def check_budget(schedule: Schedule, state: RunState) -> None:
     """Refuse to go on with a run that can't afford another round."""
     spending = schedule.spending
-    if spending is None or spending.lasts(state):
+    if spending is None or state.round >= schedule.rounds or spending.lasts(state):
         return
     raise StateError(
         f"the run has spent epsilon {spending.epsilon(state):.4g} in {state.round} rounds, "

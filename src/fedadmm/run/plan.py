@@ -73,6 +73,8 @@ class Ending(NamedTuple):
 
     code: Code
     sentence: str
+    measured: Mapping[str, float] | None = None
+    """What met the target or the tolerance, by name; None for other endings."""
 
 
 class RoundReport(NamedTuple):

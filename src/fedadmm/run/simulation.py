@@ -26,7 +26,7 @@ from fedadmm.core.protocols import (
 from fedadmm.core.sampling import FullParticipation
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.uploads import Uploads, UploadStage
-from fedadmm.run import pairing
+from fedadmm.run import endings, pairing
 from fedadmm.run.best import Best, Judge
 from fedadmm.run.engines import ENGINES, EngineChoice, Job, default_engine
 from fedadmm.run.engines.threads import Threads, chosen_threads, torch_threads
@@ -265,10 +265,8 @@ def _collect(
 ) -> Result:
     history: list[Record] = []
     trajectory: list[Tensor] = []
-    state, ending = start.state, start.ending
-    judge = schedule.judge
-    more_patient = judge is not None and not judge.gives_up(state.best)
-    if ending is None or ending.code == "completed" or (ending.code == "patience" and more_patient):
+    state, ending = start.state, endings.taken_up(start.ending, start.state, schedule)
+    if ending is None:
         ending = Ending("completed", f"completed all {schedule.rounds} rounds")
         for report in reports:
             state, ending = report.state, report.ending or ending
