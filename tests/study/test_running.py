@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import fedadmm as fa
-from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.errors import ConfigError, PairingError, StateError
 from fedadmm.core.files import locked
 from fedadmm.run.state import params_sha256
-from fedadmm.study import loading
+from fedadmm.study import loading, running
 from fedadmm.study.config import Run, resolve
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
@@ -257,6 +257,71 @@ def test_a_run_that_fails_on_the_way_says_so_and_goes_on(tmp_path: Path) -> None
     assert (summary["code"], summary["status"]) == ("failed", "failed: no space left")
     resumed = run(small(rounds=6), tmp_path / "a", resume=True)
     assert resumed["params_sha256"] == run(small(rounds=6), tmp_path / "b")["params_sha256"]
+
+
+class Follower:
+    """A tracker that remembers what it was told, as `test_running:Follower`."""
+
+    told: ClassVar[list[str]] = []
+
+    def start(self, directory: Path, config: Any, first_round: int) -> None:
+        self.told.append(f"from {first_round}")
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Nothing to remember."""
+
+    def finish(self, summary: Any) -> None:
+        self.told.append(summary["code"])
+
+
+class Missing(Follower):
+    """One whose package is not installed."""
+
+    def start(self, directory: Path, config: Any, first_round: int) -> None:
+        raise ConfigError("trackers names 'missing', which is not installed")
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "a tracker": {"trackers": [f"{__name__}:Follower", f"{__name__}:Missing"]},
+    "an engine": {"trackers": [f"{__name__}:Follower"], "engine": {"name": "vectorised"}},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("done", [0, 4])
+def test_a_refused_run_leaves_its_folder_as_it_was(case: str, done: int, tmp_path: Path) -> None:
+    """A new one empty, and a finished one finished; trackers that began hear of it."""
+    solver = {"solver": {"name": "lbfgs"}}  # which does not stack
+    if done:
+        run(small(**solver), tmp_path)
+    names = ("config.toml", "metrics.jsonl", "summary.json", "model.safetensors")
+    before = {name: (tmp_path / name).read_bytes() for name in names if done}
+    Follower.told.clear()
+    with pytest.raises(ConfigError if case == "a tracker" else PairingError):
+        run(small(rounds=6, **solver, **REFUSED[case]), tmp_path, resume=True)
+    assert Follower.told == [f"from {done + 1}", "failed"]
+    found = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in names}
+    assert found == before
+    if done:
+        assert run(small(rounds=6, **solver), tmp_path, resume=True)["rounds"] == 6
+
+
+def test_a_resumed_run_that_is_interrupted_at_once_still_knows_its_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = run(small(), tmp_path)["best"]
+    assert best == RunDir(tmp_path).best()
+
+    def press(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "simulate", press)
+    with pytest.raises(KeyboardInterrupt):
+        run(small(rounds=6), tmp_path, resume=True)
+    summary = RunDir(tmp_path).summary()
+    assert (summary["code"], summary["best"]) == ("interrupted", best)
+    (tmp_path / "summary.json").unlink()  # as when it was killed: the model tells it itself
+    assert RunDir(tmp_path).best() == best
 
 
 def test_news_are_the_records_since_the_last_look(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def read(found: Mapping[str, Any]) -> Record | str:
             "is of another version of fedadmm, or damaged: a record has "
             f"{', '.join(GROUPS)}; read it with the version that wrote it, or run it again"
         )
-    record: Any = {key: {} for key in _ALWAYS} | dict(found)
+    record: Any = {key: {} for key in ("round", *_ALWAYS)} | dict(found)
     whole: Record = record
     return whole
 

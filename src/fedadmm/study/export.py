@@ -122,7 +122,7 @@ def export_model(
     if path.resolve() == (directory / MODEL).resolve():
         raise ConfigError(f"--out is '{path}', the run's own file, but must be another one")
     restored = restore(directory, last)
-    found = RunDir(directory).summary().get("best")
+    found = RunDir(directory).best()
     about = {} if last or found is None else {"round": found["round"], "metric": found["metric"]}
     data, more = encode(restored)
     files.write(path, data)

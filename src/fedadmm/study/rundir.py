@@ -1,7 +1,8 @@
 """The run directory: config.toml, metrics.jsonl, summary.json, partition.json, checkpoint/.
 
-model.safetensors holds `params` and maybe `buffers`, the best model; `last.params` and
-`last.buffers` beside them are the last one, where that is another.
+model.safetensors holds `params` and maybe `buffers`, the best model, and tells in its metadata
+which round's it is; `last.params` and `last.buffers` beside them are the last one, where that is
+another.
 
 `RunDir` is its only reader and writer.  Whole files appear under their name only when they are
 complete; metrics.jsonl grows by one flushed line a round; summary.json is there from the first
@@ -25,11 +26,12 @@ import torch
 from fedadmm.core import files, trees
 from fedadmm.core.errors import ConfigError, DataError, StateError
 from fedadmm.core.outputs import Iterate
+from fedadmm.run.best import Best
 from fedadmm.run.record import Record, read
 from fedadmm.run.state.files import Contents, read_tensors, write_tensors
 from fedadmm.run.state.records import separate
 from fedadmm.study import records as reading
-from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary
+from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary, told
 
 CONFIG, METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "config.toml",
@@ -185,13 +187,22 @@ class RunDir:
         """Append one round; `durable` waits until a power cut cannot take it back."""
         files.append(self.path / METRICS, _line(record).encode(), durable=durable)
 
-    def write_model(self, best: Iterate, last: Iterate) -> None:
+    def write_model(self, best: Best | None, last: Iterate) -> None:
         """Keep the best model, and the last one beside it where that is another."""
-        named = dict(trees.named_tensors(best._replace(mean=None)))
+        chosen = last if best is None else best.model
+        named = dict(trees.named_tensors(chosen._replace(mean=None)))
         other = dict(trees.named_tensors(last._replace(mean=None)))
         if not all(torch.equal(value, other[name]) for name, value in named.items()):
             named |= {f"last.{name}": value for name, value in other.items()}
-        write_tensors(self.path / MODEL, Contents(separate(named), {}), durable=True)
+        about = {"best": json.dumps(plain(told(best)), allow_nan=False)}
+        write_tensors(self.path / MODEL, Contents(separate(named), about), durable=True)
+
+    def best(self) -> dict[str, Any] | None:
+        """Which round's model the best one is, and why; the file tells it, also of a killed run."""
+        path = self.path / MODEL
+        about = read_tensors(path).metadata.get("best") if path.is_file() else None
+        found = self.summary().get("best") if about is None else json.loads(about)
+        return found if isinstance(found, dict) else None
 
     def model(self, last: bool = False) -> Iterate:
         """The best model, or the last one."""
@@ -210,10 +221,22 @@ class RunDir:
         """Say what the run came to."""
         write_json(self.path / SUMMARY, summary)
 
-    def abandon(self) -> None:
-        """Take back what was begun, when it was refused before its first round."""
-        for name in (CONFIG, METRICS, SUMMARY, PARTITION, MODEL):
-            files.remove(self.path / name)
+    def documents(self) -> dict[str, bytes | None]:
+        """What `begin` writes over, as it is; None for what is not there."""
+        return {
+            name: files.read_if_there(self.path / name) for name in (CONFIG, SUMMARY, PARTITION)
+        }
+
+    def abandon(self, before: Mapping[str, bytes | None]) -> None:
+        """Put back the documents of before, when a run was refused before its first round."""
+        for name, content in before.items():
+            if content is None:
+                files.remove(self.path / name)
+            else:
+                files.write(self.path / name, content)
+        if not self.records():
+            files.remove(self.path / METRICS)
+            files.remove(self.path / MODEL)
 
     def write_report(self, page: str) -> Path:
         """Write the page and return its path."""

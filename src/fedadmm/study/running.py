@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedadmm.core import files
-from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.errors import ConfigError, FedADMMError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
 from fedadmm.run.best import Best
@@ -145,7 +145,8 @@ class _Session:
         self._folder = folder
         self._label = label
         self._watchers = watchers
-        self._followers: list[Tracker] = [tracker(name) for name in chosen.trackers]
+        self._trackers: list[Tracker] = [tracker(name) for name in chosen.trackers]
+        self._followers: list[Tracker] = []
         self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint_every)
         self._latest: _Models | None = None
 
@@ -159,11 +160,13 @@ class _Session:
         done = folder.keep(-1 if latest is None else latest)
         store = _store(chosen, folder, fresh=latest is None)
         start = initial_vector(chosen, problem)
-        begun = summarise(chosen, done, label=self._label)
+        best = None if latest is None else folder.best()
+        before, begun = folder.documents(), summarise(chosen, done, label=self._label, best=best)
         folder.begin(chosen.tree, begun, partition)
-        for follower in self._followers:
-            follower.start(folder.path, chosen.tree, (latest or 0) + 1)
         try:
+            for follower in self._trackers:
+                follower.start(folder.path, chosen.tree, (latest or 0) + 1)
+                self._followers.append(follower)
             result = simulate(
                 chosen.algorithm,
                 problem,
@@ -195,7 +198,7 @@ class _Session:
                 self._close(Ending(INTERRUPTED, told), None)
             raise
         except Exception as error:
-            self._fail(error)
+            self._fail(error, before)
             raise
         return self._close(Ending(result.code, result.status), result)
 
@@ -221,12 +224,12 @@ class _Session:
             near = suggestion(target.metric, measured)
             raise ConfigError(f"target.metric is {target.metric!r}, which is not measured; {near}")
 
-    def _fail(self, error: Exception) -> None:
-        """A run that was refused before its first round leaves the folder free for another."""
-        if self._folder.records():
-            self._close(Ending(FAILED, f"failed: {str(error).splitlines()[0]}"), None)
-        else:
-            self._folder.abandon()
+    def _fail(self, error: Exception, before: Mapping[str, bytes | None]) -> None:
+        """A run that was refused before its first round leaves the folder as it was."""
+        refused = self._latest is None and isinstance(error, FedADMMError)
+        self._close(Ending(FAILED, f"failed: {str(error).splitlines()[0]}"), None)
+        if refused or not self._folder.records():
+            self._folder.abandon(before)
 
     def _close(self, ending: Ending, result: Result | None) -> Summary:
         digest = None if result is None else params_sha256(result.params)
@@ -234,8 +237,9 @@ class _Session:
         if result is not None:
             self._latest = _Models(Iterate(result.params, result.buffers), result.best)
         self._keep_model()
-        best = None if self._latest is None else self._latest.best
-        done = self._folder.records()
+        done, best = self._folder.records(), None
+        if done:
+            best = self._folder.best()
         summary = summarise(self._run, done, ending, digest, self._label, threads, best)
         self._folder.close(summary)
         for follower in self._followers:
@@ -244,8 +248,7 @@ class _Session:
 
     def _keep_model(self) -> None:
         if self._latest is not None:
-            last, best = self._latest
-            self._folder.write_model(last if best is None else best.model, last)
+            self._folder.write_model(self._latest.best, self._latest.last)
 
 
 def _store(chosen: Run, folder: RunDir, fresh: bool) -> MemoryStore | DiskStore:

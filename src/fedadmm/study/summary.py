@@ -75,9 +75,12 @@ def summarise(
     params_sha256: str | None = None,
     label: str | None = None,
     threads: int | None = None,
-    best: Best | None = None,
+    best: Mapping[str, Any] | None = None,
 ) -> Summary:
-    """The content of summary.json; without an ending that of a run that goes on."""
+    """The content of summary.json; without an ending that of a run that goes on.
+
+    `best` is what is told of the best model.
+    """
     ending = ending or Ending(RUNNING, RUNNING)
     return {
         "status": ending.sentence,
@@ -89,7 +92,7 @@ def summarise(
         "seed": run.seed,
         "target": run.tree.get("target"),
         **tally(records, run.target),
-        "best": told(best),
+        "best": best,
         "threads": threads,
         "params_sha256": params_sha256,
         "fedadmm_version": fedadmm.__version__,

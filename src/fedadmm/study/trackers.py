@@ -96,7 +96,7 @@ class MLflow:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the run with the status that MLflow knows."""
-        known = {"diverged": "FAILED", "interrupted": "KILLED"}
+        known = {"diverged": "FAILED", "failed": "FAILED", "interrupted": "KILLED"}
         status = known.get(str(summary["code"]), "FINISHED")
         self._client.set_terminated(self._run, status)
 

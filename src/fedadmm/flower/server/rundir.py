@@ -82,7 +82,7 @@ class RunDirectory:
     def finish(self, outcome: Outcome, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """Leave the model and the summary."""
         best, last = outcome.state.best, Iterate(outcome.params, outcome.buffers)
-        self._folder.write_model(last if best is None else best.model, last)
+        self._folder.write_model(best, last)
         summary = {
             "status": outcome.ending.sentence,
             "code": outcome.ending.code,
