@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
+import torch
 from numpy.typing import NDArray
 from sklearn import datasets
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -229,6 +231,7 @@ def test_a_run_that_diverges_is_told() -> None:
         ({"method": "a-fedpd"}, r"method is 'a-fedpd', which has no usual eta; .*AFedPD\(eta=…\)"),
         ({"method": fa.FedADMM}, r"method is the class FedADMM, .* as in FedADMM\(...\)"),
         ({"model": "tree"}, "model: name is 'tree', but must be one of .*mlp"),
+        ({"model": 7}, "model is 7, but must be a name, a module, or a function"),
         ({"rounds": 0}, "rounds is 0, but must be a whole number of at least 1"),
         ({"lr": "fast"}, "lr is 'fast', but must be one of 'auto'"),
         ({"lr": -1.0}, "SGD: lr is -1.0, but must be > 0"),
@@ -252,6 +255,13 @@ def test_rows_that_cannot_be_are_refused() -> None:
         model.fit(x, y > 0, groups=np.where(site == "site 1", None, site))
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         model.fit(x, y > 0, groups=site[1:])
+    mixed = np.where(site == "site 1", 1, site.astype(object))
+    with pytest.raises(fa.ParameterError, match="groups holds int and str, but must hold values"):
+        model.fit(x, y > 0, groups=mixed)
+    with pytest.raises(
+        fa.ParameterError, match=r"groups has shape \(\d+, 2\), but must be one name"
+    ):
+        model.fit(x, y > 0, groups=np.stack([site, site], axis=1))
     with pytest.raises(
         ValueError, match="sample_weight lies in -1 … 1, but each weight must be at least zero"
     ):
@@ -266,3 +276,42 @@ def test_rows_that_cannot_be_are_refused() -> None:
         model.partial_fit(x[:42], y[:42] > 0, groups=site[:42])
     with pytest.raises(ValueError, match=r"y holds .*2.*, but must hold classes that were known"):
         model.partial_fit(x, np.full(len(x), 2), groups=site)
+
+
+def test_options_that_change_between_two_calls_count_from_then_on() -> None:
+    """A rate that is given does, too; another method or model needs another run."""
+    x, y, site = sites()
+    still, moved = (fa.FederatedRegressor("fedavg", rounds=2, lr=0.2) for _ in "ab")
+    still.fit(x, y, groups=site)
+    moved.fit(x, y, groups=site).set_params(lr=1e-12).partial_fit(x, y, groups=site)
+    assert moved.lr_ == 1e-12
+    np.testing.assert_allclose(moved.predict(x), still.predict(x), atol=1e-6)
+    found = fa.FederatedRegressor(rounds=2).fit(x, y, groups=site)
+    rate = found.lr_
+    assert found.partial_fit(x, y, groups=site).lr_ == rate
+    with pytest.raises(
+        fa.ParameterError,
+        match=r'the run so far belongs .*algorithm is "fedadmm" there and "fedavg"',
+    ):
+        found.set_params(method="fedavg").partial_fit(x, y, groups=site)
+
+
+def test_a_round_that_was_given_up_stands_once_in_the_history() -> None:
+    x, y, site = sites()
+    model = fa.FederatedRegressor("fedavg", lr=1e200, model="mlp", rounds=2)
+    with pytest.warns(ConvergenceWarning):
+        model.fit(x, y, groups=site)
+    with pytest.warns(ConvergenceWarning):
+        model.partial_fit(x, y, groups=site)
+    assert [record["round"] for record in model.history_] == [1]
+
+
+def test_a_module_may_have_any_precision() -> None:
+    x, y, site = sites()
+    module = nn.Linear(x.shape[1], 1)
+    one, two = (
+        fa.FederatedRegressor(model=copy.deepcopy(module).to(kind), rounds=3).fit(x, y, groups=site)
+        for kind in (torch.float32, torch.float64)
+    )
+    assert next(two.module_.parameters()).dtype == torch.float64
+    np.testing.assert_allclose(two.predict(x), one.predict(x), rtol=1e-3, atol=1e-3)

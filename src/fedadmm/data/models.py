@@ -155,8 +155,12 @@ def factory(model: Model, **options: Any) -> Callable[[], nn.Module]:
 
 def resolve(model: str | Factory) -> Factory:
     """The function behind a model's name."""
-    if not isinstance(model, str):
+    if callable(model):
         return model
+    if not isinstance(model, str):
+        raise ParameterError(
+            f"model is {model!r}, but must be a name, a module, or a function that makes one"
+        )
     if model in NAMES:
         return NAMES[model]
     if re.fullmatch(r"mlp(-\d+){2,}", model):

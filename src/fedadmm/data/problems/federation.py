@@ -219,6 +219,9 @@ def model_factory(model: models.Model, rows: Dataset, as_released: bool) -> mode
 def fit_loss(module: nn.Module, rows: Dataset) -> Loss:
     """The loss that fits; a model that cannot read the rows is refused here, not in round 0."""
     row = rows.inputs[:1] if rows.prepare is None else rows.prepare(rows.inputs[:1])
+    kinds = [one.dtype for one in module.parameters() if one.is_floating_point()]
+    if row.is_floating_point() and kinds:  # rows follow the model's precision in a run, too
+        row = row.to(kinds[0])
     module.eval()
     try:
         with torch.no_grad():

@@ -170,7 +170,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         start = problem.start(self._seed)
         if isinstance(self._model(), str):
             start = start.double()  # as exact as the rest of scikit-learn; a module stays as it is
-        if first:
+        if first or not isinstance(self.lr, str):  # one that is found stays
             self.lr_ = self._rate(problem, start)
         self._keep(problem, self._simulate(problem, start, rounds))
         return self
@@ -266,7 +266,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         if result.buffers is not None:
             flat.load_buffers(result.buffers)
         self.module_: nn.Module = flat.module
-        self.history_ += result.history
+        again = {records.number(one) for one in result.history}  # a round that was given up
+        kept = [one for one in self.history_ if records.number(one) not in again]
+        self.history_ = kept + result.history
         self._ending = {"status": result.status, "code": result.code}
         self._partition = partition_of(problem)
         if result.code == "diverged":

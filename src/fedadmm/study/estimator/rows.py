@@ -52,11 +52,9 @@ def rows_of(
 
     Without groups the rows are dealt out: every client gets one where there are enough.
     """
-    own = None if groups is None else column_or_1d(groups)
+    own = None if groups is None else _groups(owner, groups)
     weights: Weights | None = None
     check_consistent_length(X, own)
-    if own is not None and any(map(is_gap, own)):
-        raise ParameterError(f"{owner}: groups has a gap, but must say whose every row is")
     if sample_weight is not None:
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
         if bool((weights < 0).any()) or not bool((weights > 0).any()):
@@ -75,6 +73,24 @@ def rows_of(
         own[dealt.indices] = dealt.owners
     known, owners = np.unique(own, return_inverse=True)
     return Rows(cells_of(X, names), y, owners, tuple(map(str, known)), weights)
+
+
+def _groups(owner: str, groups: ArrayLike) -> NDArray[Any]:
+    """Whose each row is: values of one kind, without a gap."""
+    found = np.asarray(groups)
+    if found.ndim != 1 and found.shape[1:] != (1,):
+        raise ParameterError(f"{owner}: groups has shape {found.shape}, but must be one name a row")
+    own: NDArray[Any] = column_or_1d(found)
+    if any(map(is_gap, own)):
+        raise ParameterError(f"{owner}: groups has a gap, but must say whose every row is")
+    try:
+        np.unique(own)
+    except TypeError:
+        kinds = " and ".join(sorted({type(one).__name__ for one in own}))
+        raise ParameterError(
+            f"{owner}: groups holds {kinds}, but must hold values of one kind"
+        ) from None
+    return own
 
 
 def cells_of(X: NDArray[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedadmm.core.errors import ParameterError
+from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.run.record import Record
@@ -31,9 +31,13 @@ def go_on(
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         checkpoints = Checkpoints(folder, every=rounds)  # so that only the end is saved
-        result = simulate(
-            algorithm, problem, rounds, checkpoints=checkpoints, resume=bool(kept), **parts
-        )
+        try:
+            result = simulate(
+                algorithm, problem, rounds, checkpoints=checkpoints, resume=bool(kept), **parts
+            )
+        except StateError as error:
+            reason = str(error).replace(f"the checkpoint in {folder}", "the run so far")
+            raise ParameterError(f"partial_fit: {reason}; begin another run with fit") from None
         found = (path for path in folder.rglob("*") if path.is_file())
         return result, {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
