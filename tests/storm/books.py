@@ -139,6 +139,15 @@ def held(data: bytes) -> Held | None:
     return Held(reply.digest, arrays)
 
 
+def _largest(body: bytes) -> float:
+    """The largest number in a message; 0 when it is none."""
+    try:
+        arrays = packed(body)[1].values()
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return 0.0
+    return max((float(abs(one).max()) for one in arrays if one.size), default=0.0)
+
+
 class Chain(NamedTuple):
     """What was folded of one client since its last incarnation began."""
 
@@ -161,6 +170,9 @@ class Upload(NamedTuple):
     reply: Reply
     numbers: Numbers
     at: float
+    honest: bool
+    size: float
+    """Its largest number."""
 
 
 class Books:
@@ -183,6 +195,12 @@ class Books:
         """Whose disks somebody meddled with, and when: their state is nobody's promise."""
         self.ever_tampered: set[int] = set()
         self._peak = 1.0
+        self._largest_truth = self._largest_lie = 0.0
+
+    @property
+    def swallowed_a_lie(self) -> bool:
+        """Whether something was folded that is far larger than whatever honest sites sent."""
+        return self._largest_lie > 10 * self._largest_truth
 
     def meddled(self, client: int, now: float) -> None:
         """Somebody wiped, restored or damaged this client's disk."""
@@ -237,7 +255,11 @@ class Books:
                 raise Violation(f"version {reply.version} left {machine} before it was durable")
         before = self.uploads.get(reply.digest)
         self.uploads[reply.digest] = Upload(
-            reply, self._sent(body), now if before is None else before.at
+            reply,
+            self._sent(body),
+            now if before is None else before.at,
+            machine is not None,
+            _largest(body),
         )
 
     def _sent(self, body: bytes) -> Numbers:
@@ -285,6 +307,10 @@ class Books:
             raise Violation(f"client {client}: {upload.reply} was folded as {entry}")
         if upload.at > self.tampered.get(client, upload.at):
             del self.tampered[client]
+        if upload.honest:
+            self._largest_truth = max(self._largest_truth, upload.size)
+        else:
+            self._largest_lie = max(self._largest_lie, upload.size)
         total = tuple(a + b for a, b in zip(chain.total, upload.numbers, strict=True))
         self._peak = max([self._peak, *(float(abs(one).max()) for one in total)])
         return Chain(entry, total, total)

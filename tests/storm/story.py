@@ -228,6 +228,9 @@ class Story:
                 world.counts["stopped, as all sites lost their state"] += 1
                 return
             raise Violation("the run does not end although nothing fails any more")
+        if self._diverged_by_a_lie():
+            world.counts["diverged, as a lie within the bound was folded"] += 1
+            return
         self._check_records()
         self._check_participation()
         self._check_folders()
@@ -240,6 +243,12 @@ class Story:
         lost = all(c == self.plan.liar or (c in entries and entries[c].lost) for c in clients)
         touched = all(c == self.plan.liar or c in meddled for c in clients)
         return self.settings.ledger == "none" and lost and touched
+
+    def _diverged_by_a_lie(self) -> bool:
+        """The bound is wide here: what passes it can ruin the model, and the run may say so."""
+        with self._reading():
+            code = RunDir(_path("/server/run")).summary()["code"]
+        return code == "diverged" and self.world.books.swallowed_a_lie
 
     def _check_records(self) -> None:
         with self._reading():
