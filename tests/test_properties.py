@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import random
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +18,7 @@ from fedadmm.algorithms import REGISTRY
 from fedadmm.core import trees
 from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Round
 from fedadmm.run.engines.sequential import SequentialEngine
+from support import resumable
 from support.federations import WEIGHTS, Chosen, Federation, federation, run, snapshots, stacked
 
 D = 4
@@ -484,3 +489,109 @@ def test_a_million_clients_cost_what_the_participants_cost(name):
     participants = {client for record in result.history for client in record["cohort"]["clients"]}
     assert len(participants) == 20
     assert set(result.clients) == participants
+
+
+NOISE = [fa.Clip(0.05), fa.GaussianNoise(0.8)]
+TOGETHER: dict[str, list[Any]] = {
+    "algorithm": [
+        ROWS[name].algorithm
+        for name in (
+            *("FedAvg", "FedDyn", "SCAFFOLD 2", "FedADMM", "FedADMM aligned", "A-FedPD"),
+            "FedDR aligned prox",
+        )
+    ],
+    "weights": [None, range(1, resumable.CLIENTS + 1)],
+    "sampler": [
+        *(None, fa.UniformSampling(3), fa.BernoulliSampling(0.4)),
+        *(fa.CyclicSampling(3), fa.LeastRecentlySeenSampling(2)),
+    ],
+    "solver": [fa.SGD(0.1, batch_size=4, momentum=0.3), fa.DPSGD(0.1, 1.0, 0.8, batch_size=4)],
+    "stop": [fa.Epochs(1), fa.UniformEpochs(3), fa.Steps(4)],
+    "upload": [
+        *([], [fa.Clip(0.05)], [fa.AdaptiveClip(0.05), fa.TopK(2)]),
+        *([fa.RandomK(0.5), fa.Quantise(4)], [fa.AdaptiveClip(0.1), fa.BFloat16()], NOISE),
+    ],
+    "output": [
+        *(fa.LastIterate(), fa.Averaged(), fa.ParticipantsMean(), fa.RandomIterate()),
+        fa.TwoOutputs("averaged", "last-iterate"),
+    ],
+    "evaluate": [
+        fa.Evaluation(),
+        fa.Evaluation(every=2, clients=True, train=True),
+        fa.Evaluation(target="local", clients=True),
+    ],
+    "end": [
+        {},
+        {"patience": 1},
+        {"target": fa.Target("loss", 0.68, at_least=False)},
+        {"target": fa.Target("primal_residual", 0.0, end_run=False), "patience": 2},
+    ],
+    "engine": ["sequential", "vectorised", fa.VirtualTime(buffer=2, dropout=0.1)],
+    "kind": ["memory", "disk"],
+    "every": [0, 1, 2],
+    "after": [1, 2, 3],
+}
+Case = dict[str, int]
+"""The place of the option that is chosen, by key."""
+
+
+def pairs(case: Case) -> set[tuple[Any, ...]]:
+    """What meets what."""
+    return {(*one, *other) for one, other in itertools.combinations(case.items(), 2)}
+
+
+def cases(count: int) -> list[Case]:
+    """Of random cases always the one with most pairs that have not met yet."""
+    draws, met, found = random.Random(0), set[tuple[Any, ...]](), list[Case]()
+    for _ in range(count):
+        some = [{k: draws.randrange(len(v)) for k, v in TOGETHER.items()} for _ in range(50)]
+        found.append(max(some, key=lambda case: len(pairs(case) - met)))
+        met |= pairs(found[-1])
+    return found
+
+
+CASES = cases(40)
+
+
+def drawn(case: Case) -> dict[str, Any]:
+    """The options; noise asks for something of some of the others."""
+    chosen: dict[str, Any] = {key: TOGETHER[key][place] for key, place in case.items()}
+    if chosen["upload"] is NOISE:
+        chosen |= {"sampler": fa.BernoulliSampling(0.4), "engine": "sequential"}
+        chosen["solver"] = TOGETHER["solver"][0]
+    given = resumable.problem()
+    weighted = fa.Problem(given.clients, weights=chosen.pop("weights"), initial=given.initial)
+    return chosen | chosen.pop("end") | {"problem": weighted}
+
+
+def test_nearly_all_options_meet():
+    sizes = itertools.combinations(map(len, TOGETHER.values()), 2)
+    assert len(set().union(*map(pairs, CASES))) > 0.95 * sum(a * b for a, b in sizes)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_options_together_give_the_run_that_each_of_them_promises(number: int, tmp_path: Path):
+    """Taken up to the last bit, on every engine the same, the best model that of its round."""
+    options = drawn(CASES[number])
+    how = {key: options.pop(key) for key in ("kind", "every", "after")}
+    whole = resumable.run(6, keep_trajectory=True, **options)
+    json.dumps(whole.history, allow_nan=False)
+    assert whole.best is not None
+    rounds = [record["round"] for record in whole.history]
+    index = rounds.index(whole.best.round)
+    best, told = whole.trajectory[index], whole.history[index]["metrics"]
+    assert torch.equal(whole.best.model.params, best)
+    if options["evaluate"].target == "global" and told:
+        assert float(options["problem"].value(best)) == pytest.approx(told["loss"], rel=1e-12)
+    if rounds[-1] > how["after"]:
+        again = resumable.interrupted(tmp_path, rounds=6, **how, **options)()
+        done = rounds[-1] - len(again.history)
+        resumable.assert_continued(again, whole, done)
+        assert again.best is not None
+        assert again.best[:-1] == whole.best[:-1]
+        assert torch.equal(again.best.model.params, best)
+    if isinstance(options["engine"], str):
+        stacked_up = resumable.run(6, **options | {"engine": "vectorised"})
+        alone = resumable.run(6, **options | {"engine": "sequential"})
+        assert stacked_up.status == alone.status
+        torch.testing.assert_close(stacked_up.params, alone.params, rtol=0, atol=1e-9)
