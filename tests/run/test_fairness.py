@@ -12,6 +12,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core.errors import PairingError
 from fedadmm.run import evaluation as evaluating
+from fedadmm.run.metrics import metric
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.report.content import read
 from fedadmm.study.report.panels import sections
@@ -123,3 +124,13 @@ def test_one_method_has_bars_and_the_terminal_has_columns(comparison: Path) -> N
     told = call("compare", "--out", comparison, "--resume", "--no-report", "--jobs", "1")
     assert told.exit_code == 0, told.stderr
     assert "worst" in told.stdout
+
+
+def test_the_spread_of_a_second_output_is_good_when_small_too() -> None:
+    """`two-outputs` puts the output's name behind every metric."""
+    look = fa.Evaluation(clients=True, train=True)
+    result = simulated(1, evaluate=look, output=fa.TwoOutputs())
+    name = "train_accuracy_spread_averaged"
+    assert name in result.history[0]["metrics"]
+    assert not metric(name).up
+    assert metric("train_accuracy_worst_averaged").up

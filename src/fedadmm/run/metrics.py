@@ -60,7 +60,9 @@ _SENTENCES = {
     "sparsity": "The share of the global model's parameters that are exactly zero.",
 }
 """The metrics that our own evaluations measure, the one to compare by first."""
-_LOWER = re.compile(r"loss|objective|gradient|residual|error|bound|seconds|staleness|_spread$")
+_LOWER = re.compile(
+    r"loss|objective|gradient|residual|error|bound|seconds|staleness|_spread(?:_|$)"
+)
 """Quantities whose names match are good when small; all others when large."""
 
 
