@@ -63,8 +63,8 @@ browser:
 
 # Every fault of docs/deployment.md, injected into real processes: about half an hour.
 faults: $(STAMP)
-	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py tests/flower/test_project.py \
-		tests/flower/test_flower_app.py tests/flower/test_own_parts.py \
+	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py tests/flower/test_real.py \
+		tests/flower/test_project.py tests/flower/test_flower_app.py tests/flower/test_own_parts.py \
 		-v -rA --durations 0
 
 # A million changed inputs for every parser of bytes, files and configurations: about half an hour.

@@ -5,6 +5,7 @@ FEDADMM_TEST_PLAN says so, the process kills itself at exactly that point.
 """
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -108,14 +109,18 @@ def sabotage_client():
         if not lie.exists():
             return reply, body
         packed = decode(body)
-        if lie.read_text() == "shape":
+        told = lie.read_text()
+        if told == "shape":
             name, shape = next(iter(packed.tensors)), [0, *[2**31 - 1] * 3]
             entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
             head = {"__metadata__": {"plain": json.dumps(packed.plain)}, name: entry}
             header = json.dumps(head).encode()
             body = len(header).to_bytes(8, "little") + header
+        elif told == "nan":
+            worthless = {name: tensor * math.nan for name, tensor in packed.tensors.items()}
+            body = encode(packed._replace(tensors=worthless))
         else:
-            body = encode(packed._replace(plain=packed.plain | {lie.read_text(): 1e200}))
+            body = encode(packed._replace(plain=packed.plain | json.loads(told)))
         lie.rename(PLAN / f"{lie.name}.happened")
         return seal(reply._replace(digest=""), body), body
 

@@ -117,11 +117,11 @@ class Stage:
         self.ground.wait(run, 60.0)
         return starts
 
-    def until_death(self, timeout: float, **config: Any) -> None:
-        """Run until the plan has killed somebody, and stop there."""
+    def until(self, timeout: float, happened: str, **config: Any) -> None:
+        """Run until a point of the plan was reached, and stop there."""
         run, deadline = self.run(**config), time.monotonic() + timeout
-        while not self.happened():
-            assert time.monotonic() < deadline, f"nobody died in time:\n{run.tail(30)}"
+        while f"{happened}.happened" not in self.happened():
+            assert time.monotonic() < deadline, f"{happened} not in time:\n{run.tail(30)}"
             time.sleep(0.2)
         with suppress(EngineError):
             self._stop_runs()

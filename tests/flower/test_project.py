@@ -100,7 +100,8 @@ def listening(port, group, timeout=60.0):
 
 def listeners(port):
     """The addresses on which this machine listens on a port, from the system's own table."""
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    tables = (Path("/proc/net") / name for name in ("tcp", "tcp6"))
+    lines = [line for t in tables if t.exists() for line in t.read_text().splitlines()[1:]]
     found = [line.split() for line in lines]
     return {row[1].partition(":")[0] for row in found if row[3] == "0A" and _port(row[1]) == port}
 

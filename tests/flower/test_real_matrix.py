@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from fedadmm.cli import app
+from fedadmm.flower.server.rundir import read_events
 from fedadmm.theory.privacy import Accountant
 
 from .harness import check_invariant, check_versions
@@ -176,6 +178,7 @@ def test_a_server_restored_from_a_backup(tmp_path):
         text = run(rounds=5)
         assert not stage.finished()
         assert "3 clients are ahead of this server" in text, text
+        assert [record["round"] for record in stage.records()] == [1, 2]
         run(rounds=5, accept_rollback=True)
     nothing_left(stage)
     assert stage.summary()["code"] == "completed"
@@ -185,34 +188,54 @@ def test_a_server_restored_from_a_backup(tmp_path):
     check_invariant(settings, stage.layout())
 
 
+LIES = {
+    "shape": "shape",
+    '{"info.drift": 1e200}': "range",
+    "nan": "finite",
+    '{"info.weight": NaN}': "range",
+    '{"info.weight": 1e300}': "range",
+    f'{{"info.solve.steps": {10**400}}}': "range",
+}
+"""What one site sends, one lie a round, and the word by which it is refused."""
+
+
 def test_messages_that_ended_a_server_cost_only_their_sender(tmp_path):
-    """A shape whose sides cannot be multiplied, and a drift of 1e200, from one of three sites."""
+    """A shape whose sides cannot be multiplied, NaN, absurd numbers, from one of three sites."""
     stage = Stage(tmp_path, clients=3, tls=False)
-    stage.sabotage("client-1.round-0.lie", "shape")
-    stage.sabotage("client-1.round-1.lie", "info.drift")
-    settings, trace = finish(stage, round_timeout=300.0, resend_after=150.0)
-    assert len(stage.happened()) == 2
-    assert trace == [[0, 2]] * 2 + [[0, 1, 2]] * 2
-    assert (stage.summary()["network"]["shape"], stage.summary()["network"]["range"]) == (1, 1)
+    for number, lie in enumerate(LIES):
+        stage.sabotage(f"client-1.round-{number}.lie", lie)
+    rounds = len(LIES) + 2
+    settings, trace = finish(stage, rounds=rounds, round_timeout=300.0, resend_after=150.0)
+    assert len(stage.happened()) == len(LIES)
+    assert trace == [[0, 2]] * len(LIES) + [[0, 1, 2]] * 2
+    assert stage.summary()["network"] == Counter(LIES.values())
     equal(stage, settings, trace)
 
 
 def test_records_that_a_power_cut_took_leave_a_gap(tmp_path):
-    """The server dies after a checkpoint, and of the records half a line is left."""
+    """The server is killed after a checkpoint; half a record, no event and half a file are left."""
     stage = Stage(tmp_path, clients=3, tls=False)
-    stage.sabotage("server.round-2.after-checkpoint")
-    metrics = tmp_path / "server" / "fedadmm" / "metrics.jsonl"
+    death = "server.round-2.after-checkpoint"
+    stage.sabotage("client-1.round-0.lie", "nan")
+    stage.sabotage(death)
+    folder = tmp_path / "server" / "fedadmm"
+    metrics, events = folder / "metrics.jsonl", folder / "events.jsonl"
+    unfinished = folder / "checkpoint" / "server.safetensors.1.tmp"
     patience = {"rounds": ROUNDS, "round_timeout": 300.0, "resend_after": 150.0}
     with stage.ground as ground:
         ground.start()
-        stage.until_death(600, **patience)
+        stage.until(600, death, **patience)
         metrics.write_bytes(metrics.read_bytes()[:40])
+        events.write_bytes(bytes(events.stat().st_size))
+        unfinished.write_bytes((folder / "checkpoint" / "server.safetensors").read_bytes()[:40])
         stage.play(1000, **patience)
     nothing_left(stage)
     assert [record["round"] for record in stage.records()] == [3, 4]
+    assert read_events(folder) == []
+    assert not unfinished.exists()
     settings = stage.module.federation("fedadmm", clients=3, rounds=ROUNDS)
     check_invariant(settings, stage.layout())
-    equal(stage, settings, [[0, 1, 2]] * ROUNDS)
+    equal(stage, settings, [[0, 2], *[[0, 1, 2]] * (ROUNDS - 1)])
 
 
 def test_a_run_does_not_go_on_with_other_weights_or_another_start(tmp_path):
