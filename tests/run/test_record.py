@@ -118,6 +118,13 @@ def test_a_line_may_leave_groups_out():
     assert read({"metrics": {}}) == "does not say which round it is about"
 
 
+@pytest.mark.parametrize("sent", [-1, 1.5, 1e308, True, None, "8", 2**63])
+def test_bytes_are_whole_numbers_that_can_be_added(sent: Any) -> None:
+    assert read({"round": 1, "traffic": {"bytes_up": 2**63 - 1}})["traffic"]["bytes_up"] > 0
+    wanted = f"says that traffic.bytes_up is {sent}, but it must be 0 … 9223372036854775807"
+    assert read({"round": 1, "traffic": {"bytes_up": sent}}) == wanted
+
+
 def test_a_number_is_what_a_float_can_hold():
     for one in (2, 2.0, np.float32(2), np.int64(2), torch.tensor(2.0)):
         assert as_number(one) == 2.0

@@ -73,6 +73,7 @@ GROUPS = (
 )
 _ALWAYS = GROUPS[:5]
 _OTHERS = [group for group in GROUPS if group != "metrics"]
+_MOST_BYTES = 2**63 - 1
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
@@ -109,6 +110,9 @@ def read(found: Mapping[str, Any]) -> Record | str:
             "is of another version of fedadmm, or damaged: a record has "
             f"{', '.join(GROUPS)}; read it with the version that wrote it, or run it again"
         )
+    for name, sent in found.get("traffic", {}).items():
+        if type(sent) is not int or not 0 <= sent <= _MOST_BYTES:
+            return f"says that traffic.{name} is {str(sent)[:40]}, but it must be 0 … {_MOST_BYTES}"
     record: Any = {key: {} for key in ("round", *_ALWAYS)} | dict(found)
     whole: Record = record
     return whole

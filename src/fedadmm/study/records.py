@@ -7,7 +7,7 @@ metric; nothing else of this room knows their keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedadmm.run.evaluation import Target
@@ -61,12 +61,12 @@ def first_reached(records: Sequence[Record], target: Target | None) -> int | Non
 
 def bytes_up(records: Sequence[Record]) -> int:
     """Bytes that clients sent."""
-    return int(_total(records, "traffic", "bytes_up"))
+    return sum(record["traffic"].get("bytes_up", 0) for record in records)
 
 
 def bytes_down(records: Sequence[Record]) -> int:
     """Bytes that were sent to clients."""
-    return int(_total(records, "traffic", "bytes_down"))
+    return sum(record["traffic"].get("bytes_down", 0) for record in records)
 
 
 def hides(record: Record) -> str:
@@ -86,11 +86,7 @@ def sent(records: Sequence[Record]) -> int:
 
 def seconds(records: Sequence[Record]) -> float:
     """The time of training, without evaluation."""
-    return _total(records, "clock", "seconds")
-
-
-def _total(records: Sequence[Mapping[str, Any]], group: str, name: str) -> float:
-    found = (as_number(record[group].get(name)) for record in records)
+    found = (as_number(record["clock"].get("seconds")) for record in records)
     return sum(one for one in found if one is not None and math.isfinite(one))
 
 

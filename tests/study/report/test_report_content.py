@@ -209,6 +209,11 @@ def test_search_shows_every_candidate_and_marks_the_choice() -> None:
         ("metrics.jsonl", '{"round": 1}\n{bad\n{}\n', "metrics.jsonl: line 2 is not a JSON object"),
         ("metrics.jsonl", "[1]\n", "metrics.jsonl: line 1 is not a JSON object"),
         ("metrics.jsonl", '{"loss": 1}\n', "line 1 does not say which round it is about"),
+        (
+            "metrics.jsonl",
+            '{"round": 1, "traffic": {"bytes_down": 1e308}}\n',
+            "line 1 says that traffic.bytes_down is 1e+308, but it must be 0 … 9223372036854775807",
+        ),
         ("summary.json", "[]", "summary.json: is not a JSON object"),
         ("summary.json", "{", "summary.json: is not JSON"),
         ("config.toml", "a = ", "config.toml: is not TOML"),
