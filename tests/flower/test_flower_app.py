@@ -49,14 +49,14 @@ def flwr_run(tmp_path):
 
 
 def test_the_app_of_the_guide_is_simulated(flwr_run, tmp_path):
-    """The app is not seeded: in four rounds one start in four learns nothing, in eight all do."""
-    said = flwr_run("num-server-rounds=8 learning-rate=0.05")
+    """The app is not seeded, but learns from every start: of 60 the worst gained 28 points."""
+    said = flwr_run("num-server-rounds=6")
     (folder,) = (tmp_path / "fedadmm-runs").iterdir()
     assert f"The run is kept in {folder}" in said
     assert folder.name.startswith("somebody-digits-app-")
-    assert "round 8 of 8: 4 clients, train_loss" in said
+    assert "round 6 of 6: 4 clients, train_loss" in said
     records = RunDir(folder).records()
-    assert [record["cohort"]["participants"] for record in records] == [4] * 8
+    assert [record["cohort"]["participants"] for record in records] == [4] * 6
     accuracy = [record["metrics"]["eval_acc"] for record in records]
     assert accuracy[-1] > accuracy[0]
     assert RunDir(folder).summary()["code"] == "completed"
