@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ with warnings.catch_warnings():
 from fedadmm.flower import sealed
 from fedadmm.flower.configured import Deployment, read_deployment
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.local.processes import PROCESSES, recorded
+from fedadmm.flower.local import processes
 from fedadmm.flower.protocol import codec, wire
 from fedadmm.flower.protocol.admission import Admission, seal
 from fedadmm.flower.protocol.ledger import Entry, Kind, Reply, ServerLedger, Task
@@ -80,14 +81,16 @@ class Parser(NamedTuple):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No logs, and nobody waits for the disk: no power is cut here."""
-    before = os.fsync
+    """No logs, nobody waits for the disk, and this is the only process of the machine."""
+    alone = [Path("/proc") / str(os.getpid())]
     logging.disable(logging.CRITICAL)
-    os.fsync = lambda _: None  # type: ignore[assignment]
     try:
-        yield
+        with (
+            patch("os.fsync", lambda _: None),
+            patch.object(processes, "_processes", lambda: alone),
+        ):
+            yield
     finally:
-        os.fsync = before
         logging.disable(logging.NOTSET)
 
 
@@ -378,8 +381,9 @@ def _recorded(folder: Path) -> Iterator[Parser]:
     events = _file(lone / EVENTS, lambda path: read_events(path.parent))
     yield Parser("events.jsonl", [event * 2], events, (DataError,))
     known = _dumped([{"name": "superlink", "group": 2**22 + 1, "started": "1"}])
-    processes = _file(lone / PROCESSES, lambda path: recorded(path.parent))
-    yield Parser("processes.json", known, processes, (EngineError,), "json")
+    path = lone / processes.PROCESSES
+    groups = _file(path, lambda path: processes.recorded(path.parent))
+    yield Parser("processes.json", known, groups, (EngineError,), "json")
 
 
 # Data files
