@@ -10,8 +10,10 @@ from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedadmm as fa
+from fedadmm.core import clock
 from fedadmm.core.errors import EngineError, StateError
 from fedadmm.core.files import locked
+from fedadmm.flower.federation import Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind
 from fedadmm.flower.server.app import serve
@@ -132,6 +134,41 @@ def test_every_task_that_went_out_is_counted_down(mode, tmp_path):
         again = history.records[2]["traffic"]["bytes_down"] - CLIENTS * theta
         assert again == (fault.count - 1) * theta > 0
         assert {r["traffic"]["bytes_down"] for r in history.records[3:]} == {CLIENTS * theta}
+
+
+class Slow(FakeGrid):
+    """Its nodes say who they are after 100 s, which Flower drops if the question has expired."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.asked = {}
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        identities = super().push_messages(messages)
+        for identity, message in zip(identities, messages, strict=True):
+            if message.metadata.group_id == "hello":
+                self.asked[identity] = clock.now(), message.metadata.ttl
+        return identities
+
+    def pull_messages(self, identities):
+        def here(identity):
+            if identity not in self.asked:
+                return True
+            at, life = self.asked[identity]
+            return at + 100.0 <= clock.now() < at + life
+
+        return super().pull_messages([one for one in identities if here(one)])
+
+
+def test_nodes_that_need_longer_than_a_minute_to_start_are_heard(tmp_path):
+    patience = Patience(start=300.0, round=60.0, resend=10.0, poll=1.0, empty=4)
+    settings = federation(fa.FedADMM(rho=1.0), rounds=ROUNDS, patience=patience)
+    grid = Slow(settings, tmp_path)
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 2, 3]] * ROUNDS
+    assert len(grid.asked) == CLIENTS  # one question each
+    check(settings, history, tmp_path)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before-commit", "after-commit"])

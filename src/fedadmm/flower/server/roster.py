@@ -13,11 +13,11 @@ from fedadmm.core.errors import EngineError
 from fedadmm.flower.federation import Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.refusal import RefusedError
-from fedadmm.flower.server.exchange import Exchange, Seat
+from fedadmm.flower.server.exchange import Arrival, Exchange, Seat
 
 _logger = logging.getLogger("fedadmm")
 _HELLO = 60.0
-"""Seconds a node has to say who it is."""
+"""Seconds for which everybody waits until new nodes say who they are; a slow one is heard later."""
 
 
 class Roster:
@@ -38,6 +38,8 @@ class Roster:
         self._patience = patience
         self._seats: dict[int, Seat] = {}
         self._refused: dict[int, str] = {}
+        self._asked: dict[Seat, float] = {}
+        """When the question to a node expires."""
 
     @property
     def known(self) -> dict[int, int]:
@@ -92,19 +94,30 @@ class Roster:
         self._seat(node, client)
 
     def _ask(self, nodes: Sequence[int]) -> None:
-        questions = {node: (node, wire.hello()) for node in nodes}
-        self._exchange.send("train", "hello", questions, _HELLO)
-        for arrival in self._exchange.arrivals(self._exchange.now() + _HELLO):
-            if arrival.content is None:
-                _logger.warning("node %d does not say who it is: %s", arrival.key, arrival.error)
-                continue
-            try:
-                client = wire.read_client(arrival.content, self._clients)
-            except RefusedError as error:
-                self._refuse(arrival.key, error.detail)
-                continue
-            self._place(arrival.key, client)
-        self._exchange.forget()
+        """One question a node, which may be answered for as long as clients are waited for."""
+        now, life = self._exchange.now(), max(_HELLO, self._patience.start)
+        fresh = {node for node in nodes if self._asked.get(self._seats[node], now) <= now}
+        questions = {node: (node, wire.hello()) for node in fresh}
+        self._exchange.send("train", "hello", questions, life)
+        self._asked |= {self._seats[node]: now + life for node in fresh}
+        for arrival in self._exchange.arrivals(now + _HELLO if fresh else now):
+            self._hear(arrival)
+            fresh.discard(arrival.key)
+            if questions and not fresh:
+                return
+
+    def _hear(self, arrival: Arrival) -> None:
+        node = arrival.key
+        if arrival.content is None:
+            _logger.warning("node %d does not say who it is: %s", node, arrival.error)
+            self._asked = {seat: at for seat, at in self._asked.items() if seat.node != node}
+            return
+        try:
+            client = wire.read_client(arrival.content, self._clients)
+        except RefusedError as error:
+            self._refuse(node, error.detail)
+            return
+        self._place(node, client)
 
     def _place(self, node: int, client: int) -> None:
         """The latest node wins: without a key, a node that restarts comes as another one."""
