@@ -67,7 +67,7 @@ faults: $(STAMP)
 		tests/flower/test_project.py tests/flower/test_flower_app.py tests/flower/test_own_parts.py \
 		-v -rA --durations 0
 
-# A million changed inputs for every parser of bytes, files and configurations: about half an hour.
+# A million changed inputs for every parser of bytes, files and configurations: ten minutes of a core.
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --inputs 1000000
 
