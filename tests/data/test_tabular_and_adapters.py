@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from fedadmm.core.errors import DataError
 from fedadmm.data import from_hugging_face, from_torch, hold_out, tabular
+from fedadmm.data.files import read_csv
 
 CSV = "hospital,age,dose,sick\nnorth,1,2.5,yes\nsouth,3,4,no\nnorth,5,6,no\n"
 
@@ -26,6 +27,29 @@ def check_table(rows) -> None:
 def test_csv(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, CSV.encode())
     check_table(tabular(path, target="sick", client="hospital"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + CSV,
+        CSV.replace(",", ";").replace("\n", "\r\n"),
+        CSV.replace(",", ";").replace("2.5", "2,5"),
+        CSV.replace(",", "\t"),
+        "\n" + CSV.replace(",", ";").replace("age", '"age"'),
+    ],
+    ids=["byte-order mark", "semicolons", "decimal commas", "tabs", "an empty first line"],
+)
+def test_csv_as_spreadsheets_write_it(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path / "t.csv", text.encode())
+    check_table(tabular(path, target="sick", client="hospital"))
+
+
+def test_a_comma_in_a_name_or_a_word_separates_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", b'"dose, mg";x\n1,5;"2,5, or so"\n')
+    assert read_csv(path) == [["dose, mg", "x"], ["1.5", "2,5, or so"]]
+    path = write(tmp_path / "u.csv", b'x,y\n"1,5",2\n')
+    assert read_csv(path)[1] == ["1,5", "2"]
 
 
 def test_parquet(tmp_path: Path) -> None:

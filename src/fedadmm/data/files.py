@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import math
+import re
 import warnings
 import zipfile
 import zlib
@@ -27,6 +28,8 @@ EXPANSION = 1100
 """Deflate packs at most 1032 bytes into one; a promise beyond this is a lie or an attack."""
 
 _CHUNK = 1 << 20
+_SEPARATORS = (",", ";", "\t")
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
@@ -99,10 +102,24 @@ def read_text(path: Path) -> str:
 
 
 def read_csv(path: Path) -> list[list[str]]:
-    """The cells of a CSV file, plain or .gz."""
-    text = read_text(path)
+    """The cells of a CSV file, plain or .gz, without its byte-order mark and its empty lines.
+
+    Of comma, semicolon and tab the one that makes most columns of the first line separates cells.
+    With semicolons a number may have a decimal comma, which becomes a point.
+    """
+    text = read_text(path).removeprefix("\ufeff")
+
+    def lines(separator: str) -> Iterator[list[str]]:
+        return filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+
     try:
-        return list(csv.reader(io.StringIO(text, newline="")))
+        separator = max(_SEPARATORS, key=lambda one: len(next(lines(one), [])))
+        if separator != ";":
+            return list(lines(separator))
+        return [
+            [cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for cell in row]
+            for row in lines(separator)
+        ]
     except csv.Error as error:
         raise DataError(f"{path}: is no CSV file ({error})") from None
 

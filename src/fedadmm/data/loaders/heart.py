@@ -86,7 +86,7 @@ def _train_test(train: Table, test: Table, names: tuple[str, ...]) -> TrainTest:
 def read_hospital(path: str | Path) -> Table:
     """The 14 columns of a hospital's file; `?` becomes NaN, but the last column must be there."""
     path = Path(path)
-    lines = [row for row in read_csv(path) if row]
+    lines = read_csv(path)
     if not lines:
         raise DataError(f"{path}: is empty")
     for number, row in enumerate(lines, 1):

@@ -144,7 +144,8 @@ def read_columns(
         client = "client" if "client" in cells else None
     for name in [*wanted, *([client] if client else [])]:
         if name not in cells:
-            hint = "; client=None makes every file one client" if name == client else ""
+            hint = "; client=None makes every file one client, as without --client"
+            hint = hint if name == client else ""
             raise DataError(f"{path}: has no column {name!r} (it has {', '.join(cells)}){hint}")
     return cells, client
 
@@ -166,7 +167,7 @@ def _read_npz(path: Path, target: str, client: str | None, inputs: str) -> Colum
 
 def _read_table(path: Path) -> dict[str, NDArray[Any]]:
     """The columns of a CSV file, as text."""
-    lines = [row for row in read_csv(path) if row]
+    lines = read_csv(path)
     if len(lines) < 2:
         raise DataError(f"{path}: must have a line of column names and at least one row")
     header = [name.strip() for name in lines[0]]
