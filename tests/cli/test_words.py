@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,10 @@ def test_every_method_has_a_line_of_80_columns_and_a_page(monkeypatch: pytest.Mo
     assert "the penalty, a number or a schedule over rounds." in page
 
 
-def test_advice_begins_with_a_line_that_runs(tmp_path: Path) -> None:
-    own = write_small(tmp_path / "own.toml")
+@pytest.mark.parametrize("problem", ["quadratics", "saturating"])  # a theorem's method, aligned
+def test_advice_begins_with_a_line_that_runs(tmp_path: Path, problem: str) -> None:
+    table = {"name": problem, "clients": 4, "dimension": 3}
+    own = write_small(tmp_path / "own.toml", problem=table)
     words = ("--clients", 2, "--set", "problem.clients=5")
     shown = call("advise", own, *words)
     told = json.loads(call("advise", own, *words, "--json").stdout)["config"]
@@ -85,6 +88,9 @@ def test_advice_begins_with_a_line_that_runs(tmp_path: Path) -> None:
         table = told["algorithm"] if key == "rho" else told["solver"]
         assert f"{key} = {table[key]}" in again.stdout
     assert "clients = 5" in again.stdout
+    printed = tomllib.loads(again.stdout)
+    assert (printed["algorithm"], printed["output"]) == (told["algorithm"], told["output"])
+    assert (printed["algorithm"]["absent"] == "aligned") == (problem == "saturating")
 
 
 def _row(name: str, difference: Difference | None) -> Row:

@@ -106,6 +106,8 @@ def _line(counsel: Counsel, source: str) -> str:
     sets += [f"algorithm.{key}={algorithm[key]}" for key in counsel.changed if key in algorithm]
     if "lr" in counsel.changed:
         sets.append(f"solver.lr={counsel.config['solver']['lr']}")
+    if algorithm.get("absent") == "aligned":
+        sets.append(f"output.name={counsel.config['output']['name']}")
     return shlex.join([*words, *(word for one in sets for word in ("--set", one))])
 
 
