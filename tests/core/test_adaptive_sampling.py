@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 
@@ -271,7 +272,12 @@ def test_an_own_sampler_needs_one_function():
     assert [record["cohort"]["clients"] for record in result.history] == [[1, 4]] * 3
 
 
-@pytest.mark.parametrize("ids", [[1, 1], [3, 0], [0, 5], [-1]])
+def test_an_own_sampler_may_answer_with_an_array():
+    result = run(fa.FedADMM(0.5), federation(1), 1, sampler=Careless(np.array([1, 4])))
+    assert json.dumps(result.history[0]["cohort"]["clients"]) == "[1, 4]"
+
+
+@pytest.mark.parametrize("ids", [[1, 1], [3, 0], [0, 5], [-1], [-1, 3], None, 2, [0.5], ["1"]])
 def test_what_an_own_sampler_gets_wrong_is_said(ids):
     with pytest.raises(fa.ParameterError) as caught:
         run(fa.FedADMM(0.5), federation(1), 2, sampler=Careless(ids))

@@ -11,6 +11,7 @@ state and its round number: it can be resumed anywhere.
 from __future__ import annotations
 
 import itertools
+import operator
 import reprlib
 import time
 from collections.abc import Iterator, Sequence
@@ -147,15 +148,18 @@ def _cohort(sampler: Sampler, job: Job, index: int, known: Known | None) -> Sequ
     clients = job.problem.num_clients
     if index < 0:
         return range(clients)
-    ids = sampler.sample(job.seed, index, clients, known)
-    if isinstance(ids, range) and ids == range(clients):
-        return ids
-    rising = all(a < b for a, b in itertools.pairwise(ids))
-    if not rising or (len(ids) > 0 and not 0 <= ids[0] <= ids[-1] < clients):
-        shown = reprlib.repr(list(ids))
+    told = sampler.sample(job.seed, index, clients, known)
+    if isinstance(told, range) and told == range(clients):
+        return told
+    try:
+        ids = [operator.index(one) for one in told]  # NumPy's whole numbers become Python's
+        right = all(0 <= one < clients for one in ids)
+    except TypeError:
+        ids, right = [], False
+    if not right or any(a >= b for a, b in itertools.pairwise(ids)):
         raise ParameterError(
-            f"{type(sampler).__name__}: sample is {shown} in round {index}, but must be ids from 0 "
-            f"to {clients - 1}, sorted, without repetition"
+            f"{type(sampler).__name__}: sample is {reprlib.repr(told)} in round {index}, but must "
+            f"be ids from 0 to {clients - 1}, sorted, without repetition"
         )
     return ids
 
