@@ -364,6 +364,14 @@ def test_what_cannot_be_loaded_is_refused(call, message: str) -> None:
         ),
         (lambda: Dataset(torch.zeros(2, 1), torch.zeros(3)), "2 inputs and 3 targets"),
         (lambda: Dataset(torch.zeros(0, 1), torch.zeros(0)), "holds no rows"),
+        (
+            lambda: Dataset(np.zeros((2, 1), np.float32), torch.zeros(2)),
+            "inputs are ndarray of float32, but must be a tensor",
+        ),
+        (
+            lambda: Dataset(torch.zeros(1, 1), torch.zeros(1), None, np.array(["a"]), ("a",)),
+            "groups are ndarray of <U1, but must be an array of whole numbers",
+        ),
         (lambda: Dataset(torch.full((1, 1), torch.nan), torch.zeros(1)), "NaN or an infinity"),
         (lambda: Dataset(torch.zeros(1, 1), torch.zeros(1), 2), "class labels are torch.float32"),
         (

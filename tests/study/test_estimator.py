@@ -233,7 +233,7 @@ def test_a_run_that_diverges_is_told() -> None:
         ({"model": "tree"}, "model: name is 'tree', but must be one of .*mlp"),
         ({"model": 7}, "model is 7, but must be a name, a module, or a function"),
         ({"rounds": 0}, "rounds is 0, but must be a whole number of at least 1"),
-        ({"lr": "fast"}, "lr is 'fast', but must be one of 'auto'"),
+        ({"lr": "fast"}, "lr is 'fast', but must be a number > 0, or 'auto'"),
         ({"lr": -1.0}, "SGD: lr is -1.0, but must be > 0"),
         ({"participation": 0}, "participation is 0, but must be > 0 and <= 1"),
         ({"preparation": "none"}, "preparation is 'none', but must be one of 'from-sums', 'as-is'"),
@@ -253,15 +253,22 @@ def test_rows_that_cannot_be_are_refused() -> None:
         model.report("nowhere")
     with pytest.raises(ValueError, match="groups has a gap"):
         model.fit(x, y > 0, groups=np.where(site == "site 1", None, site))
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        model.fit(x, y > 0, groups=site[1:])
     mixed = np.where(site == "site 1", 1, site.astype(object))
     with pytest.raises(fa.ParameterError, match="groups holds int and str, but must hold values"):
         model.fit(x, y > 0, groups=mixed)
-    with pytest.raises(
-        fa.ParameterError, match=r"groups has shape \(\d+, 2\), but must be one name"
+    many = len(x)
+    wide = np.stack([site, site], axis=1)
+    for short, shape in (
+        (site[1:], f"({many - 1},)"),
+        ("site", "()"),
+        (wide, f"({many}, 2)"),
     ):
-        model.fit(x, y > 0, groups=np.stack([site, site], axis=1))
+        with pytest.raises(fa.ParameterError) as caught:
+            model.fit(x, y > 0, groups=short)
+        said = f"groups has shape {shape}, but must hold one value for each of {many} rows"
+        assert str(caught.value) == f"FederatedClassifier: {said}"
+    with pytest.raises(fa.ParameterError, match="y has a gap, but must hold a class for every row"):
+        model.fit(x, np.where(y > 0, "sick", None), groups=site)
     with pytest.raises(
         ValueError, match="sample_weight lies in -1 … 1, but each weight must be at least zero"
     ):

@@ -59,6 +59,12 @@ class Normalise:
         )
 
 
+def _kind(values: object) -> str:
+    """What somebody gave, with the type of its values where it has one."""
+    dtype = getattr(values, "dtype", None)
+    return f"{type(values).__name__}" + (f" of {dtype}" if dtype is not None else "")
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Rows with their targets, from one place.
@@ -83,6 +89,12 @@ class Dataset:
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for part, values in (("inputs", self.inputs), ("targets", self.targets)):
+            if not isinstance(values, Tensor):
+                raise DataError(
+                    f"{self.name}: {part} are {_kind(values)}, but must be a tensor, as "
+                    "torch.as_tensor makes of an array"
+                )
         rows = len(self.inputs)
         if rows == 0:
             raise DataError(f"{self.name}: holds no rows, but at least one is needed")
@@ -118,6 +130,11 @@ class Dataset:
     def _check_groups(self) -> None:
         if self.groups is None:
             return
+        if not isinstance(self.groups, np.ndarray) or self.groups.dtype.kind not in "iu":
+            raise DataError(
+                f"{self.name}: groups are {_kind(self.groups)}, but must be an array of whole "
+                "numbers that index group_names, as np.unique(groups, return_inverse=True) gives"
+            )
         if self.groups.shape != (len(self),):
             raise DataError(
                 f"{self.name}: groups must hold one number for each of {len(self)} rows"

@@ -23,7 +23,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.data import preparation
 from fedadmm.data.preparation import Scaled, Weights
 from fedadmm.study.estimator.base import Federated
-from fedadmm.study.estimator.rows import Rows
+from fedadmm.study.estimator.rows import Rows, is_gap
 
 
 class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
@@ -101,6 +101,10 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
     def _learn_targets(
         self, rows: Rows, masses: Sequence[Weights] | None, classes: ArrayLike | None
     ) -> None:
+        if rows.y.dtype.kind == "O" and any(map(is_gap, rows.y)):
+            raise ParameterError(
+                f"{type(self).__name__}: y has a gap, but must hold a class for every row"
+            )
         check_classification_targets(rows.y)
         self.classes_ = np.unique(rows.y if classes is None else column_or_1d(classes))
         if len(self.classes_) < 2:

@@ -235,7 +235,10 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     def _rate(self, problem: Problem, start: Tensor) -> float:
         if not isinstance(self.lr, str):
             return self.lr
-        check_choice(self, "lr", self.lr, ("auto",))
+        if self.lr != "auto":
+            raise ParameterError(
+                f"{type(self).__name__}: lr is {self.lr!r}, but must be a number > 0, or 'auto'"
+            )
         largest = estimate(problem, start, seed=self._seed).largest
         return 1.0 if largest <= 0.5 else 0.5 / largest
 

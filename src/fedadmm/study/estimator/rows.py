@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_consistent_length, column_or_1d
+from sklearn.utils import column_or_1d
 from sklearn.utils.validation import _check_sample_weight
 
 from fedadmm.core.errors import ParameterError, check_count
@@ -52,9 +52,8 @@ def rows_of(
 
     Without groups the rows are dealt out: every client gets one where there are enough.
     """
-    own = None if groups is None else _groups(owner, groups)
+    own = None if groups is None else _groups(owner, groups, len(X))
     weights: Weights | None = None
-    check_consistent_length(X, own)
     if sample_weight is not None:
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
         if bool((weights < 0).any()) or not bool((weights > 0).any()):
@@ -75,11 +74,14 @@ def rows_of(
     return Rows(cells_of(X, names), y, owners, tuple(map(str, known)), weights)
 
 
-def _groups(owner: str, groups: ArrayLike) -> NDArray[Any]:
+def _groups(owner: str, groups: ArrayLike, rows: int) -> NDArray[Any]:
     """Whose each row is: values of one kind, without a gap."""
     found = np.asarray(groups)
-    if found.ndim != 1 and found.shape[1:] != (1,):
-        raise ParameterError(f"{owner}: groups has shape {found.shape}, but must be one name a row")
+    if found.shape not in ((rows,), (rows, 1)):
+        raise ParameterError(
+            f"{owner}: groups has shape {found.shape}, but must hold one value for each of {rows} "
+            "rows"
+        )
     own: NDArray[Any] = column_or_1d(found)
     if any(map(is_gap, own)):
         raise ParameterError(f"{owner}: groups has a gap, but must say whose every row is")
