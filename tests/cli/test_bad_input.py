@@ -133,11 +133,42 @@ def test_run_says_what_is_wrong(
             "problem.name is 'digit', which is not known; did you mean dig",
         ),
         (("config", "show", "quick"), "there is no preset 'quick'; did you mean quickstart?"),
-        (("--set",), "No such option '--set'."),
+        (("sweep", "quickstart"), "Invalid value: --grid is missing, as in --grid algorithm.rho=0"),
+        (("export", "nowhere", "--format", "onnx"), "nowhere: no such folder"),
+        (("--set",), "No such option '--set'. (an option of a command stands behind the command; "),
     ],
 )
 def test_every_command_says_what_is_wrong(arguments: tuple[str, ...], message: str) -> None:
     assert refused(*arguments).startswith(message)
+
+
+def test_without_a_command_the_help_is_all_that_is_said() -> None:
+    result = call()
+    assert result.exit_code == 2
+    assert "Usage" in result.output
+    assert "fedadmm:" not in result.output
+
+
+def test_a_mistake_in_ones_own_file_names_the_file_and_the_line(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mistaken.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedadmm import Sampler\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Mistaken(Sampler):\n"
+        "    def sample(self, seed, round_index, clients, known=None):\n"
+        "        return [1 // round_index]\n"
+    )
+    table = 'sampler={name = "mistaken:Mistaken"}'
+    result = call("run", config, "--out", tmp_path / "a", "--set", table)
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "fedadmm: mistaken.py fails in line 8 (ZeroDivisionError: integer division or modulo by "
+        "zero); --debug shows where\n",
+    )
 
 
 def test_a_folder_and_an_empty_file_are_no_configuration(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from fedadmm.cli.display import Live, live, steps
+from fedadmm.cli.display import Live, live, print_note, print_table, steps
 from fedadmm.study.estimating import estimate
 from fedadmm.study.pool import Began, Ended, Recorded
+from fedadmm.study.tables import Table
 from fedadmm.study.words import size
 from support.records import made
 from support.resumable import problem
@@ -50,6 +51,23 @@ def test_nothing_is_drawn_without_a_terminal(capsys: pytest.CaptureFixture[str])
         watch(Recorded(0, RECORD))
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_a_table_shows_cells_as_they_stand_and_bold_ones_without_stars(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(Table("Trials", ["trial", "lr"], [["**3**", "[0.1]"]]))
+    last = capsys.readouterr().out.splitlines()[-2]
+    assert [cell.strip() for cell in last.strip("│").split("│")] == ["3", "[0.1]"]
+
+
+def test_a_note_is_broken_between_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    print_note("every method chose from [0.1, 0.3]")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rstrip() for line in lines] == ["every method chose", "from [0.1, 0.3]"]
 
 
 def test_steps_are_a_bar_on_a_terminal_and_sentences_elsewhere(

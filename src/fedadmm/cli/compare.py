@@ -88,14 +88,14 @@ def _compare(
 
 
 def _print(result: Mapping[str, Any], folder: Path) -> None:
-    from fedadmm.cli.display import print_table
+    from fedadmm.cli.display import print_note, print_table
     from fedadmm.study.report.content import read
     from fedadmm.study.report.tables import results_table
 
     print_table(results_table(read(folder)))
     search = result["learning_rate_search"]
     if search is not None:
-        typer.echo(
+        print_note(
             f"every method chose from {search['values']} on seed {search['seed']}, "
             f"{search['rounds']} rounds at most: {search['rule']}"
         )

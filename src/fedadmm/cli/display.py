@@ -15,6 +15,7 @@ from fedadmm.cli.group import STDOUT
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from rich.text import Text
 
     from fedadmm.run.record import Record
     from fedadmm.study.pool import Event, Watch
@@ -34,9 +35,12 @@ def draw(folder: Path, wanted: bool) -> str | None:
     """Write the report of a folder, if it is wanted, and say where it is."""
     if not wanted:
         return None
+    from rich.console import Console
+
     from fedadmm.study.report import write_report
 
-    return str(write_report(folder))
+    with Console(stderr=True).status("writing the report"):
+        return str(write_report(folder))
 
 
 def print_preparation(run: Path) -> None:
@@ -64,11 +68,25 @@ def print_table(table: Table) -> None:
     for index, heading in enumerate(table.headings):
         grid.add_column(heading, justify="right" if index else "left")
     for cells in table.lines:
-        grid.add_row(*cells)
-    console = Console()
-    console.print(grid)
+        grid.add_row(*map(_cell, cells))
+    Console().print(grid)
     for line in [*table.picture, *table.note.splitlines()]:
-        console.print(line, highlight=False, markup=False)
+        print_note(line)
+
+
+def _cell(text: str) -> Text:
+    """A cell as it stands; one in `**` is bold."""
+    from rich.text import Text
+
+    bold = text.removeprefix("**").removesuffix("**")
+    return Text(bold, "bold" if bold != text else "")
+
+
+def print_note(text: str) -> None:
+    """A sentence, broken between words where the terminal ends."""
+    from rich.console import Console
+
+    Console().print(text, highlight=False, markup=False)
 
 
 class Live:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
@@ -42,6 +43,8 @@ class Group(TyperGroup):
             code = super().main(arguments, prog_name, complete_var, standalone_mode=False, **extra)
         except (click.exceptions.Abort, KeyboardInterrupt):
             code = INTERRUPTED
+        except click.exceptions.NoArgsIsHelpError as error:  # rich has printed the help by now
+            code = complain(error.message) if error.message else BAD_INPUT
         except click.ClickException as error:
             code = complain(_usage(error))
         except (FedADMMError, OSError) as error:
@@ -52,7 +55,7 @@ class Group(TyperGroup):
             if debug:
                 raise
             code = complain(
-                f"internal error ({type(error).__name__}: {error}); --debug shows where", INTERNAL
+                f"{_place(error)} ({type(error).__name__}: {error}); --debug shows where", INTERNAL
             )
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)
@@ -101,8 +104,21 @@ def message_of(error: Exception) -> str:
 
 def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
-    hint = f" (see {context.command_path} --help)" if context is not None else ""
-    return f"{error.format_message()}{hint}"
+    if context is None:
+        return error.format_message()
+    hint = f"see {context.command_path} --help"
+    if isinstance(error, click.NoSuchOption) and isinstance(context.command, click.Group):
+        hint = f"an option of a command stands behind the command; {hint}"
+    return f"{error.format_message()} ({hint})"
+
+
+def _place(error: Exception) -> str:
+    """Whose error it is: that of a file in the current folder, as of one's own method, or ours."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.parent == Path.cwd():
+            return f"{path.name} fails in line {frame.lineno}"
+    return "internal error"
 
 
 @contextmanager

@@ -63,6 +63,10 @@ def sweep(
     numbers = options.whole_numbers(seeds, "--seeds")
     if numbers is not None:
         axes.append(sweeping.Axis("seed", numbers))
+    if not axes and not steps:
+        raise typer.BadParameter(
+            "--grid is missing, as in --grid algorithm.rho=0.1,1; --list or --seeds will do, too"
+        )
     points = sweeping.points_of(tree, axes, steps)
     with resumable(again(out=out, resume=True)):
         _sweep(points, out, resume, jobs, report, as_json)

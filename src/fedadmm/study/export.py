@@ -92,6 +92,8 @@ class Exported(NamedTuple):
 def restore(directory: Path, last: bool = False) -> Restored:
     """The module of a run with its best model in it, or its last, in evaluation mode."""
     folder = RunDir(directory)
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such folder")
     if not folder.holds_run:
         raise DataError(
             f"{directory}: holds no config.toml, so that nobody knows which module its vector "

@@ -286,4 +286,5 @@ def table(result: Mapping[str, Any]) -> Table:
         values += [row["final"].get(name) for name in shown]
         lines.append([number, *map(tables.number_cell, values)])
     headings = ["trial", *short_keys(keys), "rounds", "state", *shown]
-    return Table("Trials", headings, lines, data=[flattened(row) for row in rows])
+    note = f"Trial {best} is the best." if best is not None else ""
+    return Table("Trials", headings, lines, note, data=[flattened(row) for row in rows])
