@@ -105,7 +105,8 @@ def make(seed: int) -> Plan:
         Federation(**settings),
         kinds,
         [_quadratic(chance, dimension) for _ in range(clients)],
-        tail=calm * (1 if mode == "rounds" else clients),
+        # Without rounds the others go on while one is repaired: it needs time for its turn.
+        tail=calm * (1 if mode == "rounds" else 2 * clients),
         liar=chance.randrange(clients) if "a liar" in kinds else None,
     )
 
