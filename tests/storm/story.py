@@ -44,6 +44,8 @@ class Story:
         self.world = World(seed, self.plan)
         self.settings = self.plan.federation
         self._accepts = False
+        self._said = ""
+        """The server's last error."""
         self._backup: Any = None
         self._newer: Any = None
         self._restored = False
@@ -130,7 +132,7 @@ class Story:
 
     def _handle(self, error: FedADMMError) -> None:
         """What an operator does about what the server said."""
-        world = self.world
+        world, self._said = self.world, str(error)
         if "is damaged" in str(error) and world.flipped:
             self._replace_checkpoint()
         elif "metrics.jsonl: line" in str(error) and world.flipped:
@@ -241,6 +243,7 @@ class Story:
         entries, meddled = self._saved().entries, self.world.books.ever_tampered
         clients = range(self.plan.federation.clients)
         lost = all(c == self.plan.liar or (c in entries and entries[c].lost) for c in clients)
+        lost = lost or f"{len(clients)} clients lost their state" in self._said
         touched = all(c == self.plan.liar or c in meddled for c in clients)
         return self.settings.ledger == "none" and lost and touched
 
