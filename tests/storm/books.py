@@ -195,12 +195,9 @@ class Books:
         """Whose disks somebody meddled with, and when: their state is nobody's promise."""
         self.ever_tampered: set[int] = set()
         self._peak = 1.0
-        self._largest_truth = self._largest_lie = 0.0
-
-    @property
-    def swallowed_a_lie(self) -> bool:
-        """Whether something was folded that is far larger than whatever honest sites sent."""
-        return self._largest_lie > 10 * self._largest_truth
+        self._largest_truth = 0.0
+        self.swallowed_a_lie = False
+        """Whether something was folded that is far larger than what honest sites had sent."""
 
     def meddled(self, client: int, now: float) -> None:
         """Somebody wiped, restored or damaged this client's disk."""
@@ -309,8 +306,8 @@ class Books:
             del self.tampered[client]
         if upload.honest:
             self._largest_truth = max(self._largest_truth, upload.size)
-        else:
-            self._largest_lie = max(self._largest_lie, upload.size)
+        elif upload.size > 10 * self._largest_truth:
+            self.swallowed_a_lie = True
         total = tuple(a + b for a, b in zip(chain.total, upload.numbers, strict=True))
         self._peak = max([self._peak, *(float(abs(one).max()) for one in total)])
         return Chain(entry, total, total)
