@@ -40,13 +40,12 @@ figure: $(VENV)/.demo
 	$(BIN)/python docs/_figures/around_the_global_model.py docs/clients.svg
 	$(BIN)/python docs/_figures/report.py runs/figure/report.html docs/report.png
 
-# Files in their order: by the number of their tests, the few of real federations would come last, alone.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Which lines no test reaches; a page for each file in htmlcov.
 coverage: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered --cov-report=html
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

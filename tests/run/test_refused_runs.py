@@ -141,7 +141,7 @@ PARAMETERS: Cases = {
     ),
     "a number for a sampler": (
         lambda: simulate(sampler=0.1),
-        "simulate: sampler is 0.1, but must be of the kind Sampler",
+        "simulate: sampler is a float, but must be of the kind Sampler",
     ),
     "a negative seed": (
         lambda: simulate(seed=-5),

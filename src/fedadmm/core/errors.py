@@ -115,8 +115,7 @@ def check_kind(owner: object, field: str, value: object, role: type[object]) -> 
         given = f"the class {value.__name__}"
         hint = f"; call it with its options, as in {value.__name__}(...)"
     else:
-        plain = value is None or isinstance(value, str | int | float)
-        given, hint = repr(value) if plain else f"a {type(value).__name__}", ""
+        given, hint = repr(value) if isinstance(value, str) else f"a {type(value).__name__}", ""
         if isabstract(role) and type(value).__module__ != "builtins":
             members = ", ".join(sorted(role.__abstractmethods__))  # type: ignore[attr-defined]
             hint = f"; make {type(value).__name__} a subclass of it that defines {members}"
