@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -134,6 +135,25 @@ def test_every_task_that_went_out_is_counted_down(mode, tmp_path):
         again = history.records[2]["traffic"]["bytes_down"] - CLIENTS * theta
         assert again == (fault.count - 1) * theta > 0
         assert {r["traffic"]["bytes_down"] for r in history.records[3:]} == {CLIENTS * theta}
+
+
+def test_copies_of_a_task_come_at_doubling_intervals(tmp_path):
+    """Again after 10, 20, 40, 80 and 80 s, each at the next look: a slow node is not flooded."""
+    patience = Patience(start=60.0, round=300.0, resend=10.0, poll=1.0, empty=4)
+    settings = federation(fa.FedADMM(rho=1.0), rounds=ROUNDS, patience=patience)
+    seen = []
+
+    def deaf(moment, message, client):
+        if (moment, message.metadata.group_id, client) == ("deliver", "3", 1):
+            seen.append(clock.now())
+            return "drop"
+        return None
+
+    history = run_through(settings, FakeGrid(settings, tmp_path, deaf), tmp_path)
+    waits = [late - early for early, late in itertools.pairwise(seen)]
+    assert [wait - wait % 10 for wait in waits] == [10, 20, 40, 80, 80]
+    assert history.trace[2] == [0, 2, 3]
+    check(settings, history, tmp_path)
 
 
 class Slow(FakeGrid):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 2
 """How often a task is sent to a client that answers with an error."""
+_LONGEST = 8
+"""A task that stays unanswered is sent again after 1, 2, 4 and then always 8 times `resend`."""
 _BOOT = 32
 """Without rounds, tasks are numbered from (number of server starts) << 32: they always grow."""
 _ROOM = 4096
@@ -123,6 +125,10 @@ class Flight(NamedTuple):
     over: bool = False
     """Whether it was answered by something that cannot be folded."""
 
+    def late(self, now: float, resend: float) -> bool:
+        """Whether it may have got lost: each copy gives a slow node twice as long as the last."""
+        return now - self.at > resend * min(1 << (self.times - 1), _LONGEST)
+
 
 class Tasks:
     """The tasks that are out, one per client at most."""
@@ -164,7 +170,7 @@ class Tasks:
             seat, flight = online.get(client), self.out.get(client)
             if seat is None:
                 continue
-            late = flight is not None and now - flight.at > self._resend
+            late = flight is not None and flight.late(now, self._resend)
             if flight is None or (flight.over and late):
                 flight = self._make_out(client, cast, ledger, step, seat, rounds)
             elif not flight.over and (flight.failed or late or flight.seat != seat):
