@@ -170,7 +170,7 @@ def restored(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
     """Where a checkpoint lets a run begin; one that says something else is refused."""
     try:
         return _unpack(job, found, output)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StateError(
             f"the checkpoint of round {found.round} cannot be understood; {ANOTHER_VERSION}"
         ) from error
