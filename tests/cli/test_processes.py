@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fedadmm.cli import options
+from fedadmm.study.config import resolve
 from support.commands import write_small
 
 FEDADMM = [sys.executable, "-m", "fedadmm"]
@@ -196,3 +198,24 @@ def _alive(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("engine", "threads", "beside"),
+    [
+        ({"name": "vectorised"}, 1, True),
+        ({"name": "sequential"}, 1, True),
+        ({"name": "vectorised"}, "auto", False),
+        ({"name": "vectorised"}, 2, False),
+        ({"name": "workers", "workers": 2}, 1, False),
+        ({"name": "virtual-time", "mode": "sync"}, "auto", True),
+    ],
+)
+def test_runs_that_keep_to_one_core_go_side_by_side(engine, threads, beside, monkeypatch):
+    """One process per core, unless a run uses more than one core by itself."""
+    from fedadmm.run.engines import workers
+
+    monkeypatch.setattr(workers, "usable_cores", lambda: 6)
+    chosen = resolve({"problem": {"name": "digits"}, "engine": engine, "threads": threads})
+    assert options.processes(None, [chosen]) == (6 if beside else 1)
+    assert options.processes(3, [chosen]) == 3

@@ -198,7 +198,7 @@ def processes(jobs: int | None, runs: Iterable[Run]) -> int:
 
     if jobs is not None:
         return jobs
-    alone = all(run.engine.keeps_to_one_core for run in runs)
+    alone = all(run.engine.keeps_to_one_core(run.threads) for run in runs)
     return usable_cores() if alone else 1
 
 

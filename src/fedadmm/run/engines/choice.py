@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedadmm.core.protocols import ClientRecords, Engine
 from fedadmm.run.client import Job
@@ -24,9 +24,8 @@ class EngineChoice(ABC):
         """Whether replies are folded as they arrive, without rounds."""
         return False
 
-    @property
-    def keeps_to_one_core(self) -> bool:
-        """Whether a run leaves the other cores free, so that several fit side by side."""
+    def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
+        """Whether a run with these threads leaves the other cores free, for others beside it."""
         return False
 
     def expected_delay(self, clients: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from fedadmm.core.parts import part
 from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, Upload
@@ -17,6 +18,10 @@ class Sequential(EngineChoice):
     def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine."""
         return SequentialEngine(job, store)
+
+    def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
+        """With one thread."""
+        return threads == 1
 
 
 class SequentialEngine(Engine):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,6 +70,10 @@ class Vectorised(EngineChoice):
         if reason is not None:
             raise PairingError(f"Vectorised: {reason}")
         return VectorisedEngine(job, store, self.stack)
+
+    def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
+        """With one thread."""
+        return threads == 1
 
 
 class _Stack(NamedTuple):

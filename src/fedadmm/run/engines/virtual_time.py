@@ -95,9 +95,8 @@ class VirtualTime(EngineChoice):
         """Whether replies are folded as they arrive."""
         return self.mode == "async"
 
-    @property
-    def keeps_to_one_core(self) -> bool:
-        """Unless replies are computed by several processes."""
+    def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
+        """Unless replies are computed by several processes; a client has one thread."""
         return self.workers == 1
 
     def expected_delay(self, clients: int) -> int | None:
