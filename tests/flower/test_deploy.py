@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import ssl
 import sys
 import threading
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 
 import fedadmm as fa
 from fedadmm.cli import app
-from fedadmm.core.errors import ConfigError
+from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.local import processes
 from fedadmm.flower.local.bundle import OWN_APP
@@ -317,3 +318,19 @@ def test_no_proxy_stands_between_processes_of_this_machine(tmp_path, monkeypatch
     made = processes.environment(tmp_path)
     assert made["no_proxy"] == made["NO_PROXY"] == "intranet.example,127.0.0.1,localhost"
     assert made["HTTPS_PROXY"] == "http://127.0.0.1:9"
+
+
+def test_ports_are_free_in_a_row_and_no_outgoing_connection_gets_them(monkeypatch):
+    """A first choice that somebody listens on is passed over, and so is one beside it."""
+    outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    lowest = int(outgoing.read_text().split()[0]) if outgoing.exists() else 32_768
+    assert all(port < lowest for port in processes.free_ports(200))
+    with socket.socket() as taken:
+        port = processes.free_ports(1)[0]
+        taken.bind(("127.0.0.1", port))
+        drawn = iter([port - 10_000, port - 10_001, port - 10_002])
+        monkeypatch.setattr(processes.secrets, "randbelow", lambda _: next(drawn))
+        assert processes.free_ports(2) == [port - 2, port - 1]
+        monkeypatch.setattr(processes.secrets, "randbelow", lambda _: port - 10_000)
+        with pytest.raises(EngineError, match="no 1 free ports in a row between 10000 and 32767"):
+            processes.free_ports(1)

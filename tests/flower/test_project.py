@@ -44,15 +44,6 @@ class Mine(FedADMM):
 """
 
 
-def free_pair():
-    """Two ports in a row that nobody uses."""
-    while True:
-        port = free_ports(1)[0]
-        with socket.socket() as probe:
-            if port < 65000 and probe.connect_ex(("127.0.0.1", port + 1)) != 0:
-                return port
-
-
 class Shells:
     """Runs blocks of COMMANDS.md as a person would, and ends what it left running."""
 
@@ -120,7 +111,7 @@ def rows(path, seed):
 @pytest.fixture
 def project(tmp_path):
     """The first three blocks of the commands, and both sites, as written; with an own method."""
-    port = free_pair()
+    port, _ = free_ports(2)
     made = write_project(tmp_path / "study", 2, "localhost", port=port, rounds=3, features=4)
     made.app.with_name("my_method.py").write_text(OWN_METHOD)
     text = made.app.read_text().replace("fa.FedADMM(rho=0.1)", "Mine()")
@@ -178,6 +169,7 @@ def test_keys_and_certificates_change_and_the_run_goes_on(project):
     (made.server / "run" / files.SUMMARY).unlink()
     change_key(made, shells)
     change_certificates(made, shells, port)
+    until_online(made, shells, 2)
     made.app.write_text(made.app.read_text().replace("ROUNDS = 4, 2, 3", "ROUNDS = 4, 2, 5"))
     watched = free_ports(1)[0]
     block = shells.blocks[4].replace(
@@ -195,6 +187,14 @@ def test_keys_and_certificates_change_and_the_run_goes_on(project):
     assert 4.0 in seen, seen
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", watched)) != 0
+
+
+def until_online(made, shells, nodes, timeout=120.0):
+    """A round begins with whoever is there, so both sites have to be back before it does."""
+    deadline = time.monotonic() + timeout
+    while list(operator(made, shells).values()).count("online") < nodes:
+        assert time.monotonic() < deadline, operator(made, shells)
+        time.sleep(1.0)
 
 
 def change_key(made, shells):

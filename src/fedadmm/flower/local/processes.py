@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ from fedadmm.core.errors import EngineError
 PROCESSES = "processes.json"
 GRACE = 8.0
 """Seconds between asking a group to end and ending it."""
+_LOWEST_PORT, _HIGHEST_PORT = 10_000, 32_767
+"""Below what Linux (32768), macOS and Windows (49152) give to outgoing connections."""
 
 
 class Recorded(NamedTuple):
@@ -38,15 +41,23 @@ class Recorded(NamedTuple):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """So many ports in a row, of the loopback interface, that nobody listens on.
+
+    They lie below those that systems give to outgoing connections by themselves: one of these may
+    go to any connection between this look and the moment in which a server listens on it, and
+    between a server's stop and its restart on the port that it had.
+    """
+    for _ in range(100):
+        first = _LOWEST_PORT + secrets.randbelow(_HIGHEST_PORT - _LOWEST_PORT - count + 2)
+        row = range(first, first + count)
+        with ExitStack() as held, suppress(OSError):
+            for port in row:
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return list(row)
+    raise EngineError(
+        f"no {count} free ports in a row between {_LOWEST_PORT} and {_HIGHEST_PORT} were found in "
+        "100 tries"
+    )
 
 
 def _direct() -> str:
