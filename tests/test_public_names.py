@@ -92,6 +92,7 @@ NAMES = [
     "Result",
     "Evaluation",
     "Target",
+    "PerWork",
     "Piecewise",
     "Geometric",
     "FedADMMError",

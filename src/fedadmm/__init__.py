@@ -36,7 +36,7 @@ _EXPORTS = {
         "BernoulliSampling CyclicSampling DoublyUniformSampling FullParticipation "
         "NonOverlappingSampling TraceSampling UniformSampling WeightedSampling"
     ),
-    "fedadmm.core.schedules": "Geometric Piecewise",
+    "fedadmm.core.schedules": "Geometric PerWork Piecewise",
     "fedadmm.core.solvers": "DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
     "fedadmm.core.uploads": (
         "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK UploadStage"

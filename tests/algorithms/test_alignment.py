@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core import trees
 from fedadmm.core.missed import Missed
+from fedadmm.core.protocols import Received, Round
 from fedadmm.run.engines import GivenDelays, VirtualTime
 from fedadmm.run.plan import RoundReport
 from support import reference
@@ -391,3 +393,32 @@ REFUSED = [
 def test_what_makes_no_sense_is_refused(made, words):
     with pytest.raises(fa.ParameterError, match=words):
         made()
+
+
+@pytest.mark.parametrize(("rho", "steps"), [(0.3, 7), (2.0, 40)])
+def test_aligned_duals_are_momentum_that_forgets_by_the_penalty_times_the_work(rho, steps):
+    """Where gradients are constant, h <- q h - (1 - q) grad f with q = (1 - lr rho)^steps.
+
+    Over the cohorts in the mean: each of the n clients alone is one cohort, from the same state.
+    """
+    lr, n, d = 0.05, 4, 3
+    chance = np.random.default_rng(0)
+    slopes, duals = chance.normal(size=(n, d)), chance.normal(size=(n, d))
+    theta, q = chance.normal(size=d), (1 - lr * rho) ** steps
+    method = fa.FedADMM(rho=rho, absent="aligned", alignment=1.0)
+    cast = method.broadcast(method.init_server(torch.tensor(theta)), Round(0, 0))
+    server = method.init_server(torch.tensor(theta))._replace(h=torch.tensor(duals.mean(0)))
+    after = []
+    for slope, dual in zip(slopes, duals, strict=True):
+        line = fa.Quadratic(torch.zeros(d, d, dtype=torch.float64), torch.tensor(-slope))
+        client = method.init_client(torch.tensor(theta))._replace(y=torch.tensor(dual))
+        local = method.local_problem(cast, client)
+        result, _ = fa.GradientDescent(lr).solve(line, local, fa.Steps(steps), 0)
+        message = method.client_update(cast, client, result)[1]
+        total = trees.scaled(message, 1 / n)
+        after.append(method.server_update(server, total, Received(1, 1 / n, n, 0), fa.Zero()))
+    h = np.mean([one.h.numpy() for one in after], axis=0)
+    wanted = q * duals.mean(0) - (1 - q) * slopes.mean(0)
+    np.testing.assert_allclose(h, wanted, rtol=0, atol=1e-12)
+    moved = np.mean([one.theta.numpy() for one in after], axis=0) - theta
+    np.testing.assert_allclose(moved, (2 * wanted - duals.mean(0)) / rho, rtol=0, atol=1e-12)

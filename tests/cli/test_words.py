@@ -68,7 +68,7 @@ def test_every_method_has_a_line_of_80_columns_and_a_page(monkeypatch: pytest.Mo
     page = " ".join(call("algorithms", "fedadmm").stdout.split())
     assert "Gong et al., FedADMM, ICDE 2022" in page
     assert "algorithm.rho: a number" in page
-    assert "the penalty, a number or a schedule over rounds." in page
+    assert "the penalty: a number, a schedule over rounds, or `PerWork(pull)`" in page
 
 
 @pytest.mark.parametrize("problem", ["quadratics", "saturating"])  # a theorem's method, aligned

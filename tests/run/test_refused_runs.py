@@ -26,6 +26,11 @@ def batch_norm(**options: Any) -> fa.Problem:
     return small_federation(nn.BatchNorm1d(5), **options)
 
 
+class Forgetful(fa.Sampler):
+    def sample(self, seed, round_index):  # type: ignore[override]
+        return [0]
+
+
 HAS_NO_PROX = (
     "has no proximal server step, but the problem's regularizer is L1; use FedADMM, FedADMMIn, "
     "FedADMMInSa, FedDR, FedDRII, FedMid or FedDualAvg"
@@ -138,6 +143,11 @@ PARAMETERS: Cases = {
     "a word for a solver": (
         lambda: simulate(solver="sgd"),
         "simulate: solver is 'sgd', but must be of the kind LocalSolver",
+    ),
+    "a sampler that forgot what it is called with": (
+        lambda: simulate(sampler=Forgetful()),
+        "Forgetful: sample takes (seed, round_index), but must take "
+        "(seed, round_index, clients, known=None)",
     ),
     "a number for a sampler": (
         lambda: simulate(sampler=0.1),

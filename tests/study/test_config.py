@@ -110,7 +110,7 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
         (
             {"algorithm": {"name": "fedadmm", "rho": "x"}},
             "algorithm.rho is 'x', but must be a number or a table whose name is one of piecewise, "
-            "geometric",
+            "per-work, geometric",
         ),
         (
             {"algorithm": {"name": "fedadmm", "rho": -1}},

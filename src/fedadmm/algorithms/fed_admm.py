@@ -20,8 +20,9 @@ With absent="aligned" clients that sit a round out move along: see `fedadmm.algo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ from fedadmm.core.protocols import (
     Regularizer,
     Round,
 )
-from fedadmm.core.schedules import Schedule, at, check_floor, meets_participation
+from fedadmm.core.schedules import PerWork, Schedule, at, check_floor, meets_participation
 
 _NOBODY = 1e-6
 """A weight of the members this small is rounding: the last one has left."""
@@ -89,7 +90,7 @@ class Message(NamedTuple):
 class PrintedFedADMM(Algorithm[Server, Client, Broadcast, Message]):
     """The recursion, where absent clients keep what they have."""
 
-    rho: Positive | Schedule
+    rho: Positive | Schedule | PerWork
     step: Literal["tracking"] | Positive | Schedule = "tracking"
     start: Literal["own", "current", "global"] = "own"
     members: Literal["all", "seen"] = "all"
@@ -250,7 +251,8 @@ class FedADMM(Alignable, PrintedFedADMM):
     """FedADMM of Gong et al. and of Wang et al.
 
     Args:
-        rho: the penalty, a number or a schedule over rounds.
+        rho: the penalty: a number, a schedule over rounds, or `PerWork(pull)`, which fits it to
+            the clients' local work.
         step: the server step: "tracking", a number, or a schedule.  Where a numeric step differs
             from |S|/n the limit is not the optimum but is pulled along theta - theta^0.
         start: local training begins at the client's "own" w_i as printed, at the "global" theta, or
@@ -281,6 +283,12 @@ class FedADMM(Alignable, PrintedFedADMM):
                     f"FedADMM: {name} is {given!r}, but must be {allowed!r} with absent='aligned', "
                     "whose server holds the exact mean of all duals"
                 )
+
+    def fitted(self, length: Callable[[], float]) -> Self:
+        """With a number for a penalty per work."""
+        if not isinstance(self.rho, PerWork):
+            return self
+        return replace(self, rho=self.rho.fitted(length()))
 
     def common_penalty(self, round_index: int) -> float:
         """The rho of the round, which absent clients are moved with as well."""

@@ -21,7 +21,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+)
 
 import numpy as np
 import torch
@@ -204,6 +214,13 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     def needs(self) -> Needs:
         """What this method needs of the local solve."""
         return Needs()
+
+    def fitted(self, length: Callable[[], float]) -> Self:
+        """The method with numbers for what depends on the local work; itself where nothing does.
+
+        `length` tells the mean over the clients of learning rate * local steps in a round.
+        """
+        return self
 
     @property
     def relaxation(self) -> float:
@@ -532,6 +549,10 @@ class LocalSolver(ABC):
 
     def rate_of(self, client: int, round_index: int) -> float | None:
         """The length of a client's gradient steps; None for a solver that finds its own."""
+        return None
+
+    def length(self, steps: int, client: int) -> float | None:
+        """The sum of the sizes of so many steps of a first round; None where nobody can tell."""
         return None
 
     @abstractmethod

@@ -44,6 +44,26 @@ class Piecewise:
         return self.values[max(begin for begin in self.values if begin <= round_index)]
 
 
+@part("schedule", "per-work")
+class PerWork:
+    """A penalty that fits the local work: `pull` / (learning rate * local steps of a round).
+
+    A run counts the steps (the mean over the clients) and turns it into a number before round 1.
+    Over a round of plain gradient steps a penalty brings w back by 1 - exp(-lr * steps * rho) of
+    its way from the centre, whatever lr and steps are: so one `pull` serves clients with ten rows
+    and with ten thousand, where one rho does not.
+
+    Args:
+        pull: rho * lr * steps; 1/4 brings w back by about a fifth.
+    """
+
+    pull: Positive = 0.25
+
+    def fitted(self, length: float) -> float:
+        """The penalty for this mean of learning rate * steps."""
+        return self.pull / length
+
+
 @part("schedule", "geometric")
 class Geometric:
     """initial * factor^t, never below `floor`.
@@ -100,8 +120,14 @@ def of_clients(
     return like.new_tensor([value[client] for client in clients]).view_as(like)
 
 
-def at(value: float | Schedule | Sequence[float], round_index: int, client: int = 0) -> float:
+def at(
+    value: float | Schedule | PerWork | Sequence[float], round_index: int, client: int = 0
+) -> float:
     """One client's number in one round; an initial round counts as the first."""
+    if isinstance(value, PerWork):
+        raise ParameterError(
+            f"{value} is no number yet: a run makes one of it, which knows the clients' local work"
+        )
     if not callable(value):
         return of_client(value, client)
     number = value(max(round_index, 0))

@@ -19,9 +19,10 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.core.problem import Problem
 from fedadmm.data import models
 from fedadmm.data.problems import NamedProblem, Sites
-from fedadmm.flower.federation import Federation, Patience
+from fedadmm.flower.federation import Federation, Patience, work_is_unknown
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
+from fedadmm.run.pairing import local_length
 from fedadmm.study import loading
 from fedadmm.study.config import Run, resolve
 from fedadmm.study.running import initial_vector
@@ -85,9 +86,11 @@ def federation(config: Run, deployment: Deployment, problem: Problem | None = No
     problem = problem or config.load_problem()
     check_clients(deployment.clients, problem.num_clients)
     client: Any = problem.clients[0]
+    length = partial(local_length, problem, config.solver, config.stop)
     return _federation(
         config,
         deployment,
+        algorithm=config.algorithm.fitted(length),
         initial=initial_vector(config, problem),
         model=client.flat.module if problem.buffers is not None else None,
         weights=problem.weights,
@@ -120,6 +123,7 @@ def _without_rows(config: Run, deployment: Deployment, apart: Sites) -> Federati
     return _federation(
         config,
         deployment,
+        algorithm=config.algorithm,
         initial=start.to(getattr(torch, config.precision)),
         evaluate_every=config.evaluation.every,
     )
@@ -127,7 +131,6 @@ def _without_rows(config: Run, deployment: Deployment, apart: Sites) -> Federati
 
 def _federation(config: Run, deployment: Deployment, **parts: Any) -> Federation:
     return Federation(
-        algorithm=config.algorithm,
         clients=deployment.clients,
         rounds=config.rounds,
         solver=config.solver,
@@ -191,6 +194,8 @@ def check(config: Run) -> None:
         raise ConfigError("evaluate.clients is true, but must be false in a deployment")
     if config.evaluation.train:
         raise ConfigError("evaluate.train is true, but must be false in a deployment")
+    if sites(config) is not None:
+        config.algorithm.fitted(work_is_unknown)
 
 
 def check_clients(nodes: int, clients: int) -> None:

@@ -52,7 +52,8 @@ class Patience:
     Args:
         start: for the first nodes to appear.
         round: for the replies of a round; who has not answered then did not take part.
-        resend: before an unanswered task is sent again within its round.
+        resend: before an unanswered task is sent again within its round; before each further copy
+            twice as long, so that a slow node is not flooded, and at most eight times.
         poll: between two looks for replies.
         empty: rounds in a row without any update after which the run stops, to be resumed later.
         better: measurements of the server's own in a row without a better model after which the
@@ -146,6 +147,7 @@ class Federation:
                 f"Federation: names holds {len(set(self.names))} names, but must hold one for "
                 f"each of the {self.clients} clients"
             )
+        self.algorithm.fitted(work_is_unknown)
         if self.algorithm.asynchronous and self.mode == "rounds":
             raise ParameterError(
                 f"Federation: mode is 'rounds', but {type(self.algorithm).__name__} folds every "
@@ -213,6 +215,15 @@ class Federation:
         job = make_job(self.algorithm, problem, self.solver, self.stop, self.seed, start)
         uploads = Uploads.of(self.upload)
         return job._replace(asks_losses=self.sampler.asks_losses, uploads=uploads, deployed=True)
+
+
+def work_is_unknown() -> NoReturn:
+    """Refuse a method that has to be fitted to the sites' local work."""
+    raise ParameterError(
+        "Federation: algorithm has a penalty per work, but the server does not see how many rows "
+        "the sites have; give it a number, such as the one that the summary of a simulation with "
+        "the same settings tells under 'fitted'"
+    )
 
 
 class Elsewhere(Objective):

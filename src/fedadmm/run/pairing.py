@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.objectives.closed_form import QuadraticObjective
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import AnyAlgorithm, Progress, Sampler
+from fedadmm.core.protocols import AnyAlgorithm, LocalSolver, Progress, Sampler, StoppingRule
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.sampling import FullParticipation
 from fedadmm.core.schedules import check_one_each
@@ -19,9 +21,10 @@ from fedadmm.run.releases import check_records
 
 def check(job: Job, sampler: Sampler, rounds: int) -> None:
     """Refuse a run whose parts do not fit each other."""
+    _check_sampler(sampler)
     sampler.check(job.problem.num_clients, rounds)
     _check_algorithm(job, sampler)
-    _check_lengths(job)
+    _check_lengths(job.problem, job.solver, job.stop)
     _check_solver(job)
     _check_stop(job)
     _check_buffers(job.problem)
@@ -61,11 +64,23 @@ def _check_algorithm(job: Job, sampler: Sampler) -> None:
     job.problem.regularizer.prox(job.initial, job.algorithm.prox_step)  # refuses a wrong length
 
 
-def _check_lengths(job: Job) -> None:
+def _check_sampler(sampler: Sampler) -> None:
+    """A sampler of one's own may have forgotten what it is called with."""
+    signature = inspect.signature(sampler.sample)
+    try:
+        signature.bind(0, 0, 1, None)
+    except TypeError:
+        raise ParameterError(
+            f"{type(sampler).__name__}: sample takes {signature}, but must take "
+            "(seed, round_index, clients, known=None)"
+        ) from None
+
+
+def _check_lengths(problem: Problem, solver: LocalSolver | None, stop: StoppingRule) -> None:
     """A number per client is one for each of them."""
-    for part in (job.solver, job.stop):
+    for part in (solver, stop):
         for field in part.per_client if part is not None else ():
-            check_one_each(part, field, getattr(part, field), job.problem.num_clients)
+            check_one_each(part, field, getattr(part, field), problem.num_clients)
 
 
 def _check_solver(job: Job) -> None:
@@ -93,6 +108,34 @@ def _check_solver(job: Job) -> None:
             f"ExactSolver needs quadratic objectives, but the clients' are "
             f"{type(client).__name__}; use SGD, GradientDescent, AcceleratedGradient or LBFGS"
         )
+
+
+_ASKED = 200
+"""Of more clients than these, so many evenly spaced ones tell how many rows a client has."""
+
+
+def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRule) -> float:
+    """The mean over the clients of learning rate * steps in a round, as far as it can be foretold.
+
+    A rule that may end a solve earlier counts as if it did not.
+    """
+    _check_lengths(problem, solver, stop)
+    count = problem.num_clients
+    asked = [index * count // min(count, _ASKED) for index in range(min(count, _ASKED))]
+    lengths = []
+    for client in asked:
+        size = problem.clients[client].num_samples
+        rows = None if solver is None else solver.batch_size
+        steps = stop.largest_budget(1 if rows is None else -(-size // rows), client)
+        length = None if solver is None else solver.length(steps, client)
+        if length is None:
+            raise PairingError(
+                "PerWork makes a penalty from the learning rate and the number of local steps, but "
+                f"solver is {None if solver is None else type(solver).__name__}; use SGD, "
+                "GradientDescent or AcceleratedGradient, or a number"
+            )
+        lengths.append(length)
+    return sum(lengths) / len(lengths)
 
 
 def _check_stop(job: Job) -> None:

@@ -70,6 +70,8 @@ class Result(NamedTuple):
     """The state of every client that took part, read when it is asked for."""
     threads: int
     """How many threads torch used in this process."""
+    algorithm: AnyAlgorithm
+    """The method as it ran: with numbers for what depends on the clients' local work."""
     best: Best | None = None
     """The best model of any round, by the target's metric or else the first usual one measured."""
 
@@ -208,7 +210,9 @@ def make_job(
     converted = problem.to(start.dtype, start.device)
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
-    return Job(algorithm, converted, solver, rule or Epochs(1), seed, start, buffers)
+    rule = rule or Epochs(1)
+    fitted = algorithm.fitted(lambda: pairing.local_length(converted, solver, rule))
+    return Job(fitted, converted, solver, rule, seed, start, buffers)
 
 
 def _evaluation(evaluate: Evaluation | Evaluator | bool) -> Evaluation:
@@ -287,5 +291,6 @@ def _collect(
         server=trees.clone(state.server),
         clients=StoredStates(store),
         threads=torch.get_num_threads(),
+        algorithm=job.algorithm,
         best=trees.clone(state.best),
     )

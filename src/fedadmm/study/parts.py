@@ -133,13 +133,15 @@ def translate(annotation: Any, strangers: frozenset[Stranger] = NOBODY) -> Any:
     """A dataclass field's annotation as a configuration spells it."""
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation is Schedule:
-        return _with_schedules((), strangers)
+        return _with_schedules((), frozenset(), strangers)
     if annotation is type(None):
         return Literal["none"]
     if origin in (Union, types.UnionType):
-        plain = tuple(translate(arg, strangers) for arg in args if arg is not Schedule)
+        named = frozenset(arg for arg in args if arg in FAMILIES["schedule"].values())
+        rest = (arg for arg in args if arg is not Schedule and arg not in named)
+        plain = tuple(translate(arg, strangers) for arg in rest)
         if Schedule in args:
-            return _with_schedules(plain, strangers)
+            return _with_schedules(plain, named, strangers)
         return Union[plain]  # noqa: UP007
     if origin is Annotated:
         return Annotated[translate(args[0], strangers), _Range(args[1:])]
@@ -185,8 +187,13 @@ def _whole_keys(table: Any) -> Any:
     return {int(k) if isinstance(k, str) and k.isdecimal() else k: v for k, v in table.items()}
 
 
-def _with_schedules(plain: tuple[Any, ...], strangers: frozenset[Stranger]) -> Any:
-    names = [*FAMILIES["schedule"], *_names("schedule", strangers)]
+def _with_schedules(
+    plain: tuple[Any, ...], named: frozenset[type[Any]], strangers: frozenset[Stranger]
+) -> Any:
+    """Plain values, every schedule over rounds, and those of the family that are `named`."""
+    ours = FAMILIES["schedule"].items()
+    names = [name for name, kind in ours if issubclass(kind, Schedule) or kind in named]
+    names += _names("schedule", strangers)
     choices = [Annotated[model_of("schedule", name), Tag(name)] for name in names]
     if plain:
         choices.insert(0, Annotated[Union[plain], Tag(VALUE)])  # noqa: UP007

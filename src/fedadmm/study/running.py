@@ -240,7 +240,8 @@ class _Session:
         done, best = self._folder.records(), None
         if done:
             best = self._folder.best()
-        summary = summarise(self._run, done, ending, digest, self._label, threads, best)
+        method = None if result is None else result.algorithm
+        summary = summarise(self._run, done, ending, digest, self._label, threads, best, method)
         self._folder.close(summary)
         for follower in self._followers:
             follower.finish(summary)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import fedadmm
 from fedadmm.core import clock
 from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.run.best import Best
 from fedadmm.run.evaluation import Target
 from fedadmm.run.plan import Ending
@@ -76,10 +78,11 @@ def summarise(
     label: str | None = None,
     threads: int | None = None,
     best: Mapping[str, Any] | None = None,
+    method: AnyAlgorithm | None = None,
 ) -> Summary:
     """The content of summary.json; without an ending that of a run that goes on.
 
-    `best` is what is told of the best model.
+    `best` is what is told of the best model, `method` the algorithm as it ran.
     """
     ending = ending or Ending(RUNNING, RUNNING)
     return {
@@ -94,10 +97,19 @@ def summarise(
         **tally(records, run.target),
         "best": best,
         "threads": threads,
+        "fitted": _fitted(run.algorithm, method),
         "params_sha256": params_sha256,
         "fedadmm_version": fedadmm.__version__,
         "created": clock.timestamp(),
     }
+
+
+def _fitted(asked: AnyAlgorithm, method: AnyAlgorithm | None) -> dict[str, float]:
+    """The numbers that the run made of what depends on the clients' local work."""
+    if method is None or method is asked:
+        return {}
+    names = (field.name for field in fields(cast(Any, method)))
+    return {n: getattr(method, n) for n in names if getattr(method, n) != getattr(asked, n)}
 
 
 def told(best: Best | None) -> dict[str, Any] | None:

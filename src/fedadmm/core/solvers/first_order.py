@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ from fedadmm.core.rng import Key
 from fedadmm.core.schedules import Schedule, at, check_floor, of_clients
 from fedadmm.core.solvers.descent import Descent
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OneObjective, OwnTerms, Stepper
+
+_Count = TypeVar("_Count", float, Tensor)
 
 
 class _Vectors(NamedTuple):
@@ -294,6 +296,10 @@ class RatedSolver(IterativeSolver):
         """The client's learning rate."""
         return at(self.lr, round_index, client)
 
+    def length(self, steps: int, client: int) -> float | None:
+        """The learning rate times the steps."""
+        return self.rate_of(client, 0) * steps
+
     def rate(self, loss: LocalLoss, context: SolveContext) -> Tensor | float:
         """The learning rate of all who work, or a column of a stack's own ones."""
         start = loss.problem.start
@@ -350,8 +356,17 @@ class SGD(RatedSolver):
 
     def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
         """The learning rate times steps + momentum (steps - 1) + momentum^2 (steps - 2) + ..."""
-        m = self.momentum
-        return self.rate(loss, context) * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+        return self.rate(loss, context) * _with_momentum(steps, self.momentum)
+
+    def length(self, steps: int, client: int) -> float | None:
+        """`step_sum` in the first round."""
+        return self.rate_of(client, 0) * _with_momentum(steps, self.momentum)
+
+
+def _with_momentum(steps: _Count, m: float) -> _Count:
+    """steps + m (steps - 1) + m^2 (steps - 2) + ..."""
+    last: _Count = m**steps
+    return (steps - m * (1 - last) / (1 - m)) / (1 - m)
 
 
 @part("solver", "gradient-descent")

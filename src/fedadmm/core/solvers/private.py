@@ -83,6 +83,10 @@ class DPSGD(RatedSolver):
         """That of SGD."""
         return self.without_noise().step_sum(steps, loss, context)
 
+    def length(self, steps: int, client: int) -> float | None:
+        """That of SGD."""
+        return self.without_noise().length(steps, client)
+
     def descend(
         self,
         objectives: Objectives,
