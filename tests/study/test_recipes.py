@@ -222,3 +222,21 @@ def test_every_method_has_a_row_in_the_study_of_few_participants_or_a_reason() -
     missing = {REGISTRY[name].title for name in REGISTRY.keys() - judged}
     assert missing == {"FedMid", "FedDualAvg", "FedAsync", "FedBuff", "asyncFedDR", "FedDR-II"}
     assert all(title in recipe.notes for title in missing)
+
+
+def test_a_recipe_like_another_has_its_problems_and_search_but_no_targets() -> None:
+    """The fixed horizon is run where the rounds to a target are, tuned on the same problems."""
+    study, horizon = load("participation"), load("participation-final")
+    assert [(one.name, one.config, one.role) for one in horizon.settings] == [
+        (one.name, one.config, one.role) for one in study.settings
+    ]
+    assert horizon.search == study.search
+    rows = {method.name: method for method in study.methods}
+    for method in horizon.methods:
+        assert (method.config, method.search) == (
+            rows[method.name].config,
+            rows[method.name].search,
+        )
+    for cell in cells(horizon, "full"):
+        assert (cell.run.target, cell.run.rounds) == (None, 80)
+        assert cell.run.name("output") == "averaged"

@@ -317,13 +317,35 @@ def load(identifier: str) -> Recipe:
     known = identifiers()
     if identifier not in known:
         raise ConfigError(f"there is no recipe {identifier!r}; {suggestion(identifier, known)}")
-    path = resources.files(__package__).joinpath("recipes", identifier + _SUFFIX)
     try:
-        return Recipe.model_validate(tomllib.loads(path.read_text("utf-8")))
+        return Recipe.model_validate(_document(identifier))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"recipe {identifier}: {where}: {first['msg']}") from None
+
+
+def _document(identifier: str) -> Tree:
+    """The recipe's tables; [like] takes the search, the settings and some methods of another one.
+
+    Without targets: what is measured, and which model is handed out, is its own.
+    """
+    path = resources.files(__package__).joinpath("recipes", identifier + _SUFFIX)
+    own = tomllib.loads(path.read_text("utf-8"))
+    like = own.pop("like", None)
+    if like is None:
+        return own
+    other = _document(like["recipe"])
+    chosen = [row for row in other["methods"] if row["name"] in like["methods"]]
+    return own | {
+        "search": other["search"],
+        "settings": [_without(setting, "targets") for setting in other["settings"]],
+        "methods": [_without(row, "outputs", "scales") for row in chosen],
+    }
+
+
+def _without(table: Tree, *keys: str) -> Tree:
+    return {key: value for key, value in table.items() if key not in keys}
 
 
 def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[TableCell]:
