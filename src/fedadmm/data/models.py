@@ -28,7 +28,13 @@ Model = str | nn.Module | Factory
 
 
 def _convolutions(
-    channels: int, padding: int, features: int, hidden: int, classes: int, as_released: bool
+    channels: int,
+    padding: int,
+    features: int,
+    hidden: int,
+    classes: int,
+    as_released: bool = False,
+    widths: tuple[int, int] = (32, 64),
 ) -> nn.Sequential:
     """conv5(32) – pool – conv5(64) – pool – hidden – classes."""
 
@@ -38,8 +44,8 @@ def _convolutions(
 
     head = [nn.Softmax(dim=-1)] if as_released else []
     return nn.Sequential(
-        *block(channels, 32),
-        *block(32, 64),
+        *block(channels, widths[0]),
+        *block(*widths),
         nn.Flatten(),
         nn.Linear(features, hidden),
         nn.ReLU(),
@@ -64,12 +70,17 @@ def cnn2(classes: int = 10, as_released: bool = False) -> nn.Module:
 
 def femnist_cnn(classes: int = 62) -> nn.Module:
     """The LEAF CNN for 28×28×1 images; 6,603,710 parameters with 62 classes."""
-    return _convolutions(1, 2, 64 * 7 * 7, 2048, classes, as_released=False)
+    return _convolutions(1, 2, 64 * 7 * 7, 2048, classes)
 
 
 def insa_cnn(classes: int = 10) -> nn.Module:
     """The CNN of FedADMM-InSa for 28×28×1 images, without padding; 582,026 parameters."""
-    return _convolutions(1, 0, 64 * 4 * 4, 512, classes, as_released=False)
+    return _convolutions(1, 0, 64 * 4 * 4, 512, classes)
+
+
+def small_cnn(classes: int = 10) -> nn.Module:
+    """CNN 1 with 8 and 16 channels and 32 hidden units; 28,874 parameters, for studies."""
+    return _convolutions(1, 2, 16 * 7 * 7, 32, classes, widths=(8, 16))
 
 
 def mlp(*sizes: int, as_released: bool = False) -> nn.Module:
@@ -130,6 +141,7 @@ NAMES: dict[str, Factory] = {
     "cnn2": cnn2,
     "femnist-cnn": femnist_cnn,
     "insa-cnn": insa_cnn,
+    "small-cnn": small_cnn,
     "linear": linear,
     "logistic": logistic,
     "mlp": perceptron,
