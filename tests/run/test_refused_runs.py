@@ -109,6 +109,14 @@ PAIRINGS: Cases = {
         "the model has buffers (1.running_mean, 1.running_var, 1.num_batches_tracked), but the "
         "problem has no policy for them; choose buffers='keep-local' or buffers='average'",
     ),
+    "BatchNorm and a batch of one row": (
+        lambda: fa.simulate(
+            fa.FedAvg(), batch_norm(buffers="average"), 2, solver=fa.SGD(0.1, batch_size=22)
+        ),
+        "batch_size is 22 and client 2 has 23 rows, which leaves a batch of one row, but "
+        "BatchNorm1d needs at least two to train on; choose another batch_size, or GroupNorm or "
+        "LayerNorm",
+    ),
     "local statistics, global evaluation": (
         lambda: fa.simulate(fa.FedAvg(), batch_norm(buffers="keep-local"), 2, solver=SGD),
         "buffers='keep-local' leaves BatchNorm statistics on the clients, but the global model is "
@@ -216,3 +224,16 @@ def test_nothing_to_refuse_when_nothing_is_evaluated():
     problem = batch_norm(buffers="keep-local")
     result = fa.simulate(fa.FedAvg(), problem, 1, solver=SGD, evaluate=False)
     assert result.code == "completed"
+
+
+def test_one_image_is_enough_for_a_batch_norm_of_channels():
+    """Its statistics run over the pixels too; trying it out moves none of them."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
+    inputs, targets = torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 0])
+    client = fa.ModelObjective(model, nn.functional.cross_entropy, inputs, targets)
+    before = client.flat.buffers()
+    assert client.trains_on_one_row()
+    assert torch.equal(before, client.flat.buffers())
+    problem = fa.Problem([client], initial=client.flat.vector.clone(), buffers="average")
+    solver = fa.SGD(0.1, batch_size=2)
+    assert fa.simulate(fa.FedAvg(), problem, 1, solver=solver).code == "completed"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.objectives.closed_form import QuadraticObjective
+from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalSolver, Progress, Sampler, StoppingRule
 from fedadmm.core.regularizers import Zero
@@ -30,6 +32,7 @@ def check(job: Job, sampler: Sampler, rounds: int) -> None:
     _check_buffers(job.problem)
     job.problem.clients[0].check()  # of clients that are made when they are asked for, one
     check_records(job, sampler)
+    _check_last_batches(job)
 
 
 def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice) -> None:
@@ -110,8 +113,15 @@ def _check_solver(job: Job) -> None:
         )
 
 
-_ASKED = 200
-"""Of more clients than these, so many evenly spaced ones tell how many rows a client has."""
+_ASKED, _COUNTED = 200, 10_000
+"""Of more clients than these, so many evenly spaced ones tell how much a client works, and whether
+it has a batch of one row."""
+
+
+def _evenly(count: int, most: int) -> Iterator[int]:
+    """All of so many clients, or `most` of them."""
+    asked = min(count, most)
+    return (index * count // asked for index in range(asked))
 
 
 def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRule) -> float:
@@ -120,10 +130,8 @@ def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRul
     A rule that may end a solve earlier counts as if it did not.
     """
     _check_lengths(problem, solver, stop)
-    count = problem.num_clients
-    asked = [index * count // min(count, _ASKED) for index in range(min(count, _ASKED))]
     lengths = []
-    for client in asked:
+    for client in _evenly(problem.num_clients, _ASKED):
         size = problem.clients[client].num_samples
         rows = None if solver is None else solver.batch_size
         steps = stop.largest_budget(1 if rows is None else -(-size // rows), client)
@@ -185,3 +193,21 @@ def _check_buffers(problem: Problem) -> None:
             f"the model has buffers ({names}), but the problem has no policy for them; choose "
             "buffers='keep-local' or buffers='average'"
         )
+
+
+def _check_last_batches(job: Job) -> None:
+    """A layer through which rows act on each other may refuse to train on one alone."""
+    clients, size = job.problem.clients, None if job.solver is None else job.solver.batch_size
+    first = clients[0]
+    if not isinstance(first, ModelObjective) or first.flat.mixes_rows is None:
+        return
+    if first.trains_on_one_row():
+        return
+    for number in _evenly(len(clients), _COUNTED):
+        rows = clients[number].num_samples
+        if (rows if size is None else rows % size or size) == 1:
+            raise PairingError(
+                f"batch_size is {size} and client {number} has {rows} rows, which leaves a batch "
+                f"of one row, but {first.flat.mixes_rows} needs at least two to train on; choose "
+                "another batch_size, or GroupNorm or LayerNorm"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -289,6 +290,16 @@ class ModelObjective(ModuleObjective):
         with torch.enable_grad():
             loss = self.loss(self.flat.module(inputs), targets)
             return torch.autograd.grad(loss, self.flat.parameters, materialize_grads=True)
+
+    def trains_on_one_row(self) -> bool:
+        """Whether a batch may have one row, which BatchNorm refuses; tried on a copy."""
+        model = copy.deepcopy(self.flat.module).train()
+        try:
+            with torch.no_grad():
+                model(self.prepared(self.inputs[:1]))
+        except ValueError:
+            return False
+        return True
 
     def _try_a_row(self) -> None:
         self.flat.module(self.prepared(self.inputs[:1]))
