@@ -223,7 +223,9 @@ def test_the_written_configuration_runs_and_learns(tmp_path: Path):
     assert "absent = 'aligned'" in remarks
     assert "seen" not in remarks
     assert config["sampler"]["size"] == 0.3
-    assert 0 < config["solver"]["lr"] < 2 / document["estimate"]["L"]
+    rate, steps = config["solver"]["lr"], document["situation"]["local_steps"]
+    assert 0 < rate < 2 / document["estimate"]["L"]
+    assert config["algorithm"]["rho"] * rate * steps == pytest.approx(0.25, rel=1e-2)  # 3 digits
     ran = call(
         "run", written, "--rounds", 60, "--engine", "vectorised", "--out", out, "--no-report"
     )

@@ -115,6 +115,19 @@ def test_practice_rows_say_what_is_lost() -> None:
     assert "convergence with accurate solves is not" in note
 
 
+@settings(deadline=None, max_examples=40)
+@given(situations)
+def test_where_clients_sit_out_the_penalty_is_a_quarter_of_the_rate_times_the_steps(
+    situation: Situation,
+) -> None:
+    rows = [row for row in recommend(situation) if row.method == "FedADMM, aligned (practice)"]
+    if min(situation.probabilities) == 1.0 or situation.tau is not None:
+        assert rows == []
+        return
+    rho, rate = (row.recommended for row in rows)
+    assert rho * rate * situation.local_steps == pytest.approx(0.25, rel=1e-12)
+
+
 def test_async_uses_the_chance_of_being_next() -> None:
     # All clients alike: the chance is 1/n whatever their probability in a round.
     few = recommend(Situation(1.0, (0.1,) * 20, tau=3))

@@ -18,6 +18,7 @@ from fedadmm.theory.privacy import multiplier_for
 
 PRACTICE = "FedADMM, FedDR (practice)"
 CONVEX = "FedADMM, FedDR (convex losses)"
+ALIGNING = "FedADMM, aligned (practice)"
 ACCURACY = 0.01
 """The wanted mean of ||G||², as a part of what it is at the start."""
 PRIVATE_ROUNDS = 80
@@ -239,19 +240,22 @@ def _written(
     config: Run, situation: Situation, advice: tuple[Advice, ...]
 ) -> tuple[Tree, tuple[str, ...]]:
     """The configuration with the recommended FedADMM, or asyncFedDR without rounds."""
+    rounds, partial = situation.tau is None, situation.p_hat < 1.0
     method = PRACTICE if situation.strong_convexity is None else CONVEX
+    if method == PRACTICE and rounds and partial:
+        method = ALIGNING
     best = {row.parameter: row.recommended for row in advice if row.method == method}
     rho, rate = _rounded(best["rho"]), _rounded(best["learning_rate"])
-    if situation.tau is not None:
+    if not rounds:
         algorithm: dict[str, Any] = {"name": "async-feddr", "eta": _rounded(1 / rho)}
     else:
         algorithm = {"name": "fedadmm", "rho": rho}
-        if situation.p_hat < 1.0 and method == PRACTICE:
+        if method == ALIGNING:
             algorithm |= {"absent": "aligned"}
-        elif situation.p_hat < 1.0:  # the theorem's method; alignment has none
+        elif partial:  # the theorem's method; alignment has none
             algorithm |= {"members": "seen", "start": "global"}
     changes: Tree = {"algorithm": algorithm}
-    if algorithm.get("absent") == "aligned":
+    if method == ALIGNING:
         changes["output"] = {"name": "participants-mean"}
     if "lr" in config.tree["solver"]:
         changes["solver"] = {"lr": rate}

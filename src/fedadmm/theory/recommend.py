@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fedadmm.core.errors import ParameterError, check_range
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked
+from fedadmm.core.schedules import PerWork
 from fedadmm.theory.async_feddr import AsyncCertificate, async_alpha_bar, async_certificate
 from fedadmm.theory.feddr import feddr_alpha_max, feddr_best_steps, feddr_constants, feddr_eta_max
 from fedadmm.theory.gong import gong_best_rho, gong_constants, gong_rho_min
@@ -86,6 +87,7 @@ def recommend(situation: Situation) -> tuple[Advice, ...]:
         *_convex_rows(situation),
         *_insa_rows(situation),
         *_practice_rows(situation),
+        *_aligned_rows(situation),
     )
 
 
@@ -261,5 +263,23 @@ def _practice_rows(situation: Situation) -> list[Advice]:
     return [
         Advice(method, "rho", 0.0, wang_eta_min(L), rho, rho_note),
         Advice(method, "eta", feddr_eta_max(L), math.inf, 1.0 / rho, eta_note),
+        _learning_rate_row(situation, method, rho),
+    ]
+
+
+def _aligned_rows(situation: Situation) -> list[Advice]:
+    """Where absent clients move along, the penalty is fitted to the local work."""
+    if situation.p_hat == 1.0 or situation.tau is not None:
+        return []
+    method, pull, steps = "FedADMM, aligned (practice)", PerWork().pull, situation.local_steps
+    L = situation.safe_smoothness
+    rho = pull * L / (steps - pull)  # with a rate of 1/(L + rho)
+    note = (
+        f"A penalty per work: {pull:g} / (learning rate * {steps} local steps), which brings a "
+        "client back by about a fifth of its way in a round. The best of those tried where few "
+        "take part (docs/participation.md): measured, not proven."
+    )
+    return [
+        Advice(method, "rho", 0.0, wang_eta_min(L), rho, note),
         _learning_rate_row(situation, method, rho),
     ]
