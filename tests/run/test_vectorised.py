@@ -193,9 +193,9 @@ def test_refusals_say_why() -> None:
         lambda: nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
     )
     assert "dropout" in _refused(noisy)
+    one_channel = nn.Unflatten(1, (1, 5)), nn.BatchNorm1d(1), nn.Flatten()  # a row is enough
     normed = model_federation(
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)),
-        buffers="average",
+        lambda: nn.Sequential(nn.Linear(4, 5), *one_channel, nn.Linear(5, 3)), buffers="average"
     )
     assert "buffers" in _refused(normed)
 

@@ -7,12 +7,13 @@ first.  A sequence has one entry per client, in the order of their numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, TypeVar, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 from fedadmm.core.errors import ParameterError, check_count, check_positive
 from fedadmm.core.parts import NotNegative, Positive, part
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Number = TypeVar("Number", int, float)
 
