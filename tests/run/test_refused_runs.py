@@ -237,3 +237,10 @@ def test_one_image_is_enough_for_a_batch_norm_of_channels():
     problem = fa.Problem([client], initial=client.flat.vector.clone(), buffers="average")
     solver = fa.SGD(0.1, batch_size=2)
     assert fa.simulate(fa.FedAvg(), problem, 1, solver=solver).code == "completed"
+
+
+def test_a_method_without_local_steps_has_no_last_batch():
+    """FedSGD takes one gradient over all rows, whatever the solver's batches would be."""
+    problem = batch_norm(buffers="average")
+    solver = fa.SGD(0.1, batch_size=22)  # would leave client 2 a batch of one row
+    assert fa.simulate(fa.FedSGD(lr=0.1), problem, 1, solver=solver).code == "completed"

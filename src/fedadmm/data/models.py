@@ -36,7 +36,7 @@ def _convolutions(
     as_released: bool = False,
     widths: tuple[int, int] = (32, 64),
 ) -> nn.Sequential:
-    """conv5(32) – pool – conv5(64) – pool – hidden – classes."""
+    """conv5 – pool – conv5 – pool – hidden – classes, with these widths of the convolutions."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         activation = [] if as_released else [nn.ReLU()]

@@ -197,8 +197,9 @@ def _check_buffers(problem: Problem) -> None:
 
 def _check_last_batches(job: Job) -> None:
     """A layer through which rows act on each other may refuse to train on one alone."""
-    clients, size = job.problem.clients, None if job.solver is None else job.solver.batch_size
-    first = clients[0]
+    clients, first = job.problem.clients, job.problem.clients[0]
+    steps = job.solver if job.algorithm.needs.local_solve else None
+    size = None if steps is None else steps.batch_size
     if not isinstance(first, ModelObjective) or first.flat.mixes_rows is None:
         return
     if first.trains_on_one_row():
