@@ -30,7 +30,7 @@ demo: $(VENV)/.demo
 	@echo "  $(BIN)/fedadmm algorithms fedadmm           what a method does, keeps and sends"
 	@echo "  $(BIN)/fedadmm run --csv YOURS.csv --target COLUMN --client COLUMN"
 
-# The README's figures, from real runs: about a minute.
+# The figures of the README and the docs, from real runs: about a minute.
 FIGURE ?= recommended
 figure: $(VENV)/.demo
 	rm -rf runs/figure
@@ -38,6 +38,7 @@ figure: $(VENV)/.demo
 	$(BIN)/fedadmm report runs/figure --figures runs/figure/figures
 	cp runs/figure/figures/test_accuracy-bytes.svg docs/learning-curves.svg
 	$(BIN)/python docs/_figures/around_the_global_model.py docs/clients.svg
+	$(BIN)/python docs/_figures/participation.py docs/participation.md docs/participation.svg
 	$(BIN)/python docs/_figures/report.py runs/figure/report.html docs/report.png
 
 test: $(STAMP)

@@ -228,3 +228,41 @@ def test_programs_in_hand_written_pages_run() -> None:
                 exec(compile(block, str(page), "exec"), {})
                 ran += 1
     assert ran > 0
+
+
+TABLES = """
+### One in fifty
+
+| | one | **two** | **three** |
+|---|---|---|---|
+| SCAFFOLD | 7 | 20 | 45 (9) |
+| the same, averaged | 7 | 10 | 40 |
+| FedAvg | 7 | 40 | 90 |
+| FedAvg, averaged | 7 | 40 | 150+ (2) |
+
+### One in five
+
+| | **two** | one |
+|---|---|---|
+| FedAvg | 10 | 7 |
+| AdaBest, at m | 20 | 7 |
+"""
+
+
+def test_the_picture_of_few_participants_draws_the_tables_of_its_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ratios to FedAvg as printed, geometric means over the problems with bold heads."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_figures"))
+    picture = import_module("participation")
+    tables = picture.read(TABLES)
+    printed, averaged = picture.curves(tables, ""), picture.curves(tables, ", averaged")
+    assert printed["SCAFFOLD"] == {2: pytest.approx(0.5)}
+    assert printed["AdaBest"] == {20: pytest.approx(2.0)}
+    assert averaged["SCAFFOLD"] == {2: pytest.approx(1 / 3)}
+    assert averaged["FedAvg"] == {2: pytest.approx((150 / 90) ** 0.5)}
+    page = (ROOT / "docs/participation.md").read_text("utf-8")
+    drawn = (ROOT / "docs/participation.svg").read_text("utf-8")
+    assert f">{picture.described(page)}<" in drawn, "run `make figure`"
+    assert set(picture.read(page)) == {1, 2, 5, 10, 20}
+    assert len(drawn) < 60_000

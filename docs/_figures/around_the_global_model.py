@@ -6,22 +6,19 @@ the model they share should rest at the bottom of their mean.  `make figure` run
 
 from __future__ import annotations
 
-import io
-import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse
+from svg import write
 
 import fedadmm as fa
-from fedadmm.study.report.drawing import SETTINGS
 
 ROUNDS = (1, 2, 4, 16)
 COLOURS = ("#d55e00", "#0072b2", "#00856a")
@@ -121,13 +118,5 @@ def figure() -> Figure:
     return drawn
 
 
-def main(path: Path) -> None:
-    """Write it; two decimals of a pixel are enough."""
-    text = io.StringIO()
-    with matplotlib.rc_context(SETTINGS):
-        figure().savefig(text, format="svg", metadata={"Date": None})
-    path.write_text(re.sub(r"(\.\d\d)\d{4}\b", r"\1", text.getvalue()), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write(figure, Path(sys.argv[1]))

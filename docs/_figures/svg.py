@@ -1,0 +1,21 @@
+"""How the pictures of these pages are written."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from fedadmm.study.report.drawing import SETTINGS
+
+
+def write(draw: Callable[[], Figure], path: Path, description: str | None = None) -> None:
+    """Draw in the look of the reports; two decimals of a pixel are enough."""
+    text = io.StringIO()
+    with matplotlib.rc_context(SETTINGS):
+        draw().savefig(text, format="svg", metadata={"Date": None, "Description": description})
+    path.write_text(re.sub(r"(\.\d\d)\d{4}\b", r"\1", text.getvalue()), encoding="utf-8")
