@@ -28,7 +28,7 @@ from fedadmm.flower.local import processes
 from fedadmm.flower.local.bundle import OWN_APP
 from fedadmm.flower.local.keys import make_certificates, make_node_key
 from fedadmm.flower.local.network import LocalNetwork
-from fedadmm.flower.local.run import Follower
+from fedadmm.flower.local.run import Follower, run_locally
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.study import loading
 from fedadmm.study import rundir as directory
@@ -93,6 +93,41 @@ def test_a_configuration_becomes_a_federation():
     assert made.rounds == 4
     assert made.output == fa.Averaged()
     assert made.server_job().problem.num_clients == 5
+
+
+def test_a_deployed_summary_tells_the_fitted_penalty(tmp_path, monkeypatch):
+    """0.25 over the learning rate and the mean steps of the clients, as in a simulation."""
+
+    class Network:
+        def __init__(self, *given, **options):
+            assert RunDir(tmp_path / "run").summary()["fitted"]
+
+        def __enter__(self):
+            return self
+
+        __exit__ = start = wait = lambda self, *given: None
+
+        def run(self, app, given):
+            RunDir(Path(given["run-dir"])).close(
+                {"code": "completed", "status": "", "params_sha256": "", "network": {}, "best": {}}
+            )
+
+    monkeypatch.setattr("fedadmm.flower.local.run.LocalNetwork", Network)
+    config = resolve(
+        {
+            "problem": {"name": "digits", "clients": 5, "partition": "shards"},
+            "algorithm": {"name": "fedadmm", "rho": {"name": "per-work"}, "absent": "aligned"},
+            "solver": {"name": "sgd", "lr": 0.1, "batch_size": 10},
+            "stop": {"name": "epochs", "epochs": 5},
+        }
+    )
+    options = {"tls": False, "resume": False, "watch": print}
+    told = run_locally(config, tmp_path / "run", Deployment(5), **options)
+    sizes = [one.num_samples for one in config.load_problem().clients]
+    steps = sum(5 * -(-size // 10) for size in sizes) / 5
+    assert told["fitted"] == {"rho": pytest.approx(0.25 / (0.1 * steps))}
+    assert RunDir(tmp_path / "run").summary() == told
+    assert federation(config, Deployment(5)).algorithm.rho == told["fitted"]["rho"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.data import models
 from fedadmm.data.problems import NamedProblem, Sites
 from fedadmm.flower.federation import Federation, Patience, work_is_unknown
@@ -86,11 +87,10 @@ def federation(config: Run, deployment: Deployment, problem: Problem | None = No
     problem = problem or config.load_problem()
     check_clients(deployment.clients, problem.num_clients)
     client: Any = problem.clients[0]
-    length = partial(local_length, problem, config.solver, config.stop)
     return _federation(
         config,
         deployment,
-        algorithm=config.algorithm.fitted(length),
+        algorithm=as_it_runs(config, problem),
         initial=initial_vector(config, problem),
         model=client.flat.module if problem.buffers is not None else None,
         weights=problem.weights,
@@ -98,6 +98,11 @@ def federation(config: Run, deployment: Deployment, problem: Problem | None = No
         test=problem.test,
         evaluate_every=config.evaluation.every if config.evaluation.objective else 0,
     )
+
+
+def as_it_runs(config: Run, problem: Problem) -> AnyAlgorithm:
+    """The algorithm, fitted to the clients' local work."""
+    return config.algorithm.fitted(partial(local_length, problem, config.solver, config.stop))
 
 
 def sites(config: Run) -> Sites | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
 from typing import Any
 
 from fedadmm.core.errors import ConfigError, EngineError
+from fedadmm.core.problem import Problem
 from fedadmm.data import models
-from fedadmm.flower.configured import Deployment, check, check_clients, sites
+from fedadmm.flower.configured import Deployment, as_it_runs, check, check_clients, sites
 from fedadmm.flower.local.bundle import write_configured
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group
@@ -51,8 +53,11 @@ def run_locally(
     create(out)
     out = out.resolve()
     folder = RunDir(out)
-    nodes, partition = _sites(config, out, deployment.clients)
-    folder.begin(config.tree, summarise(config, folder.records(), label=label), partition)
+    nodes, problem = _sites(config, out, deployment.clients)
+    partition = None if problem is None else partition_of(problem)
+    method = None if problem is None else as_it_runs(config, problem)
+    summary = partial(summarise, config, label=label, method=method)
+    folder.begin(config.tree, summary(folder.records()), partition)
     deployment = deployment._replace(named=tls)
     app = write_configured(out / FOLDER / "app", config, deployment, out)
     # Sites must do with their own file: no process below finds the others' by chance.
@@ -67,7 +72,7 @@ def run_locally(
         follower = Follower(folder, watch)
         network.wait(run, _most_seconds(config, deployment), follower.look)
         follower.look()
-        return _summary(config, folder, label, run)
+        return _close(folder, summary, run)
 
 
 @contextmanager
@@ -88,15 +93,13 @@ def _orderly_end() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _sites(
-    config: Run, out: Path, clients: int
-) -> tuple[list[dict[str, Any]], Mapping[str, Any] | None]:
-    """Each node's own folder and configuration, and how the rows were split, if they were.
+def _sites(config: Run, out: Path, clients: int) -> tuple[list[dict[str, Any]], Problem | None]:
+    """Each node's own folder and configuration, and the problem where its rows are here.
 
     The folder of a site that is apart holds its own file and no other.
     """
     own: list[Path] = []
-    partition = None
+    problem = None
     apart = sites(config)
     if apart is not None:
         check_clients(clients, len(apart.names))
@@ -105,7 +108,6 @@ def _sites(
     else:
         problem = config.load_problem()
         check_clients(clients, problem.num_clients)
-        partition = partition_of(problem)
     nodes: list[dict[str, Any]] = []
     for client in range(clients):
         folder = out / FOLDER / "sites" / f"client-{client}"
@@ -114,7 +116,7 @@ def _sites(
         if own:
             node["data"] = str(shutil.copy(own[client], folder))
         nodes.append(node)
-    return nodes, partition
+    return nodes, problem
 
 
 def _most_seconds(config: Run, deployment: Deployment) -> float:
@@ -137,13 +139,13 @@ class Follower:
                 self._watch(record)
 
 
-def _summary(config: Run, folder: RunDir, label: str | None, run: Group) -> Summary:
+def _close(folder: RunDir, summarised: Callable[..., Summary], run: Group) -> Summary:
     """The same summary as a simulated run's, and what the network did."""
     left = folder.summary()
     if left["code"] == RUNNING:
         raise EngineError(f"the run ended without a result:\n{_last_error(run)}")
     ending = Ending(left["code"], left["status"])
-    summary = summarise(config, folder.records(), ending, left["params_sha256"], label)
+    summary = summarised(folder.records(), ending=ending, params_sha256=left["params_sha256"])
     summary |= {"network": left["network"], "best": left["best"]}
     folder.close(summary)
     return summary
