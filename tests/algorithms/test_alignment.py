@@ -123,6 +123,22 @@ def test_the_automatic_sigma_waits_until_clients_have_been_seen(sampler, weights
     assert_close(run(method, given, sampler=SAMPLERS[sampler], seed=4).trajectory, thetas)
 
 
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
+def test_with_sigma_one_the_server_extrapolates_the_last_two_means(sampler, weights):
+    """theta+ = 2 m - m-, whoever took part and however local problems were solved."""
+    given = federation(95, weights=weights)
+    method = fa.FedADMM(1.3, absent="aligned", alignment=1.0)
+    options = {"sampler": SAMPLERS[sampler], "seed": 4}
+    options |= {"solver": fa.GradientDescent(lr=0.05), "stop": fa.Steps(3)}
+    thetas = stacked(run(method, given, **options).trajectory)
+    handed_out = run(method, given, output=fa.ParticipantsMean(), **options)
+    means = np.array([given.start, *stacked(handed_out.trajectory)])
+    some = [bool(cohort) for cohort in cohorts(SAMPLERS[sampler], 4, given.clients)]
+    later, earlier = means[1:][some], np.array([given.start, *means[1:][some][:-1]])
+    np.testing.assert_allclose(thetas[some], 2 * later - earlier, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
 def test_a_fedpd_is_fedadmm_and_feddr_with_sigma_one(sampler):
     given, eta = federation(92, weights=WEIGHTS), 0.8
