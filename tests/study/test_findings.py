@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from fedadmm.study.findings import (
+    Edge,
     Goal,
     Outcome,
     Verdict,
+    edges,
     findings,
     judge,
     sensitivities,
@@ -146,6 +148,20 @@ def test_a_transfer_shows_what_sharing_costs() -> None:
     assert transfers(TRIED, best) == [("new", "x", 20, 30), ("new", "y", 10, 10)]
 
 
+def test_a_choice_at_an_end_of_what_was_tried_is_told() -> None:
+    tried = [_tried("x", {"solver.lr": 0.1, "algorithm.rho": rho}, 9) for rho in (1.0, 0.1, 0.3)]
+    tried += [_tried("y", one["value"], 9) for one in tried]
+
+    def chosen(rho: float) -> list[Any]:
+        value = {"solver.lr": 0.1, "algorithm.rho": rho}
+        return edges(tried, {"x/new y/new": {"value": value}})
+
+    assert chosen(0.3) == []
+    assert chosen(1.0) == [("new", ["x", "y"], "algorithm.rho", 1.0, "largest")]
+    assert chosen(0.1) == [("new", ["x", "y"], "algorithm.rho", 0.1, "smallest")]
+    assert edges(tried, {}) == []
+
+
 def test_sensitivity_takes_the_best_rate_for_each_value() -> None:
     x, y = sensitivities(TRIED)
     assert x == ("new", "x", "algorithm.rho", {"1.0": 20, "0.1": None})
@@ -163,11 +179,13 @@ def test_a_picture_has_a_line_as_long_as_the_critical_difference() -> None:
 def test_all_of_it_is_told_in_markdown_and_on_a_page() -> None:
     found = findings(VERDICT, _study()) | {
         "transfers": [one._asdict() for one in transfers(TRIED, {})],
+        "edges": [Edge("new", ["x", "y"], "solver.lr", 0.12, "largest")._asdict()],
         "sensitivities": [one._asdict() for one in sensitivities(TRIED)],
     }
     text = "\n".join(markdown(found))
     assert "**new** | 20.0 | +38 % (wanted +30 %): met | +17 % (wanted +20 %): not met" in text
     assert "| a | 20 | scaffold | 40 | +50 % | +50 % to +50 % |" in text
+    assert "| new | x, y | solver.lr | 0.12 | largest |" in text
     page = findings_page({"findings": found, "title": "A <study>", "notes": ""})
     assert "A &lt;study&gt;" in page
     assert "<strong>new</strong>" in page

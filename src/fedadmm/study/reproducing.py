@@ -16,7 +16,7 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.study import output, records, tables
 from fedadmm.study.comparing import write_overview
 from fedadmm.study.config import Run, Tree
-from fedadmm.study.findings import Outcome, findings, sensitivities, transfers
+from fedadmm.study.findings import Outcome, edges, findings, sensitivities, transfers
 from fedadmm.study.grid import Cell, Trial, choose, complete, search
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.recipe import Measure, Recipe, Search, TableCell, cells, load, tuning_cells
@@ -236,6 +236,7 @@ def _found_out(todo: Reproduction, found: Found, searched: Searched) -> dict[str
         "findings": findings(verdict, outcomes)
         | {
             "transfers": [one._asdict() for one in transfers(searched.tried, searched.best)],
+            "edges": [one._asdict() for one in edges(searched.tried, searched.best)],
             "sensitivities": [one._asdict() for one in sensitivities(searched.tried)],
         }
     }
