@@ -21,6 +21,7 @@ from fedadmm.study import loading
 from fedadmm.study.advising import advise
 from fedadmm.study.config import resolve
 from fedadmm.study.estimating import estimate, hessian_product, largest_curvature
+from fedadmm.study.running import run
 from support.commands import call
 from support.federations import federation
 
@@ -233,6 +234,27 @@ def test_the_written_configuration_runs_and_learns(tmp_path: Path):
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     accuracies = [record["metrics"]["test_accuracy"] for record in records]
     assert np.mean(accuracies[-5:]) > 0.7 > 0.4 > accuracies[0]
+
+
+def test_with_everybody_local_work_begins_at_the_global_model(tmp_path: Path):
+    """From the clients' own models, with the same numbers, the target is not reached in time."""
+    everybody = QUICK | {
+        "problem": QUICK["problem"] | {"partition": "shards"},
+        "sampler": {"name": "full"},
+        "engine": {"name": "vectorised"},
+        "rounds": 20,
+        "target": {"metric": "test_accuracy", "value": 0.88, "end_run": True},
+    }
+    counsel = advise(resolve(everybody))
+    method, rate = counsel.config["algorithm"], counsel.config["solver"]["lr"]
+    assert (method["name"], method["start"], method["absent"]) == ("fedadmm", "global", "kept")
+    steps = counsel.situation.local_steps
+    assert method["rho"] * rate * steps == pytest.approx(0.25, rel=1e-2)  # three digits
+    assert any("start = 'global'" in remark for remark in counsel.remarks)
+    advised = run(resolve(counsel.config), tmp_path / "global")
+    own = run(resolve(counsel.config | {"algorithm": method | {"start": "own"}}), tmp_path / "own")
+    assert advised["rounds_to_target"] is not None
+    assert own["rounds_to_target"] is None
 
 
 def test_a_person_reads_ranges_reasons_and_limits():

@@ -18,7 +18,7 @@ from fedadmm.theory.privacy import multiplier_for
 
 PRACTICE = "FedADMM, FedDR (practice)"
 CONVEX = "FedADMM, FedDR (convex losses)"
-ALIGNING = "FedADMM, aligned (practice)"
+PER_WORK = "FedADMM, per work (practice)"
 ACCURACY = 0.01
 """The wanted mean of ||G||², as a part of what it is at the start."""
 PRIVATE_ROUNDS = 80
@@ -203,6 +203,10 @@ ALIGNED = (
     "'aligned'), so that no dual grows old, and the participants' mean is handed out. That is "
     "measured (docs/participation.md), not proven."
 )
+GLOBAL = (
+    "Local work begins at the global model (start = 'global'): a few steps do not solve a client's "
+    "problem, and from its own model they leave it behind (docs/participation.md)."
+)
 SEEN = (
     "Not everybody takes part: the mean runs over the clients seen so far (members = 'seen'), "
     "which is the theorems' mean once all were. Local work begins at the global model (start = "
@@ -229,6 +233,8 @@ def _remarks(situation: Situation, found: Estimate) -> list[str]:
         )
     if situation.p_hat < 1.0 and situation.tau is None:
         remarks.append(ALIGNED if situation.strong_convexity is None else SEEN)
+    elif situation.tau is None:
+        remarks.append(GLOBAL)
     return remarks
 
 
@@ -241,23 +247,20 @@ def _written(
 ) -> tuple[Tree, tuple[str, ...]]:
     """The configuration with the recommended FedADMM, or asyncFedDR without rounds."""
     rounds, partial = situation.tau is None, situation.p_hat < 1.0
-    method = PRACTICE if situation.strong_convexity is None else CONVEX
-    if method == PRACTICE and rounds and partial:
-        method = ALIGNING
+    convex, steps = situation.strong_convexity is not None, "lr" in config.tree["solver"]
+    method = CONVEX if convex else PER_WORK if rounds and steps else PRACTICE
     best = {row.parameter: row.recommended for row in advice if row.method == method}
     rho, rate = _rounded(best["rho"]), _rounded(best["learning_rate"])
+    changes: Tree = {}
     if not rounds:
-        algorithm: dict[str, Any] = {"name": "async-feddr", "eta": _rounded(1 / rho)}
-    else:
-        algorithm = {"name": "fedadmm", "rho": rho}
-        if method == ALIGNING:
-            algorithm |= {"absent": "aligned"}
-        elif partial:  # the theorem's method; alignment has none
-            algorithm |= {"members": "seen", "start": "global"}
-    changes: Tree = {"algorithm": algorithm}
-    if method == ALIGNING:
+        changes["algorithm"] = {"name": "async-feddr", "eta": _rounded(1 / rho)}
+    elif partial and not convex:
+        changes["algorithm"] = {"name": "fedadmm", "rho": rho, "absent": "aligned"}
         changes["output"] = {"name": "participants-mean"}
-    if "lr" in config.tree["solver"]:
+    else:  # the theorem's method; alignment has none
+        changes["algorithm"] = {"name": "fedadmm", "rho": rho, "start": "global"}
+        changes["algorithm"] |= {"members": "seen"} if partial else {}
+    if steps:
         changes["solver"] = {"lr": rate}
     keys = [key for table in changes.values() for key in table if key != "name"]
     return resolve(merged(config.tree, changes)).tree, tuple(keys)

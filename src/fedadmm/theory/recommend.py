@@ -87,7 +87,7 @@ def recommend(situation: Situation) -> tuple[Advice, ...]:
         *_convex_rows(situation),
         *_insa_rows(situation),
         *_practice_rows(situation),
-        *_aligned_rows(situation),
+        *_per_work_rows(situation),
     )
 
 
@@ -267,17 +267,17 @@ def _practice_rows(situation: Situation) -> list[Advice]:
     ]
 
 
-def _aligned_rows(situation: Situation) -> list[Advice]:
-    """Where absent clients move along, the penalty is fitted to the local work."""
-    if situation.p_hat == 1.0 or situation.tau is not None:
+def _per_work_rows(situation: Situation) -> list[Advice]:
+    """Where local work begins at the global model, the penalty is fitted to it."""
+    if situation.tau is not None:
         return []
-    method, pull, steps = "FedADMM, aligned (practice)", PerWork().pull, situation.local_steps
+    method, pull, steps = "FedADMM, per work (practice)", PerWork().pull, situation.local_steps
     L = situation.safe_smoothness
     rho = pull * L / (steps - pull)  # with a rate of 1/(L + rho)
     note = (
         f"A penalty per work: {pull:g} / (learning rate * {steps} local steps), which brings a "
-        "client back by about a fifth of its way in a round. The best of those tried where few "
-        "take part (docs/participation.md): measured, not proven."
+        "client back by about a fifth of its way in a round. The best of those tried with local "
+        "work that begins at the global model (docs/participation.md): measured, not proven."
     )
     return [
         Advice(method, "rho", 0.0, wang_eta_min(L), rho, note),
