@@ -79,7 +79,7 @@ def curves(tables: dict[int, Rows], ending: str) -> dict[str, dict[int, float]]:
 
 
 def described(page: str) -> str:
-    """Every number of the picture, for its readers without eyes and for the test of its age."""
+    """Every number of the picture, for those who cannot see it and for the test of its age."""
     tables = read(page)
     return "; ".join(
         f"{row}{ending}: " + ", ".join(f"{percent} % {y:.2f}" for percent, y in points.items())

@@ -257,7 +257,7 @@ def _written(
     elif partial and not convex:
         changes["algorithm"] = {"name": "fedadmm", "rho": rho, "absent": "aligned"}
         changes["output"] = {"name": "participants-mean"}
-    else:  # the theorem's method; alignment has none
+    else:  # nobody is absent, or the theorem's method, which has no alignment
         changes["algorithm"] = {"name": "fedadmm", "rho": rho, "start": "global"}
         changes["algorithm"] |= {"members": "seen"} if partial else {}
     if steps:
