@@ -19,8 +19,10 @@ PROBLEMS: dict[str, dict[str, Any]] = {
         "rounds": 10,
         "seed": 0,
         "problem": {"name": "mnist", "clients": 100, "partition": "shards", "model": "cnn1"},
-        "solver": {"name": "sgd", "lr": 0.1, "batch_size": 200},
-        "stop": {"name": "epochs", "epochs": 5},
+        "local": {
+            "solver": {"name": "sgd", "lr": 0.1, "batch_size": 200},
+            "stop": {"name": "epochs", "epochs": 5},
+        },
         "sampler": {"name": "uniform", "size": 0.1},
         "engine": {"name": "workers"},
     },

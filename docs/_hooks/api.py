@@ -57,7 +57,7 @@ def _entry(name: str) -> str:
         f"### {name} {{ #{_address(name)} }}",
         f"```python\n{name}({call})\n```",
         prose(docstring(value).split("\n\nArgs:")[0]),
-        fields_of(value, family),
+        fields_of(value),
         *page,
     ]
     return "\n\n".join(parts)

@@ -10,7 +10,6 @@ from sources import docstring, one_line
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.protocols import AnyAlgorithm
-from fedadmm.study.registry import defaults
 
 
 def pages() -> dict[str, str]:
@@ -58,7 +57,7 @@ def _page(method: type[AnyAlgorithm]) -> str:
         described(docstring(module)),
         f"## `{method.__name__}`",
         prose(docstring(method).split("\n\nArgs:")[0]),
-        fields_of(method, "algorithm"),
+        fields_of(method),
         _facts(method),
         "## Use",
         _use(method),
@@ -82,12 +81,10 @@ def _facts(method: type[AnyAlgorithm]) -> str:
 
 
 def _use(method: type[AnyAlgorithm]) -> str:
-    usual = defaults().get("algorithm", {}).get(method.name, {})
-    arguments = ", ".join(f"{key}={value!r}" for key, value in usual.items())
     return "\n".join(
         [
             "```python",
-            f"fedadmm.{method.__name__}({arguments})",
+            f"fedadmm.{method.__name__}()",
             "```",
             "",
             "```",

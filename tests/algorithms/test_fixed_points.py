@@ -37,6 +37,7 @@ from fedadmm.algorithms.alignment import Aligning
 from fedadmm.algorithms.fed_async import AsTheyArrive
 from fedadmm.algorithms.fed_avg import LocalSteps
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.local_work import LocalWork
 from fedadmm.core.missed import Missed
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import ClientRecord
@@ -218,7 +219,7 @@ def moved(method: Any, kind: str, sampler: Any, exact: bool, weights: Any) -> fl
     given = federation(71, weights=weights, regularizer=PROXES[kind][0])
     at = solution(given, kind)
     work = {"stop": None} | local_work(method, exact)
-    job = make_job(method, given.problem, work["solver"], work["stop"], 3, at.x)
+    job = make_job(method, given.problem, LocalWork(work["solver"], work["stop"]), 3, at.x)
     store = MemoryStore()
     server, clients = at_rest(method, at)
     total = method.virtual_steps(server)

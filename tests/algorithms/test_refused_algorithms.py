@@ -44,7 +44,7 @@ ALGORITHMS: Cases = {
     ),
     "FedADMM step": (
         lambda: fa.FedADMM(1.0, step="follow"),
-        "FedADMM: step is 'follow', but must be one of 'tracking'",
+        "FedADMM: step is 'follow', but must be 'tracking'",
     ),
     "FedADMM step zero": (
         lambda: fa.FedADMM(1.0, step=0.0),

@@ -64,10 +64,13 @@ def refused(*arguments: object) -> str:
         ),
         (("--set", "target={metric='acc', value=1}"), "target.metric is 'acc', which is not measu"),
         (("--set", "algorithm.rho=1e308"), "algorithm.rho is 1e+308, but must be at most 1.844674"),
-        (("--set", "solver.lr=1e300"), "solver.lr is 1e+300, but must be at most 1.844674e+19 in "),
         (
-            ("--set", "solver.lr=1e300", "--precision", "float64"),
-            "solver.lr is 1e+300, but must be at most 1.340781e+154 in float64",
+            ("--set", "local.solver.lr=1e300"),
+            "local.solver.lr is 1e+300, but must be at most 1.844674e+19 in ",
+        ),
+        (
+            ("--set", "local.solver.lr=1e300", "--precision", "float64"),
+            "local.solver.lr is 1e+300, but must be at most 1.340781e+154 in float64",
         ),
         (
             ("--set", "problem.dimension=10000000"),

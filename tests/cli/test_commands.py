@@ -81,13 +81,20 @@ def test_run_takes_every_shortcut(tmp_path: Path) -> None:
     result = call(
         *("run", config, "--algorithm", "fedprox", "--rounds", 7, "--seed", 3),
         *("--checkpoint-every", 5, "--engine", "sequential", "--device", "cpu"),
-        *("--precision", "float64", "--set", "algorithm.rho=0.5", "--set", "solver.name=lbfgs"),
+        *(
+            "--precision",
+            "float64",
+            "--set",
+            "algorithm.rho=0.5",
+            "--set",
+            "local.solver.name=lbfgs",
+        ),
         *("--tracker", "mlflow", "--print-config"),
     )
     assert result.exit_code == 0, result.stderr
     tree = tomllib.loads(result.stdout)
     assert tree["algorithm"] == {"name": "fedprox", "rho": 0.5}
-    assert tree["solver"] == {"name": "lbfgs", "lr": 1.0, "history": 10}
+    assert tree["local"]["solver"] == {"name": "lbfgs", "lr": 1.0, "history": 10}
     assert (tree["rounds"], tree["seed"], tree["precision"]) == (7, 3, "float64")
     assert tree["checkpoint"]["every"] == 5
     assert tree["trackers"] == ["mlflow"]

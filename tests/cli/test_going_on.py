@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *SHARED,
     ),
     "sweep": (
-        *("CONFIG", "--grid", "algorithm.rho=0.5,1", "--grid", "solver.lr=0.1,0.2"),
+        *("CONFIG", "--grid", "algorithm.rho=0.5,1", "--grid", "local.solver.lr=0.1,0.2"),
         *("--list", "sampler.size=1,2", "--algorithm", "fedadmm", "--rounds", "6"),
         *("--seeds", "0,1", "--fresh", "--jobs", "1", "--no-report", "--json", *SHARED),
     ),

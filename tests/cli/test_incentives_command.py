@@ -45,8 +45,8 @@ def test_every_reward_is_run_with_the_epochs_that_it_buys(tmp_path):
     assert cheap["bill"] == pytest.approx(cheap["payment"])
     assert document["cheapest"] == 0.1
     configs = [tomllib.loads(p.read_text()) for p in (tmp_path / "out").rglob("config.toml")]
-    assert {one["stop"]["reward"] for one in configs} == {0.1, 50.0}
-    assert {one["stop"]["name"] for one in configs} == {"rational-epochs"}
+    assert {one["local"]["stop"]["reward"] for one in configs} == {0.1, 50.0}
+    assert {one["local"]["stop"]["name"] for one in configs} == {"rational-epochs"}
 
 
 def test_clients_that_are_not_asked_are_not_paid(tmp_path):

@@ -31,18 +31,18 @@ def test_a_problem_may_be_named_by_set_alone(tmp_path: Path) -> None:
 
 
 def test_without_a_configuration_the_line_to_type_is_said() -> None:
-    refused = call("run", "--set", "solver.lr=0.3", "--rounds", 7)
+    refused = call("run", "--set", "local.solver.lr=0.3", "--rounds", 7)
     assert refused.exit_code == 2
     line = refused.stderr.partition("for example: ")[2].partition(" (see")[0]
     assert shlex.split(line) == [
-        *("fedadmm", "run", "quickstart", "--rounds", "7", "--set", "solver.lr=0.3")
+        *("fedadmm", "run", "quickstart", "--rounds", "7", "--set", "local.solver.lr=0.3")
     ]
 
 
 def test_a_stop_with_keys_alone_is_the_usual_one(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text('[problem]\nname = "quadratics"\n')
-    shown = call("run", file, "--set", "stop.epochs=5", "--print-config")
+    shown = call("run", file, "--set", "local.stop.epochs=5", "--print-config")
     assert shown.exit_code == 0, shown.stderr
     assert '[stop]\nname = "epochs"\nepochs = 5' in shown.stdout
 
@@ -85,7 +85,7 @@ def test_advice_begins_with_a_line_that_runs(tmp_path: Path, problem: str) -> No
     again = call(*shlex.split(first)[1:], "--print-config")
     assert again.exit_code == 0, again.stderr
     for key in ("rho", "lr"):
-        table = told["algorithm"] if key == "rho" else told["solver"]
+        table = told["algorithm"] if key == "rho" else told["local"]["solver"]
         assert f"{key} = {table[key]}" in again.stdout
     assert "clients = 5" in again.stdout
     printed = tomllib.loads(again.stdout)

@@ -13,6 +13,8 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import FAMILIES, Count, Positive, Share, checked_arguments, part
 from fedadmm.core.schedules import Geometric, Schedule
 
+SCHEDULES = "a schedule: piecewise, per-work, geometric"
+
 
 @pytest.fixture
 def kind():
@@ -46,8 +48,14 @@ def test_it_is_registered_named_and_frozen(kind):
     [
         ({"rho": 0.0}, "Sample: rho is 0.0, but must be > 0 and finite"),
         ({"rho": float("nan")}, "Sample: rho is nan, but must be > 0 and finite"),
-        ({"rho": "x"}, "Sample: rho is 'x', but must be > 0 and finite, or a Schedule"),
-        ({"rho": True}, "Sample: rho is True, but must be > 0 and finite, or a Schedule"),
+        (
+            {"rho": "x"},
+            f"Sample: rho is 'x', but must be > 0 and finite, or {SCHEDULES}",
+        ),
+        (
+            {"rho": True},
+            f"Sample: rho is True, but must be > 0 and finite, or {SCHEDULES}",
+        ),
         ({"size": 0}, "Sample: size is 0, but must be a whole number of at least 1"),
         ({"size": 1.5}, "Sample: size is 1.5, but must be a whole number of at least 1"),
         ({"share": 1.0}, "Sample: share is 1.0, but must be >= 0 and < 1"),

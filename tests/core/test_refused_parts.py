@@ -111,10 +111,13 @@ SOLVERS: Cases = {
         lambda: fa.Epochs([2, 0.5, 0.0]),
         f"Epochs: epochs[2] is 0.0, but {POSITIVE}",
     ),
-    "Epochs truth": (lambda: fa.Epochs(True), f"Epochs: epochs is True, but {POSITIVE}, or a list"),
+    "Epochs truth": (
+        lambda: fa.Epochs(True),
+        f"Epochs: epochs is True, but {POSITIVE}, or a list, each > 0 and finite",
+    ),
     "Epochs word": (
         lambda: fa.Epochs("two"),
-        f"Epochs: epochs is 'two', but {POSITIVE}, or a list",
+        f"Epochs: epochs is 'two', but {POSITIVE}, or a list, each > 0 and finite",
     ),
     "Steps of a client": (lambda: fa.Steps([1, 1.5]), f"Steps: steps[1] is 1.5, but {WHOLE}"),
     "rate of a client": (
@@ -256,7 +259,7 @@ SERVERS: Cases = {
     ),
     "Geometric floor word": (
         lambda: fa.Geometric(floor="follow"),
-        "Geometric: floor is 'follow', but must be one of 'tracking'",
+        "Geometric: floor is 'follow', but must be 'tracking'",
     ),
 }
 

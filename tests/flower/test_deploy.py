@@ -117,8 +117,10 @@ def test_a_deployed_summary_tells_the_fitted_penalty(tmp_path, monkeypatch):
         {
             "problem": {"name": "digits", "clients": 5, "partition": "shards"},
             "algorithm": {"name": "fedadmm", "rho": {"name": "per-work"}, "absent": "aligned"},
-            "solver": {"name": "sgd", "lr": 0.1, "batch_size": 10},
-            "stop": {"name": "epochs", "epochs": 5},
+            "local": {
+                "solver": {"name": "sgd", "lr": 0.1, "batch_size": 10},
+                "stop": {"name": "epochs", "epochs": 5},
+            },
         }
     )
     options = {"tls": False, "resume": False, "watch": print}

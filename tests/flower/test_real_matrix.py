@@ -286,7 +286,7 @@ def test_hospitals_hide_their_patients_from_the_command_on(tmp_path):
     out = tmp_path / "run"
     noised = {"name": "dp-sgd", "lr": 0.1, "batch_size": 20, "delta": 1e-4}
     noised |= {"clip": 1.0, "multiplier": 1.5}
-    sets = [word for k, v in noised.items() for word in ("--set", f"solver.{k}={v}")]
+    sets = [word for k, v in noised.items() for word in ("--set", f"local.solver.{k}={v}")]
     base = ["deploy", "local", "hospitals", "--clients", "4", "--tls", "--rounds", "2"]
     done = CliRunner().invoke(app, [*base, *sets, "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output

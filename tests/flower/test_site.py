@@ -20,8 +20,9 @@ from fedadmm.flower.protocol.ledger import ServerLedger, issue
 from fedadmm.flower.protocol.messages import parcel
 from fedadmm.flower.server.tasks import Broadcast
 from fedadmm.flower.site import app as site_app
+from fedadmm.run.experiment import Experiment
 from fedadmm.study import loading
-from fedadmm.study.config import Run, resolve
+from fedadmm.study.config import resolve
 from support.models import perceptron, rows
 
 from .harness import FakeGrid, check_invariant, federation, run_through, simulated
@@ -86,7 +87,7 @@ def counted(monkeypatch):
     count(site_app, "encode", "encoded")
     count(site_app, "digest", "task hashed")
     count(admission, "digest", "reply hashed")
-    count(Run, "load_problem", "loaded")
+    count(Experiment, "load_problem", "loaded")
     return counts
 
 

@@ -302,9 +302,9 @@ def _settings(folder: Path) -> Iterator[Parser]:
     yield Parser("toml", [*texts, loading.write(SMALL).encode()], config, (ConfigError,))
     tree = _document(lambda tree: resolve(tree) if isinstance(tree, dict) else None)
     yield Parser("config", _dumped(SMALL, *trees), tree, (FedADMMError,), "json")
-    sets = [b"algorithm.rho=0.1", b"rounds=3", b"problem.name=digits", b"stop.steps=5"]
+    sets = [b"algorithm.rho=0.1", b"rounds=3", b"problem.name=digits", b"local.stop.steps=5"]
     yield Parser("set", [*sets, b"target={metric='a',value=1}"], _set, (ConfigError,))
-    grids = [b"algorithm.rho=0.1,1", b"seed=1,2,3", b"stop.epochs=[1,2],3"]
+    grids = [b"algorithm.rho=0.1,1", b"seed=1,2,3", b"local.stop.epochs=[1,2],3"]
     yield Parser("grid", grids, lambda data: sweeping.axis(_text(data), "--grid"), (ConfigError,))
     deployment = loading.write(Deployment(3)._asdict()).encode()
     path = folder / "bundle" / "deployment.toml"

@@ -25,7 +25,7 @@ TREE: dict[str, Any] = {
     "precision": "float64",
     "problem": PROBLEM,
     "algorithm": {"name": "feddr", "eta": 0.5},
-    "solver": {"name": "exact"},
+    "local": {"solver": {"name": "exact"}},
     "engine": {"name": "virtual-time", "mode": "sync", "ratio": 4.0},
     "checkpoint": {"every": 0},
 }

@@ -12,9 +12,10 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.errors import ParameterError
+from fedadmm.run.experiment import Experiment
 from fedadmm.run.state import Checkpoints, params_sha256
 from fedadmm.run.state.files import read_tensors
-from fedadmm.study.config import Run, resolve
+from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from support.commands import SMALL
@@ -111,11 +112,13 @@ def test_a_resumed_run_remembers_the_best_and_how_long_it_waited(tmp_path: Path,
     assert (longer.code, longer.best and longer.best.round) == ("completed", 6)
 
 
-def small(**changes: Any) -> Run:
+def small(**changes: Any) -> Experiment:
     """Falls, then oscillates: the best round is the third, not the last."""
     solver = {"name": "gradient-descent", "lr": 0.9}
     return resolve(
-        SMALL | {"solver": solver, "rounds": 6, "stop": {"name": "steps", "steps": 1}} | changes
+        SMALL
+        | {"local": {"solver": solver, "stop": {"name": "steps", "steps": 1}}, "rounds": 6}
+        | changes
     )
 
 
@@ -129,7 +132,7 @@ def kept(directory: Path) -> tuple[int, list[float]]:
     return told["round"], losses
 
 
-def loss_of(chosen: Run, params: torch.Tensor) -> float:
+def loss_of(chosen: Experiment, params: torch.Tensor) -> float:
     return float(chosen.load_problem().value(params.double()))
 
 
@@ -179,7 +182,7 @@ def test_a_run_that_diverges_or_is_interrupted_leaves_its_best(tmp_path: Path) -
 
 def test_patience_of_a_configuration_may_change_on_the_way(tmp_path: Path) -> None:
     target = {"metric": "loss", "value": -1.0, "at_least": True, "end_run": False}
-    falling = {"target": target, "sampler": {"name": "full"}, "solver": SMALL["solver"]}
+    falling = {"target": target, "sampler": {"name": "full"}, "local": SMALL["local"]}
     short = run(small(**falling, patience=1), tmp_path)  # never a better one, at least
     assert (short["code"], short["rounds"], short["best"]["round"]) == ("patience", 2, 1)
     assert run(small(**falling, patience=1), tmp_path, resume=True) == short

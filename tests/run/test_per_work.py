@@ -130,8 +130,10 @@ def config(**changes: Any) -> Any:
             "rho": {"name": "per-work", "pull": 0.5},
             "absent": "aligned",
         },
-        "solver": {"name": "sgd", "lr": 0.1, "batch_size": 20},
-        "stop": {"name": "epochs", "epochs": 2},
+        "local": {
+            "solver": {"name": "sgd", "lr": 0.1, "batch_size": 20},
+            "stop": {"name": "epochs", "epochs": 2},
+        },
         "sampler": {"name": "uniform", "size": 3},
         "evaluate": {"objective": False},
         "checkpoint": {"every": 1},

@@ -27,8 +27,10 @@ from support.federations import federation
 
 QUICK = {
     "problem": {"name": "digits", "clients": 20, "max_train": 600, "max_test": 300},
-    "solver": {"name": "sgd", "batch_size": 10},
-    "stop": {"name": "epochs", "epochs": 5},
+    "local": {
+        "solver": {"name": "sgd", "batch_size": 10},
+        "stop": {"name": "epochs", "epochs": 5},
+    },
     "sampler": {"name": "uniform", "size": 0.3},
 }
 
@@ -224,7 +226,7 @@ def test_the_written_configuration_runs_and_learns(tmp_path: Path):
     assert "absent = 'aligned'" in remarks
     assert "seen" not in remarks
     assert config["sampler"]["size"] == 0.3
-    rate, steps = config["solver"]["lr"], document["situation"]["local_steps"]
+    rate, steps = config["local"]["solver"]["lr"], document["situation"]["local_steps"]
     assert 0 < rate < 2 / document["estimate"]["L"]
     assert config["algorithm"]["rho"] * rate * steps == pytest.approx(0.25, rel=1e-2)  # 3 digits
     ran = call(
@@ -246,7 +248,7 @@ def test_with_everybody_local_work_begins_at_the_global_model(tmp_path: Path):
         "target": {"metric": "test_accuracy", "value": 0.88, "end_run": True},
     }
     counsel = advise(resolve(everybody))
-    method, rate = counsel.config["algorithm"], counsel.config["solver"]["lr"]
+    method, rate = counsel.config["algorithm"], counsel.config["local"]["solver"]["lr"]
     assert (method["name"], method["start"], method["absent"]) == ("fedadmm", "global", "kept")
     steps = counsel.situation.local_steps
     assert method["rho"] * rate * steps == pytest.approx(0.25, rel=1e-2)  # three digits
@@ -309,7 +311,7 @@ def test_a_wanted_epsilon_is_what_the_proposed_noise_spends():
     assert found.config["algorithm"]["name"] == "fedavg"
     assert found.config["output"]["name"] == "averaged"
     assert found.config["rounds"] == 30
-    assert found.config["solver"]["lr"] == pytest.approx(
+    assert found.config["local"]["solver"]["lr"] == pytest.approx(
         1 / found.situation.safe_smoothness, rel=5e-3
     )
     assert any("adds up the noise of all rounds" in remark for remark in found.remarks)

@@ -12,6 +12,7 @@ from torch import nn
 
 import fedadmm as fa
 from fedadmm.core import trees
+from fedadmm.core.local_work import LocalWork
 from fedadmm.core.uploads import Uploads
 from fedadmm.run.simulation import make_job
 from fedadmm.study import loading
@@ -48,7 +49,7 @@ def job_of(algorithm: Any, rows: int = 1, **options: Any) -> Any:
     settings: dict[str, Any] = {"solver": fa.SGD(LR, batch_size=None), "stop": fa.Steps(1)}
     settings |= {key: value for key, value in options.items() if key != "upload"}
     initial = problem.start(0)
-    job = make_job(algorithm, problem, settings["solver"], settings["stop"], 3, initial)
+    job = make_job(algorithm, problem, LocalWork(settings["solver"], settings["stop"]), 3, initial)
     return job._replace(uploads=Uploads.of(options.get("upload", ())))
 
 
@@ -329,8 +330,10 @@ def test_scores_are_those_of_their_definitions():
 
 SMALL = {
     "problem": {"name": "digits", "clients": 20},
-    "solver": {"name": "sgd", "lr": 0.1, "batch_size": 10},
-    "stop": {"name": "epochs", "epochs": 2},
+    "local": {
+        "solver": {"name": "sgd", "lr": 0.1, "batch_size": 10},
+        "stop": {"name": "epochs", "epochs": 2},
+    },
     "sampler": {"name": "uniform", "size": 2},
 }
 
@@ -359,7 +362,7 @@ def test_what_a_method_cannot_be_run_with_is_left_out_with_the_reason():
 
 def test_a_table_of_few_columns_is_audited_too():
     """Of 14 entries a hundredth is none, and a tenth may leave nothing of the bias."""
-    tree = {"problem": {"name": "heart"}, "solver": {"name": "lbfgs"}}
+    tree = {"problem": {"name": "heart"}, "local": {"solver": {"name": "lbfgs"}}}
     found = audit(resolve(SMALL | tree), rows=3, attack="analytic")
     assert list(found.left_out) == ["1 step, top-k 1 %"]
     assert "TopK: keep is 0.01, which is 0 of 14 entries" in found.left_out["1 step, top-k 1 %"]

@@ -27,7 +27,7 @@ TREE: dict[str, Any] = SMALL | {
     "methods": [
         {"label": "plain", "algorithm": {"name": "fedavg"}},
         {"algorithm": {"name": "fedadmm"}},
-        {"label": "FedADMM 2", "algorithm": {"rho": 2.0}, "solver": {"lr": 0.01}},
+        {"label": "FedADMM 2", "algorithm": {"rho": 2.0}, "local": {"solver": {"lr": 0.01}}},
     ],
 }
 SEARCH = {"values": [0.01, 0.05], "seed": 77, "rounds": 2}
@@ -146,7 +146,7 @@ def test_the_spread_is_the_sample_deviation_of_those_that_reached() -> None:
 
 def test_a_search_prefers_rounds_then_worth_and_never_divergence() -> None:
     def row(value: float, rounds: int | None, best: float | None, code: str = "x") -> Any:
-        known = {"label": "m", "key": "solver.lr", "more_is_better": True}
+        known = {"label": "m", "key": "local.solver.lr", "more_is_better": True}
         return known | {"value": value, "rounds_to_target": rounds, "best": best, "code": code}
 
     assert choose([row(1, None, 0.9), row(2, 30, 0.8), row(3, 20, 0.7)])["m"]["value"] == 3

@@ -134,26 +134,28 @@ def _tried(place: str, value: dict[str, float], rounds: int | None) -> dict[str,
 
 
 TRIED = [
-    _tried("x", {"solver.lr": 0.1, "algorithm.rho": 1.0}, 30),
-    _tried("x", {"solver.lr": 0.3, "algorithm.rho": 1.0}, 20),
-    _tried("x", {"solver.lr": 0.1, "algorithm.rho": 0.1}, None),
-    _tried("x", {"solver.lr": 0.3, "algorithm.rho": 0.1}, None),
-    _tried("y", {"solver.lr": 0.1, "algorithm.rho": 1.0}, 10),
-    _tried("y", {"solver.lr": 0.3, "algorithm.rho": 1.0}, 40),
+    _tried("x", {"local.solver.lr": 0.1, "algorithm.rho": 1.0}, 30),
+    _tried("x", {"local.solver.lr": 0.3, "algorithm.rho": 1.0}, 20),
+    _tried("x", {"local.solver.lr": 0.1, "algorithm.rho": 0.1}, None),
+    _tried("x", {"local.solver.lr": 0.3, "algorithm.rho": 0.1}, None),
+    _tried("y", {"local.solver.lr": 0.1, "algorithm.rho": 1.0}, 10),
+    _tried("y", {"local.solver.lr": 0.3, "algorithm.rho": 1.0}, 40),
 ]
 
 
 def test_a_transfer_shows_what_sharing_costs() -> None:
-    best = {"x/new y/new": {"value": {"solver.lr": 0.1, "algorithm.rho": 1.0}}}
+    best = {"x/new y/new": {"value": {"local.solver.lr": 0.1, "algorithm.rho": 1.0}}}
     assert transfers(TRIED, best) == [("new", "x", 20, 30), ("new", "y", 10, 10)]
 
 
 def test_a_choice_at_an_end_of_what_was_tried_is_told() -> None:
-    tried = [_tried("x", {"solver.lr": 0.1, "algorithm.rho": rho}, 9) for rho in (1.0, 0.1, 0.3)]
+    tried = [
+        _tried("x", {"local.solver.lr": 0.1, "algorithm.rho": rho}, 9) for rho in (1.0, 0.1, 0.3)
+    ]
     tried += [_tried("y", one["value"], 9) for one in tried]
 
     def chosen(rho: float) -> list[Any]:
-        value = {"solver.lr": 0.1, "algorithm.rho": rho}
+        value = {"local.solver.lr": 0.1, "algorithm.rho": rho}
         return edges(tried, {"x/new y/new": {"value": value}})
 
     assert chosen(0.3) == []
@@ -179,7 +181,7 @@ def test_a_picture_has_a_line_as_long_as_the_critical_difference() -> None:
 def test_all_of_it_is_told_in_markdown_and_on_a_page() -> None:
     found = findings(VERDICT, _study()) | {
         "transfers": [one._asdict() for one in transfers(TRIED, {})],
-        "edges": [Edge("new", ["x", "y"], "solver.lr", 0.12, "largest")._asdict()],
+        "edges": [Edge("new", ["x", "y"], "local.solver.lr", 0.12, "largest")._asdict()],
         "sensitivities": [one._asdict() for one in sensitivities(TRIED)],
     }
     text = "\n".join(markdown(found))

@@ -86,9 +86,9 @@ def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
 
 def test_a_grid_is_every_combination_and_lists_go_in_step() -> None:
     grid = [axis("algorithm.rho=0.5,1", "--grid"), Axis("seed", [0, 1])]
-    lists = [axis("rounds=2,3", "--list"), axis("solver.lr=0.1,0.2", "--list")]
+    lists = [axis("rounds=2,3", "--list"), axis("local.solver.lr=0.1,0.2", "--list")]
     points = points_of(SMALL, grid, lists)
-    found = {(p.run.rounds, p.run.solver.lr, p.run.algorithm.rho, p.run.seed) for p in points}
+    found = {(p.run.rounds, p.run.local.solver.lr, p.run.algorithm.rho, p.run.seed) for p in points}
     assert found == {
         (rounds, lr, rho, seed)
         for rounds, lr in ((2, 0.1), (3, 0.2))
@@ -126,10 +126,10 @@ def test_a_fresh_sweep_runs_everything_again(tmp_path: Path) -> None:
 
 def test_a_sweep_keeps_its_settings_as_they_are(tmp_path: Path) -> None:
     samplers = [{"name": "full"}, {"name": "uniform", "size": 2}]
-    lists = [Axis("sampler", samplers), Axis("solver.lr", [0.05, 0.01])]
+    lists = [Axis("sampler", samplers), Axis("local.solver.lr", [0.05, 0.01])]
     result = sweep(points_of(SMALL, [], lists), tmp_path)
     settings = [
-        {"sampler": sampler, "solver.lr": rate}
+        {"sampler": sampler, "local.solver.lr": rate}
         for sampler, rate in zip(samplers, (0.05, 0.01), strict=True)
     ]
     assert [row["set"] for row in result["cells"]] == settings
@@ -138,4 +138,4 @@ def test_a_sweep_keeps_its_settings_as_they_are(tmp_path: Path) -> None:
     for row, setting in zip(written["cells"], settings, strict=True):
         config = tomllib.loads((tmp_path / row["directory"] / "config.toml").read_text())
         assert config["sampler"] == setting["sampler"]
-        assert config["solver"]["lr"] == setting["solver.lr"]
+        assert config["local"]["solver"]["lr"] == setting["local.solver.lr"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import Tree
 from fedadmm.study import loading
-from fedadmm.study.config import Tree
 from fedadmm.study.rundir import toml_tables
 
 

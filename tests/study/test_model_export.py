@@ -26,7 +26,7 @@ DIGITS = {
         "max_test": 50,
         "model": "mlp-64-16-10",
     },
-    "solver": {"name": "sgd", "lr": 0.1, "batch_size": 20},
+    "local": {"solver": {"name": "sgd", "lr": 0.1, "batch_size": 20}},
     "evaluate": {"objective": False},
 }
 

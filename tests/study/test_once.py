@@ -27,13 +27,13 @@ METHODS = [{"algorithm": {"name": name}} for name in ("fedavg", "fedadmm", "scaf
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The configurations that were checked, as they come."""
     found: list[str] = []
-    real = config.check
+    real = config.from_table
 
-    def counted(tree: Any, where: str = "") -> Any:
-        found.append(where)
-        return real(tree, where)
+    def counted(kind: Any, tree: Any) -> Any:
+        found.append(kind.__name__)
+        return real(kind, tree)
 
-    monkeypatch.setattr(config, "check", counted)
+    monkeypatch.setattr(config, "from_table", counted)
     return found
 
 

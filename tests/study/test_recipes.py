@@ -17,9 +17,9 @@ from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.reproducing import Reproduction, measure, plan, reproduce
 
 NAMED = {
-    r"\blr ([\d.]+)": "solver.lr",
-    r"\b(\d+) epochs\b": "stop.epochs",
-    r"\bE = (\d+)": "stop.epochs",
+    r"\blr ([\d.]+)": "local.solver.lr",
+    r"\b(\d+) epochs\b": "local.stop.epochs",
+    r"\bE = (\d+)": "local.stop.epochs",
     r"\beta ([\d.]+)": "algorithm.eta",
     r"\brho ([\d.]+)(?:, then ([\d.]+))?": "algorithm.rho",
     r"^FedProx \(([\d.]+)\)": "algorithm.rho",
@@ -133,11 +133,13 @@ def test_table_three_tunes_what_the_paper_tunes() -> None:
     assert todo.seeds == [0, 1, 2, 3, 4]
     assert _points(todo, "mnist-100-iid/fedsgd") == [{"algorithm.lr": lr} for lr in rates]
     assert _points(todo, "mnist-100-iid/fedprox") == [
-        {"solver.lr": lr, "algorithm.rho": rho} for lr in rates for rho in (0.001, 0.01, 0.1, 1)
+        {"local.solver.lr": lr, "algorithm.rho": rho}
+        for lr in rates
+        for rho in (0.001, 0.01, 0.1, 1)
     ]
     for cell in todo.cells:
         if "fedadmm" in cell.name:
-            assert _points(todo, cell.name) == [{"solver.lr": lr} for lr in rates]
+            assert _points(todo, cell.name) == [{"local.solver.lr": lr} for lr in rates]
             assert cell.run.algorithm.rho == 0.01
         if cell.method.name == "fedsgd":  # the others' yardstick must have time to arrive
             assert cell.run.rounds == 600
@@ -155,7 +157,7 @@ def test_figure_five_keeps_fedadmms_rate_and_tunes_the_others(tmp_path: Path) ->
         if "fedadmm" in cell.name:
             assert (config.solver.lr, config.algorithm.rho) == (0.1, 0.01)
         else:
-            assert chosen[cell.name] == {"solver.lr": 0.01}  # what the smoke scale tries
+            assert chosen[cell.name] == {"local.solver.lr": 0.01}  # what the smoke scale tries
 
 
 @pytest.mark.parametrize("identifier", ["gong-fig3", "gong-fig4"])
@@ -167,16 +169,16 @@ def test_larger_populations_keep_what_a_hundred_clients_chose(
     events: list[Event] = []
     todo = plan(identifier, "smoke", patterns=["fmnist-*-1000/fedavg"])
     assert todo.search is not None
-    search = todo.search.model_copy(update={"values": {"solver.lr": [1e-9, 0.3]}})
+    search = todo.search.model_copy(update={"values": {"local.solver.lr": [1e-9, 0.3]}})
     result = reproduce(todo._replace(search=search), tmp_path, watch=events.append)
     (row,) = result["cells"]
-    assert row["chosen"] == {"solver.lr": 0.3}
+    assert row["chosen"] == {"local.solver.lr": 0.3}
     (directory,) = row["directories"].values()
     assert "lr = 0.3\n" in (tmp_path / directory / "config.toml").read_text()
     labels = [event.label for event in events if isinstance(event, Began)]
     place = todo.cells[0].name.replace("-1000/", "-100/")
     assert labels == [
-        *(f"search {place} solver.lr={lr}" for lr in (1e-9, 0.3)),
+        *(f"search {place} local.solver.lr={lr}" for lr in (1e-9, 0.3)),
         f"{todo.cells[0].name} seed 0",
     ]
 

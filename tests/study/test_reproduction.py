@@ -175,7 +175,7 @@ def test_without_a_search_everybody_keeps_the_recipes_learning_rate() -> None:
     todo = plan("gong-table3", "full", searching=False)
     assert todo.search is None
     rates = {cell.run.solver.lr for cell in todo.cells if cell.method.name != "fedsgd"}
-    assert rates == {load("gong-table3").base["solver"]["lr"]}
+    assert rates == {load("gong-table3").base["local"]["solver"]["lr"]}
 
 
 def test_a_reduction_in_words() -> None:

@@ -12,9 +12,10 @@ import pytest
 import fedadmm as fa
 from fedadmm.core.errors import ConfigError, PairingError, StateError
 from fedadmm.core.files import locked
+from fedadmm.run.experiment import Experiment
 from fedadmm.run.state import params_sha256
 from fedadmm.study import loading, running
-from fedadmm.study.config import Run, resolve
+from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from fedadmm.study.summary import MOST_CLIENTS, partition_of
@@ -22,7 +23,7 @@ from support.commands import SMALL
 from support.records import made, untimed
 
 
-def small(**changes: Any) -> Run:
+def small(**changes: Any) -> Experiment:
     return resolve(SMALL | changes)
 
 
@@ -48,8 +49,8 @@ def test_a_run_directory_holds_what_simulate_gives(tmp_path: Path) -> None:
         problem,
         chosen.rounds,
         sampler=chosen.sampler,
-        solver=chosen.solver,
-        stop=chosen.stop,
+        solver=chosen.local.solver,
+        stop=chosen.local.stop,
         seed=chosen.seed,
         initial=problem.start(0).float(),
     )
@@ -291,7 +292,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("done", [0, 4])
 def test_a_refused_run_leaves_its_folder_as_it_was(case: str, done: int, tmp_path: Path) -> None:
     """A new one empty, and a finished one finished; trackers that began hear of it."""
-    solver = {"solver": {"name": "lbfgs"}}  # which does not stack
+    solver = {"local": {"solver": {"name": "lbfgs"}}}  # which does not stack
     if done:
         run(small(**solver), tmp_path)
     names = ("config.toml", "metrics.jsonl", "summary.json", "model.safetensors")

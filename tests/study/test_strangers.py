@@ -17,6 +17,7 @@ from fedadmm.run.engines import ENGINES
 from fedadmm.study import loading
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import resolve
+from fedadmm.study.loading import merged
 from fedadmm.study.report import write_report
 from fedadmm.study.report.palette import SPARE
 from fedadmm.study.running import run
@@ -27,8 +28,10 @@ ALL: dict[str, Any] = {
     "problem": {"name": "support.strangers:Bowls", "clients": 6},
     "regularizer": {"name": "support.strangers:Ridge"},
     "algorithm": {"name": "feddr", "eta": 0.5},
-    "solver": {"name": "support.strangers:Solver"},
-    "stop": {"name": "support.strangers:Stop"},
+    "local": {
+        "solver": {"name": "support.strangers:Solver"},
+        "stop": {"name": "support.strangers:Stop"},
+    },
     "sampler": {"name": "support.strangers:EveryOther"},
     "engine": {"name": "support.strangers:Engineer"},
     "trackers": ["support.strangers:Tracker"],
@@ -83,10 +86,16 @@ def test_a_model_may_be_a_stranger_too() -> None:
 
 
 def test_a_mistake_in_a_strangers_table_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"solver.lr is -1.0, but must be > 0 and finite"):
-        resolve(SMALL | {"solver": {"name": "support.strangers:Solver", "lr": -1.0}})
-    with pytest.raises(ConfigError, match=r"solver.rate is not a key of support.strangers:Solver"):
-        resolve(SMALL | {"solver": {"name": "support.strangers:Solver", "rate": 1.0}})
+    with pytest.raises(ConfigError, match=r"local.solver.lr is -1.0, but must be > 0 and finite"):
+        resolve(
+            merged(SMALL, {"local": {"solver": {"name": "support.strangers:Solver", "lr": -1.0}}})
+        )
+    with pytest.raises(
+        ConfigError, match=r"local.solver.rate is not a key of support.strangers:Solver"
+    ):
+        resolve(
+            merged(SMALL, {"local": {"solver": {"name": "support.strangers:Solver", "rate": 1.0}}})
+        )
 
 
 @pytest.mark.parametrize(
@@ -113,8 +122,9 @@ def test_a_mistake_in_a_strangers_table_is_named() -> None:
     ],
 )
 def test_what_is_no_part_of_the_family_is_refused(family: str, name: str, message: str) -> None:
+    tree = {"local": {family: {"name": name}}} if family == "solver" else {family: {"name": name}}
     with pytest.raises(ConfigError, match=f"^{family}.name is {name!r}, which .*{message}"):
-        resolve(SMALL | {family: {"name": name}})
+        resolve(SMALL | tree)
 
 
 def test_trackers_are_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -126,9 +136,9 @@ def test_trackers_are_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_a_method_that_is_not_ours_is_compared_on_every_engine(tmp_path: Path, engine: str) -> None:
     own = {"name": engine, "mode": "sync"} if engine == "virtual-time" else {"name": engine}
     solver = {"name": "sgd", "lr": 0.05, "batch_size": "none"}
-    tree = SMALL | {"engine": own, "solver": solver, "problem": {"name": "digits", "clients": 4}}
+    tree = SMALL | {"engine": own, "problem": {"name": "digits", "clients": 4}}
     tree["problem"] |= {"max_train": 80, "max_test": 40}
-    tree |= {"rounds": 2, "stop": {"name": "steps", "steps": 2}}
+    tree |= {"rounds": 2, "local": {"solver": solver, "stop": {"name": "steps", "steps": 2}}}
     names = ["support.strangers:Method", "fedprox"]
     tree["algorithm"] = {"name": "fedprox", "rho": 0.5}
     result = compare(plan(tree, names), tmp_path)

@@ -77,7 +77,7 @@ def test_csv_has_the_numbers_where_there_are_some_and_no_formula() -> None:
 
 
 def test_every_table_of_a_comparison_is_a_file_in_three_forms(tmp_path: Path) -> None:
-    search = {"key": "solver.lr", "values": [0.05, 0.1], "seed": 9}
+    search = {"key": "local.solver.lr", "values": [0.05, 0.1], "seed": 9}
     tree = SMALL | {"rounds": 2, "seeds": [0, 1], "search": search}
     result = compare(plan(tree, ["fedavg", "fedadmm"]), tmp_path)
     write_report(tmp_path)
@@ -108,7 +108,7 @@ def test_a_sweep_has_its_table_too(tmp_path: Path) -> None:
 def test_the_rounds_of_a_sweep_are_those_after_an_initial_one(tmp_path: Path) -> None:
     """FedDR with init="prox" begins with everybody, in round 0."""
     method = {"name": "feddr", "eta": 1.0, "init": "prox"}
-    points = points_of(SMALL | {"algorithm": method}, [axis("solver.lr=0.05", "--grid")], [])
+    points = points_of(SMALL | {"algorithm": method}, [axis("local.solver.lr=0.05", "--grid")], [])
     assert [cell["rounds"] for cell in sweep(points, tmp_path)["cells"]] == [SMALL["rounds"]]
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from fedadmm.core.errors import ConfigError, DataError
+from fedadmm.core.tables import flattened
 from fedadmm.study.config import resolve
 from fedadmm.study.export import export
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
-from fedadmm.study.trackers import flattened, tracker
+from fedadmm.study.trackers import tracker
 from support.commands import SMALL
 
 

@@ -22,7 +22,7 @@ from support.commands import SMALL, call, write_small
 from support.records import made
 
 optuna = pytest.importorskip("optuna", reason="the extra 'tune' is not installed")
-KEYS = ["solver.lr=0.001..0.1 log", "algorithm.rho=0.5,1.0"]
+KEYS = ["local.solver.lr=0.001..0.1 log", "algorithm.rho=0.5,1.0"]
 
 
 def names(out: Path) -> list[str]:
@@ -82,7 +82,7 @@ def test_a_search_that_was_interrupted_goes_on_as_if_it_had_not_been(
 
 
 def test_another_search_in_the_same_folder_is_refused(searched: Path) -> None:
-    other = ranges_of(["solver.lr=0.001..0.2 log", KEYS[1]])
+    other = ranges_of(["local.solver.lr=0.001..0.2 log", KEYS[1]])
     with pytest.raises(StateError, match=r"differs in config\.rounds, ranges\.solver\.lr"):
         tune(SMALL | {"rounds": 9}, other, searched, 9)
 
@@ -115,10 +115,10 @@ def test_ranges_are_read_as_they_are_written(text: str, kind: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("solver.lr", "must be KEY=RANGE"),
-        ("solver.lr=2..1", "must have LOW < HIGH"),
-        ("solver.lr=0..1 log", "must have 0 < LOW < HIGH"),
-        ("solver.lr=a..b", "must be LOW..HIGH, LOW..HIGH log or A,B,C"),
+        ("local.solver.lr", "must be KEY=RANGE"),
+        ("local.solver.lr=2..1", "must have LOW < HIGH"),
+        ("local.solver.lr=0..1 log", "must have 0 < LOW < HIGH"),
+        ("local.solver.lr=a..b", "must be LOW..HIGH, LOW..HIGH log or A,B,C"),
     ],
 )
 def test_bad_ranges_are_refused_before_anything_is_written(

@@ -14,8 +14,10 @@ SMALL: dict[str, Any] = {
     "rounds": 4,
     "problem": {"name": "quadratics", "clients": 4, "dimension": 3},
     "algorithm": {"name": "fedadmm", "rho": 1.0},
-    "solver": {"name": "gradient-descent", "lr": 0.05},
-    "stop": {"name": "steps", "steps": 3},
+    "local": {
+        "solver": {"name": "gradient-descent", "lr": 0.05},
+        "stop": {"name": "steps", "steps": 3},
+    },
     "sampler": {"name": "uniform", "size": 2},
     "checkpoint": {"every": 2},
 }

@@ -30,7 +30,7 @@ def write_run(
         "rounds": len(result.history),
         "problem": {"name": problem, "clients": 20},
         "algorithm": {"name": algorithm.name, **_plain(vars(algorithm))},
-        "solver": {"name": "sgd", "lr": 0.1, "batch_size": 16},
+        "local": {"solver": {"name": "sgd", "lr": 0.1, "batch_size": 16}},
     }
     (directory / "config.toml").write_text(tomli_w.dumps(config))
     summary = {

@@ -90,7 +90,7 @@ class Message(NamedTuple):
 class PrintedFedADMM(Algorithm[Server, Client, Broadcast, Message]):
     """The recursion, where absent clients keep what they have."""
 
-    rho: Positive | Schedule | PerWork
+    rho: Positive | Schedule | PerWork = 0.01
     step: Literal["tracking"] | Positive | Schedule = "tracking"
     start: Literal["own", "current", "global"] = "own"
     members: Literal["all", "seen"] = "all"

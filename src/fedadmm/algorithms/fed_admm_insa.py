@@ -121,7 +121,7 @@ class Message(NamedTuple):
 class PrintedFedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
     """The recursion, where absent clients keep what they have."""
 
-    beta: Positive
+    beta: Positive = 1.0
     start: Literal["own", "global"] = "own"
     members: Literal["all", "seen"] = "all"
     memory: NotNegative = 0.0

@@ -90,7 +90,7 @@ class FedSGD(KeepsNothing[Server, Server, Gradient]):
     )
     moves: ClassVar[tuple[str, ...]] = ("gradient",)
 
-    lr: Positive
+    lr: Positive = 0.1
 
     def init_server(self, params: Tensor) -> Server:
         """theta^0."""

@@ -119,7 +119,7 @@ class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
 class PrintedFedDR(DouglasRachford[Client]):
     """The recursion, where absent clients keep what they have."""
 
-    eta: Positive
+    eta: Positive = 100.0
     alpha: Annotated[float, Gt(0), Lt(2)] = 1.0
     init: Literal["start", "prox"] = "start"
 

@@ -36,7 +36,7 @@ class FedDRII(DouglasRachford[Client]):
     paper: ClassVar[str] = "Wang et al., FedADMM, CDC 2022, section IV.B"
     accepts_regularizer: ClassVar[bool] = True
 
-    eta: Positive
+    eta: Positive = 100.0
 
     def init_client(self, params: Tensor) -> Client:
         """w_i = 0, x_i = x^0."""

@@ -74,7 +74,7 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
 
     paper: ClassVar[str] = "Acar et al., Dynamic Regularization, ICLR 2021"
 
-    eta: Positive
+    eta: Positive = 100.0
     members: Literal["all", "seen"] = "all"
 
     @property

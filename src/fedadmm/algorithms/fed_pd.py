@@ -65,7 +65,7 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
     paper: ClassVar[str] = "Zhang et al., FedPD, IEEE TSP 2021"
     accepts_partial: ClassVar[bool] = False
 
-    eta: Positive
+    eta: Positive = 100.0
     skip_probability: Probability = 0.0
 
     @property

@@ -22,7 +22,7 @@ class FedProx(FedAvg):
 
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
-    rho: NotNegative
+    rho: NotNegative = 0.1
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
         """min f_i + (rho/2) ||w - theta||^2, started at theta."""

@@ -105,7 +105,7 @@ def _line(counsel: Counsel, source: str) -> str:
     sets = [*(click.get_current_context().params["sets"] or ())]
     sets += [f"algorithm.{key}={algorithm[key]}" for key in counsel.changed if key in algorithm]
     if "lr" in counsel.changed:
-        sets.append(f"solver.lr={counsel.config['solver']['lr']}")
+        sets.append(f"local.solver.lr={counsel.config['local']['solver']['lr']}")
     if algorithm.get("absent") == "aligned":
         sets.append(f"output.name={counsel.config['output']['name']}")
     return shlex.join([*words, *(word for one in sets for word in ("--set", one))])
@@ -120,7 +120,7 @@ def _private_line(counsel: Counsel, written: Path | None) -> str:
 
 def _numbers(counsel: Counsel) -> list[tuple[str, str]]:
     """The numbers to use: penalty, or what noise takes; learning rate, local steps."""
-    algorithm, solver = counsel.config["algorithm"], counsel.config["solver"]
+    algorithm, solver = counsel.config["algorithm"], counsel.config["local"]["solver"]
     if (chosen := counsel.privacy) is not None:
         rows = [
             ("method", algorithm["name"]),

@@ -30,8 +30,8 @@ def presets(as_json: options.AsJson = False) -> None:
 def show(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
     """Print a preset as it was written, to start your own file from."""
     from fedadmm.core.errors import ConfigError
+    from fedadmm.core.tables import suggestion
     from fedadmm.study import loading
-    from fedadmm.study.messages import suggestion
 
     known = loading.presets()
     if name not in known:
@@ -43,6 +43,6 @@ def show(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
 def schema() -> None:
     """Print the JSON schema of configuration files."""
     from fedadmm.cli.display import print_json
-    from fedadmm.study.comparing import comparison_model
+    from fedadmm.study.comparing import schema
 
-    print_json(comparison_model().model_json_schema())
+    print_json(schema())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -116,7 +116,7 @@ def show(
     from fedadmm.data.summary import describe
     from fedadmm.study import config, loading
 
-    tree: config.Tree = {"problem": {"name": problem}}
+    tree: dict[str, Any] = {"problem": {"name": problem}}
     for text in sets or ():
         key, value = loading.assignment(text)
         loading.assign(tree, f"problem.{key}", value)

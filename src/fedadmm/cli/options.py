@@ -15,7 +15,8 @@ from fedadmm.cli.group import again, only_one_document
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from fedadmm.study.config import Run, Tree
+    from fedadmm.core.tables import Tree
+from fedadmm.run.experiment import Experiment
 
 Number = TypeVar("Number", int, float)
 
@@ -192,13 +193,14 @@ def _numbered(base: str, number: int) -> Path:
     return Path("runs") / (base if number == 1 else f"{base}-{number}")
 
 
-def processes(jobs: int | None, runs: Iterable[Run]) -> int:
+def processes(jobs: int | None, runs: Iterable[Experiment]) -> int:
     """How many runs at once: one a core, unless an engine uses more than one by itself."""
     from fedadmm.run.engines.workers import usable_cores
+    from fedadmm.run.experiment import filled
 
     if jobs is not None:
         return jobs
-    alone = all(run.engine.keeps_to_one_core(run.threads) for run in runs)
+    alone = all(filled(run.engine).keeps_to_one_core(run.threads) for run in runs)
     return usable_cores() if alone else 1
 
 

@@ -11,7 +11,7 @@ from fedadmm.cli import app, options
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
-    from fedadmm.study.config import Run
+    from fedadmm.run.experiment import Experiment
 
 
 @app.command(
@@ -60,7 +60,7 @@ def run(
         _run(chosen, folder, resume, report, as_json)
 
 
-def _run(chosen: Run, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
+def _run(chosen: Experiment, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
     from fedadmm.cli.display import draw, live, print_json, print_places, print_preparation
     from fedadmm.run.record import as_number
     from fedadmm.study import words

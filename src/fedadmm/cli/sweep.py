@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @app.command(
     epilog="Example: fedadmm sweep quickstart --grid algorithm.rho=0.01,0.1 "
-    "--grid solver.lr=0.1,0.3 --out DIR"
+    "--grid local.solver.lr=0.1,0.3 --out DIR"
 )
 def sweep(
     source: Annotated[

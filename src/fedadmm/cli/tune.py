@@ -12,7 +12,7 @@ from fedadmm.cli.group import again, resumable
 
 
 @app.command(
-    epilog="Example: fedadmm tune quickstart --keys 'solver.lr=0.01..1 log' "
+    epilog="Example: fedadmm tune quickstart --keys 'local.solver.lr=0.01..1 log' "
     "--keys algorithm.rho=0.01,0.1,1 --trials 20 --out DIR"
 )
 def tune(

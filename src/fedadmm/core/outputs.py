@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import check_choice
-from fedadmm.core.parts import FAMILIES, part
+from fedadmm.core.parts import FAMILIES, part, role
 from fedadmm.core.rng import Key, derive, uniform
 
 Note = TypeVar("Note")
@@ -28,6 +28,7 @@ class Iterate(NamedTuple):
     """The participants' mean model m, when a method offers it beside theta."""
 
 
+@role("output")
 class Output(ABC, Generic[Note]):
     """Makes the handed-out model from the iterates, one round at a time.
 

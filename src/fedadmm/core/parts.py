@@ -4,63 +4,42 @@
     class UniformSampling(Sampler):
         size: Count | Share
 
-The decorator makes the class a frozen dataclass, puts it into its family, and checks every field
-against its annotation whenever one is made: ranges and choices stand in the annotation
-(`Annotated[float, Gt(0)]`, `Literal[...]`), where the constructor, the configuration, its JSON
-schema and the docs read the same.  `__post_init__` keeps only the rules between fields.  What no
-configuration names is checked in the same way: a dataclass under `checked`, a function under
-`checked_arguments`.
+The decorator makes the class a frozen dataclass, registers it in its family, and checks every
+field against its annotation whenever an instance is made.  `__post_init__` keeps only the rules
+between fields.  What no configuration names is checked in the same way: a dataclass under
+`checked`, a function under `checked_arguments`.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
 import os
 import sys
-import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache, wraps
+from collections.abc import Callable
+from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import cache
 from importlib import import_module
-from numbers import Integral, Real
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
-
-from annotated_types import Ge, Gt, Le, Lt
+from typing import Any, TypeVar, dataclass_transform
 
 from fedadmm.core.errors import ConfigError, ParameterError
+from fedadmm.core.validation import (
+    FAMILIES,
+    ROLES,
+    Count,
+    Fraction,
+    Natural,
+    NotNegative,
+    Positive,
+    Probability,
+    Share,
+    check,
+    checked_arguments,
+    hints,
+)
 
 Made = TypeVar("Made")
-Given = ParamSpec("Given")
 
-Positive = Annotated[float, Gt(0)]
-"""A finite number above zero."""
-NotNegative = Annotated[float, Ge(0)]
-"""A finite number of at least zero."""
-Count = Annotated[int, Ge(1)]
-"""A whole number of at least one."""
-Natural = Annotated[int, Ge(0)]
-"""A whole number of at least zero."""
-Share = Annotated[float, Gt(0), Le(1)]
-"""A fraction of a whole: above zero, at most one."""
-Fraction = Annotated[float, Gt(0), Lt(1)]
-"""A true fraction: above zero, below one."""
-Probability = Annotated[float, Ge(0), Lt(1)]
-"""A probability that leaves a chance for the other side."""
-
-FAMILIES: dict[str, dict[str, type[Any]]] = {}
-"""Family -> name in configurations -> class; filled by the decorator alone."""
+NOT_IN_TABLES = {"in_tables": False}
+"""Metadata of a field that only Python can set, such as a function."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -69,7 +48,9 @@ def checked(kind: type[Made]) -> type[Made]:
     between = kind.__dict__.get("__post_init__", getattr(kind, "_rules_between_fields", None))
 
     def __post_init__(self: Any) -> None:  # noqa: N807
-        check_fields(self)
+        own: Any = type(self)
+        for name, annotation in annotations_of(own).items():
+            check(own.__name__, name, getattr(self, name), annotation)
         if between is not None:
             between(self)
 
@@ -96,192 +77,53 @@ def part(family: str, name: str) -> Callable[[type[Made]], type[Made]]:
     return made
 
 
+def role(family: str) -> Callable[[type[Made]], type[Made]]:
+    """Declare a class to be what every part of a family is."""
+
+    def declared(kind: type[Made]) -> type[Made]:
+        ROLES[kind] = family
+        return kind
+
+    return declared
+
+
 def _home(kind: type[Any]) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
-
-
-def checked_arguments(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Check what a function is given where an annotation of it holds a range or choices."""
-    signature = inspect.signature(function)
-
-    @wraps(function)
-    def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        given = signature.bind(*args, **kwargs).arguments
-        for name, annotation in _hints(function).items():
-            if name in given and _restricts(annotation):
-                _check(function.__name__, name, given[name], annotation)
-        return function(*args, **kwargs)
-
-    return call
-
-
-@cache
-def _restricts(annotation: Any) -> bool:
-    inner = get_args(annotation)
-    return get_origin(annotation) in (Annotated, Literal) or any(map(_restricts, inner))
-
-
-@cache
-def _hints(annotated: Any) -> dict[str, Any]:
-    return get_type_hints(annotated, include_extras=True)
 
 
 @cache
 def annotations_of(kind: Any) -> dict[str, Any]:
     """The annotations of a class's fields, ranges included."""
-    hints = _hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+    known = hints(kind)
+    return {field.name: known[field.name] for field in fields(kind) if field.init}
 
 
-def check_fields(made: Any) -> None:
-    """Refuse a field whose value is not what its annotation says."""
-    kind: Any = type(made)
-    for name, annotation in annotations_of(kind).items():
-        _check(kind.__name__, name, getattr(made, name), annotation)
+def table_fields(kind: Any) -> list[Field[Any]]:
+    """The fields of a class that a table can set."""
+    return [one for one in fields(kind) if one.init and one.metadata.get("in_tables", True)]
 
 
-def _check(owner: str, name: str, value: object, annotation: Any) -> None:
-    refused = _refused(value, annotation)
-    if refused is not None:
-        raise ParameterError(
-            f"{owner}: {name}{refused.where} is {refused.value!r}, but must be {refused.allowed}"
-        )
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A value, where in its field it stands, and what is allowed there."""
-
-    value: object
-    allowed: str
-    where: str = ""
-
-
-def _refused(value: object, annotation: Any) -> Refused | None:
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return _refused_by_all(value, args)
-    if origin is Annotated:
-        return _refused_number(value, args[0], args[1:])
-    if annotation in (float, int):
-        return _refused_number(value, annotation, ())
-    if origin is Literal:
-        ok = any(value is choice or value == choice for choice in args)
-        return None if ok else Refused(value, _choices(args))
-    if annotation is bool:
-        return None if isinstance(value, bool) else Refused(value, "True or False")
-    if annotation is type(None):
-        return None if value is None else Refused(value, "None")
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _refused_items(value, Mapping, args[1])
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        return _refused_items(value, Sequence, args[0])
-    if annotation is Any or annotation is str:
-        return None if annotation is Any or isinstance(value, str) else Refused(value, "text")
-    return None if isinstance(value, annotation) else Refused(value, f"a {annotation.__name__}")
-
-
-def _refused_items(value: object, kind: type[Any], item: Any) -> Refused | None:
-    if not isinstance(value, kind) or isinstance(value, str):
-        what = "a table" if kind is Mapping else "a list"
-        return Refused(value, what)
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for key, entry in pairs:
-        refused = _refused(entry, item)
-        if refused is not None:
-            return Refused(refused.value, refused.allowed, f"[{key}]{refused.where}")
-    return None
-
-
-def _refused_by_all(value: object, choices: tuple[Any, ...]) -> Refused | None:
-    """A union refuses in the words of the member that speaks of this kind of value."""
-    answers = [(_speaks_of(choice, value), _refused(value, choice)) for choice in choices]
-    if any(answer is None for _, answer in answers):
-        return None
-    fitting = [answer for speaks, answer in answers if speaks and answer is not None]
-    if fitting:
-        return fitting[0]
-    words = [
-        answer.allowed
-        for choice, (_, answer) in zip(choices, answers, strict=True)
-        if answer is not None and not (_kind(choice) is int and float in map(_kind, choices))
-    ]
-    return Refused(value, ", or ".join(words))
-
-
-def _kind(annotation: Any) -> Any:
-    """The type without its ranges."""
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def _speaks_of(annotation: Any, value: object) -> bool:
-    origin, args = get_origin(annotation), get_args(annotation)
-    kind = _kind(annotation)
-    if isinstance(value, str):
-        return origin is Literal and any(isinstance(choice, str) for choice in args)
-    if isinstance(value, bool):
-        return kind is bool
-    if isinstance(value, Integral):
-        return kind in (int, float)
-    if isinstance(value, Real):
-        return kind is float
-    if isinstance(value, Sequence):
-        return isinstance(origin, type) and issubclass(origin, Sequence)
-    return False
-
-
-def _refused_number(value: object, kind: Any, rules: tuple[Any, ...]) -> Refused | None:
-    """Numpy's numbers are Real and Integral too; True and False are not numbers."""
-    if kind is int:
-        low = next((rule.ge for rule in rules if isinstance(rule, Ge)), None)
-        low = next((int(rule.gt) + 1 for rule in rules if isinstance(rule, Gt)), low)  # type: ignore[call-overload]
-        whole = not isinstance(value, bool) and isinstance(value, Integral)
-        if whole and (low is None or int(value) >= low):  # type: ignore[call-overload]
-            return None
-        least = "" if low is None else f" of at least {low}"
-        return Refused(value, f"a whole number{least}")
-    if kind is not float:
-        return None
-    bounds = [bound for bound in map(_bound, rules) if bound is not None]
-    if bounds and not any(isinstance(rule, Le | Lt) for rule in rules):
-        bounds.append("finite")
-    allowed = " and ".join(bounds) or "a number"
-    if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # NaN
-        return Refused(value, allowed)
-    try:
-        number = float(value)
-    except OverflowError:  # a whole number longer than any float
-        return Refused(value, allowed)
-    ok = math.isfinite(number) or not bounds
-    return None if ok and all(_meets(number, rule) for rule in rules) else Refused(value, allowed)
-
-
-def _bound(rule: Any) -> str | None:
-    for kind, sign, limit in ((Gt, ">", "gt"), (Ge, ">=", "ge"), (Lt, "<", "lt"), (Le, "<=", "le")):
-        if isinstance(rule, kind):
-            return f"{sign} {getattr(rule, limit):g}"
-    return None
-
-
-def _meets(number: float, rule: Any) -> bool:
-    if isinstance(rule, Gt):
-        return number > float(rule.gt)  # type: ignore[arg-type]
-    if isinstance(rule, Ge):
-        return number >= float(rule.ge)  # type: ignore[arg-type]
-    if isinstance(rule, Lt):
-        return number < float(rule.lt)  # type: ignore[arg-type]
-    if isinstance(rule, Le):
-        return number <= float(rule.le)  # type: ignore[arg-type]
-    return True
-
-
-def _choices(args: tuple[object, ...]) -> str:
-    return "one of " + ", ".join(repr(choice) for choice in args)
-
-
-def is_stranger(name: object) -> bool:
-    """Whether a name is that of a part that is not ours."""
+def is_external(name: object) -> bool:
+    """Whether a name is that of a part from another package: `package.module:Name`."""
     return isinstance(name, str) and ":" in name
+
+
+def name_of(kind: type[Any]) -> str:
+    """The name of a part's class in configurations."""
+    name = getattr(kind, "name", None)
+    ours = isinstance(name, str) and any(known.get(name) is kind for known in FAMILIES.values())
+    return str(name) if ours else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def part_of(family: str, name: str) -> type[Any]:
+    """The class that a name refers to; an external one is imported and must fit its family."""
+    if not is_external(name):
+        return FAMILIES[family][name]
+    kind: type[Any] = imported(f"{family}.name is {name!r}", name)
+    reason = _unfit(kind, next(kind for kind, known in ROLES.items() if known == family))
+    if reason is not None:
+        raise ConfigError(f"{family}.name is {name!r}, which {reason}")
+    return kind
 
 
 def imported(subject: str, name: str) -> Any:
@@ -297,3 +139,44 @@ def imported(subject: str, name: str) -> Any:
             f"{subject}, which cannot be imported ({error}); it must be package.module:Name, and "
             "a file in the current folder counts as a module"
         ) from None
+
+
+def _unfit(kind: Any, wanted: type[Any]) -> str | None:
+    """Why something cannot be a part of a family, or None."""
+    if not isinstance(kind, type) or not is_dataclass(kind):
+        return "is not a frozen dataclass, but must be: write @dataclass(frozen=True) above it"
+    if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return "is a dataclass that can be changed, but must be frozen"
+    abstract = sorted(getattr(kind, "__abstractmethods__", ()))
+    if abstract:
+        return f"leaves {', '.join(abstract)} open, but must define it"
+    if wanted in kind.__mro__:
+        return None
+    if not getattr(wanted, "_is_protocol", False):
+        return f"is not a subclass of {wanted.__module__}.{wanted.__qualname__}, but must be one"
+    needed = [name for name in vars(wanted) if not name.startswith("_") or name == "__call__"]
+    missing = [name for name in needed if not hasattr(kind, name)]
+    return f"has no {', '.join(missing)}, but must have {', '.join(needed)}" if missing else None
+
+
+__all__ = [
+    "FAMILIES",
+    "NOT_IN_TABLES",
+    "Count",
+    "Fraction",
+    "Natural",
+    "NotNegative",
+    "Positive",
+    "Probability",
+    "Share",
+    "annotations_of",
+    "checked",
+    "checked_arguments",
+    "imported",
+    "is_external",
+    "name_of",
+    "part",
+    "part_of",
+    "role",
+    "table_fields",
+]

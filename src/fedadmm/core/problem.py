@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fedadmm.core.errors import DataError, ParameterError, check_choice, check_kind
+from fedadmm.core.parts import role
 from fedadmm.core.protocols import Evaluator, Objective, Regularizer
 from fedadmm.core.regularizers import Zero
 
@@ -224,3 +225,12 @@ def _normalised(weights: Sequence[float] | Tensor, clients: int) -> Tensor:
     if not bool((values > 0).all()) or not math.isfinite(total):
         raise ParameterError("Problem: weights must be finite and greater than zero")
     return values / total
+
+
+@role("problem")
+@runtime_checkable
+class ProblemSource(Protocol):
+    """Options from which a problem is loaded: the fields are the options."""
+
+    def load(self) -> Problem:
+        """The problem; may read files."""

@@ -41,6 +41,7 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import DataError, ParameterError, StateError
 from fedadmm.core.missed import Missed
+from fedadmm.core.parts import role
 from fedadmm.core.rng import Key, permutation
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class Received(NamedTuple):
     """The round's index, as in `Round`."""
 
 
+@role("regularizer")
 class Regularizer(ABC):
     """A proper, closed, convex g with its proximal operator."""
 
@@ -181,6 +183,7 @@ class Regularizer(ABC):
         """argmin_u g(u) + ||u - params||^2 / (2 step)."""
 
 
+@role("algorithm")
 class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     """One paper's method: a frozen dataclass of hyper-parameters with pure functions.
 
@@ -474,6 +477,7 @@ class Progress(NamedTuple):
     """Whose progress it is, in the order of the tensors' rows."""
 
 
+@role("stop")
 class StoppingRule(ABC):
     """When a local solve ends: a budget, and for some rules a test between epochs."""
 
@@ -526,6 +530,7 @@ class RecordNoise(NamedTuple):
     budget: float | None
 
 
+@role("solver")
 class LocalSolver(ABC):
     """Solves a local problem approximately."""
 
@@ -584,6 +589,7 @@ Known = Mapping[int, Seen]
 """What the server knows of every client that was ever asked, by its id."""
 
 
+@role("sampler")
 class Sampler(ABC):
     """Who takes part in a round: a function of the seed, the round, and what is known."""
 

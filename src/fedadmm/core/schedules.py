@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 from fedadmm.core.errors import ParameterError, check_count, check_positive
-from fedadmm.core.parts import NotNegative, Positive, part
+from fedadmm.core.parts import NotNegative, Positive, part, role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 
+@role("schedule")
 @runtime_checkable
 class Schedule(Protocol):
     """A positive number for every round, counted from zero: any function of the round."""

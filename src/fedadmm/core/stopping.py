@@ -36,7 +36,7 @@ class Epochs(StoppingRule):
 
     per_client = ("epochs",)
 
-    epochs: Positive | Annotated[int, Gt(0)] | Sequence[Positive | Annotated[int, Gt(0)]]
+    epochs: Positive | Annotated[int, Gt(0)] | Sequence[Positive | Annotated[int, Gt(0)]] = 1
 
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
         """All steps of the client's epochs."""

@@ -19,7 +19,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from fedadmm.core.errors import ParameterError, check_count
-from fedadmm.core.parts import Count, checked_arguments, imported, is_stranger
+from fedadmm.core.parts import Count, checked_arguments, imported, is_external
 from fedadmm.core.rng import Key, derive
 
 Factory = Callable[..., nn.Module]
@@ -177,7 +177,7 @@ def resolve(model: str | Factory) -> Factory:
         return NAMES[model]
     if re.fullmatch(r"mlp(-\d+){2,}", model):
         return partial(mlp, *(int(size) for size in model.split("-")[1:]))
-    if is_stranger(model):
+    if is_external(model):
         make: Factory = imported(f"model: name is {model!r}", model)
         if callable(make):
             return make

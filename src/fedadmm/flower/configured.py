@@ -23,10 +23,11 @@ from fedadmm.data.problems import NamedProblem, Sites
 from fedadmm.flower.federation import Federation, Patience, work_is_unknown
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
+from fedadmm.run.experiment import Experiment, filled
 from fedadmm.run.pairing import local_length
+from fedadmm.run.simulation import first_vector
 from fedadmm.study import loading
-from fedadmm.study.config import Run, resolve
-from fedadmm.study.running import initial_vector
+from fedadmm.study.config import resolve
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -78,7 +79,9 @@ def read_deployment(path: Path) -> Deployment:
     return Deployment(**table)
 
 
-def federation(config: Run, deployment: Deployment, problem: Problem | None = None) -> Federation:
+def federation(
+    config: Experiment, deployment: Deployment, problem: Problem | None = None
+) -> Federation:
     """The federation that a configuration describes; its problem may be loaded already."""
     check(config)
     apart = sites(config)
@@ -91,26 +94,27 @@ def federation(config: Run, deployment: Deployment, problem: Problem | None = No
         config,
         deployment,
         algorithm=as_it_runs(config, problem),
-        initial=initial_vector(config, problem),
+        initial=first_vector(config, problem),
         model=client.flat.module if problem.buffers is not None else None,
         weights=problem.weights,
         buffers=problem.buffers,
         test=problem.test,
-        evaluate_every=config.evaluation.every if config.evaluation.objective else 0,
+        evaluate_every=config.evaluate.every if config.evaluate.objective else 0,
     )
 
 
-def as_it_runs(config: Run, problem: Problem) -> AnyAlgorithm:
+def as_it_runs(config: Experiment, problem: Problem) -> AnyAlgorithm:
     """The algorithm, fitted to the clients' local work."""
-    return config.algorithm.fitted(partial(local_length, problem, config.solver, config.stop))
+    rule = filled(config.local.stop)
+    return config.algorithm.fitted(partial(local_length, problem, config.local.solver, rule))
 
 
-def sites(config: Run) -> Sites | None:
+def sites(config: Experiment) -> Sites | None:
     """How the problem's clients are deployed with one file each, if they are."""
     return config.problem.sites if isinstance(config.problem, NamedProblem) else None
 
 
-def _without_rows(config: Run, deployment: Deployment, apart: Sites) -> Federation:
+def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> Federation:
     """The server knows how wide the sites' rows are, and nothing else about them."""
     check_clients(deployment.clients, len(apart.names))
     options = config.tree["problem"]
@@ -129,20 +133,20 @@ def _without_rows(config: Run, deployment: Deployment, apart: Sites) -> Federati
         config,
         deployment,
         algorithm=config.algorithm,
-        initial=start.to(getattr(torch, config.precision)),
-        evaluate_every=config.evaluation.every,
+        initial=start.to(getattr(torch, filled(config.precision))),
+        evaluate_every=config.evaluate.every,
     )
 
 
-def _federation(config: Run, deployment: Deployment, **parts: Any) -> Federation:
+def _federation(config: Experiment, deployment: Deployment, **parts: Any) -> Federation:
     return Federation(
         clients=deployment.clients,
         rounds=config.rounds,
-        solver=config.solver,
-        stop=config.stop,
+        solver=config.local.solver,
+        stop=config.local.stop,
         sampler=config.sampler,
         seed=config.seed,
-        regularizer=config.regularizer,
+        regularizer=filled(config.regularizer),
         target=config.target,
         output=config.output,
         upload=config.upload,
@@ -163,7 +167,7 @@ def node_names(clients: int) -> Sequence[str]:
     return [f"client-{client}" for client in range(clients)]
 
 
-def _site(config: Run, problem: Problem | None, context: Context) -> Site:
+def _site(config: Experiment, problem: Problem | None, context: Context) -> Site:
     """A node's own part of the problem; a hospital has one of its own."""
     number = client_number(context)
     if problem is None:
@@ -175,7 +179,7 @@ def _site(config: Run, problem: Problem | None, context: Context) -> Site:
     return Site(problem.clients[number], None if tests is None else tests[number])
 
 
-def alone(config: Run, apart: Sites, path: Any, number: int) -> Problem:
+def alone(config: Experiment, apart: Sites, path: Any, number: int) -> Problem:
     """One site's problem from its own file."""
     if not isinstance(path, str):
         raise ConfigError(
@@ -184,7 +188,7 @@ def alone(config: Run, apart: Sites, path: Any, number: int) -> Problem:
     return apart.load(config.problem, Path(path), number)
 
 
-def check(config: Run) -> None:
+def check(config: Experiment) -> None:
     """Refuse what a deployment cannot do."""
     if config.tolerance is not None:
         raise ConfigError(
@@ -193,11 +197,11 @@ def check(config: Run) -> None:
         )
     if config.trackers:
         raise ConfigError("trackers must be empty in a deployment; read metrics.jsonl instead")
-    if config.evaluation.target != "global":
+    if config.evaluate.target != "global":
         raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
-    if config.evaluation.clients:
+    if config.evaluate.clients:
         raise ConfigError("evaluate.clients is true, but must be false in a deployment")
-    if config.evaluation.train:
+    if config.evaluate.train:
         raise ConfigError("evaluate.train is true, but must be false in a deployment")
     if sites(config) is not None:
         config.algorithm.fitted(work_is_unknown)

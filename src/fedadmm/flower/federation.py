@@ -16,6 +16,7 @@ from fedadmm.core.errors import (
     check_count,
     check_kind,
 )
+from fedadmm.core.local_work import LocalWork
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import rows_are_mixed
 from fedadmm.core.outputs import AnyOutput, LastIterate, Output
@@ -212,7 +213,7 @@ class Federation:
             test=self.test,
             buffers=self.buffers,
         )
-        job = make_job(self.algorithm, problem, self.solver, self.stop, self.seed, start)
+        job = make_job(self.algorithm, problem, LocalWork(self.solver, self.stop), self.seed, start)
         uploads = Uploads.of(self.upload)
         return job._replace(asks_losses=self.sampler.asks_losses, uploads=uploads, deployed=True)
 

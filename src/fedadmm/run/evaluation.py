@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import PairingError, ParameterError, check_choice, check_count
+from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.parts import NOT_IN_TABLES, Count, Natural, checked
 from fedadmm.core.protocols import ClientStateStore, Evaluator, Metrics, Objective
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import Job, client_record
@@ -30,7 +31,7 @@ class Measured(NamedTuple):
     """Each client's own value by metric, when that was asked for; None for one without rows."""
 
 
-@dataclass(frozen=True)
+@checked
 class Evaluation:
     """Measure every `every` rounds, and after the last one.
 
@@ -40,7 +41,8 @@ class Evaluation:
             every client's own model on its own data (methods without local models fall back on the
             one handed out); each metric is the weighted mean over the clients that report it.  It
             is the same for all methods that are compared.
-        objective: measure f, F = f + g and the gradient mapping over all clients' data.
+        objective: measure f, F = f + g and the gradient mapping over all clients' data; None
+            measures them unless the problem says that this is costly.
         test: use the problem's held-out evaluators.
         train: the share of all clients' training rows whose class is right, as `train_accuracy`;
             every row counts the same, whatever its client's weight.
@@ -58,30 +60,25 @@ class Evaluation:
             (`fedadmm.run.duality`), which needs quadratic losses.
     """
 
-    every: int = 1
+    every: Count = 1
     target: Literal["global", "local"] = "global"
-    objective: bool = True
+    objective: bool | None = None
     test: bool = True
     train: bool = False
     clients: bool = False
-    extra: Evaluator | None = None
+    extra: Evaluator | None = field(default=None, metadata=NOT_IN_TABLES)
     certificate: Theorem = "none"
-    diagnose: int = 0
-    diagnosed_clients: int = 5
+    diagnose: Natural = 0
+    diagnosed_clients: Natural = 5
     duality: bool = False
 
     def __post_init__(self) -> None:
-        check_count(self, "every", self.every)
-        check_choice(self, "target", self.target, ("global", "local"))
-        check_count(self, "diagnose", self.diagnose, low=0)
-        check_count(self, "diagnosed_clients", self.diagnosed_clients, low=0)
         if self.duality and (self.diagnose == 0 or self.diagnosed_clients != 0):
             raise ParameterError(
                 f"Evaluation: duality is True, but diagnose is {self.diagnose} and "
                 f"diagnosed_clients is {self.diagnosed_clients}; it needs a look at everybody: "
                 "diagnose of at least 1 and diagnosed_clients of 0"
             )
-        check_choice(self, "certificate", self.certificate, get_args(Theorem))
 
     def due(self, round_number: int, rounds: int) -> bool:
         """Whether round `round_number` is measured; the initial one, 0, never is."""

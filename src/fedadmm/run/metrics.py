@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from fedadmm.core.parts import checked
 
-@dataclass(frozen=True)
+
+@checked
 class Target:
     """End the run when a metric is at least (or, for losses, at most) a value.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -10,27 +10,20 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
-from fedadmm.core.errors import check_choice, check_count, check_kind, check_positive
+from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.files import locked
-from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate, Output
-from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import (
-    Algorithm,
-    AnyAlgorithm,
-    ClientStateStore,
-    Evaluator,
-    LocalSolver,
-    Sampler,
-    StoppingRule,
-)
-from fedadmm.core.sampling import FullParticipation
+from fedadmm.core.local_work import LocalWork
+from fedadmm.core.outputs import Iterate
+from fedadmm.core.problem import Problem, ProblemSource
+from fedadmm.core.protocols import AnyAlgorithm, ClientStateStore, Sampler
 from fedadmm.core.stopping import Epochs
-from fedadmm.core.uploads import Uploads, UploadStage
+from fedadmm.core.uploads import Uploads
 from fedadmm.run import endings, pairing
 from fedadmm.run.best import Best, Judge
-from fedadmm.run.engines import ENGINES, EngineChoice, Job, default_engine
-from fedadmm.run.engines.threads import Threads, chosen_threads, torch_threads
-from fedadmm.run.evaluation import Evaluation, Target
+from fedadmm.run.engines import EngineChoice, Job
+from fedadmm.run.engines.threads import chosen_threads, torch_threads
+from fedadmm.run.evaluation import Evaluation
+from fedadmm.run.experiment import Experiment, described, filled, resolved
 from fedadmm.run.loop import offered, run
 from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Code, Ending, Instrument, RoundReport, RunState, Schedule
@@ -77,114 +70,81 @@ class Result(NamedTuple):
 
 
 def simulate(
-    algorithm: AnyAlgorithm,
-    problem: Problem,
-    rounds: int,
+    experiment: Experiment | AnyAlgorithm,
+    problem: ProblemSource | Problem | None = None,
+    rounds: int | None = None,
     *,
-    sampler: Sampler | None = None,
-    solver: LocalSolver | None = None,
-    stop: StoppingRule | None = None,
-    seed: int = 0,
     initial: Tensor | None = None,
     keep_trajectory: bool = False,
-    engine: str | EngineChoice | None = None,
-    evaluate: Evaluation | Evaluator | bool = True,
-    target: Target | None = None,
-    tolerance: float | None = None,
-    patience: int | None = None,
     observers: Iterable[Observer] = (),
     store: ClientStateStore | None = None,
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
     fingerprint: Mapping[str, Any] | None = None,
-    threads: Threads = "auto",
-    output: AnyOutput | None = None,
-    upload: Sequence[UploadStage] = (),
+    **fields: Any,
 ) -> Result:
-    """Run a federated method on a problem in this process.
+    """Run an experiment in this process.
+
+    `simulate(method, problem, rounds, solver=…, stop=…, sampler=…)` describes one by keywords:
+    those of `fedadmm.Experiment`, and `solver`, `stop` and `start` of its local work.
 
     Args:
-        algorithm: the method with its hyper-parameters.
-        problem: the clients' objectives and what they share.
-        rounds: how many rounds at most.
-        sampler: who takes part; everybody by default.
-        solver: how local problems are solved; every method but FedSGD needs one.
-        stop: when a local solve ends; the method's own rule, or else one epoch.
-        seed: the same seed gives the same run, whatever the engine.
+        experiment: the experiment, or the method of one.
+        problem: with a method: the clients' objectives and what they share.
+        rounds: with a method: the largest number of rounds.
         initial: the start vector, which also fixes the precision; the problem's own by default.
-        keep_trajectory: keep the vector that is handed out after every round.
-        engine: a name from `fedadmm.run.engines.ENGINES`, or one of its choices with options; by
-            default sequential, and virtual-time for methods without rounds.
-        evaluate: an `Evaluation`, a function of the vector handed out that returns metrics
-            (measured besides the default ones), True for the default, False for nothing.
-        target: end as soon as a metric meets it.
-        tolerance: end as soon as the norm of the gradient mapping is at most this.
-        patience: end after so many measurements in a row without a better model, by the target's
-            metric, or else by the first usual one that is measured.
+        keep_trajectory: keep the output model of every round.
         observers: called with a `RoundReport` after every round.
-        store: where client state is kept between rounds; by default in memory, and with the ray
-            engine on disk.
+        store: where client state is kept between rounds, instead of what the experiment says.
         checkpoints: where and how often to save the run, so that it can be resumed; while it goes
             on, another run in that folder, or in that of the store, is refused.
         resume: go on from the newest good checkpoint; from round 0 when there is none.
         fingerprint: plain values that describe the run; a checkpoint with others is refused.
-        threads: how many threads torch uses in this process during the run, or "auto": one where a
-            gradient is small, and else as many as torch was given.  Engines with processes of
-            their own give one to each.
-        output: which model is handed out, that is evaluated, recorded and returned; by default the
-            last iterate.
-        upload: what happens to a client's message before the sum, in this order: clip, compress
-            (select, then code), noise.
+        fields: with a method: the other fields of the experiment.
     """
-    check_count("simulate", "rounds", rounds)
-    check_count("simulate", "seed", seed, low=0)
-    check_kind("simulate", "algorithm", algorithm, Algorithm)
-    check_kind("simulate", "problem", problem, Problem)
-    for name, part, role in (
-        ("sampler", sampler, Sampler),
-        ("solver", solver, LocalSolver),
-        ("stop", stop, StoppingRule),
-        ("output", output, Output),
-        ("engine", None if isinstance(engine, str) else engine, EngineChoice),
-    ):
-        if part is not None:
-            check_kind("simulate", name, part, role)
-    for stage in upload:
-        check_kind("simulate", "upload", stage, UploadStage)
-    if tolerance is not None:
-        check_positive("simulate", "tolerance", tolerance)
-    if patience is not None:
-        check_count("simulate", "patience", patience)
-    if isinstance(engine, str):
-        check_choice("simulate", "engine", engine, tuple(ENGINES))
-    chosen = sampler if sampler is not None else FullParticipation()
-    job = make_job(algorithm, problem, solver, stop, seed, initial)
-    job = job._replace(asks_losses=chosen.asks_losses, uploads=Uploads.of(upload))
-    evaluation = _evaluation(evaluate)
-    pairing.check(job, chosen, rounds)
+    if not isinstance(experiment, Experiment):
+        experiment = described(experiment, problem, rounds, **fields)  # type: ignore[arg-type]
+    elif problem is not None or rounds is not None or fields:
+        raise ParameterError(
+            "simulate: an experiment has all its fields already; change them by "
+            "dataclasses.replace(experiment, …)"
+        )
+    chosen = resolved(experiment)
+    choice, sampler, evaluation = filled(chosen.engine), chosen.sampler, chosen.evaluate
+    loaded = chosen.load_problem()
+    start_vector = initial if initial is not None else first_vector(chosen, loaded)
+    job = make_job(chosen.algorithm, loaded, chosen.local, chosen.seed, start_vector)
+    job = job._replace(asks_losses=sampler.asks_losses, uploads=Uploads.of(chosen.upload))
+    pairing.check(job, sampler, chosen.rounds)
     evaluation.check(job)
-    chosen_engine = engine if engine is not None else default_engine(algorithm)
-    choice = ENGINES[chosen_engine]() if isinstance(chosen_engine, str) else chosen_engine
-    pairing.check_engine(algorithm, choice)
-    check_uploads(job, chosen, asynchronous=choice.is_asynchronous)
-    job, spending = hidden(job, chosen)
-    with torch_threads(chosen_threads(job, threads)), torch.no_grad(), ExitStack() as held:
-        tools = _instruments(job, chosen, choice, evaluation)
+    pairing.check_engine(chosen.algorithm, choice)
+    check_uploads(job, sampler, asynchronous=choice.is_asynchronous)
+    job, spending = hidden(job, sampler)
+    with torch_threads(chosen_threads(job, chosen.threads)), torch.no_grad(), ExitStack() as held:
+        tools = _instruments(job, sampler, choice, evaluation)
         if checkpoints is not None:
             held.enter_context(locked(checkpoints.directory, _PATIENCE))
-        kept = store if store is not None else _default_store(choice, checkpoints, resume)
+        kept = store if store is not None else _default_store(chosen, checkpoints, resume)
         if isinstance(kept, DiskStore) and not (checkpoints and checkpoints.shares(kept.directory)):
             held.enter_context(locked(kept.directory, _PATIENCE))
-        handed = output if output is not None else LastIterate()
-        journal = Journal(job, kept, checkpoints, fingerprint, handed)
+        journal = Journal(job, kept, checkpoints, fingerprint, chosen.output)
         start = journal.begin(resume)
-        judge = Judge(target, patience)
-        schedule = Schedule(rounds, evaluation, target, tolerance, tools, handed, spending, judge)
+        judge = Judge(chosen.target, chosen.patience)
+        schedule = Schedule(
+            chosen.rounds,
+            evaluation,
+            chosen.target,
+            chosen.tolerance,
+            tools,
+            chosen.output,
+            spending,
+            judge,
+        )
         try:
             running = choice.start(job, kept)
             try:
                 journal.attach(running, start)
-                reports = run(job, chosen, running, kept, schedule, start.state)
+                reports = run(job, sampler, running, kept, schedule, start.state)
                 watchers = [*observers, journal.completed]
                 return _collect(job, kept, start, schedule, reports, watchers, keep_trajectory)
             finally:
@@ -194,33 +154,29 @@ def simulate(
             raise
 
 
+def first_vector(chosen: Experiment, problem: Problem) -> Tensor:
+    """The problem's start vector in the chosen precision, on the chosen device."""
+    vector = problem.start(chosen.seed)
+    dtype = vector.dtype if chosen.precision is None else getattr(torch, chosen.precision)
+    try:
+        return vector.to(chosen.device or vector.device, dtype)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device is {chosen.device!r}, but cannot be used ({reason})") from None
+
+
 def make_job(
-    algorithm: AnyAlgorithm,
-    problem: Problem,
-    solver: LocalSolver | None,
-    stop: StoppingRule | None,
-    seed: int,
-    initial: Tensor | None,
+    algorithm: AnyAlgorithm, problem: Problem, local: LocalWork, seed: int, initial: Tensor
 ) -> Job:
-    """Fill in defaults and put the whole problem into the precision of the initial vector."""
-    start = initial if initial is not None else problem.start(seed)
-    pairing.check_initial(start, problem.num_parameters)
-    start = start.detach().clone()
-    rule = stop if stop is not None else algorithm.default_stop()
+    """Put the whole problem into the precision of the initial vector, and fix the penalty."""
+    pairing.check_initial(initial, problem.num_parameters)
+    start = initial.detach().clone()
+    rule = local.stop or algorithm.default_stop() or Epochs(1)
     converted = problem.to(start.dtype, start.device)
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
-    rule = rule or Epochs(1)
-    fitted = algorithm.fitted(lambda: pairing.local_length(converted, solver, rule))
-    return Job(fitted, converted, solver, rule, seed, start, buffers)
-
-
-def _evaluation(evaluate: Evaluation | Evaluator | bool) -> Evaluation:
-    if isinstance(evaluate, Evaluation):
-        return evaluate
-    if isinstance(evaluate, bool):
-        return Evaluation(objective=evaluate, test=evaluate)
-    return Evaluation(extra=evaluate)
+    fitted = algorithm.fitted(lambda: pairing.local_length(converted, local.solver, rule))
+    return Job(fitted, converted, local.solver, rule, seed, start, buffers)
 
 
 def _instruments(
@@ -241,14 +197,16 @@ def _instruments(
 
 
 def _default_store(
-    choice: EngineChoice, checkpoints: Checkpoints | None, resume: bool
+    chosen: Experiment, checkpoints: Checkpoints | None, resume: bool
 ) -> ClientStateStore:
-    """In memory; on disk when the engine's clients are elsewhere, and where a resume finds it."""
-    if not choice.needs_disk:
+    """In memory, or on disk where a resume finds it."""
+    if chosen.store.name == "memory":
         return MemoryStore()
+    primal = None if chosen.store.primal == "same" else getattr(torch, chosen.store.primal)
+    options: dict[str, Any] = {"primal_dtype": primal, "cache_bytes": chosen.store.cache_bytes}
     if checkpoints is None:
-        return DiskStore.temporary()
-    store = DiskStore(checkpoints.directory / "clients")
+        return DiskStore.temporary(**options)
+    store = DiskStore(checkpoints.directory / "clients", **options)
     if not resume:
         store.clear()
     return store

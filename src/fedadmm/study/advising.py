@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 from fedadmm.core.errors import ConfigError, PairingError, check_positive, check_range
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Sampler
-from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.core.tables import Tree
+from fedadmm.run.experiment import Experiment, filled
+from fedadmm.run.simulation import first_vector
+from fedadmm.study.config import resolve
 from fedadmm.study.estimating import Estimate, estimate
 from fedadmm.study.loading import merged
-from fedadmm.study.running import initial_vector
 from fedadmm.study.words import Telling, untold
 from fedadmm.theory import Advice, Situation, recommend, rounds_needed
 from fedadmm.theory.privacy import multiplier_for
@@ -61,7 +63,9 @@ class Counsel(NamedTuple):
     """How to stay within a wanted epsilon."""
 
 
-def advise(config: Run, *, clients: int = 6, rows: int = 64, tell: Telling = untold) -> Counsel:
+def advise(
+    config: Experiment, *, clients: int = 6, rows: int = 64, tell: Telling = untold
+) -> Counsel:
     """Look at a configuration's problem, and set its method, penalty and learning rate.
 
     Everything else stays as the configuration has it: the clients that take part, the batches and
@@ -74,8 +78,8 @@ def advise(config: Run, *, clients: int = 6, rows: int = 64, tell: Telling = unt
         tell: told how far it is.
     """
     problem = config.load_problem()
-    initial = initial_vector(config, problem)
-    batch = config.solver.batch_size
+    initial = first_vector(config, problem)
+    batch = None if config.local.solver is None else config.local.solver.batch_size
     found = estimate(
         problem, initial, clients=clients, rows=rows, batch_size=batch, seed=config.seed, tell=tell
     )
@@ -99,7 +103,9 @@ def advise(config: Run, *, clients: int = 6, rows: int = 64, tell: Telling = unt
     )
 
 
-def _situation(config: Run, problem: Problem, found: Estimate, batch: int | None) -> Situation:
+def _situation(
+    config: Experiment, problem: Problem, found: Estimate, batch: int | None
+) -> Situation:
     sampler = config.sampler
     probabilities = sampler.probabilities(problem.num_clients)
     if probabilities is None:
@@ -116,7 +122,7 @@ def _situation(config: Run, problem: Problem, found: Estimate, batch: int | None
         strong_convexity=None if convexity is None else min(convexity, found.largest),
         local_steps=_local_steps(config, problem, found, batch),
         accuracy=max(ACCURACY * found.mean_gradient, 1e-12),
-        tau=config.engine.expected_delay(problem.num_clients),
+        tau=filled(config.engine).expected_delay(problem.num_clients),
     )
 
 
@@ -160,7 +166,8 @@ def private(
     }
     if "lr" in counsel.changed:
         rate = _rounded(1 / counsel.situation.safe_smoothness)
-        tree["solver"] = counsel.config["solver"] | {"lr": rate}
+        local = counsel.config["local"]
+        tree["local"] = local | {"solver": local["solver"] | {"lr": rate}}
     remarks = [*_of_estimate(counsel.estimate), WHY_FRESH]
     if noise > 1:
         remarks.append(
@@ -170,12 +177,14 @@ def private(
     return counsel._replace(privacy=found, config=resolve(tree).tree, remarks=remarks)
 
 
-def _local_steps(config: Run, problem: Problem, found: Estimate, batch: int | None) -> int:
+def _local_steps(config: Experiment, problem: Problem, found: Estimate, batch: int | None) -> int:
     """Steps of a client with a typical number of rows."""
     sizes = sorted((problem.clients[client].num_samples, client) for client in found.clients)
     size, typical = sizes[len(sizes) // 2]
     per_epoch = 1 if batch is None else math.ceil(size / batch)
-    return config.stop.budget(per_epoch, config.seed, typical)
+    rule = config.local.stop
+    assert rule is not None
+    return rule.budget(per_epoch, config.seed, typical)
 
 
 def _rounds(situation: Situation, found: Estimate, advice: tuple[Advice, ...]) -> dict[str, int]:
@@ -243,11 +252,11 @@ def _rounded(value: float) -> float:
 
 
 def _written(
-    config: Run, situation: Situation, advice: tuple[Advice, ...]
+    config: Experiment, situation: Situation, advice: tuple[Advice, ...]
 ) -> tuple[Tree, tuple[str, ...]]:
     """The configuration with the recommended FedADMM, or asyncFedDR without rounds."""
     rounds, partial = situation.tau is None, situation.p_hat < 1.0
-    convex, steps = situation.strong_convexity is not None, "lr" in config.tree["solver"]
+    convex, steps = situation.strong_convexity is not None, "lr" in config.tree["local"]["solver"]
     method = CONVEX if convex else PER_WORK if rounds and steps else PRACTICE
     best = {row.parameter: row.recommended for row in advice if row.method == method}
     rho, rate = _rounded(best["rho"]), _rounded(best["learning_rate"])
@@ -261,6 +270,6 @@ def _written(
         changes["algorithm"] = {"name": "fedadmm", "rho": rho, "start": "global"}
         changes["algorithm"] |= {"members": "seen"} if partial else {}
     if steps:
-        changes["solver"] = {"lr": rate}
+        changes["local"] = {"solver": {"lr": rate}}
     keys = [key for table in changes.values() for key in table if key != "name"]
     return resolve(merged(config.tree, changes)).tree, tuple(keys)

@@ -7,6 +7,7 @@ many rounds the target then takes.  The bill is what the server pays per round, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import Tree
 from fedadmm.study import loading
-from fedadmm.study.config import Tree, resolve
+from fedadmm.study.config import resolve
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.sweeping import Axis, Point, points_of, sweep
 from fedadmm.theory.incentives import Game, critical_reward, equilibrium, game
@@ -90,8 +92,7 @@ def clients_of(tree: Tree) -> int:
 
 def points(tree: Tree, of: Offer) -> list[Point]:
     """One complete run per reward, whose clients do the epochs that pay."""
-    own = dict(tree)
-    own.pop("stop", None)
+    own = deepcopy(tree)
     stop = {
         "name": "rational-epochs",
         "costs": of.clients.costs.tolist(),
@@ -99,8 +100,8 @@ def points(tree: Tree, of: Offer) -> list[Point]:
         "most": float(of.clients.most[0]),
         "reward": of.rewards[0],
     }
-    loading.assign(own, "stop", stop)
-    found = points_of(own, [Axis("stop.reward", of.rewards)], [])
+    loading.assign(own, "local.stop", stop)
+    found = points_of(own, [Axis("local.stop.reward", of.rewards)], [])
     if found[0].run.target is None:
         raise ConfigError(
             "target is missing, but the rounds to it make up the bill; set one with "

@@ -3,8 +3,8 @@
 A comparison is a run's configuration plus
 
     seeds     the seeds that are reported
-    methods   a label and the tables in which a method differs (algorithm, solver, stop, and for
-              methods without rounds engine, evaluate and the number of rounds)
+    methods   a label and the tables in which a method differs (algorithm, local, and for methods
+              without rounds engine, evaluate and the number of rounds)
     search    one key, the same values for every method, on a seed that is not reported
 
 The seed of a run fixes the initial model and who takes part, so methods meet the same ones.
@@ -15,15 +15,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from pydantic import Field, ValidationError, create_model
-
-from fedadmm.core.errors import ConfigError
-from fedadmm.core.parts import is_stranger
-from fedadmm.study import loading, registry
-from fedadmm.study.config import Count, Natural, Run, RunConfig, Table, Tree, resolve, run_model
+from fedadmm.core.errors import ConfigError, ParameterError
+from fedadmm.core.parts import FAMILIES, Count, Natural, checked, is_external
+from fedadmm.core.tables import Tree, from_table, json_schema, suggestion, to_table
+from fedadmm.run.experiment import Experiment
+from fedadmm.study import loading
+from fedadmm.study.config import USUAL, resolve
 from fedadmm.study.grid import (
     Cell,
     Trial,
@@ -34,7 +35,6 @@ from fedadmm.study.grid import (
     search,
     target_of,
 )
-from fedadmm.study.messages import refusal, suggestion
 from fedadmm.study.methods import own_engine
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.recorded import RecordedRun
@@ -44,53 +44,84 @@ from fedadmm.study.rundir import create, write_json, write_toml
 PLAN, OVERVIEW = "comparison.toml", "comparison.json"
 
 
-class MethodTable(Table):
-    """One method of a comparison: its label and the tables that differ from the run's."""
-
-    label: str | None = Field(default=None, description="the algorithm's name when absent")
-    algorithm: dict[str, Any] = Field(default={}, description="keys of the table algorithm")
-    solver: dict[str, Any] = Field(default={}, description="keys of the table solver")
-    stop: dict[str, Any] = Field(default={}, description="keys of the table stop")
-    output: dict[str, Any] = Field(default={}, description="keys of the table output")
-    engine: dict[str, Any] = Field(default={}, description="keys of the table engine")
-    evaluate: dict[str, Any] = Field(default={}, description="keys of the table evaluate")
-    rounds: Count | None = Field(default=None, description="as many as the run when absent")
-    search_key: str | None = Field(default=None, description="searched instead of search.key")
+Keys = Mapping[str, Any]
 
 
-class SearchTable(Table):
-    """A search that every method gets: the same values, seed and rounds."""
+@checked
+class MethodTable:
+    """One method of a comparison: its label and the tables that differ from the run's.
 
-    key: str = Field(default="solver.lr", description="the key that is chosen for each method")
-    values: list[Any] = Field(min_length=1, description="what is tried")
-    seed: Natural = Field(default=1000, description="not one of the seeds that are reported")
-    rounds: Count | None = Field(default=None, description="as many as the runs when absent")
+    Args:
+        label: the algorithm's name when absent.
+        algorithm, local, output, engine, evaluate: keys of these tables.
+        rounds: as many as the run when absent.
+        search_key: searched instead of search.key.
+    """
+
+    label: str | None = None
+    algorithm: Keys = field(default_factory=dict)
+    local: Keys = field(default_factory=dict)
+    output: Keys = field(default_factory=dict)
+    engine: Keys = field(default_factory=dict)
+    evaluate: Keys = field(default_factory=dict)
+    rounds: Count | None = None
+    search_key: str | None = None
 
 
-class ComparisonKeys(Table):
+@checked
+class SearchTable:
+    """A search that every method gets: the same values, seed and rounds.
+
+    Args:
+        values: what is tried.
+        key: the key that is chosen for each method.
+        seed: not one of the seeds that are reported.
+        rounds: as many as the runs when absent.
+    """
+
+    values: Sequence[Any]
+    key: str = "local.solver.lr"
+    seed: Natural = 1000
+    rounds: Count | None = None
+
+    def __post_init__(self) -> None:
+        _not_empty(self, "values", self.values)
+
+
+@checked
+class ComparisonKeys:
     """The keys that make a run's configuration a comparison."""
 
-    seeds: list[Natural] = Field(default=[0], min_length=1)
-    methods: list[MethodTable] = Field(default=[])
+    seeds: Sequence[Natural] = (0,)
+    methods: Sequence[MethodTable] = ()
     search: SearchTable | None = None
 
+    def __post_init__(self) -> None:
+        _not_empty(self, "seeds", self.seeds)
 
-def comparison_model() -> type[RunConfig]:
-    """The schema of configuration files: a run's keys with those of a comparison."""
-    keys = {name: (field.annotation, field) for name, field in ComparisonKeys.model_fields.items()}
-    return create_model(
-        "Comparison",
-        __base__=run_model(),
-        __doc__="One run, and the keys that make it a comparison.",
-        **cast(Any, keys),
-    )
+
+def _not_empty(owner: object, key: str, values: Sequence[Any]) -> None:
+    if not values:
+        raise ParameterError(
+            f"{type(owner).__name__}: {key} is {list(values)}, but must hold at least one"
+        )
+
+
+def schema() -> Tree:
+    """The JSON schema of configuration files: a run's keys with those of a comparison."""
+    run, keys = json_schema(Experiment, USUAL), json_schema(ComparisonKeys)
+    return run | {
+        "title": "One run, and the keys that make it a comparison.",
+        "properties": run["properties"] | keys["properties"],
+        "$defs": run["$defs"] | keys["$defs"],
+    }
 
 
 class Method(NamedTuple):
     """A method with its complete run, from the first seed."""
 
     label: str
-    run: Run
+    run: Experiment
     search_key: str | None
 
 
@@ -98,7 +129,7 @@ class Comparison(NamedTuple):
     """A comparison that has been checked."""
 
     methods: list[Method]
-    seeds: list[int]
+    seeds: Sequence[int]
     search: SearchTable | None
 
     def runs(self) -> int:
@@ -114,18 +145,14 @@ class Comparison(NamedTuple):
             for key in ("output", "engine", "evaluate", "rounds")
             if any(tree[key] != trees[0][key] for tree in trees)
         ]
-        own = ["algorithm", "solver", "stop", *differing]
+        own = ["algorithm", "local", *differing]
         methods = [
             {"label": method.label} | {key: tree[key] for key in own}
             for method, tree in zip(self.methods, trees, strict=True)
         ]
         shared = {key: value for key, value in trees[0].items() if key not in own}
-        search = self.search.model_dump(exclude_none=True) if self.search is not None else None
-        return (
-            shared
-            | {"seeds": self.seeds, "methods": methods}
-            | ({"search": search} if search is not None else {})
-        )
+        search = {} if self.search is None else {"search": to_table(self.search)}
+        return shared | {"seeds": list(self.seeds), "methods": methods} | search
 
 
 def plan(tree: Mapping[str, Any], algorithms: Sequence[str] = ()) -> Comparison:
@@ -147,31 +174,27 @@ def plan(tree: Mapping[str, Any], algorithms: Sequence[str] = ()) -> Comparison:
 
 
 def _keys(tree: Mapping[str, Any]) -> ComparisonKeys:
-    try:
-        return ComparisonKeys.model_validate(
-            {key: tree[key] for key in loading.COMPARISON_KEYS if key in tree}
-        )
-    except ValidationError as error:
-        raise refusal(ComparisonKeys, error) from None
+    own = {key: tree[key] for key in loading.COMPARISON_KEYS if key in tree}
+    return from_table(ComparisonKeys, own, title="a comparison")
 
 
 def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[MethodTable]:
-    known = registry.families()["algorithm"]
+    known = FAMILIES["algorithm"]
     picked: list[MethodTable] = []
     for name in names:
         found = [entry for entry in methods if name in (entry.label, entry.algorithm.get("name"))]
-        if not found and name not in known and not is_stranger(name):
+        if not found and name not in known and not is_external(name):
             raise ConfigError(f"--algorithms names {name!r}; {suggestion(name, known)}")
         picked += found or [MethodTable(algorithm={"name": name})]
     return picked
 
 
-_OWN = ("algorithm", "solver", "stop", "output", "engine", "evaluate", "rounds")
+_OWN = ("algorithm", "local", "output", "engine", "evaluate", "rounds")
 
 
 def _method(base: Tree, entry: MethodTable) -> Method:
     tables = {key: getattr(entry, key) for key in _OWN}
-    tables["engine"] = own_engine(entry.algorithm.get("name")) | entry.engine
+    tables["engine"] = {**own_engine(entry.algorithm.get("name")), **entry.engine}
     tree = loading.merged(base, {key: value for key, value in tables.items() if value})
     own = entry.label or entry.algorithm.get("name")
     run = resolve(tree, f"methods ({own}): " if own is not None else "")
@@ -244,7 +267,7 @@ def _search(
     }
 
 
-def _searched(method: Method, key: str, value: Any, wanted: SearchTable) -> Run:
+def _searched(method: Method, key: str, value: Any, wanted: SearchTable) -> Experiment:
     tree = deepcopy(method.run.tree) | {"seed": wanted.seed}
     if wanted.rounds is not None:
         tree["rounds"] = wanted.rounds
@@ -254,7 +277,9 @@ def _searched(method: Method, key: str, value: Any, wanted: SearchTable) -> Run:
     return resolve(tree, f"search ({method.label}): ")
 
 
-def _chosen(comparison: Comparison, found: Mapping[str, Any] | None) -> list[tuple[str, Run]]:
+def _chosen(
+    comparison: Comparison, found: Mapping[str, Any] | None
+) -> list[tuple[str, Experiment]]:
     """Every method's run, with what its search chose."""
     if found is None:
         return [(method.label, method.run) for method in comparison.methods]

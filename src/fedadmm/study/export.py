@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.core.objectives.model import ModelObjective
+from fedadmm.core.tables import flattened
 from fedadmm.run.record import flat
 from fedadmm.run.state.records import separate
 from fedadmm.study import loading
@@ -23,7 +24,6 @@ from fedadmm.study.config import resolve
 from fedadmm.study.recorded import read_run
 from fedadmm.study.rundir import MODEL, RunDir, runs_below
 from fedadmm.study.tables import csv_text
-from fedadmm.study.trackers import flattened
 
 TABLES = ("csv", "parquet")
 ROWS = 8

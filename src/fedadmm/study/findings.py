@@ -287,7 +287,7 @@ class Sensitivity(NamedTuple):
 
 
 def sensitivities(
-    tried: Sequence[Mapping[str, Any]], shared: str = "solver.lr"
+    tried: Sequence[Mapping[str, Any]], shared: str = "local.solver.lr"
 ) -> list[Sensitivity]:
     """For every row that tried another key than the one that everybody tries."""
     found = []

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.run.evaluation import Target
+from fedadmm.run.experiment import Experiment, filled
 from fedadmm.study import records
-from fedadmm.study.config import Run
 from fedadmm.study.pool import Job, Watch, nobody, run_jobs
 from fedadmm.study.recorded import RecordedRun, read_run
 from fedadmm.study.rundir import RunDir, create
@@ -28,10 +28,10 @@ _NO_MATTER = ("engine", "device", "threads", "checkpoint", "trackers")
 """How a result is computed, not what it is; an engine that shapes the run does matter."""
 
 
-def cell_hash(run: Run) -> str:
+def cell_hash(run: Experiment) -> str:
     """Sixteen hexadecimal digits for everything that the result depends on."""
     ignored = set(_NO_MATTER)
-    if run.engine.shapes_the_run:
+    if filled(run.engine).shapes_the_run:
         ignored.remove("engine")
     tree = {key: value for key, value in run.tree.items() if key not in ignored}
     tree["store"] = run.store.primal
@@ -57,13 +57,15 @@ class Cell(NamedTuple):
     """One run of a grid."""
 
     label: str
-    run: Run
+    run: Experiment
     directory: Path
     judged_by: Target | None = None
     """The target that it is read by, when that is not the run's own."""
 
     @classmethod
-    def by_hash(cls, root: Path, label: str, run: Run, judged_by: Target | None = None) -> Cell:
+    def by_hash(
+        cls, root: Path, label: str, run: Experiment, judged_by: Target | None = None
+    ) -> Cell:
         """A cell that is found again by everything that its result depends on."""
         return cls(label, run, root / cell_hash(run), judged_by)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import Tree, suggestion
+from fedadmm.core.validation import shown
 from fedadmm.data import problems
-from fedadmm.study.config import Tree
-from fedadmm.study.messages import shown, suggestion
 from fedadmm.study.rundir import CONFIG, toml_tables
 
 SUFFIX = ".toml"
@@ -76,8 +76,10 @@ def of_problem(name: str) -> Tree:
         sampler = {"name": "uniform", "size": 0.1}
     return {
         "problem": {"name": name},
-        "solver": {"name": "sgd", "batch_size": 20},
-        "stop": {"name": "epochs", "epochs": 5},
+        "local": {
+            "solver": {"name": "sgd", "batch_size": 20},
+            "stop": {"name": "epochs", "epochs": 5},
+        },
         "sampler": sampler,
     }
 

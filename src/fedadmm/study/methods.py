@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import MISSING
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,12 +12,11 @@ import torch
 
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import is_stranger
+from fedadmm.core.parts import FAMILIES, annotations_of, is_external, part_of, table_fields
 from fedadmm.core.protocols import AnyAlgorithm, LocalResult, Needs, Round
-from fedadmm.run.engines import default_engine
-from fedadmm.study.messages import allowed, suggestion
-from fedadmm.study.parts import model_of
-from fedadmm.study.registry import defaults, families, part_of
+from fedadmm.core.tables import suggestion
+from fedadmm.core.validation import allowed
+from fedadmm.run.engines import VirtualTime
 
 _LENGTH = 1000
 """Long enough for scalars in a message to be seen as what they are: next to nothing."""
@@ -45,43 +45,55 @@ class Card(NamedTuple):
 
 def own_engine(name: str | None) -> dict[str, str]:
     """Keys of the table engine that a method without rounds brings along; none for all others."""
-    if not is_stranger(name) and name not in families()["algorithm"]:
+    if not is_external(name) and name not in _known():
         return {}
     method = part_of("algorithm", str(name))
     if not method.asynchronous:
         return {}
-    return {"name": default_engine(method), "mode": "async"}
+    return {"name": VirtualTime.name, "mode": "async"}
 
 
-def named_method(name: str, user: str = "algorithm") -> AnyAlgorithm:
-    """The method with the numbers that a configuration may leave out, or with a user's own ones."""
-    known = families()["algorithm"]
-    if not is_stranger(name) and name not in known:
+def _known() -> dict[str, type[Any]]:
+    from fedadmm import algorithms
+
+    assert algorithms  # its import fills the family
+    return FAMILIES["algorithm"]
+
+
+def named_method(name: str) -> AnyAlgorithm:
+    """The method with its usual hyper-parameters."""
+    known = _known()
+    if not is_external(name) and name not in known:
         raise ParameterError(f"method is {name!r}, which is not known; {suggestion(name, known)}")
-    table: dict[str, Any] = defaults().get(user, {}).get(name, {}) | {"name": name}
-    model = model_of("algorithm", name)
-    missing = [
-        k for k, field in model.model_fields.items() if field.is_required() and k not in table
-    ]
+    kind = part_of("algorithm", name)
+    missing = _required(kind)
     if missing:
-        kind, asked = part_of("algorithm", name).__name__, ", ".join(f"{key}=…" for key in missing)
+        asked = ", ".join(f"{key}=…" for key in missing)
         raise ParameterError(
             f"method is {name!r}, which has no usual {' and '.join(missing)}; give the method "
-            f"itself: {kind}({asked})"
+            f"itself: {kind.__name__}({asked})"
         )
-    made: AnyAlgorithm = model.model_validate(table).build()
+    made: AnyAlgorithm = kind()
     return made
+
+
+def _required(kind: type[Any]) -> list[str]:
+    return [
+        field.name
+        for field in table_fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
 
 
 def cards() -> list[Card]:
     """All methods."""
-    return [card(name) for name in families()["algorithm"]]
+    return [card(name) for name in _known()]
 
 
 @cache
 def card(name: str) -> Card:
     """One method."""
-    known = families()["algorithm"]
+    known = _known()
     if name not in known:
         raise ParameterError(
             f"algorithm is {name!r}, which is not known; {suggestion(name, known)}"
@@ -116,10 +128,8 @@ def _meanings(details: str) -> dict[str, str]:
 
 def _tried(name: str) -> AnyAlgorithm:
     """The method with its defaults; what has none gets a one, which is in every range."""
-    model = model_of("algorithm", name)
-    missing = [key for key, field in model.model_fields.items() if field.is_required()]
-    table: dict[str, Any] = dict.fromkeys(missing, 1.0) | {"name": name}
-    made: AnyAlgorithm = model.model_validate(table).build()
+    kind = _known()[name]
+    made: AnyAlgorithm = kind(**dict.fromkeys(_required(kind), 1.0))
     return made
 
 
@@ -153,10 +163,10 @@ def _counts(needs: Needs) -> bool:
 
 
 def _keys(name: str) -> list[str]:
+    kind: Any = _known()[name]
+    known, required = annotations_of(kind), _required(kind)
     keys = []
-    for key, field in model_of("algorithm", name).model_fields.items():
-        if key == "name":
-            continue
-        default = "required" if field.is_required() else f"default {field.default!r}"
-        keys.append(f"{key}: {allowed(field.annotation)}; {default}")
+    for field in table_fields(kind):
+        default = "required" if field.name in required else f"default {field.default!r}"
+        keys.append(f"{field.name}: {allowed(known[field.name])}; {default}")
     return keys

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.core.problem import Problem
+from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
-from fedadmm.study.config import Run
 from fedadmm.study.running import Watcher, run
 from fedadmm.study.summary import Summary
 
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     """One run, as it travels to a worker."""
 
     label: str
-    run: Run
+    run: Experiment
     directory: Path
     resume: bool = False
 
@@ -108,7 +108,7 @@ _latest: dict[str, Problem] = {}
 """The problem of the last job, by the tables that describe it."""
 
 
-def _shared_problem(chosen: Run) -> Problem:
+def _shared_problem(chosen: Experiment) -> Problem:
     tables = json.dumps([chosen.tree["problem"], chosen.tree["regularizer"]], sort_keys=True)
     if tables not in _latest:
         _latest.clear()  # before the next one is loaded: two may not fit in memory

@@ -15,11 +15,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import Tree, suggestion
 from fedadmm.run.evaluation import Target
+from fedadmm.run.experiment import Experiment
 from fedadmm.study import loading
-from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.study.config import resolve
 from fedadmm.study.findings import Verdict
-from fedadmm.study.messages import suggestion
 
 SCALES = ("smoke", "quick", "full")
 READINGS = ("as printed", "as released", "recommended", "baseline")
@@ -106,7 +107,7 @@ class Reading(_Model):
     config: Tree = {}
     assign: Tree = {}
     search: list[str] | dict[str, list[Any]] = Field(
-        default=["solver.lr"],
+        default=["local.solver.lr"],
         description="the keys that it tries values of, or its own values too; none: not tuned",
     )
     settings: list[str] = Field(default=["*"], description="the settings it is run in")
@@ -286,7 +287,7 @@ class TableCell:
         return f"{self.setting.name}/{self.method.name}"
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> Experiment:
         """The complete run from seed 0, with the values that the recipe starts from."""
         return resolve(self.tree, f"{self.name}: ")
 
@@ -296,7 +297,7 @@ class TableCell:
         target, own = self.run.target, self.method.metric
         return target if target is None or own is None else replace(target, metric=own)
 
-    def searched(self, point: Mapping[str, Any], rounds: int | None = None) -> Run:
+    def searched(self, point: Mapping[str, Any], rounds: int | None = None) -> Experiment:
         """The run with other values of the searched keys, and perhaps fewer rounds."""
         tree = deepcopy(self.tree)
         for key, value in point.items():

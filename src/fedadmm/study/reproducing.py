@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import Tree
+from fedadmm.run.experiment import Experiment
 from fedadmm.study import output, records, tables
 from fedadmm.study.comparing import write_overview
-from fedadmm.study.config import Run, Tree
 from fedadmm.study.findings import Outcome, edges, findings, sensitivities, transfers
 from fedadmm.study.grid import Cell, Trial, choose, complete, search
 from fedadmm.study.pool import Watch, nobody
@@ -103,7 +104,7 @@ def reproduce(
     return _write(todo, out, found, searched)
 
 
-def _chosen_run(todo: Reproduction, cell: TableCell, chosen: Chosen) -> Run | None:
+def _chosen_run(todo: Reproduction, cell: TableCell, chosen: Chosen) -> Experiment | None:
     """The run with what its search chose; None while the search is not finished."""
     if todo.search is None:
         return cell.run

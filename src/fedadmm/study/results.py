@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from fedadmm.core.tables import flattened
 from fedadmm.run.evaluation import Target
 from fedadmm.run.record import as_number
 from fedadmm.study import records, words
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.tables import Table
-from fedadmm.study.trackers import flattened
 
 CONFIDENCE = 0.95
 """Of the interval around a difference."""

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,9 @@ from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, FedADMMError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
+from fedadmm.core.tables import flattened, suggestion
 from fedadmm.run.best import Best
+from fedadmm.run.experiment import MAY_CHANGE, Experiment, filled
 from fedadmm.run.loop import offered
 from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record, flat
@@ -23,42 +26,28 @@ from fedadmm.run.resuming import interrupts_deferred
 from fedadmm.run.simulation import Result, simulate
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore, params_sha256
 from fedadmm.study import loading, records, words
-from fedadmm.study.config import Run, resolve
-from fedadmm.study.messages import suggestion
+from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir, create
 from fedadmm.study.summary import FAILED, INTERRUPTED, Summary, partition_of, summarise
-from fedadmm.study.trackers import Tracker, flattened, tracker
+from fedadmm.study.trackers import Tracker, tracker
 
 Watcher = Callable[[Record], None]
 """Called with every new record: progress, pipes, anything that only looks."""
-
-_MAY_CHANGE = (
-    "rounds",
-    "engine",
-    "checkpoint",
-    "trackers",
-    "device",
-    "threads",
-    "target",
-    "tolerance",
-    "patience",
-)
-"""Keys that a resumed run may change, because the rounds so far do not depend on them."""
 
 _PATIENCE = 10.0
 """Seconds until a run that still goes on is believed: a killed comparison's take a while to end."""
 
 
-def fingerprint(run: Run) -> dict[str, Any]:
+def fingerprint(run: Experiment) -> dict[str, Any]:
     """Everything that the trajectory depends on, flat."""
-    may_change = set(_MAY_CHANGE)
-    if run.engine.shapes_the_run:
+    may_change = set(MAY_CHANGE)
+    if filled(run.engine).shapes_the_run:
         may_change.remove("engine")
     return flattened({key: value for key, value in run.tree.items() if key not in may_change})
 
 
 def run(
-    chosen: Run,
+    chosen: Experiment,
     directory: Path,
     *,
     label: str | None = None,
@@ -88,7 +77,7 @@ def run(
 
 
 @contextmanager
-def _fitting_in_memory(chosen: Run) -> Iterator[None]:
+def _fitting_in_memory(chosen: Experiment) -> Iterator[None]:
     """Name the problem when the machine has no room for it."""
     try:
         yield
@@ -106,7 +95,7 @@ def _fitting_in_memory(chosen: Run) -> Iterator[None]:
         ) from None
 
 
-def _finished(chosen: Run, folder: RunDir, resume: bool) -> Summary | None:
+def _finished(chosen: Experiment, folder: RunDir, resume: bool) -> Summary | None:
     """The summary of a run that needs no more rounds; refuses one that may not be resumed."""
     if not folder.holds_run:
         return None
@@ -139,7 +128,7 @@ class _Session:
     """A run that is under way."""
 
     def __init__(
-        self, chosen: Run, folder: RunDir, label: str | None, watchers: Sequence[Watcher]
+        self, chosen: Experiment, folder: RunDir, label: str | None, watchers: Sequence[Watcher]
     ) -> None:
         self._run = chosen
         self._folder = folder
@@ -147,7 +136,7 @@ class _Session:
         self._watchers = watchers
         self._trackers: list[Tracker] = [tracker(name) for name in chosen.trackers]
         self._followers: list[Tracker] = []
-        self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint_every)
+        self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint.every)
         self._latest: _Models | None = None
 
     def go(self, problem: Problem) -> Summary:
@@ -159,7 +148,6 @@ class _Session:
             folder.refuse_other_rows(partition)
         done = folder.keep(-1 if latest is None else latest)
         store = _store(chosen, folder, fresh=latest is None)
-        start = initial_vector(chosen, problem)
         best = None if latest is None else folder.best()
         before, begun = folder.documents(), summarise(chosen, done, label=self._label, best=best)
         folder.begin(chosen.tree, begun, partition)
@@ -168,27 +156,12 @@ class _Session:
                 follower.start(folder.path, chosen.tree, (latest or 0) + 1)
                 self._followers.append(follower)
             result = simulate(
-                chosen.algorithm,
-                problem,
-                chosen.rounds,
-                sampler=chosen.sampler,
-                solver=chosen.solver,
-                stop=chosen.stop,
-                seed=chosen.seed,
-                initial=start,
-                engine=chosen.engine,
-                evaluate=chosen.evaluation,
-                target=chosen.target,
-                tolerance=chosen.tolerance,
-                patience=chosen.patience,
+                replace(chosen, problem=problem),
                 observers=[self._observe],
                 store=store,
                 checkpoints=self._checkpoints,
                 resume=latest is not None,
                 fingerprint=fingerprint(chosen),
-                threads=chosen.threads,
-                output=chosen.output,
-                upload=chosen.upload,
             )
         except KeyboardInterrupt:
             with interrupts_deferred():  # a second Ctrl-C waits for the summary
@@ -203,7 +176,7 @@ class _Session:
         return self._close(Ending(result.code, result.status), result)
 
     def _observe(self, report: RoundReport) -> None:
-        every = self._run.checkpoint_every
+        every = self._run.checkpoint.every
         due = report.ending is not None or (every > 0 and report.state.round % every == 0)
         self._folder.append(report.record, durable=due and every > 0)  # before the checkpoint is
         state, output = report.state, self._run.output
@@ -252,7 +225,7 @@ class _Session:
             self._folder.write_model(self._latest.best, self._latest.last)
 
 
-def _store(chosen: Run, folder: RunDir, fresh: bool) -> MemoryStore | DiskStore:
+def _store(chosen: Experiment, folder: RunDir, fresh: bool) -> MemoryStore | DiskStore:
     """Where client state is kept; what an abandoned start left on disk is removed."""
     if chosen.store.name == "memory":
         return MemoryStore()
@@ -260,13 +233,3 @@ def _store(chosen: Run, folder: RunDir, fresh: bool) -> MemoryStore | DiskStore:
         shutil.rmtree(folder.clients, ignore_errors=True)
     primal = None if chosen.store.primal == "same" else getattr(torch, chosen.store.primal)
     return DiskStore(folder.clients, primal_dtype=primal, cache_bytes=chosen.store.cache_bytes)
-
-
-def initial_vector(chosen: Run, problem: Problem) -> torch.Tensor:
-    """The problem's start vector in the configured precision, on the configured device."""
-    try:
-        device = torch.device(chosen.device)
-        return problem.start(chosen.seed).to(device, getattr(torch, chosen.precision))
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device is {chosen.device!r}, but cannot be used ({reason})") from None

@@ -17,7 +17,7 @@ from fedadmm.run.record import Record
 from fedadmm.study import records as reading
 
 if TYPE_CHECKING:
-    from fedadmm.study.config import Run
+    from fedadmm.run.experiment import Experiment
 
 Summary = dict[str, Any]
 
@@ -71,7 +71,7 @@ def _clock(records: Sequence[Record], until: Sequence[Record] | None) -> Summary
 
 
 def summarise(
-    run: Run,
+    run: Experiment,
     records: Sequence[Record],
     ending: Ending | None = None,
     params_sha256: str | None = None,

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import Tree, flattened
+from fedadmm.run.experiment import Experiment
 from fedadmm.study import loading, tables
-from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.study.config import resolve
 from fedadmm.study.grid import Cell, complete
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.rundir import toml_tables, write_json
 from fedadmm.study.tables import Table
-from fedadmm.study.trackers import flattened
 
 MOST_CELLS = 10_000
 OVERVIEW = "sweep.json"
@@ -34,7 +35,7 @@ class Point(NamedTuple):
 
     values: dict[str, Any]
     """Dotted key -> value, as the configuration holds it."""
-    run: Run
+    run: Experiment
 
     @property
     def label(self) -> str:

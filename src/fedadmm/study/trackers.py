@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from fedadmm.core import clock
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.parts import imported, is_stranger
+from fedadmm.core.parts import imported, is_external
+from fedadmm.core.tables import flattened, suggestion
 from fedadmm.run.record import Record, numbers
 from fedadmm.study import records
-from fedadmm.study.messages import suggestion
 
 
 class Tracker(Protocol):
@@ -32,17 +32,6 @@ class Tracker(Protocol):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """After the last round, or when the run was interrupted."""
-
-
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables as dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flattened(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 class TensorBoard:
@@ -138,7 +127,7 @@ def tracker(name: str) -> Tracker:
     """A tracker by its name, or any other as package.module:name."""
     if name in TRACKERS:
         return TRACKERS[name]()
-    if not is_stranger(name):
+    if not is_external(name):
         near = suggestion(name, [*TRACKERS, "package.module:name"])
         raise ConfigError(f"trackers names {name!r}, which is not known; {near}")
     kind = imported(f"trackers names {name!r}", name)

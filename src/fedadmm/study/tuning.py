@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ConfigError, FedADMMError, StateError
+from fedadmm.core.tables import Tree, flattened
+from fedadmm.run.experiment import Experiment
 from fedadmm.run.metrics import metric, primary
 from fedadmm.run.record import Record, value
 from fedadmm.study import loading, tables
 from fedadmm.study.comparing import write_overview
-from fedadmm.study.config import Run, Tree
 from fedadmm.study.grid import Cell
 from fedadmm.study.pool import Began, Ended, Job, Recorded, Watch, execute, nobody
 from fedadmm.study.rundir import create, plain, write_json, write_toml
 from fedadmm.study.sweeping import Point, axis, cell_of, point_of, short_keys
 from fedadmm.study.tables import Table
-from fedadmm.study.trackers import flattened
 
 PLAN, MEMORY, RESULT, BEST = "tune.toml", "tune.db", "tune.json", "best.toml"
 SHOWN = 8
@@ -79,10 +79,10 @@ def ranges_of(texts: Sequence[str]) -> list[Range]:
         if not one.key or not one.text:
             raise ConfigError(
                 f"--keys is {one.key or one.text!r}, but must be KEY=RANGE, as in "
-                "'solver.lr=0.001..1 log'"
+                "'local.solver.lr=0.001..1 log'"
             )
     if not found:
-        raise ConfigError("--keys is missing, as in --keys 'solver.lr=0.001..1 log'")
+        raise ConfigError("--keys is missing, as in --keys 'local.solver.lr=0.001..1 log'")
     return found
 
 
@@ -93,7 +93,7 @@ class Cut(KeyboardInterrupt):
 class Score:
     """What a trial is judged by, less is better: rounds to the target, or the metric itself."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Experiment) -> None:
         self._run = run
         self._metric: str | None = None
 
@@ -164,7 +164,7 @@ def _optuna() -> Any:
     return optuna
 
 
-def _same_plan(out: Path, run: Run, ranges: Sequence[Range]) -> None:
+def _same_plan(out: Path, run: Experiment, ranges: Sequence[Range]) -> None:
     plan = {"config": run.tree, "ranges": {one.key: one.text for one in ranges}}
     if (out / PLAN).is_file():
         before, now = flattened(loading.table(out / PLAN)), flattened(plan)

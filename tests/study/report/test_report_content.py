@@ -187,7 +187,7 @@ def test_configuration_tells_what_differs(comparison: Path) -> None:
     assert different["algorithm.rho"]["FedADMM"] == "0.1"
     assert different["algorithm.rho"]["fedadmm, rho 0.3"] == "0.3"
     assert different["algorithm.rho"]["FedAvg"] == "–"
-    assert ("solver.lr", "0.1") in found.shared
+    assert ("local.solver.lr", "0.1") in found.shared
 
 
 def test_search_shows_every_candidate_and_marks_the_choice() -> None:

@@ -35,7 +35,7 @@ def swept(folder: Path, axes: dict[str, Sequence[object]], seeds: Sequence[int] 
     return folder
 
 
-GRID = {"algorithm.rho": [0.1, 1], "solver.lr": [0.01, 0.1, 0.3]}
+GRID = {"algorithm.rho": [0.1, 1], "local.solver.lr": [0.01, 0.1, 0.3]}
 
 
 def parts(folder: Path) -> dict[str, Section]:
@@ -71,7 +71,7 @@ def test_small_figures_share_their_axis_and_show_the_best_behind(tmp_path: Path)
 
 
 def test_one_key_makes_bars_and_a_sweep_has_no_baselines(tmp_path: Path) -> None:
-    found = parts(swept(tmp_path, {"solver.lr": [0.1, 0.2, 0.4]}))
+    found = parts(swept(tmp_path, {"local.solver.lr": [0.1, 0.2, 0.4]}))
     (bars,) = found["sweep"].panels
     assert isinstance(bars, Bars)
     assert (bars.column, bars.names, bars.values) == (
@@ -85,7 +85,7 @@ def test_one_key_makes_bars_and_a_sweep_has_no_baselines(tmp_path: Path) -> None
 
 
 def test_methods_that_are_swept_have_their_proper_names(tmp_path: Path) -> None:
-    folder = swept(tmp_path, {"algorithm.name": ["scaffold", "fedavg"], "solver.lr": [0.1]})
+    folder = swept(tmp_path, {"algorithm.name": ["scaffold", "fedavg"], "local.solver.lr": [0.1]})
     assert list(read(folder).labels) == ["SCAFFOLD, lr=0.1", "FedAvg, lr=0.1"]
 
 

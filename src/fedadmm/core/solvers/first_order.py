@@ -280,6 +280,10 @@ class IterativeSolver(LocalSolver):
         raise ParameterError(f"{type(self).__name__}: it makes no plain steps, but they are needed")
 
 
+Rate = Positive | Schedule | Sequence[Positive]
+"""A learning rate: a number, a schedule over rounds, or one number per client."""
+
+
 @dataclass(frozen=True)
 class RatedSolver(IterativeSolver):
     """A solver with a learning rate: a number, a schedule over rounds, or one number per client."""
@@ -287,7 +291,7 @@ class RatedSolver(IterativeSolver):
     averages_gradients = True
     per_client = ("lr",)
 
-    lr: Positive | Schedule | Sequence[Positive]
+    lr: Rate
 
     def __post_init__(self) -> None:
         check_floor(self, "lr", self.lr)
@@ -330,6 +334,7 @@ class SGD(RatedSolver):
     stacks = True
     sums_steps = True
 
+    lr: Rate = 0.1
     batch_size: Count | None = 32
     momentum: Probability = 0.0
     perturb: NotNegative = 0.0
@@ -379,6 +384,8 @@ class GradientDescent(RatedSolver):
     stacks = True
     sums_steps = True
 
+    lr: Rate = 0.1
+
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
         """That of SGD, without momentum."""
         return SGD(self.lr, batch_size=None).stepper(loss, context)
@@ -422,6 +429,8 @@ class AcceleratedGradient(RatedSolver):
     `lr`, a number, a schedule over rounds, or one number per client, must not exceed
     1 / (L + weight).
     """
+
+    lr: Rate = 0.1
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
         """Nesterov's steps."""

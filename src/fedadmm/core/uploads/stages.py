@@ -10,10 +10,11 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import Count, Fraction, Positive, Share, part
+from fedadmm.core.parts import Count, Fraction, Positive, Share, part, role
 from fedadmm.core.rng import Key, generator
 
 
+@role("upload")
 class UploadStage(ABC):
     """One thing that is done to what a client sends."""
 

@@ -232,6 +232,7 @@ def _lazy_synthetic(options: SyntheticOptions, extras: Extras) -> Problem:
 class InsaOptions(NamedProblem):
     """The linear regression of FedADMM-InSa: 50,000 rows of 5,000 features, 200 clients."""
 
+    costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "least squares, 50,000 × 5,000, 200 clients"
     clients: Count = 200
     rows: Count = 50_000

@@ -48,6 +48,7 @@ class DigitsOptions(RowsProblem):
 class MnistOptions(RowsProblem):
     """Gong's setting: 100 clients, two label shards each, CNN 1."""
 
+    costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "MNIST digits"
     clients: Count | None = 100
     partition: str = "shards"
@@ -73,6 +74,7 @@ class FashionMnistOptions(MnistOptions):
 class WritersOptions(RowsProblem):
     """One client a writer: 539 of them, 19 to 131 digits each."""
 
+    costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "MNIST digits by writer"
     partition: str = "natural"
     model: str = "cnn1"
@@ -86,6 +88,7 @@ class WritersOptions(RowsProblem):
 class CifarOptions(RowsProblem):
     """Gong's setting: 100 clients, two label shards each, CNN 2."""
 
+    costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "CIFAR-10 pictures"
     clients: Count | None = 100
     partition: str = "shards"
@@ -102,6 +105,7 @@ class CifarOptions(RowsProblem):
 class CifarSmallOptions(CifarOptions):
     """Gong's setting: 100 clients, two label shards each, CNN 2."""
 
+    costly_objective: ClassVar[bool] = False
     summary: ClassVar[str] = "a tenth of CIFAR-10"
 
     def rows(self) -> TrainTest:
@@ -116,6 +120,7 @@ class FemnistOptions(RowsProblem):
     The npz subset is no random sample of LEAF's writers: 70 % of its training rows are digits.
     """
 
+    costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "characters by writer"
     partition: str = "natural"
     model: str = "femnist-cnn"
@@ -156,6 +161,7 @@ class HeartOptions(RowsProblem):
 class ShakespeareOptions(RowsProblem):
     """One client a speaker, each with the last part of its text for testing."""
 
+    costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "plays by speaker"
     partition: str = "natural"
     model: str = "char-lstm"

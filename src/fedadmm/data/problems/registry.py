@@ -52,9 +52,16 @@ class NamedProblem(ABC):
     sites: ClassVar[Sites | None] = None
     """How its clients can be deployed without anybody's seeing another's rows, if they can."""
 
+    costly_objective: ClassVar[bool] = False
+    """Whether the training objective, two passes over all the data, is not measured by default."""
+
     @abstractmethod
     def make(self, extras: Extras) -> Problem:
         """The problem; may read files."""
+
+    def load(self, regularizer: Regularizer | None = None) -> Problem:
+        """The problem with this regulariser; may read files."""
+        return self.make(Extras(regularizer=regularizer))
 
     @classmethod
     def dataset(cls) -> str | None:

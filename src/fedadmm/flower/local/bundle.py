@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.flower.configured import CONFIG, DEPLOYMENT, Deployment
+from fedadmm.run.experiment import Experiment
 from fedadmm.study import loading
-from fedadmm.study.config import Run
 
 PACKAGE = "federation"
 
@@ -80,7 +80,7 @@ client = client_app(federation, load)
 '''
 
 
-def write_configured(folder: Path, config: Run, deployment: Deployment, run: Path) -> Path:
+def write_configured(folder: Path, config: Experiment, deployment: Deployment, run: Path) -> Path:
     """The app of a configuration; returns its folder."""
     package = _package(folder, run)
     for name, source in _own_modules(Path.cwd()):

@@ -19,9 +19,9 @@ from fedadmm.flower.configured import Deployment, as_it_runs, check, check_clien
 from fedadmm.flower.local.bundle import write_configured
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group
+from fedadmm.run.experiment import Experiment
 from fedadmm.run.plan import Ending
 from fedadmm.run.record import Record
-from fedadmm.study.config import Run
 from fedadmm.study.rundir import RunDir, create
 from fedadmm.study.summary import RUNNING, Summary, partition_of, summarise
 
@@ -34,7 +34,7 @@ Watch = Callable[[Record], None]
 
 
 def run_locally(
-    config: Run,
+    config: Experiment,
     out: Path,
     deployment: Deployment,
     *,
@@ -93,7 +93,9 @@ def _orderly_end() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _sites(config: Run, out: Path, clients: int) -> tuple[list[dict[str, Any]], Problem | None]:
+def _sites(
+    config: Experiment, out: Path, clients: int
+) -> tuple[list[dict[str, Any]], Problem | None]:
     """Each node's own folder and configuration, and the problem where its rows are here.
 
     The folder of a site that is apart holds its own file and no other.
@@ -119,7 +121,7 @@ def _sites(config: Run, out: Path, clients: int) -> tuple[list[dict[str, Any]], 
     return nodes, problem
 
 
-def _most_seconds(config: Run, deployment: Deployment) -> float:
+def _most_seconds(config: Experiment, deployment: Deployment) -> float:
     return _LEAST + config.rounds * deployment.round_timeout
 
 

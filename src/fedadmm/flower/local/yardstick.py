@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fedadmm.algorithms import FedAvg
 from fedadmm.core.problem import Problem
-from fedadmm.run.simulation import simulate
-from fedadmm.study.config import Run
-from fedadmm.study.running import initial_vector
+from fedadmm.run.experiment import Experiment
+from fedadmm.run.simulation import first_vector, simulate
 
 
 class Row(NamedTuple):
@@ -26,7 +25,7 @@ class Row(NamedTuple):
         return sum(self.accuracies) / len(self.accuracies)
 
 
-def compare(config: Run, params: Tensor) -> tuple[list[str], list[Row]]:
+def compare(config: Experiment, params: Tensor) -> tuple[list[str], list[Row]]:
     """The sites' names, and rows for the federation's model, pooled training and each site alone.
 
     Pooled and lonely models take the same number of epochs with the same solver.  This needs all
@@ -56,15 +55,15 @@ def _pooled(problem: Problem) -> Any:
     return replace(first, inputs=inputs, targets=targets)
 
 
-def _train(config: Run, problem: Problem, objective: Any) -> Tensor:
+def _train(config: Experiment, problem: Problem, objective: Any) -> Tensor:
     alone = Problem([objective], initial=problem.initial)
     return simulate(
         FedAvg(),
         alone,
         config.rounds,
-        solver=config.solver,
-        stop=config.stop,
+        solver=config.local.solver,
+        stop=config.local.stop,
         seed=config.seed,
-        initial=initial_vector(config, problem),
+        initial=first_vector(config, problem),
         evaluate=False,
     ).params

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
+from fedadmm.core.parts import role
 from fedadmm.core.protocols import ClientRecords, Engine
 from fedadmm.run.client import Job
 
 
+@role("engine")
 class EngineChoice(ABC):
     """A frozen dataclass of options that starts its engine when a run begins."""
 

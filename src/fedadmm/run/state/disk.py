@@ -82,10 +82,10 @@ class DiskStore:
             self._current[client] = version
 
     @classmethod
-    def temporary(cls) -> DiskStore:
+    def temporary(cls, **options: int | torch.dtype | None) -> DiskStore:
         """A store whose folder goes when the store does."""
         directory = Path(tempfile.mkdtemp(prefix="fedadmm-"))
-        store = cls(directory)
+        store = cls(directory, **options)  # type: ignore[arg-type]
         weakref.finalize(store, shutil.rmtree, directory, ignore_errors=True)
         return store
 

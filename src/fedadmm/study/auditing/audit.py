@@ -12,20 +12,21 @@ from torch import Tensor
 from fedadmm.core.errors import PairingError, ParameterError, check_count, check_range
 from fedadmm.core.problem import Problem
 from fedadmm.core.rng import derive, generator
+from fedadmm.core.tables import Tree
 from fedadmm.core.uploads import Uploads
 from fedadmm.core.uploads.pipeline import vectors_of
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.run.client import Job
 from fedadmm.run.engines.threads import chosen_threads, torch_threads
-from fedadmm.run.simulation import make_job
+from fedadmm.run.experiment import Experiment
+from fedadmm.run.simulation import first_vector, make_job
 from fedadmm.study.auditing import attacks, scores
 from fedadmm.study.auditing.attacks import Exposed
 from fedadmm.study.auditing.inference import Heard, Inferred, infer
 from fedadmm.study.auditing.listening import from_the_sum, overhear, prepared_rows, with_rows
 from fedadmm.study.auditing.settings import CONFIGURED, OBSERVERS, Setting, settings_of
-from fedadmm.study.config import Run, Tree, resolve
+from fedadmm.study.config import resolve
 from fedadmm.study.loading import merged
-from fedadmm.study.running import initial_vector
 
 ROWS = 4
 """So many of the client's rows are trained on, unless another number is asked for."""
@@ -77,7 +78,7 @@ class Outcome(NamedTuple):
 class Audit(NamedTuple):
     """Everything that an audit found out."""
 
-    run: Run
+    run: Experiment
     client: int
     round: int
     model: Exposed
@@ -92,7 +93,7 @@ Watch = Callable[[str], None]
 
 
 def audit(
-    run: Run,
+    run: Experiment,
     *,
     client: int = 0,
     rows: int | None = None,
@@ -169,7 +170,7 @@ class _Auditor:
         self._before = before
         self._chosen = chosen
 
-    def outcome(self, run: Run, setting: Setting) -> Outcome:
+    def outcome(self, run: Experiment, setting: Setting) -> Outcome:
         """Train, listen, infer, attack."""
         changed = resolve(merged(run.tree, self._with_clip(run, setting)))
         job = self._job(changed, setting.rows)
@@ -179,13 +180,13 @@ class _Auditor:
                 heard = from_the_sum(job, self._client, heard)
             return self._attacked(job, setting, heard)
 
-    def _job(self, run: Run, rows: int) -> Job:
+    def _job(self, run: Experiment, rows: int) -> Job:
         problem = with_rows(self._problem, self._client, rows, run.seed)
-        initial = initial_vector(run, self._problem).cpu()
-        job = make_job(run.algorithm, problem, run.solver, run.stop, run.seed, initial)
+        initial = first_vector(run, self._problem).cpu()
+        job = make_job(run.algorithm, problem, run.local, run.seed, initial)
         return job._replace(uploads=Uploads.of(run.upload))
 
-    def _with_clip(self, run: Run, setting: Setting) -> Tree:
+    def _with_clip(self, run: Experiment, setting: Setting) -> Tree:
         """The changes; a clip whose norm is open cuts the upload to half its length."""
         stages = setting.changes.get("upload", [])
         if not any(stage["name"] == "clip" for stage in stages):

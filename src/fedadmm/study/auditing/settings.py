@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fedadmm.study.config import Run, Tree
+from fedadmm.core.tables import Tree
+from fedadmm.run.experiment import Experiment
 
 CONFIGURED = "as configured"
 OBSERVERS = ("server", "sum")
@@ -33,7 +34,7 @@ class Setting(NamedTuple):
     """Whether the observer sees the noised sum instead of the upload."""
 
 
-def settings_of(run: Run, rows: int, available: int) -> Iterator[Setting]:
+def settings_of(run: Experiment, rows: int, available: int) -> Iterator[Setting]:
     """The configuration, the most exposed upload, and that one with one thing changed.
 
     A clip without a norm is one to half the length of what would be sent.
@@ -44,9 +45,9 @@ def settings_of(run: Run, rows: int, available: int) -> Iterator[Setting]:
 
     def local(steps: int, **changes: Any) -> Tree:
         stop = {"name": "steps", "steps": steps}
-        return {"solver": exposed, "stop": stop, "upload": []} | changes
+        return {"local": {"solver": exposed, "stop": stop}, "upload": []} | changes
 
-    rate = run.tree["solver"].get("lr", _RATE)
+    rate = run.tree["local"]["solver"].get("lr", _RATE)
     exposed = {"name": "sgd", "lr": rate, "batch_size": available}
     yield Setting("1 step", rows, local(1))
     if run.algorithm.needs.local_solve:

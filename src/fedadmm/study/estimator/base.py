@@ -17,6 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from fedadmm.algorithms import FedADMM
 from fedadmm.core.errors import ParameterError, check_choice, check_count, check_kind, check_range
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import evaluation_parts
@@ -42,6 +43,10 @@ from fedadmm.study.summary import partition_of, tally
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
+
+
+USUAL: dict[str, AnyAlgorithm] = {"fedadmm": FedADMM(rho=0.1, absent="aligned")}
+"""Methods for which the estimators have another setting than the class: the recommended one."""
 
 
 class Federated(BaseEstimator):  # type: ignore[misc]
@@ -228,7 +233,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
     def _algorithm(self) -> AnyAlgorithm:
         method = self.method
-        algorithm = named_method(method, "estimator") if isinstance(method, str) else method
+        algorithm = USUAL.get(method) or named_method(method) if isinstance(method, str) else method
         check_kind(self, "method", algorithm, Algorithm)
         return algorithm
 

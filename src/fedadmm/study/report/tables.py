@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from fedadmm.core.tables import flattened
 from fedadmm.study import records, words
 from fedadmm.study.report.content import Content
 from fedadmm.study.results import Row, table
 from fedadmm.study.tables import Table
-from fedadmm.study.trackers import flattened
 
 
 class Configuration(NamedTuple):

@@ -1,0 +1,272 @@
+"""The one validator: a value against its annotation, and the words for what is allowed.
+
+Ranges and choices are part of the annotation (`Annotated[float, Gt(0)]`, `Literal[...]`).  A
+refusal names the value, where in its field it is, and what is allowed there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, wraps
+from numbers import Integral, Real
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from fedadmm.core.errors import ParameterError
+
+Made = TypeVar("Made")
+Given = ParamSpec("Given")
+
+Positive = Annotated[float, Gt(0)]
+"""A finite number above zero."""
+NotNegative = Annotated[float, Ge(0)]
+"""A finite number of at least zero."""
+Count = Annotated[int, Ge(1)]
+"""A whole number of at least one."""
+Natural = Annotated[int, Ge(0)]
+"""A whole number of at least zero."""
+Share = Annotated[float, Gt(0), Le(1)]
+"""A fraction of a whole: above zero, at most one."""
+Fraction = Annotated[float, Gt(0), Lt(1)]
+"""A true fraction: above zero, below one."""
+Probability = Annotated[float, Ge(0), Lt(1)]
+"""A probability below one."""
+
+FAMILIES: dict[str, dict[str, type[Any]]] = {}
+"""Family -> name in configurations -> class."""
+ROLES: dict[type[Any], str] = {}
+"""Base class of a family of parts -> the family's name in configurations."""
+
+BOUNDS = ((Gt, ">", "gt"), (Ge, ">=", "ge"), (Lt, "<", "lt"), (Le, "<=", "le"))
+
+
+class Refused(NamedTuple):
+    """A value, what is allowed in its place, and where in its field it is."""
+
+    value: object
+    allowed: str
+    where: str = ""
+
+
+@cache
+def hints(annotated: Any) -> dict[str, Any]:
+    """The annotations of a class or a function, ranges included."""
+    return get_type_hints(annotated, include_extras=True)
+
+
+def check(owner: str, field: str, value: object, annotation: Any) -> None:
+    """Refuse a value that its annotation does not allow."""
+    wrong = refused(value, annotation)
+    if wrong is not None:
+        given = shown(wrong.value)
+        raise ParameterError(
+            f"{owner}: {field}{wrong.where} is {given}, but must be {wrong.allowed}"
+        )
+
+
+def checked_arguments(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Check a function's arguments where their annotation holds a range or choices."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        given = signature.bind(*args, **kwargs).arguments
+        for name, annotation in hints(function).items():
+            if name in given and _restricts(annotation):
+                check(function.__name__, name, given[name], annotation)
+        return function(*args, **kwargs)
+
+    return call
+
+
+@cache
+def _restricts(annotation: Any) -> bool:
+    inner = get_args(annotation)
+    return get_origin(annotation) in (Annotated, Literal) or any(map(_restricts, inner))
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; any other annotation alone."""
+    union = get_origin(annotation) in (Union, types.UnionType)
+    return get_args(annotation) if union else (annotation,)
+
+
+def kind_of(annotation: Any) -> Any:
+    """The class of an annotation, without ranges and type parameters."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return get_args(annotation)[0]
+    return annotation if origin is None else origin
+
+
+def refused(value: object, annotation: Any) -> Refused | None:
+    """Why an annotation does not allow a value; None when it does."""
+    choices = members(annotation)
+    if len(choices) > 1:
+        return _refused_by_all(value, annotation, choices)
+    kind = kind_of(annotation)
+    if kind is Any:
+        return None
+    if kind in (int, float):
+        return None if _is_number(value, annotation) else Refused(value, allowed(annotation))
+    if kind is Literal:
+        ok = any(value is choice or value == choice for choice in get_args(annotation))
+        return None if ok else Refused(value, allowed(annotation))
+    if kind is type(None):
+        return None if value is None else Refused(value, "None")
+    if isinstance(kind, type) and issubclass(kind, Mapping | Sequence) and kind is not str:
+        return _refused_items(value, kind, get_args(annotation))
+    return None if isinstance(value, kind) else Refused(value, _kind_words(value, kind))
+
+
+def _refused_items(value: object, kind: type[Any], args: tuple[Any, ...]) -> Refused | None:
+    table = issubclass(kind, Mapping)
+    if not isinstance(value, Mapping if table else Sequence) or isinstance(value, str):
+        return Refused(value, "a table" if table else "a list")
+    item = args[1] if table and args else args[0] if args else Any
+    for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):
+        wrong = refused(entry, item)
+        if wrong is not None:
+            return Refused(wrong.value, wrong.allowed, f"[{key}]{wrong.where}")
+    return None
+
+
+def _refused_by_all(value: object, annotation: Any, choices: tuple[Any, ...]) -> Refused | None:
+    """A union answers with the member that has this kind of value."""
+    answers = [refused(value, choice) for choice in choices]
+    if None in answers:
+        return None
+    for choice, answer in zip(choices, answers, strict=True):
+        if _is_about(choice, value):
+            return answer
+    hinted = next((one for one in answers if one is not None and ";" in one.allowed), None)
+    return hinted or Refused(value, allowed(annotation))
+
+
+def _is_about(annotation: Any, value: object) -> bool:
+    """Whether an annotation describes values of this kind."""
+    kind = kind_of(annotation)
+    if isinstance(value, str):
+        return kind is Literal and any(isinstance(one, str) for one in get_args(annotation))
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, Integral):
+        return kind in (int, float)
+    if isinstance(value, Real):
+        return kind is float
+    if isinstance(value, Sequence):
+        return isinstance(kind, type) and issubclass(kind, Sequence)
+    return False
+
+
+def _is_number(value: object, annotation: Any) -> bool:
+    """NumPy's numbers are Real and Integral, too; True and False are not numbers."""
+    kind = kind_of(annotation)
+    if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+        return False
+    rules = getattr(annotation, "__metadata__", ())
+    try:
+        number = int(value) if kind is int else float(value)  # type: ignore[call-overload]
+    except OverflowError:  # a whole number longer than any float
+        return False
+    if math.isnan(number) or (rules and not math.isfinite(number)):
+        return False
+    return all(_meets(number, rule) for rule in rules)
+
+
+def _meets(number: float, rule: Any) -> bool:
+    if isinstance(rule, Gt):
+        return number > float(rule.gt)  # type: ignore[arg-type]
+    if isinstance(rule, Ge):
+        return number >= float(rule.ge)  # type: ignore[arg-type]
+    if isinstance(rule, Lt):
+        return number < float(rule.lt)  # type: ignore[arg-type]
+    if isinstance(rule, Le):
+        return number <= float(rule.le)  # type: ignore[arg-type]
+    return True
+
+
+def allowed(annotation: Any) -> str:
+    """What an annotation allows, in words."""
+    choices = members(annotation)
+    if len(choices) > 1:
+        kinds = [kind_of(choice) for choice in choices]
+        words = [
+            allowed(choice)
+            for choice, kind in zip(choices, kinds, strict=True)
+            if not (kind is int and float in kinds)
+        ]
+        return ", or ".join(dict.fromkeys(words))
+    kind, rules = kind_of(annotation), getattr(annotation, "__metadata__", ())
+    if kind is Literal:
+        choices = get_args(annotation)
+        return ("one of " if len(choices) > 1 else "") + ", ".join(map(repr, choices))
+    if kind is int:
+        low = next((rule.ge for rule in rules if isinstance(rule, Ge)), None)
+        low = next((int(rule.gt) + 1 for rule in rules if isinstance(rule, Gt)), low)  # type: ignore[call-overload]
+        return "a whole number" + ("" if low is None else f" of at least {low}")
+    if kind is float:
+        return " and ".join(_bounds(rules)) or "a number"
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return "a table"
+    if isinstance(kind, type) and issubclass(kind, Sequence) and kind is not str:
+        args = get_args(annotation)
+        return f"a list, each {allowed(args[0])}" if args else "a list"
+    return _PLAIN.get(kind) or _kind_words(None, kind)
+
+
+_PLAIN = {bool: "True or False", str: "text", type(None): "None", Any: "anything"}
+
+
+def _bounds(rules: tuple[Any, ...]) -> list[str]:
+    bounds = [
+        f"{sign} {getattr(rule, limit):g}"
+        for rule in rules
+        for kind, sign, limit in BOUNDS
+        if isinstance(rule, kind)
+    ]
+    open_above = bounds and not any(isinstance(rule, Le | Lt) for rule in rules)
+    return [*bounds, "finite"] if open_above else bounds
+
+
+def _kind_words(value: object, kind: Any) -> str:
+    """What an object must be, with a hint for a class in an instance's place."""
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if kind is Callable or not isinstance(kind, type):
+        return "a function"
+    if kind not in ROLES:
+        return f"a {kind.__name__}"
+    if ROLES[kind] == "schedule":
+        return f"a schedule: {', '.join(FAMILIES['schedule'])}"
+    words = f"of the kind {kind.__name__}"
+    if isinstance(value, type) and issubclass(value, kind):
+        return f"{words}; call it with its options, as in {value.__name__}(...)"
+    if inspect.isabstract(kind) and value is not None and type(value).__module__ != "builtins":
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        return f"{words}; make {type(value).__name__} a subclass of it that defines {missing}"
+    return words
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: plain ones as they are, others by their class."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    plain = isinstance(value, str | int | float | complex | Real | Mapping | Sequence)
+    text = repr(value) if plain or value is None else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -1,0 +1,210 @@
+"""An experiment: one frozen value that says everything about a run.
+
+It is what a configuration file parses to, what `simulate` takes, what a federation wraps, what a
+study overrides, and what `config.toml` holds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.local_work import LocalWork
+from fedadmm.core.outputs import AnyOutput, LastIterate
+from fedadmm.core.parts import Count, Natural, Positive, checked, name_of
+from fedadmm.core.problem import Problem, ProblemSource
+from fedadmm.core.protocols import AnyAlgorithm, Evaluator, Regularizer, Sampler
+from fedadmm.core.regularizers import Zero
+from fedadmm.core.sampling import FullParticipation
+from fedadmm.core.stopping import Epochs
+from fedadmm.core.tables import Tree, to_table
+from fedadmm.core.uploads import UploadStage
+from fedadmm.core.validation import allowed, shown
+from fedadmm.run.engines import ENGINES, EngineChoice, Sequential, VirtualTime
+from fedadmm.run.evaluation import Evaluation, Target
+
+Made = TypeVar("Made")
+Precision = Literal["float32", "float64", "bfloat16"]
+MAY_CHANGE = (
+    *("rounds", "engine", "checkpoint", "trackers", "device", "threads"),
+    *("target", "tolerance", "patience"),
+)
+"""Fields that a resumed run may change, because the rounds so far do not depend on them."""
+
+
+@checked
+class Storage:
+    """Where the clients' states are kept between rounds.
+
+    Args:
+        name: in memory or on disk; None takes memory, or disk where the engine needs it.
+        cache_bytes: disk: how much stays in memory.
+        primal: disk: the precision of the clients' own models.
+    """
+
+    name: Literal["memory", "disk"] | None = None
+    cache_bytes: Natural = 2**30
+    primal: Literal["same", "bfloat16", "float16"] = "same"
+
+
+@checked
+class Checkpointing:
+    """What is saved to resume from.
+
+    Args:
+        every: rounds between two checkpoints; 0 writes one only on interruption.
+    """
+
+    every: Natural = 10
+
+
+@checked
+class Experiment:
+    """One run.
+
+    Args:
+        problem: the clients' objectives, or a named problem's options, which load them.
+        algorithm: the method with its hyper-parameters.
+        rounds: the largest number of rounds.
+        local: the clients' local work: solver, stopping rule, where it starts.
+        sampler: who participates; everybody by default.
+        regularizer: g; None takes the problem's own.
+        upload: what happens to a client's message before the sum, in this order: clip, compress
+            (select, then code), noise.
+        output: which model is evaluated, recorded and returned.
+        evaluate: what is measured between rounds.
+        target: the value of a metric that rounds are counted to.
+        tolerance: end when the norm of the gradient mapping is at most this.
+        patience: end after this many measurements in a row without a better model, by the
+            target's metric, or else by the first usual one that is measured.
+        engine: how clients are run; None takes sequential, or virtual-time for methods without
+            rounds.
+        seed: the same seed gives the same run on every engine.
+        precision: the precision of the model; None takes that of the problem's start vector.
+        device: where the model is: cpu, cuda, cuda:1 …; None takes that of the start vector.
+        threads: torch's threads in a process; "auto" takes one where a gradient is small, and else
+            as many as torch was given.  Engines with processes of their own give one to each.
+        store: where the clients' states are kept between rounds.
+        checkpoint: what is saved to resume from.
+        trackers: tensorboard, mlflow, wandb, or your own as package.module:name.
+    """
+
+    problem: ProblemSource | Problem
+    algorithm: AnyAlgorithm
+    rounds: Count = 100
+    local: LocalWork = LocalWork()
+    sampler: Sampler = FullParticipation()
+    regularizer: Regularizer | None = None
+    upload: Sequence[UploadStage] = ()
+    output: AnyOutput = LastIterate()
+    evaluate: Evaluation = Evaluation()
+    target: Target | None = None
+    tolerance: Positive | None = None
+    patience: Count | None = None
+    engine: EngineChoice | None = None
+    seed: Natural = 0
+    precision: Precision | None = None
+    device: str | None = None
+    threads: Count | Literal["auto"] = "auto"
+    store: Storage = Storage()
+    checkpoint: Checkpointing = Checkpointing()
+    trackers: Sequence[str] = ()
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The tables that describe it, as TOML can hold them."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(self.problem, Problem):
+            own["problem"] = {"name": self.problem.name}
+        if self.target is None:
+            del own["target"]
+        return {key: to_table(value) for key, value in own.items()}
+
+    def name(self, field: str) -> str:
+        """What configurations call the part in a field."""
+        return name_of(type(getattr(self, field)))
+
+    @property
+    def label(self) -> str:
+        """The method's name, without the module of an external one."""
+        return self.name("algorithm").rpartition(":")[2]
+
+    def with_seed(self, seed: int) -> Experiment:
+        """The same experiment from another seed."""
+        return replace(self, seed=seed)
+
+    def load_problem(self) -> Problem:
+        """The problem with its regulariser; may read files."""
+        source, chosen = self.problem, self.regularizer
+        if isinstance(source, Problem):
+            return source if chosen is None else replace(source, regularizer=chosen)
+        if "regularizer" in inspect.signature(source.load).parameters:
+            return source.load(regularizer=chosen)  # type: ignore[call-arg]
+        return replace(source.load(), regularizer=chosen or Zero())
+
+
+def filled(value: Made | None) -> Made:
+    """A field that `resolved` has filled in."""
+    assert value is not None, "an experiment that was not resolved"
+    return value
+
+
+def resolved(given: Experiment) -> Experiment:
+    """Fill in every default that depends on another field; the only function that does."""
+    method, source = given.algorithm, given.problem
+    stop = given.local.stop or method.default_stop() or Epochs(1)
+    engine = given.engine or (VirtualTime() if method.asynchronous else Sequential())
+    evaluate = given.evaluate
+    if evaluate.objective is None:
+        cheap = not getattr(source, "costly_objective", False)
+        evaluate = replace(evaluate, objective=cheap)
+    store = given.store
+    if store.name is None:
+        store = replace(store, name="disk" if engine.needs_disk else "memory")
+    loaded = isinstance(source, Problem)
+    return replace(
+        given,
+        local=replace(given.local, stop=stop),
+        engine=engine,
+        evaluate=evaluate,
+        store=store,
+        regularizer=given.regularizer or (source.regularizer if loaded else Zero()),  # type: ignore[union-attr]
+        precision=given.precision or (None if loaded else "float32"),
+        device=given.device or (None if loaded else "cpu"),
+    )
+
+
+def described(
+    algorithm: AnyAlgorithm,
+    problem: ProblemSource | Problem,
+    rounds: int,
+    *,
+    evaluate: Evaluation | Evaluator | bool = True,
+    engine: str | EngineChoice | None = None,
+    **given: Any,
+) -> Experiment:
+    """The experiment that keyword arguments describe.
+
+    `solver`, `stop` and `start` are those of `local`; `engine` may be a name; `evaluate` may be
+    True for the usual metrics, False for none, or a function of the model that returns metrics.
+    """
+    work = {key: given.pop(key) for key in ("solver", "stop", "start") if key in given}
+    if work:
+        given["local"] = replace(given.get("local", LocalWork()), **work)
+    if isinstance(engine, str):
+        if engine not in ENGINES:
+            choices = allowed(Literal[tuple(ENGINES)])
+            raise ParameterError(f"Experiment: engine is {shown(engine)}, but must be {choices}")
+        engine = ENGINES[engine]()
+    if isinstance(evaluate, bool):
+        evaluate = Evaluation(objective=evaluate, test=evaluate)
+    elif not isinstance(evaluate, Evaluation) and callable(evaluate):
+        evaluate = Evaluation(extra=evaluate)
+    for name in ("sampler", "output"):
+        if name in given and given[name] is None:
+            del given[name]
+    return Experiment(problem, algorithm, rounds, evaluate=evaluate, engine=engine, **given)
