@@ -157,6 +157,39 @@ def test_compare_picks_algorithms_and_seeds_and_goes_on(tmp_path: Path) -> None:
     assert again["runs"] == first["runs"]
 
 
+def sites(folder: Path) -> list[object]:
+    """The options that compare two small files of one's own."""
+    for name in "ab":
+        lines = "\n".join(f"{size},{'xy'[size % 2]}" for size in range(20))
+        (folder / f"{name}.csv").write_text(f"size,label\n{lines}\n")
+    return ["--csv", folder / "a.csv", folder / "b.csv", "--target", "label"]
+
+
+def test_compare_says_which_methods_take_what_is_set(tmp_path: Path) -> None:
+    out, given = tmp_path / "own", ["--set", "algorithm.rho=7", "--rounds", 1]
+    result = call("compare", *sites(tmp_path), *given, "--out", out, "--no-report", "--jobs", 1)
+    assert result.exit_code == 0, result.stderr
+    line = "algorithm.rho = 7 for fedprox; fedadmm; not for fedavg; scaffold"
+    assert line in " ".join(result.stdout.split())
+    for method, rho in (("fedavg", None), ("fedprox", 7.0), ("scaffold", None), ("fedadmm", 7.0)):
+        config = loading.table(out / "runs" / f"{method}-seed0" / "config.toml")
+        assert config["algorithm"].get("rho") == rho
+    shown = call("compare", "quickstart", "--set", "algorithm.rho=7", "--print-config")
+    methods = {one["label"]: one["algorithm"] for one in tomllib.loads(shown.stdout)["methods"]}
+    assert methods["FedADMM"]["rho"] == methods["FedADMM, aligned"]["rho"] == 7
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep", "tune"])
+def test_what_no_run_has_a_key_for_is_refused(command: str, tmp_path: Path) -> None:
+    more = {"sweep": ["--grid", "seed=0,1"], "tune": ["--keys", "local.solver.lr=0.1,0.2"]}
+    config = write_small(tmp_path / "small.toml", methods=METHODS)
+    bogus = ["--set", "algorithm.bogus=7", "--out", tmp_path / "out"]
+    result = call(command, config, *more.get(command, []), *bogus)
+    assert result.exit_code == 2
+    assert "algorithm.bogus is set to 7, but is not a key of" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_compare_prints_a_configuration_that_compare_takes(tmp_path: Path) -> None:
     printed = call("compare", "quickstart", "--print-config")
     assert printed.exit_code == 0, printed.stderr

@@ -318,7 +318,7 @@ def _text(data: bytes) -> str:
 
 def _set(data: bytes) -> None:
     tree: dict[str, Any] = json.loads(json.dumps(SMALL))
-    loading.assign_all(tree, [_text(data)])
+    loading.assign(tree, *loading.assignment(_text(data)))
     resolve(tree)
 
 

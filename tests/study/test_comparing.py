@@ -205,3 +205,71 @@ def test_every_preset_is_a_fair_plan(preset: str) -> None:
         assert {key: method.run.tree[key] for key in shared} == {
             key: ready.methods[0].run.tree[key] for key in shared
         }
+
+
+def rhos(settings: list[tuple[str, Any]], **changes: Any) -> dict[str, Any]:
+    """The penalty of every method of the comparison that has one."""
+    methods = plan(TREE | changes, settings=settings).methods
+    return {m.label: m.run.algorithm.rho for m in methods if hasattr(m.run.algorithm, "rho")}
+
+
+def test_what_is_set_reaches_every_method_that_has_the_key() -> None:
+    assert rhos([]) == {"fedadmm": 1.0, "FedADMM 2": 2.0}
+    given = plan(TREE, settings=[("algorithm.rho", 7.0), ("local.solver.lr", 0.5), ("rounds", 2)])
+    assert [getattr(one.run.algorithm, "rho", None) for one in given.methods] == [None, 7.0, 7.0]
+    assert [one.run.local.solver.lr for one in given.methods] == [0.5] * 3
+    assert [one.run.rounds for one in given.methods] == [2] * 3
+    assert given.reached == [
+        "algorithm.rho = 7.0 for fedadmm; FedADMM 2; not for plain",
+        "local.solver.lr = 0.5 for plain; fedadmm; FedADMM 2",
+    ]
+    picked = plan(TREE, ["fedprox", "fedavg"], [("algorithm.rho", 7.0)])
+    assert [one.run.tree["algorithm"].get("rho") for one in picked.methods] == [7.0, None]
+
+
+def test_another_solver_is_set_before_its_keys() -> None:
+    settings = [("local.solver.name", "sgd"), ("local.solver.batch_size", 5), ("local.solver.lr", 0.25)]
+    solvers = [one.run.tree["local"]["solver"] for one in plan(TREE, settings=settings).methods]
+    assert [(one["name"], one["batch_size"], one["lr"]) for one in solvers] == [
+        ("sgd", 5, 0.25)
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (
+            "algorithm.roh",
+            r"algorithm.roh is set to 7, but is not a key of fedavg, fedadmm; did you",
+        ),
+        (
+            "algorithm.roh.start",
+            r"algorithm.roh.start is set to 7, but is not a key of fedavg, fed",
+        ),
+        ("algorithm.steps", r"algorithm.steps is .* of fedavg, fedadmm; .*found in .*stop.steps"),
+        ("algorithm.eta", r"not a key of fedavg, fedadmm; .*found in .*feddr, "),
+        ("engine.workers", r"engine.workers is .* not a key of sequential; .*found in workers"),
+        ("algorithm.name", r"algorithm.name is set to 7, but every method compared brings its own"),
+        ("engine.name", r"engine.name is set to 7, but every method compared brings its own"),
+    ],
+)
+def test_what_reaches_no_method_is_refused(key: str, message: str) -> None:
+    tree = TREE | {"methods": TREE["methods"][:2]}
+    chosen = ["fedbuff"] if key == "engine.name" else []
+    with pytest.raises(ConfigError, match=message):
+        plan(tree, chosen, [(key, 7)])
+
+
+def test_what_the_search_chooses_cannot_be_set() -> None:
+    with pytest.raises(ConfigError, match=r"local.solver.lr is set to 3.0, but the search chooses it"):
+        plan(TREE | {"search": SEARCH}, settings=[("local.solver.lr", 3.0)])
+    assert rhos([("algorithm.rho", 7.0)], search=SEARCH) == {"fedadmm": 7.0, "FedADMM 2": 7.0}
+
+
+def test_a_method_without_rounds_keeps_its_engine_and_a_name_reaches_who_has_none() -> None:
+    both = plan(TREE, ["fedavg", "fedbuff"], [("engine.name", "auto")])
+    assert [one.run.name("engine") for one in both.methods] == ["auto", "virtual-time"]
+    tree = TREE | {"methods": [{"label": "one"}, {"algorithm": {"name": "fedavg"}}]}
+    named = plan(tree, settings=[("algorithm.rho", 3.0), ("algorithm.name", "fedprox")])
+    assert [one.run.tree["algorithm"]["name"] for one in named.methods] == ["fedprox", "fedavg"]
+    assert named.methods[0].run.algorithm.rho == 3.0

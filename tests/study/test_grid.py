@@ -13,7 +13,7 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.study.config import resolve
 from fedadmm.study.grid import Cell, cell_hash, complete
 from fedadmm.study.pool import Began, Event, Recorded
-from fedadmm.study.sweeping import Axis, axis, points_of, sweep
+from fedadmm.study.sweeping import Axis, axis, points_of, reached, sweep
 from support.commands import SMALL
 
 
@@ -107,6 +107,28 @@ def test_axes_are_toml_or_strings() -> None:
         points_of(SMALL, [], [Axis("a", [1]), Axis("b", [1, 2])])
     with pytest.raises(ConfigError, match=r"algorithm.rh=1: algorithm.rh is not a key"):
         points_of(SMALL, [Axis("algorithm.rh", [1])], [])
+
+
+def test_what_is_set_reaches_every_cell_that_has_the_key() -> None:
+    grid = [Axis("algorithm.name", ["fedavg", "fedprox", "fedadmm"])]
+    points = points_of(SMALL, grid, [], [("algorithm.rho", 7.0), ("local.solver.lr", 0.25)])
+    assert [one.run.tree["algorithm"].get("rho") for one in points] == [None, 7.0, 7.0]
+    assert [one.run.local.solver.lr for one in points] == [0.25] * 3
+    assert reached(points) == [
+        "local.solver.lr = 0.25 for gradient-descent",
+        "algorithm.rho = 7.0 for fedprox; fedadmm; not for fedavg",
+    ]
+    named = points_of(SMALL, [Axis("algorithm.rho", [2, 3])], [], [("algorithm.name", "fedprox")])
+    assert [(one.run.label, one.run.algorithm.rho) for one in named] == [
+        ("fedprox", 2),
+        ("fedprox", 3),
+    ]
+    with pytest.raises(
+        ConfigError, match=r"algorithm.roh is set to 7, .* not a key of fedavg, fed"
+    ):
+        points_of(SMALL, grid, [], [("algorithm.roh", 7)])
+    with pytest.raises(ConfigError, match=r"sampler.size is set to 7, but sampler is varied"):
+        points_of(SMALL, [Axis("sampler", [{"name": "full"}])], [], [("sampler.size", 7)])
 
 
 def test_a_fresh_sweep_runs_everything_again(tmp_path: Path) -> None:

@@ -87,6 +87,26 @@ def test_another_search_in_the_same_folder_is_refused(searched: Path) -> None:
         tune(SMALL | {"rounds": 9}, other, searched, 9)
 
 
+def test_what_is_set_reaches_every_trial_that_has_the_key(tmp_path: Path) -> None:
+    ranges = ranges_of(["algorithm.name=fedavg,fedprox"])
+    small = SMALL | {"rounds": 1, "algorithm": {"name": "fedavg"}}
+    result = tune(small, ranges, tmp_path, 4, settings=[("algorithm.rho", 7.0)])
+    trees = [loading.table(tmp_path / row["directory"] / "config.toml") for row in result["trials"]]
+    assert {(tree["algorithm"]["name"], tree["algorithm"].get("rho")) for tree in trees} == {
+        ("fedavg", None),
+        ("fedprox", 7.0),
+    }
+    with pytest.raises(StateError, match=r"differs in set\.algorithm\.rho"):
+        tune(small, ranges, tmp_path, 4, settings=[("algorithm.rho", 8.0)])
+    for key, message in (
+        ("algorithm.roh", "algorithm.roh is set to 7, but is not a key of fedavg, fedprox"),
+        ("algorithm.name", "algorithm.name is set to 7, but algorithm.name is varied"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            tune(small, ranges, tmp_path / "refused", 4, settings=[(key, 7)])
+    assert not (tmp_path / "refused").exists()
+
+
 def test_a_run_that_reaches_its_target_is_before_one_that_does_not() -> None:
     target = {"metric": "loss", "value": 0.5, "at_least": False}
     score = Score(resolve(SMALL | {"target": target, "rounds": 10}))

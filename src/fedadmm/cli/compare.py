@@ -55,15 +55,20 @@ def compare(
     CONFIG is a preset, a problem or a TOML file.  Without it, --out names a comparison to go on
     with, and --csv site*.csv --target COLUMN compares on files of your own.
     """
+    from fedadmm.cli.display import print_settings
     from fedadmm.study import comparing, loading
 
     tree = options.begin(source, out, comparing.PLAN, resume)
-    options.apply(tree, seeds=options.whole_numbers(seeds, "--seeds"))
     asked = options.listed(algorithms, "--algorithms")
-    plan = comparing.plan(tree, asked or ([] if "methods" in tree or not csv else _USUAL))
+    plan = comparing.plan(
+        tree,
+        asked or ([] if "methods" in tree or not csv else _USUAL),
+        options.settings(seeds=options.whole_numbers(seeds, "--seeds")),
+    )
     if print_config:
         typer.echo(loading.write(plan.complete()), nl=False)
         return
+    print_settings(plan.reached)
     folder = options.output_folder(out, Path(source or "comparison").stem, resume)
     with resumable(again(out=folder, resume=True)):
         _compare(plan, folder, resume, jobs, report, as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,12 @@ def print_preparation(run: Path) -> None:
     preparation = RunDir(run).partition().get("preparation")
     if preparation is not None:
         typer.echo(f"data    {preparation['how']}")
+
+
+def print_settings(reached: Sequence[str]) -> None:
+    """Which methods or parts took what the command line sets."""
+    for line in reached:
+        print_note(f"set     {line}")
 
 
 def print_places(word: str, folder: Path, page: str | None) -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from fedadmm.core.tables import Tree
-from fedadmm.run.experiment import Experiment
+    from fedadmm.run.experiment import Experiment
+    from fedadmm.study.overriding import Setting
 
 Number = TypeVar("Number", int, float)
 
@@ -126,20 +127,31 @@ _KEYS = {
 """Option -> the key of a configuration that it is short for."""
 
 
-def apply(tree: Tree, **others: Any) -> None:
-    """Write the options of this command line into a configuration, then every --set."""
-    from fedadmm.study.loading import assign, assign_all
+def settings(**others: Any) -> list[Setting]:
+    """What this command line sets in a configuration: its options, then every --set."""
+    from fedadmm.study.loading import assignment
     from fedadmm.study.methods import own_engine
 
     given = click.get_current_context().params
-    if given.get("engine") is None:
-        for key, value in own_engine(given.get("algorithm")).items():
-            assign(tree, f"engine.{key}", value)
+    engine = own_engine(given.get("algorithm")) if given.get("engine") is None else {}
     shortcuts: dict[str, Any] = {key: given.get(option) for option, key in _KEYS.items()}
-    for path, setting in (shortcuts | others).items():
-        if setting is not None and setting != ():  # click has a tuple for what may be repeated
-            assign(tree, path, list(setting) if isinstance(setting, tuple) else setting)
-    assign_all(tree, given["sets"] or ())
+    return [
+        *((f"engine.{key}", value) for key, value in engine.items()),
+        *(
+            (key, list(value) if isinstance(value, tuple) else value)
+            for key, value in (shortcuts | others).items()
+            if value is not None and value != ()  # click has a tuple for what may be repeated
+        ),
+        *map(assignment, given["sets"] or ()),
+    ]
+
+
+def apply(tree: Tree) -> None:
+    """Write what this command line sets into the configuration of one run."""
+    from fedadmm.study.loading import assign
+
+    for key, value in settings():
+        assign(tree, key, value)
 
 
 def listed(text: str | None, option: str) -> list[str]:

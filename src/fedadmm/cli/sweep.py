@@ -54,10 +54,10 @@ def sweep(
 
     CONFIG is a preset, a TOML file or a run directory.  Finished cells are not run again.
     """
+    from fedadmm.cli.display import print_settings
     from fedadmm.study import loading, sweeping
 
     tree = loading.run_only(loading.read(source))
-    options.apply(tree)
     axes = [sweeping.axis(text, "--grid") for text in grid or ()]
     steps = [sweeping.axis(text, "--list") for text in lists or ()]
     numbers = options.whole_numbers(seeds, "--seeds")
@@ -67,7 +67,8 @@ def sweep(
         raise typer.BadParameter(
             "--grid is missing, as in --grid algorithm.rho=0.1,1; --list or --seeds will do, too"
         )
-    points = sweeping.points_of(tree, axes, steps)
+    points = sweeping.points_of(tree, axes, steps, options.settings())
+    print_settings(sweeping.reached(points))
     with resumable(again(out=out, resume=True)):
         _sweep(points, out, resume, jobs, report, as_json)
 

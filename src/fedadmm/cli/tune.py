@@ -53,14 +53,15 @@ def tune(
     A trial is a run; those that are behind half of the others in the same round are cut.  The same
     command goes on with a search that was interrupted, or makes it longer by more --trials.
     """
-    from fedadmm.cli.display import draw, live, print_json, print_table
-    from fedadmm.study import loading, tuning
+    from fedadmm.cli.display import draw, live, print_json, print_settings, print_table
+    from fedadmm.study import loading, sweeping, tuning
 
     ranges = tuning.ranges_of(keys or [])
     tree = loading.run_only(loading.read(source))
-    options.apply(tree)
+    settings = options.settings()
+    print_settings(sweeping.reached(tuning.named_points(tree, ranges, settings)))
     with resumable(again(out=out)), live(trials) as watch:
-        result = tuning.tune(tree, ranges, out, trials, prune=prune, watch=watch)
+        result = tuning.tune(tree, ranges, out, trials, settings=settings, prune=prune, watch=watch)
     page = draw(out, report) if result["best"] is not None else None
     if as_json:
         print_json(result | {"directory": str(out), "report": page})

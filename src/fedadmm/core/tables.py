@@ -24,6 +24,15 @@ Tree = dict[str, Any]
 NONE = "none"
 
 
+class UnknownKeyError(ConfigError):
+    """A table has a key that its class does not have."""
+
+    def __init__(self, key: str, owner: str, known: list[str]) -> None:
+        near = suggestion(key.rpartition(".")[2], known)
+        super().__init__(f"{key} is not a key of {owner}; {near}")
+        self.key, self.owner, self.known = key, owner, known
+
+
 def from_table(kind: type[Made], table: object, where: str = "", title: str = "") -> Made:
     """The instance of a class that a table describes; a ConfigError names the key.
 
@@ -35,10 +44,8 @@ def from_table(kind: type[Made], table: object, where: str = "", title: str = ""
     known = {field.name: annotations[field.name] for field in table_fields(kind)}
     for key in table:
         if key not in known:
-            name = title or where or "the configuration"
-            raise ConfigError(
-                f"{_join(where, key)} is not a key of {name}; {suggestion(str(key), known)}"
-            )
+            owner = title or where or "the configuration"
+            raise UnknownKeyError(_join(where, key), owner, list(known))
     given = {key: _value(table[key], known[key], _join(where, key)) for key in table}
     for field in table_fields(kind):
         if field.name not in given and _default(field) is MISSING:

@@ -23,7 +23,7 @@ from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import FAMILIES, Count, Natural, checked, is_external
 from fedadmm.core.tables import Tree, from_table, json_schema, suggestion, to_table
 from fedadmm.run.experiment import Experiment
-from fedadmm.study import loading
+from fedadmm.study import loading, overriding
 from fedadmm.study.config import USUAL, resolve
 from fedadmm.study.grid import (
     Cell,
@@ -36,6 +36,7 @@ from fedadmm.study.grid import (
     target_of,
 )
 from fedadmm.study.methods import own_engine
+from fedadmm.study.overriding import Setting, table_of
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.results import document, results
@@ -131,6 +132,8 @@ class Comparison(NamedTuple):
     methods: list[Method]
     seeds: Sequence[int]
     search: SearchTable | None
+    reached: Sequence[str] = ()
+    """What was set in the parts of methods, and in which methods, a line for each."""
 
     def runs(self) -> int:
         """How many runs it takes, those of the search among them."""
@@ -155,22 +158,72 @@ class Comparison(NamedTuple):
         return shared | {"seeds": list(self.seeds), "methods": methods} | search
 
 
-def plan(tree: Mapping[str, Any], algorithms: Sequence[str] = ()) -> Comparison:
-    """Check a comparison; `algorithms` picks methods by name, or adds them with their defaults."""
-    base = loading.run_only(tree)
-    keys = _keys(tree)
-    chosen = _picked(keys.methods, algorithms) if algorithms else keys.methods
-    methods = [_method(base, entry) for entry in chosen or [MethodTable()]]
+def plan(
+    tree: Mapping[str, Any], algorithms: Sequence[str] = (), settings: Sequence[Setting] = ()
+) -> Comparison:
+    """Check a comparison; `algorithms` picks methods by name, or adds them with their defaults.
+
+    `settings` come last: those of the methods' own tables go to every method that has the key.
+    """
+    own = [(key, value) for key, value in settings if _is_own(key)]
+    written = deepcopy(dict(tree))
+    for key, value in settings:
+        if not _is_own(key):
+            loading.assign(written, key, value)
+    base, keys = loading.run_only(written), _keys(written)
+    chosen = (_picked(keys.methods, algorithms) if algorithms else keys.methods) or [MethodTable()]
+    for key, value in settings:
+        if all(_keeps(entry, key) for entry in chosen):
+            hint = "; choose methods with --algorithms" if key == _NAME else ""
+            raise ConfigError(
+                f"{key} is set to {value!r}, but every method compared brings its own{hint}"
+            )
+    trees = [_tree(base, entry) for entry in chosen]
+    applied = [
+        overriding.apply(one, [setting for setting in own if not _keeps(entry, setting[0])])
+        for one, entry in zip(trees, chosen, strict=True)
+    ]
+    overriding.check_reached(own, trees, applied)
+    methods = [_method(one, entry) for one, entry in zip(trees, chosen, strict=True)]
     labels = [method.label for method in methods]
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(f"methods: label {label!r} stands twice, but must be unique")
-    if keys.search is not None and keys.search.seed in keys.seeds:
+    if keys.search is not None:
+        _check_search(keys.search, keys.seeds, methods, dict(own))
+    reached = [overriding.reach(one, labels, applied) for one in own if table_of(one[0])]
+    return Comparison(methods, keys.seeds, keys.search, reached)
+
+
+_NAME = "algorithm.name"
+_OWN = ("algorithm", "local", "output", "engine", "evaluate", "rounds")
+
+
+def _is_own(key: str) -> bool:
+    """Whether a setting goes over the methods' tables: all of theirs but the method's name."""
+    return key.partition(".")[0] in _OWN and key != _NAME
+
+
+def _keeps(entry: MethodTable, key: str) -> bool:
+    """A method keeps its name, and one without rounds the engine that it needs."""
+    name = entry.algorithm.get("name")
+    return (key == _NAME and name is not None) or (key == "engine.name" and bool(own_engine(name)))
+
+
+def _check_search(
+    search: SearchTable, seeds: Sequence[int], methods: Sequence[Method], given: Mapping[str, Any]
+) -> None:
+    if search.seed in seeds:
         raise ConfigError(
-            f"search.seed is {keys.search.seed}, but must not be one of the reported seeds "
-            f"{keys.seeds}"
+            f"search.seed is {search.seed}, but must not be one of the reported seeds {seeds}"
         )
-    return Comparison(methods, keys.seeds, keys.search)
+    for method in methods:
+        key = method.search_key or search.key
+        if key in given:
+            raise ConfigError(
+                f"{key} is set to {given[key]!r}, but the search chooses it for {method.label}; "
+                f"set search.values=[{given[key]!r}] instead"
+            )
 
 
 def _keys(tree: Mapping[str, Any]) -> ComparisonKeys:
@@ -189,13 +242,13 @@ def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[Method
     return picked
 
 
-_OWN = ("algorithm", "local", "output", "engine", "evaluate", "rounds")
-
-
-def _method(base: Tree, entry: MethodTable) -> Method:
+def _tree(base: Tree, entry: MethodTable) -> Tree:
     tables = {key: getattr(entry, key) for key in _OWN}
     tables["engine"] = {**own_engine(entry.algorithm.get("name")), **entry.engine}
-    tree = loading.merged(base, {key: value for key, value in tables.items() if value})
+    return deepcopy(loading.merged(base, {key: value for key, value in tables.items() if value}))
+
+
+def _method(tree: Tree, entry: MethodTable) -> Method:
     own = entry.label or entry.algorithm.get("name")
     run = resolve(tree, f"methods ({own}): " if own is not None else "")
     return Method(entry.label or run.label, run, entry.search_key)

@@ -20,7 +20,6 @@ from fedadmm.core import (
     uploads,
 )
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.parts import FAMILIES
 from fedadmm.core.tables import Tree, flattened, from_table
 from fedadmm.core.uploads import Uploads
 from fedadmm.data import problems
@@ -42,6 +41,11 @@ USUAL: dict[str, Any] = {
 _NAMES = {"regularizer": "zero", "sampler": "full", "engine": "sequential"}
 _NAMES |= {"output": "last-iterate"}
 """The parts that tables without a name describe."""
+TABLES = {
+    key: key for key in ("problem", "regularizer", "algorithm", "sampler", "engine", "output")
+}
+TABLES |= {"local.solver": "solver", "local.stop": "stop"}
+"""The tables that name a part -> its family."""
 _MOST = {"problem.clients": 1_000_000, "engine.workers": 1024}
 """Larger numbers would not fail but hang."""
 
@@ -99,12 +103,9 @@ def _check_sizes(tree: Tree, where: str) -> None:
     for key, value in flattened(tree).items():
         if key in _MOST and isinstance(value, int) and value > _MOST[key]:
             raise ConfigError(f"{where}{key} is {value}, but must be at most {_MOST[key]:.7g}")
-        table = key.partition(".")[0]
-        if isinstance(value, float) and abs(value) > largest and table in _PART_TABLES:
+        of_part = any(key.startswith(f"{table}.") for table in TABLES)
+        if isinstance(value, float) and abs(value) > largest and of_part:
             raise ConfigError(
                 f"{where}{key} is {value}, but must be at most {largest:.7g} in {precision}, so "
                 "that products of two such numbers fit"
             )
-
-
-_PART_TABLES = {*FAMILIES, "local"}

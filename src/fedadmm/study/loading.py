@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -115,9 +115,10 @@ def run_only(tree: Mapping[str, Any]) -> Tree:
 def assignment(text: str) -> tuple[str, Any]:
     """Key and value of `a.b=value`; the value is TOML, or else a string."""
     key, equals, value = text.partition("=")
-    if not equals or not all(part.strip() for part in key.split(".")):
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
         raise ConfigError(f"--set is {shown(text)}, but must be KEY=VALUE, as in algorithm.rho=0.1")
-    return key.strip(), plain_value(value.strip())
+    return ".".join(path), plain_value(value.strip())
 
 
 def plain_value(text: str) -> Any:
@@ -140,12 +141,6 @@ def assign(tree: Tree, key: str, value: Any) -> None:
     if last == "name" and table.get("name") != value:
         table.clear()
     table[last] = value
-
-
-def assign_all(tree: Tree, assignments: Iterable[str]) -> None:
-    """Set every `a.b=value`, in order."""
-    for text in assignments:
-        assign(tree, *assignment(text))
 
 
 def _over(below: Any, table: Any) -> Any:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import Tree, flattened
 from fedadmm.run.experiment import Experiment
-from fedadmm.study import loading, tables
+from fedadmm.study import loading, overriding, tables
 from fedadmm.study.config import resolve
 from fedadmm.study.grid import Cell, complete
+from fedadmm.study.overriding import Setting, table_of
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.rundir import toml_tables, write_json
 from fedadmm.study.tables import Table
@@ -36,6 +37,8 @@ class Point(NamedTuple):
     values: dict[str, Any]
     """Dotted key -> value, as the configuration holds it."""
     run: Experiment
+    applied: Sequence[Setting] = ()
+    """What is set in every cell that has the key, as far as this one has it."""
 
     @property
     def label(self) -> str:
@@ -58,8 +61,13 @@ def axis(text: str, option: str) -> Axis:
     return Axis(key.strip(), parsed)
 
 
-def points_of(tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis]) -> list[Point]:
-    """Every cell's complete configuration; all are checked before any is run."""
+def points_of(
+    tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis], settings: Sequence[Setting] = ()
+) -> list[Point]:
+    """Every cell's complete configuration; all are checked before any is run.
+
+    `settings` go to every cell that has the key.
+    """
     lengths = {len(one.values) for one in lists}
     if len(lengths) > 1:
         shown = ", ".join(f"{one.key} ({len(one.values)})" for one in lists)
@@ -69,16 +77,32 @@ def points_of(tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis]) -> list[P
     combinations = [(*step, *cell) for cell in products for step in steps or [()]]
     if len(combinations) > MOST_CELLS:
         raise ConfigError(f"the sweep has {len(combinations)} cells, but at most {MOST_CELLS}")
-    return [point_of(tree, dict(combination)) for combination in combinations]
+    ground, above = overriding.below(tree, settings, (one.key for one in [*grid, *lists]))
+    points = [point_of(ground, dict(combination), above) for combination in combinations]
+    runs, applied = [point.run.tree for point in points], [point.applied for point in points]
+    overriding.check_reached(above, runs, applied)
+    return points
 
 
-def point_of(tree: Tree, values: dict[str, Any]) -> Point:
-    """The cell that a configuration makes with some keys set."""
+def point_of(tree: Tree, values: dict[str, Any], settings: Sequence[Setting] = ()) -> Point:
+    """The cell that a configuration makes with some keys varied, and others set."""
     changed = deepcopy(tree)
     for key, value in values.items():
         loading.assign(changed, key, deepcopy(value))
+    applied = overriding.apply(changed, settings)
     where = " ".join(f"{key}={_shown(value)}" for key, value in values.items())
-    return Point(values, resolve(changed, f"{where}: " if where else ""))
+    return Point(values, resolve(changed, f"{where}: " if where else ""), applied)
+
+
+def reached(points: Sequence[Point]) -> list[str]:
+    """What was set in parts of the cells, and in which parts, a line for each."""
+    applied = [point.applied for point in points]
+    settings = [one for some in applied for one in some]
+    return [
+        overriding.reach(one, [point.run.name(table_of(one[0])) for point in points], applied)
+        for number, one in enumerate(settings)
+        if one not in settings[:number]
+    ]
 
 
 def _shown(value: Any) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,17 +21,22 @@ from fedadmm.core.tables import Tree, flattened
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.metrics import metric, primary
 from fedadmm.run.record import Record, value
-from fedadmm.study import loading, tables
+from fedadmm.study import loading, overriding, tables
 from fedadmm.study.comparing import write_overview
 from fedadmm.study.grid import Cell
+from fedadmm.study.overriding import Setting
 from fedadmm.study.pool import Began, Ended, Job, Recorded, Watch, execute, nobody
 from fedadmm.study.rundir import create, plain, write_json, write_toml
-from fedadmm.study.sweeping import Point, axis, cell_of, point_of, short_keys
+from fedadmm.study.sweeping import Point, axis, cell_of, point_of, points_of, short_keys
 from fedadmm.study.tables import Table
 
 PLAN, MEMORY, RESULT, BEST = "tune.toml", "tune.db", "tune.json", "best.toml"
 SHOWN = 8
 """So many of the best trials have a curve in the report."""
+
+
+Draw = Callable[[Mapping[str, Any]], Point]
+"""Makes a trial's run from what was drawn."""
 
 
 class Range(NamedTuple):
@@ -128,15 +134,22 @@ def tune(
     out: Path,
     trials: int,
     *,
+    settings: Sequence[Setting] = (),
     prune: bool = True,
     watch: Watch = nobody,
 ) -> dict[str, Any]:
-    """Try until there are `trials`, those of before among them; what is written to tune.json."""
+    """Try until there are `trials`, those of before among them; what is written to tune.json.
+
+    `settings` go to every trial that has the key.
+    """
     optuna = _optuna()
     space = {one.key: one.distribution() for one in ranges}
-    first = point_of(tree, {})  # refused before anything is written
+    ground, above = overriding.below(tree, settings, space)
+    named_points(tree, ranges, settings)  # refused before anything is written
+    first = point_of(ground, {}, above)
+    draw = partial(_point, ground, above)
     create(out)
-    _same_plan(out, first.run, ranges)
+    _same_plan(out, first, above, ranges)
     study = optuna.create_study(
         study_name="tune",
         storage=f"sqlite:///{(out / MEMORY).resolve()}",
@@ -149,8 +162,15 @@ def tune(
     while (done := len(_told(study))) < trials:
         # A sampler a trial: a resumed search draws what an uninterrupted one would have.
         study.sampler = optuna.samplers.TPESampler(seed=first.run.seed + done)
-        _try(optuna, study, study.ask(space), tree, out, watch)
-    return _result(study, tree, ranges, out)
+        _try(optuna, study, study.ask(space), draw, out, watch)
+    return _result(study, draw, ranges, out)
+
+
+def named_points(tree: Tree, ranges: Sequence[Range], settings: Sequence[Setting]) -> list[Point]:
+    """One run for each combination of the parts that a search chooses from."""
+    overriding.below(tree, settings, (one.key for one in ranges))  # refuses a key that is both
+    names = [axis(f"{one.key}={one.text}", "--keys") for one in ranges if one.key.endswith(".name")]
+    return points_of(tree, names, [], settings)
 
 
 def _optuna() -> Any:
@@ -164,8 +184,12 @@ def _optuna() -> Any:
     return optuna
 
 
-def _same_plan(out: Path, run: Experiment, ranges: Sequence[Range]) -> None:
-    plan = {"config": run.tree, "ranges": {one.key: one.text for one in ranges}}
+def _same_plan(
+    out: Path, first: Point, settings: Sequence[Setting], ranges: Sequence[Range]
+) -> None:
+    plan: Tree = {"config": first.run.tree, "ranges": {one.key: one.text for one in ranges}}
+    others = {key: value for key, value in settings if (key, value) not in first.applied}
+    plan |= {"set": others} if others else {}
     if (out / PLAN).is_file():
         before, now = flattened(loading.table(out / PLAN)), flattened(plan)
         differing = sorted(
@@ -190,8 +214,8 @@ def _forget(optuna: Any, study: Any) -> None:
             study.tell(one.number, state=optuna.trial.TrialState.FAIL)
 
 
-def _try(optuna: Any, study: Any, trial: Any, tree: Tree, out: Path, watch: Watch) -> None:
-    cell = cell_of(out, _point(tree, trial.params))
+def _try(optuna: Any, study: Any, trial: Any, draw: Draw, out: Path, watch: Watch) -> None:
+    cell = cell_of(out, draw(trial.params))
     score, cut = Score(cell.run), optuna.trial.TrialState.PRUNED
 
     def observe(record: Record) -> None:
@@ -217,17 +241,17 @@ def _try(optuna: Any, study: Any, trial: Any, tree: Tree, out: Path, watch: Watc
     watch(Ended(trial.number, {}))
 
 
-def _point(tree: Tree, drawn: Mapping[str, Any]) -> Point:
+def _point(tree: Tree, settings: Sequence[Setting], drawn: Mapping[str, Any]) -> Point:
     """A trial's run; numbers have four digits, which can be read and typed."""
     values = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in drawn.items()}
-    return point_of(tree, values)
+    return point_of(tree, values, settings)
 
 
-def _result(study: Any, tree: Tree, ranges: Sequence[Range], out: Path) -> dict[str, Any]:
+def _result(study: Any, draw: Draw, ranges: Sequence[Range], out: Path) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     cells: list[Cell] = []
     for one in _told(study):
-        point = _point(tree, one.params)
+        point = draw(one.params)
         cell = cell_of(out, point)
         found = cell.read()
         state = "cut" if one.state.name == "PRUNED" and not found.diverged else found.code
