@@ -7,6 +7,7 @@ import dataclasses
 import html
 import inspect
 import io
+import json
 import os
 import re
 import shlex
@@ -29,22 +30,46 @@ from fedadmm.study.config import REGISTERED
 
 pytest.importorskip("mkdocs", reason="the documentation's packages are not installed")
 pytest.importorskip("latex2mathml", reason="the documentation's packages are not installed")
+from mkdocs.utils import yaml_load
+
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)],
-        cwd=ROOT,
+def build(project: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    """Build a project's site with the options of `make check`."""
+    found = re.search(r"mkdocs (build .*)", (ROOT / "Makefile").read_text("utf-8"))
+    assert found is not None
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", *shlex.split(found[1]), "--site-dir", str(target)],
+        cwd=project,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
         timeout=280,
     )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    done = build(ROOT, target)
     assert done.returncode == 0, done.stdout + done.stderr
     return target
+
+
+@pytest.mark.parametrize("link", ["concepts.md", "concept.md", "concepts.md#nowhere"])
+def test_a_link_that_leads_nowhere_fails_the_build(link: str, tmp_path: Path) -> None:
+    """Two pages under our own rules for links, without what the whole site takes to build."""
+    rules = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))["validation"]
+    (tmp_path / "mkdocs.yml").write_text(
+        json.dumps({"site_name": "two pages", "theme": "mkdocs", "validation": rules})
+    )
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "concepts.md").write_text("# Concepts\n")
+    (tmp_path / "docs" / "index.md").write_text(f"# Start\n\n[on]({link})\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert (done.returncode == 0) == (link == "concepts.md"), done.stderr
+    assert (link in done.stderr) == (link != "concepts.md")
 
 
 def read(site: Path, address: str) -> str:

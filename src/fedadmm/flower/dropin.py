@@ -55,6 +55,8 @@ RUNS = "fedadmm-runs"
 class DropIn:
     """A method of the package for a Flower app that exists already.
 
+    What is not described here is as in `Federation`.
+
     Args:
         algorithm: the method; it must not need gradients at the broadcast vector, nor the sizes of
             the local steps.
@@ -62,8 +64,6 @@ class DropIn:
         model: what makes the model that the train function loads.
         evaluate_every: call the app's evaluate function at all nodes after every so many rounds,
             and after the last one; 0 never does.
-        sampler, seed, buffers, ledger, names, patience, admission, accept_rollback: as in
-            `Federation`.
     """
 
     algorithm: AnyAlgorithm

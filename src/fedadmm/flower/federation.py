@@ -73,13 +73,14 @@ class Patience:
 class Federation:
     """A run on real sites: the parts of `simulate`, without the data.
 
+    What is not described here is as in `simulate`.
+
     Args:
         algorithm: the method with its hyper-parameters.
         clients: how many sites there are; they are numbered from 0.
         rounds: how many rounds at most; in an asynchronous run, how many replies are folded.
         model: what makes the model; or give `initial` for objectives that are no modules.
         initial: the start vector; made from the model and the seed by default.
-        solver, stop, sampler, seed, regularizer, buffers, target, output: as in `simulate`.
         weights: a_i up to a common factor; 1/n each by default.
         test: metrics of a vector on data that the server itself holds.
         evaluate_every: ask all sites for their loss after every so many rounds, and after the
@@ -90,11 +91,13 @@ class Federation:
             the upload nothing is kept: taking a client out would show what it sent.
         names: the registered names of the nodes, in the order of the clients; only they may take
             part.  Without names a node's own `partition-id` says which client it is.
-        patience, admission: how long the server waits, and what it refuses.
+        patience: how long the server waits.
+        admission: what it refuses.
         accept_rollback: go on although sites have seen more than this server remembers, because
             its folder was restored from a backup: they are taken out and start again.
-        train_config, evaluate_config: told to the sites with every task, and with every question
-            for their metrics; for apps with a training loop of their own (`DropIn`).
+        train_config: sent to the sites with every task, for apps with a training loop of their
+            own (`DropIn`).
+        evaluate_config: sent with every question for their metrics, for the same apps.
         identity: what else must be the same when a run is resumed, such as the app's name.
         upload: as in `simulate`; sites clip and compress, the server adds the noise, which comes
             from the machine's entropy and not from the seed.
