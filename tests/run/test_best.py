@@ -12,6 +12,8 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.outputs import Iterate
+from fedadmm.run.best import Judge
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.state import Checkpoints, params_sha256
 from fedadmm.run.state.files import read_tensors
@@ -19,6 +21,7 @@ from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from support.commands import SMALL
+from support.records import made
 from support.resumable import run as simulated
 
 
@@ -43,7 +46,7 @@ def scored(values: list[float], name: str = "score", **options: Any) -> fa.Resul
 @pytest.mark.parametrize(
     ("name", "values", "best"),
     [
-        ("score", [1.0, 3.0, 2.0, 3.0], 2),  # of equals the first
+        ("score", [1.0, 3.0, 2.0, 3.0], 4),  # of equals without a loss the last
         ("my_loss", [4.0, 2.0, 5.0, 1.0], 4),
         ("my_loss", [4.0, math.nan, 5.0, 4.5], 1),
         ("score", [math.nan, -1.0, math.nan, -2.0], 2),
@@ -56,6 +59,28 @@ def test_the_best_round_is_kept_with_its_model(name: str, values: list[float], b
     assert result.best.value == values[best - 1]
     assert torch.equal(result.best.model.params, result.trajectory[best - 1])
     assert torch.equal(result.params, result.trajectory[-1])
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "losses", "best"),
+    [
+        ([0.5, 0.5, 0.5], [3.0, 1.0, 2.0], 2),
+        ([0.5, 0.5, 0.5], [1.0, 2.0, 1.0], 3),
+        ([0.5, 0.6, 0.5], [3.0, 2.0, 1.0], 2),
+        ([0.5, 0.5, 0.4], [2.0, math.nan, 1.0], 2),
+    ],
+)
+def test_equals_are_told_apart_by_their_loss_and_then_the_later_counts(
+    accuracies: list[float], losses: list[float], best: int
+) -> None:
+    judge, found = Judge(), None
+    for number, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True), 1):
+        record: Any = made(number, test_accuracy=accuracy, test_loss=loss)
+        found = judge.after(found, record, Iterate(torch.tensor([float(number)])))
+    assert found is not None
+    assert (found.round, found.model.params.tolist()) == (best, [float(best)])
+    assert found.value == max(accuracies)
+    assert found.since == 3 - 1 - accuracies.index(max(accuracies))  # equals are no better
 
 
 def test_a_target_says_which_metric_and_which_direction() -> None:
@@ -110,6 +135,20 @@ def test_a_resumed_run_remembers_the_best_and_how_long_it_waited(tmp_path: Path,
     assert (over.code, len(over.history)) == ("patience", 0)
     longer = scored([9.0], checkpoints=checkpoints, rounds=6, resume=True, patience=4)
     assert (longer.code, longer.best and longer.best.round) == ("completed", 6)
+
+
+def test_a_resumed_run_remembers_the_loss_of_the_best(tmp_path: Path) -> None:
+    class Both(Scores):
+        def __call__(self, params: torch.Tensor) -> dict[str, float]:
+            return {"test_accuracy": 0.5, "test_loss": next(self._left)}
+
+    checkpoints = Checkpoints(tmp_path, 1)
+    for rounds, losses in ((2, [3.0, 1.0]), (4, [2.0, 1.5])):
+        evaluation = fa.Evaluation(1, objective=False, test=False, extra=Both(losses))
+        options = {"checkpoints": checkpoints, "resume": rounds > 2}
+        result = simulated(rounds, keep_trajectory=True, evaluate=evaluation, **options)
+    assert result.best is not None
+    assert (result.best.round, result.best.loss) == (2, 1.0)
 
 
 def small(**changes: Any) -> Experiment:

@@ -228,7 +228,11 @@ def test_what_is_set_reaches_every_method_that_has_the_key() -> None:
 
 
 def test_another_solver_is_set_before_its_keys() -> None:
-    settings = [("local.solver.name", "sgd"), ("local.solver.batch_size", 5), ("local.solver.lr", 0.25)]
+    settings = [
+        ("local.solver.name", "sgd"),
+        ("local.solver.batch_size", 5),
+        ("local.solver.lr", 0.25),
+    ]
     solvers = [one.run.tree["local"]["solver"] for one in plan(TREE, settings=settings).methods]
     assert [(one["name"], one["batch_size"], one["lr"]) for one in solvers] == [
         ("sgd", 5, 0.25)
@@ -261,7 +265,9 @@ def test_what_reaches_no_method_is_refused(key: str, message: str) -> None:
 
 
 def test_what_the_search_chooses_cannot_be_set() -> None:
-    with pytest.raises(ConfigError, match=r"local.solver.lr is set to 3.0, but the search chooses it"):
+    with pytest.raises(
+        ConfigError, match=r"local.solver.lr is set to 3.0, but the search chooses it"
+    ):
         plan(TREE | {"search": SEARCH}, settings=[("local.solver.lr", 3.0)])
     assert rhos([("algorithm.rho", 7.0)], search=SEARCH) == {"fedadmm": 7.0, "FedADMM 2": 7.0}
 
@@ -273,3 +279,8 @@ def test_a_method_without_rounds_keeps_its_engine_and_a_name_reaches_who_has_non
     named = plan(tree, settings=[("algorithm.rho", 3.0), ("algorithm.name", "fedprox")])
     assert [one.run.tree["algorithm"]["name"] for one in named.methods] == ["fedprox", "fedavg"]
     assert named.methods[0].run.algorithm.rho == 3.0
+
+
+def test_a_seed_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"seeds is \[0, 1, 0\], but must not hold 0 twice"):
+        plan(TREE, settings=[("seeds", [0, 1, 0])])

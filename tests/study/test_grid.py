@@ -107,6 +107,8 @@ def test_axes_are_toml_or_strings() -> None:
         points_of(SMALL, [], [Axis("a", [1]), Axis("b", [1, 2])])
     with pytest.raises(ConfigError, match=r"algorithm.rh=1: algorithm.rh is not a key"):
         points_of(SMALL, [Axis("algorithm.rh", [1])], [])
+    with pytest.raises(ConfigError, match=r"seed is \[3, 3\], but must not hold 3 twice"):
+        points_of(SMALL, [Axis("seed", [3, 3])], [])
 
 
 def test_what_is_set_reaches_every_cell_that_has_the_key() -> None:

@@ -18,12 +18,21 @@ class Best(NamedTuple):
     round: int
     """The round that it was handed out after."""
     since: int
-    """How many measurements have followed, none of them better."""
+    """How many measurements in a row the metric has not become better."""
+    loss: float | None
+    """What decides between equals; None where no loss is measured besides."""
     model: Iterate
 
 
+_LOSSES = ("test_loss", "loss", "objective")
+
+
 class Judge(NamedTuple):
-    """Judges by the target's metric and direction, or else by the first usual metric measured."""
+    """Judges by the target's metric and direction, or else by the first usual metric measured.
+
+    Of equals the one with the lower loss is better, else the later one: where accuracy stays the
+    same for many rounds, the first of them is hardly trained.
+    """
 
     target: Target | None = None
     patience: int | None = None
@@ -39,9 +48,12 @@ class Judge(NamedTuple):
         if name is None or found is None or (best is None and math.isnan(found)):
             return best
         up = metric(name).up if self.target is None else self.target.at_least
-        if best is None or (found > best.value if up else found < best.value):
-            return Best(name, found, record["round"], 0, model._replace(mean=None))
-        return best._replace(since=best.since + 1)
+        better = best is None or (found > best.value if up else found < best.value)
+        since = 0 if best is None or better else best.since + 1
+        loss = _loss(record, besides=name)
+        if better or (best is not None and found == best.value and _not_above(loss, best.loss)):
+            return Best(name, found, record["round"], since, loss, model._replace(mean=None))
+        return best and best._replace(since=since)
 
     def gives_up(self, best: Best | None) -> bool:
         """Whether the last better model is too long ago."""
@@ -54,3 +66,14 @@ class Judge(NamedTuple):
             f"{best.since} {several} without a better {best.metric} than {best.value:.4g} of "
             f"round {best.round}"
         )
+
+
+def _loss(record: Record, besides: str) -> float | None:
+    """The first of the usual losses that was measured besides the metric itself."""
+    found = (value(record, name) for name in _LOSSES if name != besides)
+    return next((one for one in found if one is not None and not math.isnan(one)), None)
+
+
+def _not_above(loss: float | None, other: float | None) -> bool:
+    """Whether a later round takes the place of an equal one: not with a higher loss."""
+    return loss is None or other is None or loss <= other

@@ -234,8 +234,8 @@ def _unpack_best(job: Job, found: Checkpoint) -> Best | None:
     params, buffers = found.tensors["best.params"], found.tensors.get("best.buffers")
     device = job.initial.device
     model = Iterate(params.to(device), None if buffers is None else buffers.to(device))
-    metric, value, number, since = told
-    return Best(metric, value, number, since, model)
+    metric, value, number, since, loss = told
+    return Best(metric, value, number, since, loss, model)
 
 
 def _unpack_missed(job: Job, found: Checkpoint, server: Any) -> Missed | None:

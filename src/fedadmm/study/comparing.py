@@ -28,6 +28,7 @@ from fedadmm.study.config import USUAL, resolve
 from fedadmm.study.grid import (
     Cell,
     Trial,
+    check_distinct,
     choose,
     complete,
     folder_names,
@@ -171,6 +172,7 @@ def plan(
         if not _is_own(key):
             loading.assign(written, key, value)
     base, keys = loading.run_only(written), _keys(written)
+    check_distinct("seeds", keys.seeds)
     chosen = (_picked(keys.methods, algorithms) if algorithms else keys.methods) or [MethodTable()]
     for key, value in settings:
         if all(_keeps(entry, key) for entry in chosen):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedadmm.core.errors import ConfigError
 from fedadmm.run.evaluation import Target
 from fedadmm.run.experiment import Experiment, filled
 from fedadmm.study import records
@@ -36,6 +37,14 @@ def cell_hash(run: Experiment) -> str:
     tree = {key: value for key, value in run.tree.items() if key not in ignored}
     tree["store"] = run.store.primal
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_distinct(key: str, values: Sequence[Any]) -> None:
+    """Refuse values of which one is there twice: it would count as two results."""
+    texts = [repr(value) for value in values]
+    for text in texts:
+        if texts.count(text) > 1:
+            raise ConfigError(f"{key} is [{', '.join(texts)}], but must not hold {text} twice")
 
 
 def slug(text: str) -> str:

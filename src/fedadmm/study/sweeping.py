@@ -14,7 +14,7 @@ from fedadmm.core.tables import Tree, flattened
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import loading, overriding, tables
 from fedadmm.study.config import resolve
-from fedadmm.study.grid import Cell, complete
+from fedadmm.study.grid import Cell, check_distinct, complete
 from fedadmm.study.overriding import Setting, table_of
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.rundir import toml_tables, write_json
@@ -72,6 +72,8 @@ def points_of(
     if len(lengths) > 1:
         shown = ", ".join(f"{one.key} ({len(one.values)})" for one in lists)
         raise ConfigError(f"--list: the lists must be of one length, but are {shown}")
+    for one in grid:
+        check_distinct(one.key, one.values)
     steps = list(zip(*([(one.key, v) for v in one.values] for one in lists), strict=True))
     products = itertools.product(*([(one.key, v) for v in one.values] for one in grid))
     combinations = [(*step, *cell) for cell in products for step in steps or [()]]

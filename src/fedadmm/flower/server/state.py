@@ -40,7 +40,7 @@ from fedadmm.run.state.files import read_tensors
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
 FORMAT = 2
 _VALUES = "values"
-_BEST = Best("", 0.0, 0, 0, Iterate(torch.empty(0)))
+_BEST = Best("", 0.0, 0, 0, None, Iterate(torch.empty(0)))
 """The form of what is read back; the values come from the file."""
 
 
