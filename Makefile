@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,wandb,parquet,onnx,tune,privacy,hugging-face,lightning,docs,test,check
 
-.PHONY: setup demo figure test coverage check format docs browser faults fuzz storm mutants bench-peers clean
+.PHONY: setup demo figure test coverage check format docs browser faults fuzz storm mutants bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -81,7 +81,11 @@ storm: $(STAMP)
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py
 
-# Other frameworks for `fedadmm bench`, in an environment of their own: their pins are not ours.
+# Rounds a second beside other frameworks: half an hour on two idle cores.
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+# The other frameworks, in an environment of their own: their pins are not ours.
 bench-peers: $(STAMP)
 	$(PYTHON) -m venv .cache/bench-peers
 	.cache/bench-peers/bin/pip install --quiet "torch==2.13.0" "pfl[pytorch]==0.6.0" "flwr[simulation]==1.41.0"

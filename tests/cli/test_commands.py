@@ -59,7 +59,7 @@ def test_the_promised_commands_are_there() -> None:
     names = {path[0] for path in commands(typer.main.get_command(app)) if path}
     assert names >= {
         *("run", "compare", "sweep", "report", "algorithms", "data", "export"),
-        *("bench", "reproduce", "advise", "deploy"),
+        *("reproduce", "advise", "deploy"),
     }
     assert len(set(COMMANDS)) == len(COMMANDS)
 

@@ -28,7 +28,6 @@ COMMANDS = (
     "algorithms",
     "data",
     "config",
-    "bench",
     "reproduce",
     "deploy",
 )

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import contenders
+from benchmarks.contenders import Outcome
+from benchmarks.workloads import GROWTH, PEERS, WORKLOADS, Workload, find, write_rows
 from fedadmm.core.errors import EngineError, check_choice, check_count
-from fedadmm.study.bench import contenders
-from fedadmm.study.bench.contenders import Outcome
-from fedadmm.study.bench.workloads import GROWTH, PEERS, WORKLOADS, Workload, find, write_rows
 from fedadmm.study.words import Telling, untold
 
 __all__ = ["PEERS", "REPEATS", "WORKLOADS", "run", "table"]
@@ -39,7 +39,7 @@ def run(
         tell: told in a sentence what is going on, and how far it is.
     """
     chosen = find(workload)
-    check_count("bench", "repeats", repeats)
+    check_count("benchmarks", "repeats", repeats)
     wanted = _wanted(chosen, peers)
     with tempfile.TemporaryDirectory(prefix="fedadmm-bench-") as name:
         folder = Path(name)
@@ -54,7 +54,7 @@ def _wanted(workload: Workload, peers: bool | Sequence[str]) -> list[str]:
     if isinstance(peers, bool):
         return list(workload.peers) if peers else []
     for peer in peers:
-        check_choice("bench", "peers", peer, PEERS)
+        check_choice("benchmarks", "peers", peer, PEERS)
     return [peer for peer in workload.peers if peer in peers]
 
 

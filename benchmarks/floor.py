@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.workloads import read_rows, read_specification
 from fedadmm.data import models
 from fedadmm.run.engines.worker_process import keep_freed_memory
-from fedadmm.study.bench.workloads import read_rows, read_specification
 
 
 def steps(spec: SimpleNamespace, layout: Any, count: int, begin: Any, done: Any) -> None:

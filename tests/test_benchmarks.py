@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 import fedadmm as fa
-from fedadmm.study import bench
-from fedadmm.study.bench import contenders, workloads
-from fedadmm.study.bench.contenders import Outcome
-from support.commands import call
+from benchmarks import contenders, measuring, workloads
+from benchmarks.__main__ import app
+from benchmarks.contenders import Outcome
 
 SECONDS = {"fedadmm": 2.0, "pfl": 3.0, "flower": 5.0, "plain": 4.0, "floor": 1.8}
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -36,12 +41,12 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(contenders, "run", run)
     monkeypatch.setattr(contenders, "absence", lambda peer: None)
-    monkeypatch.setattr(bench, "write_rows", lambda workload, folder: "random rows")
+    monkeypatch.setattr(measuring, "write_rows", lambda workload, folder: "random rows")
     return taken
 
 
 def test_the_document(turns: list[str]) -> None:
-    document = bench.run("cnn")
+    document = measuring.run("cnn")
     assert document["workload"] == "cnn"
     assert set(document["seconds_per_round"]) == set(SECONDS)
     assert document["seconds_per_round"]["fedadmm"] == pytest.approx(2.2)
@@ -54,7 +59,7 @@ def test_the_document(turns: list[str]) -> None:
 
 
 def test_contenders_take_turns(turns: list[str]) -> None:
-    bench.run("mlp", peers=["pfl", "floor"], repeats=2)
+    measuring.run("mlp", peers=["pfl", "floor"], repeats=2)
     assert turns == ["fedadmm", "pfl", "floor"] * 2
 
 
@@ -68,31 +73,31 @@ def test_absent_and_failing_peers_are_skipped_with_a_reason(
 
     def run(contender: str, workload: Any, folder: Path) -> Outcome:
         if contender == "flower":
-            raise fa.EngineError("bench: flower ended with exit code 1:\nno memory")
+            raise fa.EngineError("benchmarks: flower ended with exit code 1:\nno memory")
         return working(contender, workload, folder)
 
     monkeypatch.setattr(contenders, "run", run)
-    document = bench.run("cnn")
+    document = measuring.run("cnn")
     assert set(document["ratios"]) == {"plain", "floor"}
     assert document["skipped"]["pfl"] == "not installed"
     assert "no memory" in document["skipped"]["flower"]
-    lines = bench.table([document]).splitlines()
+    lines = measuring.table([document]).splitlines()
     assert "| cnn | plain | 4.4 (4–4.8) | 2.00 |" in lines
     assert "| cnn | pfl | skipped: not installed | |" in lines
 
 
 def test_growth_compares_numbers_of_clients(turns: list[str]) -> None:
-    document = bench.run("growth", repeats=1)
+    document = measuring.run("growth", repeats=1)
     assert document["ratios"] == pytest.approx({"1000000": 1.1})
     assert set(document["by_clients"]) == {"1000", "1000000"}
-    assert bench.table([document]).splitlines()[2:] == [
+    assert measuring.table([document]).splitlines()[2:] == [
         "| growth | 1000 | 2 (2–2) |  |",
         "| growth | 1000000 | 2.2 (2.2–2.2) | 1.10 |",
     ]
 
 
 def test_the_command_prints_one_document(turns: list[str], tmp_path: Path) -> None:
-    result = call("bench", "mlp", "--json", "--repeats", 1, "--out", tmp_path / "found.json")
+    result = call("mlp", "--json", "--repeats", 1, "--out", tmp_path / "found.json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["ratios"]["pfl"] == pytest.approx(1.5)
@@ -101,24 +106,24 @@ def test_the_command_prints_one_document(turns: list[str], tmp_path: Path) -> No
 
 
 def test_the_command_without_a_name_runs_all_and_prints_a_table(turns: list[str]) -> None:
-    result = call("bench", "--no-peers", "--repeats", 1)
+    result = call("--no-peers", "--repeats", 1)
     assert result.exit_code == 0, result.stderr
     named = {line.split(" | ")[0] for line in result.stdout.splitlines()[2:]}
-    assert named == {f"| {name}" for name in bench.WORKLOADS}
+    assert named == {f"| {name}" for name in measuring.WORKLOADS}
     assert set(turns) == {"fedadmm"}
 
 
 def test_the_command_refuses_an_unknown_workload() -> None:
-    result = call("bench", "lstm")
+    result = call("lstm")
     assert result.exit_code == 2
     assert "workload is 'lstm'" in result.stderr
 
 
 def test_bad_choices_are_refused() -> None:
     with pytest.raises(fa.ParameterError, match="workload is 'lstm'"):
-        bench.run("lstm")
+        measuring.run("lstm")
     with pytest.raises(fa.ParameterError, match="peers is 'tff'"):
-        bench.run("mlp", peers=["tff"])
+        measuring.run("mlp", peers=["tff"])
 
 
 def test_a_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,19 +135,6 @@ def test_a_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert contenders.absence("plain") is None
 
 
-def test_without_a_checkout_there_are_no_peers_but_the_floor(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """An installed package: the folder that its path would lead to does not exist."""
-    assert not list(Path(bench.__file__).parent.rglob("*_peer.py"))
-    monkeypatch.setattr(contenders, "SCRIPTS", tmp_path)
-    for peer in ("pfl", "flower", "plain"):
-        reason = contenders.absence(peer)
-        assert reason is not None
-        assert f"{peer}_peer.py does not exist; the peers come with a checkout" in reason
-    assert contenders.absence("floor") is None
-
-
 @pytest.mark.slow
 def test_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small, but with all processes: fedadmm, the plain loop and the floor."""
@@ -151,7 +143,7 @@ def test_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(workloads.WORKLOADS, "mlp", small)
     monkeypatch.setattr(contenders, "usable_cores", lambda: 1)
-    document = bench.run("mlp", peers=["plain", "floor"], repeats=1)
+    document = measuring.run("mlp", peers=["plain", "floor"], repeats=1)
     assert set(document["seconds_per_round"]) == {"fedadmm", "plain", "floor"}
     assert all(value > 0 for value in document["seconds_per_round"].values())
     assert document["skipped"] == {}

@@ -10,17 +10,18 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.workloads import Workload
 from fedadmm.core.errors import EngineError
 from fedadmm.run.engines.workers import usable_cores
-from fedadmm.study.bench.workloads import Workload
 
 ENVIRONMENT = "FEDADMM_BENCH_PEERS"
-"""Names the virtual environment of the peers; `.cache/bench-peers` here by default."""
+"""Names the virtual environment of the peers; `.cache/bench-peers` of the checkout by default."""
 TIMEOUT_SECONDS = 1800.0
-SCRIPTS = Path(__file__).parents[4] / "benchmarks" / "peers"
-"""The peers' programs: those of a checkout, for an installed package has none."""
-OWN = {"fedadmm": "fedadmm.study.bench.own", "floor": "fedadmm.study.bench.floor"}
-"""The contenders that are part of the package."""
+ROOT = Path(__file__).parents[1]
+SCRIPTS = Path(__file__).parent / "peers"
+"""The programs of the other frameworks."""
+OWN = {"fedadmm": "benchmarks.own", "floor": "benchmarks.floor"}
+"""The contenders that run in this environment, as modules of this package."""
 FRAMEWORKS = {"pfl": "pfl", "flower": "flwr"}
 """The peers that live in an environment of their own, and what it must have."""
 
@@ -34,19 +35,11 @@ class Outcome(NamedTuple):
 
 def peer_python() -> Path:
     """The interpreter of the peers' environment."""
-    return Path(os.environ.get(ENVIRONMENT, ".cache/bench-peers")) / "bin" / "python"
-
-
-def _script(peer: str) -> Path:
-    return SCRIPTS / f"{peer}_peer.py"
+    return Path(os.environ.get(ENVIRONMENT, ROOT / ".cache/bench-peers")) / "bin" / "python"
 
 
 def absence(peer: str) -> str | None:
     """Why a peer cannot take part, or None."""
-    if peer in OWN:
-        return None
-    if not _script(peer).is_file():
-        return f"{_script(peer)} does not exist; the peers come with a checkout of fedadmm"
     if peer not in FRAMEWORKS:
         return None
     python = peer_python()
@@ -67,17 +60,21 @@ def command(contender: str, specification: Path, cores: int) -> list[str]:
     launch = []
     if contender == "pfl" and cores > 1:
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cores}"]
-    return [python, *launch, str(_script(contender)), *told]
+    return [python, *launch, str(SCRIPTS / f"{contender}_peer.py"), *told]
 
 
 def run(contender: str, workload: Workload, folder: Path) -> Outcome:
-    """One repeat; its own process, so that nobody inherits anything."""
+    """One repeat; in a process of its own, so that contenders share nothing."""
     cores = usable_cores()
     specification = folder / f"{contender}.json"
     specification.write_text(json.dumps(workload.specification(folder, cores)))
     environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     if contender in FRAMEWORKS:
         environment["PYTHONPATH"] = str(SCRIPTS)  # for their worker processes
+    elif contender in OWN:  # found from any folder
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+        )
     if contender == "pfl":
         environment["OMP_NUM_THREADS"] = "1"
     finished = subprocess.run(
@@ -91,7 +88,7 @@ def run(contender: str, workload: Workload, folder: Path) -> Outcome:
     lines = [line for line in finished.stdout.splitlines() if line.startswith('{"seconds"')]
     if finished.returncode != 0 or not lines:
         raise EngineError(
-            f"bench: {contender} ended with exit code {finished.returncode}:\n"
+            f"benchmarks: {contender} ended with exit code {finished.returncode}:\n"
             + finished.stderr[-2000:]
         )
     report = json.loads(lines[-1])

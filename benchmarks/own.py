@@ -1,4 +1,4 @@
-"""fedadmm as a contender: the process that `fedadmm bench` times."""
+"""fedadmm as a contender: the process that `python -m benchmarks` times."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.workloads import read_rows, read_specification
 from fedadmm.algorithms import FedADMM, FedAvg
 from fedadmm.core.objectives import losses
 from fedadmm.core.objectives.flat import FlatModule
@@ -27,7 +28,6 @@ from fedadmm.run.engines import Auto, EngineChoice, Job
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.simulation import simulate
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
-from fedadmm.study.bench.workloads import read_rows, read_specification
 
 MEMORY_SECONDS = 0.5
 """How often memory is looked at, at most."""

@@ -68,7 +68,7 @@ GROWTH = (1_000, 1_000_000)
 
 def find(name: str) -> Workload:
     """The named workload."""
-    check_choice("bench", "workload", name, tuple(WORKLOADS))
+    check_choice("benchmarks", "workload", name, tuple(WORKLOADS))
     return WORKLOADS[name]
 
 

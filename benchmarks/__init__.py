@@ -1,0 +1,1 @@
+"""How long a round takes, beside other frameworks: `python -m benchmarks` in a checkout."""

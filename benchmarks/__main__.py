@@ -1,0 +1,60 @@
+"""`python -m benchmarks`: rounds a second beside other frameworks, on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import measuring
+from fedadmm.cli import options
+from fedadmm.cli.display import print_json, steps
+from fedadmm.core.errors import FedADMMError
+from fedadmm.study import rundir
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(epilog="Example: python -m benchmarks mlp --repeats 3")
+def measure(
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help=f"{', '.join(measuring.WORKLOADS)}; all of them if absent.",
+            show_default=False,
+        ),
+    ] = None,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers/--no-peers",
+            help="Beside pfl, Flower's simulation, a plain loop and the floor. What is not "
+            "installed is skipped with a reason.",
+        ),
+    ] = True,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each contender.")] = 3,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the JSON here too.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Time rounds side by side and print how many times faster; an idle machine is assumed."""
+    documents = []
+    try:
+        for name in measuring.WORKLOADS if workload is None else [workload]:
+            with steps(lambda what: typer.echo(what, err=True)) as tell:
+                documents.append(measuring.run(name, peers, repeats, tell))
+            if out is not None:  # after every workload: the whole takes long
+                rundir.write_text(out, json.dumps(documents, indent=2) + "\n")
+    except FedADMMError as error:
+        typer.echo(f"benchmarks: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        print_json(documents[0] if workload is not None else {"workloads": documents})
+    else:
+        typer.echo(measuring.table(documents))
+
+
+if __name__ == "__main__":
+    app()
