@@ -225,7 +225,7 @@ def test_every_command_of_a_page_can_be_typed() -> None:
 
 
 def test_every_file_that_a_page_names_is_there() -> None:
-    folders = "benchmarks|docker|examples|notebooks|src|tests"
+    folders = "benchmarks|docker|examples|notebooks|src|studies|tests"
     named = set()
     for page in (ROOT / "docs").glob("*.md"):
         found = re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text(encoding="utf-8"))

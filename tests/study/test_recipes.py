@@ -213,32 +213,3 @@ def test_the_panels_of_a_figure_share_their_runs(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cells").iterdir())) == 2
     measured = {row["name"]: row["measures"]["final"]["mean"] for row in result["cells"]}
     assert 0 <= measured["accuracy/feddr"] <= 1 < measured["loss/feddr"]
-
-
-def test_every_method_has_a_row_in_the_study_of_few_participants_or_a_reason() -> None:
-    """A new method must be judged there, or the recipe's notes must say why it is not."""
-    from fedadmm.algorithms import REGISTRY
-
-    recipe = load("participation")
-    judged = {method.config["algorithm"]["name"] for method in recipe.methods}
-    missing = {REGISTRY[name].title for name in REGISTRY.keys() - judged}
-    assert missing == {"FedMid", "FedDualAvg", "FedAsync", "FedBuff", "asyncFedDR", "FedDR-II"}
-    assert all(title in recipe.notes for title in missing)
-
-
-def test_a_recipe_like_another_has_its_problems_and_search_but_no_targets() -> None:
-    """The fixed horizon is run where the rounds to a target are, tuned on the same problems."""
-    study, horizon = load("participation"), load("participation-final")
-    assert [(one.name, one.config, one.role) for one in horizon.settings] == [
-        (one.name, one.config, one.role) for one in study.settings
-    ]
-    assert horizon.search == study.search
-    rows = {method.name: method for method in study.methods}
-    for method in horizon.methods:
-        assert (method.config, method.search) == (
-            rows[method.name].config,
-            rows[method.name].search,
-        )
-    for cell in cells(horizon, "full"):
-        assert (cell.run.target, cell.run.rounds) == (None, 80)
-        assert cell.run.name("output") == "averaged"

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from fedadmm.cli import app
 from fedadmm.core.errors import ConfigError
-from fedadmm.study import grid, pool
-from fedadmm.study.output import sentence, side_by_side
+from fedadmm.study import grid, loading, pool
+from fedadmm.study.output import at_an_edge, sentence, side_by_side
 from fedadmm.study.recipe import SCALES, cells, identifiers, load
-from fedadmm.study.reproducing import plan, reproduce
+from fedadmm.study.reproducing import edges, plan, reproduce
 from fedadmm.study.results import spread
 
 PROMISED = {
@@ -184,3 +184,38 @@ def test_a_reduction_in_words() -> None:
     assert "60% fewer than the best baseline, FedAvg (50)" in sentence(found)
     assert "50% more than" in sentence(found | {"reduction": -0.5})
     assert "20 rounds, as many as the best baseline" in sentence(found | {"reduction": 0.0})
+
+
+def _tried(place: str, value: dict[str, float]) -> dict[str, Any]:
+    return {"label": "x/new y/new", "place": f"{place}/new", "value": value}
+
+
+def test_a_choice_at_an_end_of_what_was_tried_is_named() -> None:
+    tried = [_tried("x", {"solver.lr": 0.1, "algorithm.rho": rho}) for rho in (1.0, 0.1, 0.3)]
+    tried += [_tried("y", one["value"]) for one in tried]
+
+    def chosen(rho: float) -> list[Any]:
+        value = {"solver.lr": 0.1, "algorithm.rho": rho}
+        return edges(tried, {"x/new y/new": {"value": value}})
+
+    assert chosen(0.3) == []
+    assert chosen(1.0) == [("new", ["x", "y"], "algorithm.rho", 1.0, "largest")]
+    assert chosen(0.1) == [("new", ["x", "y"], "algorithm.rho", 0.1, "smallest")]
+    assert edges(tried, {}) == []
+    table = at_an_edge([edge._asdict() for edge in chosen(1.0)])
+    assert table.lines == [["new", "x, y", "algorithm.rho", "1", "largest"]]
+
+
+def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(loading.write(load("note-identity").model_dump(exclude_none=True)))
+    todo = plan(str(path), "smoke", patterns=["*/fedpd"])
+    assert todo.identifier == "mine"
+    (row,) = reproduce(todo, tmp_path / "out")["cells"]
+    assert set(row["by_seed"]["distance"]) == {0}
+    path.write_text("title = ")
+    with pytest.raises(ConfigError, match=r"mine\.toml: is not TOML"):
+        load(str(path))
+    path.write_text("title = 'none'")
+    with pytest.raises(ConfigError, match=r"mine\.toml: source: Field required"):
+        load(str(path))

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 @app.command(epilog="Example: fedadmm reproduce wang-fig2 --scale quick")
 def reproduce(
     identifier: Annotated[
-        str | None, typer.Argument(metavar="ID", help="A table or figure; lists them if absent.")
+        str | None,
+        typer.Argument(
+            metavar="ID", help="A table or figure, or a recipe's TOML file; lists them if absent."
+        ),
     ] = None,
     scale: Annotated[
         str, typer.Option("--scale", help="smoke (seconds), quick (minutes) or full (the paper's).")
@@ -48,14 +51,14 @@ def reproduce(
     """
     from fedadmm.cli.display import print_json
     from fedadmm.core.errors import check_choice
-    from fedadmm.study.recipe import SCALES
+    from fedadmm.study.recipe import SCALES, name_of
     from fedadmm.study.reproducing import plan
 
     check_choice("reproduce", "--scale", scale, SCALES)
     if identifier is None:
         _list(as_json)
         return
-    folder = out or Path("runs/reproduce") / f"{identifier}-{scale}"
+    folder = out or Path("runs/reproduce") / f"{name_of(identifier)}-{scale}"
     with resumable(again(out=folder)):
         todo = plan(identifier, scale, seeds, cells or [], search)
         result = _run(todo, folder, draw_only, jobs)

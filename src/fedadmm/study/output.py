@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedadmm.study import findings_text, words
+from fedadmm.study import words
 from fedadmm.study.recipe import READINGS
 from fedadmm.study.results import Spread
 from fedadmm.study.tables import Table
@@ -42,8 +42,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         lines += ["", *as_text(measured(result, measure)).splitlines()]
         if measure == "rounds_to_target":
             lines += ["", *(f"* {sentence(found)}" for found in result["reductions"])]
-    if "findings" in result:
-        lines += findings_text.markdown(result["findings"])
+    if result["edges"]:
+        lines += ["", *as_text(at_an_edge(result["edges"])).splitlines()]
     return "\n".join(lines) + "\n"
 
 
@@ -55,8 +55,20 @@ def measured(result: Mapping[str, Any], measure: str) -> Table:
 def tables(result: Mapping[str, Any]) -> dict[str, Table]:
     """Every table of a reproduction, by the name of its file."""
     found = {measure: measured(result, measure) for measure in result["measures"]}
-    further = findings_text.tables(result["findings"]) if "findings" in result else ()
-    return found | {f"findings-{number}": table for number, table in enumerate(further, 1)}
+    return found | ({"edges": at_an_edge(result["edges"])} if result["edges"] else {})
+
+
+def at_an_edge(edges: Sequence[Mapping[str, Any]]) -> Table:
+    """The choices of a search beyond which a better value may lie."""
+    return Table(
+        "Choices at an edge",
+        ["row", "places", "parameter", "chosen", "of what was tried"],
+        [
+            [one["row"], ", ".join(one["places"]), one["key"], f"{one['value']:g}", one["end"]]
+            for one in edges
+        ],
+        "A wider search may find better values for these rows, unless there are none beyond.",
+    )
 
 
 def sentence(found: Mapping[str, Any]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -20,7 +20,6 @@ from fedadmm.run.evaluation import Target
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import loading
 from fedadmm.study.config import resolve
-from fedadmm.study.findings import Verdict
 
 SCALES = ("smoke", "quick", "full")
 READINGS = ("as printed", "as released", "recommended", "baseline")
@@ -70,32 +69,6 @@ class Setting(_Model):
     tuned_at: list[str] = Field(
         default=[], description="the settings whose search decides, when it is not its own"
     )
-    role: Literal["development", "confirmation"] | None = Field(
-        default=None, description="whether methods may be chosen on it, or only reported"
-    )
-    targets: dict[int, float] = Field(
-        default={}, description="target by percentage of participants: one setting for each"
-    )
-    problem: str = Field(default="", description="the setting that this is one percentage of")
-    percent: int | None = Field(default=None, description="how many of the clients take part")
-
-    def at_percentages(self) -> list[Setting]:
-        """One setting per percentage of participants; itself when it names none."""
-        return [self._with(percent, target) for percent, target in self.targets.items()] or [self]
-
-    def _with(self, percent: int, target: float) -> Setting:
-        keys = {"sampler.size": percent / 100, "target.value": target}
-        return self.model_copy(
-            update={
-                "name": f"{self.name}-{percent}",
-                "title": f"{self.title}, {percent} %",
-                "assign": self.assign | keys,
-                "tuned_at": [f"{place}-{percent}" for place in self.tuned_at],
-                "targets": {},
-                "problem": self.name,
-                "percent": percent,
-            }
-        )
 
 
 class Reading(_Model):
@@ -112,13 +85,6 @@ class Reading(_Model):
     )
     settings: list[str] = Field(default=["*"], description="the settings it is run in")
     scales: list[str] = Field(default=list(SCALES), description="at which it is run")
-    outputs: list[str] = Field(
-        default=[],
-        max_length=2,
-        description="the models it hands out, instead of the recipe's: a row for each",
-    )
-    method: str = Field(default="", description="the method that this is one hand-out of")
-    output: str | None = Field(default=None, description="the model that it hands out")
     metric: str | None = Field(default=None, description="instead of the setting's")
 
     def at(self, scale: str) -> Reading:
@@ -128,31 +94,6 @@ class Reading(_Model):
         return self.model_copy(
             update={"search": {key: own[:1] for key, own in self.search.items()}}
         )
-
-    def handing_out(self, outputs: Sequence[str], metric: str) -> list[Reading]:
-        """One row per model that is handed out, all read off the same runs; itself when none is."""
-        wanted = self.outputs or outputs
-        if len(wanted) < 2:
-            return [self]
-        handed, beside = wanted
-        other = f"{metric}_{beside.replace('-', '_')}"
-        shared = self.assign | {
-            "output": {"name": "two-outputs", "handed": handed, "measured": beside},
-            "target.also": [other],
-        }
-        about = {"assign": shared, "outputs": [], "method": self.name}
-        return [
-            self.model_copy(update=about | {"output": handed}),
-            self.model_copy(
-                update=about
-                | {
-                    "name": f"{self.name}+{beside}",
-                    "title": f"{self.title}, {beside}",
-                    "output": beside,
-                    "metric": other,
-                }
-            ),
-        ]
 
     @property
     def label(self) -> str:
@@ -205,34 +146,20 @@ class Recipe(_Model):
     search: Search | None = None
     settings: list[Setting]
     methods: list[Reading]
-    outputs: list[str] = Field(
-        default=[],
-        max_length=2,
-        description="the models that every method hands out: a row for each",
-    )
-    percentages: dict[str, list[int]] = Field(
-        default={}, description="by scale: the percentages of participants that are run"
-    )
-    verdict: Verdict | None = None
     paper: dict[str, dict[str, float | str]] = {}
     scales: Scales = Scales()
     assign: Scales = Field(default=Scales(), description="single keys, above everything else")
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Recipe:
-        places = [setting.name for setting in self.columns]
-        for setting in self.columns:
+        places = [setting.name for setting in self.settings]
+        for setting in self.settings:
             for place in setting.tuned_at:
                 if place not in places:
                     raise ValueError(
                         f"{setting.name}: tuned_at is {place!r}, "
                         f"but must be one of {', '.join(places)}"
                     )
-        rows = [row.name for row in self.rows]
-        judged = self.verdict
-        for name in (*judged.candidates, *judged.baselines) if judged is not None else ():
-            if name not in rows:
-                raise ValueError(f"verdict: names {name!r}, but must be one of {', '.join(rows)}")
         return self
 
     @model_validator(mode="after")
@@ -253,18 +180,6 @@ class Recipe(_Model):
                     f"{method.name}: search tries {tried} points, but must try {wanted.budget}"
                 )
         return self
-
-    @cached_property
-    def columns(self) -> list[Setting]:
-        """Every setting, at each of its percentages."""
-        return [one for setting in self.settings for one in setting.at_percentages()]
-
-    @cached_property
-    def rows(self) -> list[Reading]:
-        """Every method, with each model that it hands out."""
-        return [
-            one for method in self.methods for one in method.handing_out(self.outputs, self.metric)
-        ]
 
     def seeds_at(self, scale: str) -> int:
         """How many seeds are run unless somebody asks for another number."""
@@ -314,47 +229,33 @@ def identifiers() -> list[str]:
 
 
 def load(identifier: str) -> Recipe:
-    """The recipe of a table or figure."""
-    known = identifiers()
-    if identifier not in known:
+    """The recipe of a table or figure by its id, or a recipe of one's own by its file."""
+    if identifier.endswith(_SUFFIX):
+        tree = loading.table(Path(identifier))
+    elif identifier in (known := identifiers()):
+        path = resources.files(__package__).joinpath("recipes", identifier + _SUFFIX)
+        tree = loading.parse(path.read_text("utf-8"), f"recipe {identifier}")
+    else:
         raise ConfigError(f"there is no recipe {identifier!r}; {suggestion(identifier, known)}")
     try:
-        return Recipe.model_validate(_document(identifier))
+        return Recipe.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"recipe {identifier}: {where}: {first['msg']}") from None
 
 
-def _document(identifier: str) -> Tree:
-    """The recipe's tables; [like] takes the search, the settings and some methods of another one.
-
-    Without targets: what is measured, and which model is handed out, is its own.
-    """
-    path = resources.files(__package__).joinpath("recipes", identifier + _SUFFIX)
-    own = tomllib.loads(path.read_text("utf-8"))
-    like = own.pop("like", None)
-    if like is None:
-        return own
-    other = _document(like["recipe"])
-    chosen = [row for row in other["methods"] if row["name"] in like["methods"]]
-    return own | {
-        "search": other["search"],
-        "settings": [_without(setting, "targets") for setting in other["settings"]],
-        "methods": [_without(row, "outputs", "scales") for row in chosen],
-    }
-
-
-def _without(table: Tree, *keys: str) -> Tree:
-    return {key: value for key, value in table.items() if key not in keys}
+def name_of(identifier: str) -> str:
+    """The id of a recipe; a file's is its name."""
+    return Path(identifier).name.removesuffix(_SUFFIX)
 
 
 def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[TableCell]:
     """Every cell at a scale whose name matches one of the patterns; all when there are none."""
     found = [
         _cell(recipe, setting, method, scale)
-        for setting in columns_at(recipe, scale)
-        for method in recipe.rows
+        for setting in settings_at(recipe, scale)
+        for method in recipe.methods
         if scale in method.scales
         if any(fnmatch.fnmatch(setting.name, allowed) for allowed in method.settings)
     ]
@@ -367,23 +268,17 @@ def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[Tabl
     return wanted
 
 
-def columns_at(recipe: Recipe, scale: str) -> list[Setting]:
+def settings_at(recipe: Recipe, scale: str) -> list[Setting]:
     """The settings that are run at a scale."""
-    percentages = recipe.percentages.get(scale)
-    return [
-        setting
-        for setting in recipe.columns
-        if scale in setting.scales
-        and (percentages is None or setting.percent is None or setting.percent in percentages)
-    ]
+    return [setting for setting in recipe.settings if scale in setting.scales]
 
 
 def tuning_cells(recipe: Recipe, cell: TableCell, scale: str) -> list[TableCell]:
     """The cells whose search decides for this one: itself, or the same method where it is tuned."""
     if not cell.setting.tuned_at:
         return [cell]
-    places = [one for one in recipe.columns if one.name in cell.setting.tuned_at]
-    here = [one for one in places if one in columns_at(recipe, scale)]
+    places = [one for one in recipe.settings if one.name in cell.setting.tuned_at]
+    here = [one for one in places if one in settings_at(recipe, scale)]
     return [_cell(recipe, setting, cell.method, scale) for setting in here or places]
 
 

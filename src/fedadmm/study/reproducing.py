@@ -10,19 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import Tree
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import output, records, tables
 from fedadmm.study.comparing import write_overview
-from fedadmm.study.findings import Outcome, edges, findings, sensitivities, transfers
 from fedadmm.study.grid import Cell, Trial, choose, complete, search
 from fedadmm.study.pool import Watch, nobody
-from fedadmm.study.recipe import Measure, Recipe, Search, TableCell, cells, load, tuning_cells
+from fedadmm.study.recipe import (
+    Measure,
+    Recipe,
+    Search,
+    TableCell,
+    cells,
+    load,
+    name_of,
+    tuning_cells,
+)
 from fedadmm.study.recorded import RecordedRun
-from fedadmm.study.results import Results, Spread, results, spread
+from fedadmm.study.results import Results, results, spread
 from fedadmm.study.rundir import create, write_json, write_text
 
 
@@ -69,7 +77,7 @@ def plan(
     chosen = cells(recipe, scale, patterns)
     for cell in chosen:
         cell.run  # noqa: B018 - refuses what is wrong
-    return Reproduction(identifier, scale, recipe, chosen, list(range(count)), wanted)
+    return Reproduction(name_of(identifier), scale, recipe, chosen, list(range(count)), wanted)
 
 
 def reproduce(
@@ -184,10 +192,37 @@ def _search(
     return Searched(tried, best, chosen)
 
 
+class Edge(NamedTuple):
+    """A choice at an end of what was tried, beyond which a better value may lie."""
+
+    row: str
+    places: list[str]
+    key: str
+    value: float
+    end: Literal["smallest", "largest"]
+
+
+def edges(tried: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[Edge]:
+    """For every number that a row chose among at least three."""
+    found = []
+    for label, choice in best.items():
+        rows = [one for one in tried if one["label"] == label]
+        settings, (name, *_) = zip(*(one["place"].split("/") for one in rows), strict=True)
+        for key, value in choice["value"].items():
+            values = {one["value"][key] for one in rows}
+            if len(values) < 3 or not all(isinstance(one, int | float) for one in values):
+                continue
+            ends: dict[float, Literal["smallest", "largest"]]
+            ends = {min(values): "smallest", max(values): "largest"}
+            if value in ends:
+                found.append(Edge(name, list(dict.fromkeys(settings)), key, value, ends[value]))
+    return found
+
+
 def _write(todo: Reproduction, out: Path, found: Found, searched: Searched) -> dict[str, Any]:
     """Write everything that can be drawn from the finished cells; return results.json."""
     compared = {
-        setting.title: _compared(todo, setting.name, found) for setting in todo.recipe.columns
+        setting.title: _compared(todo, setting.name, found) for setting in todo.recipe.settings
     }
     rows = [_row(todo, cell, found, searched.chosen.get(cell.name)) for cell in todo.cells]
     result = {
@@ -200,47 +235,15 @@ def _write(todo: Reproduction, out: Path, found: Found, searched: Searched) -> d
         "measures": todo.recipe.measures,
         "search": todo.search.model_dump() if todo.search is not None else None,
         "tried": searched.tried,
+        "edges": [edge._asdict() for edge in edges(searched.tried, searched.best)],
         "cells": rows,
         "reductions": _reductions(todo, compared),
         "reports": _reports(todo, out, found),
-        **_found_out(todo, found, searched),
     }
     write_json(out / "results.json", result)
     write_text(out / "results.md", output.markdown(result))
     tables.write(out, output.tables(result))
-    if "findings" in result:
-        from fedadmm.study.report.findings_page import findings_page
-
-        write_text(out / "results.html", findings_page(result))
     return result
-
-
-def _found_out(todo: Reproduction, found: Found, searched: Searched) -> dict[str, Any]:
-    """What a study that is to decide something comes to; nothing for a figure of a paper."""
-    verdict = todo.recipe.verdict
-    if verdict is None:
-        return {}
-    outcomes = [
-        Outcome(
-            problem=cell.setting.problem or cell.setting.name,
-            percent=cell.setting.percent or 100,
-            role=cell.setting.role,
-            row=cell.method.name,
-            title=cell.method.title,
-            rounds={s: run.to_target("rounds") for s, run in found[cell.name].items()},
-            limit=cell.run.rounds,
-        )
-        for cell in todo.cells
-        if cell.name in found
-    ]
-    return {
-        "findings": findings(verdict, outcomes)
-        | {
-            "transfers": [one._asdict() for one in transfers(searched.tried, searched.best)],
-            "edges": [one._asdict() for one in edges(searched.tried, searched.best)],
-            "sensitivities": [one._asdict() for one in sensitivities(searched.tried)],
-        }
-    }
 
 
 def _runs(todo: Reproduction, setting: str, found: Found) -> list[RecordedRun]:
@@ -285,7 +288,12 @@ def _reductions(todo: Reproduction, compared: Mapping[str, Results | None]) -> l
 
 def _row(todo: Reproduction, cell: TableCell, found: Found, point: Tree | None) -> dict[str, Any]:
     own = found.get(cell.name, {})
-    values = {name: _measured(todo.recipe, cell, name, found) for name in todo.recipe.measures}
+    reference = found.get(f"{cell.setting.name}/{todo.recipe.reference}", {})
+    values = {
+        name: {s: measure(name, cell.metric, run, reference.get(s)) for s, run in own.items()}
+        for name in todo.recipe.measures
+    }
+    measures = {name: spread(list(by_seed.values())) for name, by_seed in values.items()}
     return {
         "name": cell.name,
         "setting": cell.setting.title,
@@ -294,8 +302,9 @@ def _row(todo: Reproduction, cell: TableCell, found: Found, point: Tree | None) 
         "paper": cell.paper,
         "paper_speedup": _paper_speedup(todo.recipe, cell),
         "metric": cell.metric,
-        "measured": values[todo.recipe.measures[0]].mean,
-        "measures": {name: vars(value) for name, value in values.items()},
+        "measured": measures[todo.recipe.measures[0]].mean,
+        "measures": {name: vars(value) for name, value in measures.items()},
+        "by_seed": values,
         "rounds": cell.run.rounds,
         "seeds": sorted(own),
         "missing": [seed for seed in todo.seeds if seed not in own],
@@ -310,22 +319,11 @@ def _row(todo: Reproduction, cell: TableCell, found: Found, point: Tree | None) 
 
 def _paper_speedup(recipe: Recipe, cell: TableCell) -> float | None:
     """The speed-up over the reference that the paper's rounds amount to."""
-    titles = [method.title for method in recipe.rows if method.name == recipe.reference]
+    titles = [method.title for method in recipe.methods if method.name == recipe.reference]
     other = recipe.paper.get(cell.setting.name, {}).get(titles[0]) if titles else None
     if "speedup" not in recipe.measures or isinstance(cell.paper, str | None):
         return None
     return None if isinstance(other, str | None) else other / cell.paper
-
-
-def _measured(recipe: Recipe, cell: TableCell, name: Measure, found: Found) -> Spread:
-    """A measure over a cell's finished seeds."""
-    reference = found.get(f"{cell.setting.name}/{recipe.reference}", {})
-    return spread(
-        [
-            measure(name, cell.metric, run, reference.get(seed))
-            for seed, run in found.get(cell.name, {}).items()
-        ]
-    )
 
 
 def measure(
@@ -372,7 +370,7 @@ def _reports(todo: Reproduction, out: Path, found: Found) -> dict[str, str]:
     from fedadmm.study.report import write_report
 
     written: dict[str, str] = {}
-    for setting in todo.recipe.columns:
+    for setting in todo.recipe.settings:
         folder = out / "reports" / setting.name
         runs = _runs(todo, setting.name, found)
         if not runs:

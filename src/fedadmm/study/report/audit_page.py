@@ -12,7 +12,7 @@ from fedadmm.study import words
 from fedadmm.study.auditing.attacks import Exposed
 from fedadmm.study.auditing.audit import Audit, Outcome
 from fedadmm.study.auditing.settings import OBSERVERS
-from fedadmm.study.report.findings_page import paragraph, plain_page, table_html
+from fedadmm.study.report.plain_page import paragraph, plain_page, table_html
 from fedadmm.study.tables import Table
 
 SHOWN = 8

@@ -1,24 +1,29 @@
-"""Comparisons, ranks and the verdict on outcomes small enough to work out by hand."""
+"""The study of few participants: its recipes, and findings small enough to work out by hand."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedadmm.study.findings import (
-    Edge,
+from fedadmm.algorithms import REGISTRY
+from fedadmm.study import loading
+from fedadmm.study.recipe import SCALES, Recipe, cells
+from studies.participation.__main__ import main
+from studies.participation.findings import (
     Goal,
     Outcome,
     Verdict,
-    edges,
     findings,
     judge,
     sensitivities,
     transfers,
 )
-from fedadmm.study.findings_text import markdown, picture
-from fedadmm.study.report.findings_page import findings_page
+from studies.participation.page import page
+from studies.participation.recipe import FINAL, STUDY, places, read, recipe
+from studies.participation.text import markdown, picture
 
 VERDICT = Verdict(
     candidates=["new", "newer"],
@@ -148,22 +153,6 @@ def test_a_transfer_shows_what_sharing_costs() -> None:
     assert transfers(TRIED, best) == [("new", "x", 20, 30), ("new", "y", 10, 10)]
 
 
-def test_a_choice_at_an_end_of_what_was_tried_is_told() -> None:
-    tried = [
-        _tried("x", {"local.solver.lr": 0.1, "algorithm.rho": rho}, 9) for rho in (1.0, 0.1, 0.3)
-    ]
-    tried += [_tried("y", one["value"], 9) for one in tried]
-
-    def chosen(rho: float) -> list[Any]:
-        value = {"local.solver.lr": 0.1, "algorithm.rho": rho}
-        return edges(tried, {"x/new y/new": {"value": value}})
-
-    assert chosen(0.3) == []
-    assert chosen(1.0) == [("new", ["x", "y"], "algorithm.rho", 1.0, "largest")]
-    assert chosen(0.1) == [("new", ["x", "y"], "algorithm.rho", 0.1, "smallest")]
-    assert edges(tried, {}) == []
-
-
 def test_sensitivity_takes_the_best_rate_for_each_value() -> None:
     x, y = sensitivities(TRIED)
     assert x == ("new", "x", "algorithm.rho", {"1.0": 20, "0.1": None})
@@ -181,15 +170,87 @@ def test_a_picture_has_a_line_as_long_as_the_critical_difference() -> None:
 def test_all_of_it_is_told_in_markdown_and_on_a_page() -> None:
     found = findings(VERDICT, _study()) | {
         "transfers": [one._asdict() for one in transfers(TRIED, {})],
-        "edges": [Edge("new", ["x", "y"], "local.solver.lr", 0.12, "largest")._asdict()],
         "sensitivities": [one._asdict() for one in sensitivities(TRIED)],
     }
     text = "\n".join(markdown(found))
     assert "**new** | 20.0 | +38 % (wanted +30 %): met | +17 % (wanted +20 %): not met" in text
     assert "| a | 20 | scaffold | 40 | +50 % | +50 % to +50 % |" in text
-    assert "| new | x, y | solver.lr | 0.12 | largest |" in text
-    page = findings_page({"findings": found, "title": "A <study>", "notes": ""})
-    assert "A &lt;study&gt;" in page
-    assert "<strong>new</strong>" in page
-    assert page.count("--page: #111419") == 2, "the dark page, by button and by the system's wish"
-    assert page.count("<circle") == len(found["rankings"][0]["names"])
+    shown = page(found, "A <study>", "")
+    assert "A &lt;study&gt;" in shown
+    assert "<strong>new</strong>" in shown
+    assert shown.count("--page: #111419") == 2, "the dark page, by button and by the system's wish"
+    assert shown.count("<circle") == len(found["rankings"][0]["names"])
+
+
+def test_every_method_has_a_row_or_a_reason() -> None:
+    """A new method must be judged there, or the recipe's notes must say why it is not."""
+    study = read(STUDY)
+    judged = {method["config"]["algorithm"]["name"] for method in study["methods"]}
+    missing = {REGISTRY[name].title for name in REGISTRY.keys() - judged}
+    assert missing == {"FedMid", "FedDualAvg", "FedAsync", "FedBuff", "asyncFedDR", "FedDR-II"}
+    assert all(title in study["notes"] for title in missing)
+
+
+@pytest.mark.parametrize("name", [STUDY, FINAL])
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_configuration_is_complete(name: str, scale: str) -> None:
+    for cell in cells(Recipe.model_validate(recipe(name)), scale):
+        assert cell.run.rounds >= 1
+
+
+def test_a_problem_has_a_setting_for_each_percentage_and_a_method_two_rows() -> None:
+    found = {cell.name: cell for cell in cells(Recipe.model_validate(recipe(STUDY)), "full")}
+    printed, averaged = (found[f"mnist-shards-2/adabest{end}"] for end in ("", "+averaged"))
+    for cell in (printed, averaged):
+        assert cell.run.tree["sampler"] == {"name": "uniform", "size": 0.02}
+        assert cell.run.tree["output"]["handed"] == "participants-mean"
+        assert cell.setting.tuned_at == ["digits-shards-2", "mnist-shards-2", "synthetic-2"]
+    assert printed.run.tree == averaged.run.tree  # one training, two models
+    assert printed.target is not None
+    assert averaged.target is not None
+    assert (printed.target.metric, printed.target.value) == ("test_accuracy", 0.88)
+    assert (averaged.target.metric, averaged.target.value) == ("test_accuracy_averaged", 0.88)
+    quick = {cell.setting.name for cell in cells(Recipe.model_validate(recipe(STUDY)), "quick")}
+    assert {name.rpartition("-")[2] for name in quick} == {"2", "10"}
+    assert places(read(STUDY))["femnist-5"] == ("femnist", 5, "confirmation")
+
+
+def test_the_verdict_names_rows_of_the_recipe() -> None:
+    verdict = Verdict.model_validate(read(STUDY)["verdict"])
+    rows = {row["name"] for row in recipe(STUDY)["methods"]}
+    assert rows >= {*verdict.candidates, *verdict.baselines}
+
+
+def test_the_fixed_horizon_has_the_studys_problems_and_search_but_no_targets() -> None:
+    study, horizon = read(STUDY), Recipe.model_validate(recipe(FINAL))
+    assert [(one.name, one.config) for one in horizon.settings] == [
+        (one["name"], one["config"]) for one in study["settings"]
+    ]
+    assert horizon.search is not None
+    assert horizon.search.seed == study["search"]["seed"]
+    rows = {method["name"]: method for method in study["methods"]}
+    for method in horizon.methods:
+        own = rows[method.name]
+        assert (method.config, method.search) == (own["config"], own["search"])
+    assert [method.name for method in horizon.methods] == read(FINAL)["methods"]
+    for cell in cells(horizon, "full"):
+        assert (cell.run.target, cell.run.rounds) == (None, 80)
+        assert cell.run.name("output") == "averaged"
+
+
+def test_the_program_runs_the_recipe_and_writes_its_findings(tmp_path: Path) -> None:
+    options = ["--scale", "smoke", "--out", str(tmp_path), "--jobs", "1"]
+    wanted = ["--cells", "*/fedavg*", "--cells", "*/per-work-one*"]
+    assert main([*options, *wanted]) == 0
+    written = loading.table(tmp_path / "participation.toml")
+    assert written["settings"] == recipe(STUDY)["settings"]
+    found = json.loads((tmp_path / "findings.json").read_text())
+    results = json.loads((tmp_path / "results.json").read_text())
+    compared = {(one["problem"], one["row"]): one for one in found["comparisons"]}
+    for cell in results["cells"]:
+        setting, row = cell["name"].split("/")
+        one = compared[places(read(STUDY))[setting].problem, row]
+        assert (one["seeds"], one["limit"]) == (len(cell["seeds"]), cell["rounds"])
+    assert (tmp_path / "findings.md").read_text().startswith("# Few participants")
+    assert (tmp_path / "tables" / "findings-1.csv").exists()
+    assert main([*options, "--cells", "nothing/*"]) == 2

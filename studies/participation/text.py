@@ -1,4 +1,4 @@
-"""What a study found out, in words and tables: the same in the terminal and in Markdown."""
+"""What the study found out, in words and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def tables(found: Mapping[str, Any]) -> Iterator[Table]:
     yield from map(_ranking, found["rankings"])
     yield from _comparisons(found["comparisons"])
     yield from _transfers(found["transfers"])
-    yield from _edges(found["edges"])
     yield from _sensitivities(found["sensitivities"])
 
 
@@ -196,20 +195,6 @@ def _transfers(found: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
             [[row, *(cells.get(p, "") for p in places)] for row, cells in rows.items()],
             "Rounds on the search's seed with the values that were chosen for all places together, "
             "and in brackets with those that are best in this one.",
-        )
-
-
-def _edges(found: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
-    lines = [
-        [one["row"], ", ".join(one["places"]), one["key"], f"{one['value']:g}", one["end"]]
-        for one in found
-    ]
-    if lines:
-        yield Table(
-            "Choices at an edge",
-            ["row", "places", "parameter", "chosen", "of what was tried"],
-            lines,
-            "A wider search may find better values for these rows, unless there are none beyond.",
         )
 
 

@@ -1,35 +1,17 @@
-"""One HTML page about a study: its tables, and the critical-difference pictures drawn in them."""
+"""A page without scripts: headings, paragraphs and tables in the report's style."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
-from typing import Any
 
-from fedadmm.study import findings_text
-from fedadmm.study.report.ranks import rank_picture
 from fedadmm.study.tables import Table
 
 _SPACING = """main { padding-block: 1.2rem 3rem; }
 h2 { margin-top: 2rem; }
 p { margin-top: .6rem; max-width: 60rem; }
 .wide td, .wide th { padding: .15rem .6rem; text-align: left; }"""
-
-
-def findings_page(result: Mapping[str, Any]) -> str:
-    """The whole page as text."""
-    found = result["findings"]
-    pictures = {
-        f"Ranks at {one['percent']} %": rank_picture(one["names"], one["ranks"], one["critical"])
-        for one in found["rankings"]
-    }
-    parts = [
-        part
-        for table in findings_text.tables(found)
-        for part in (table_html(table), pictures.get(table.title, ""), paragraph(table.note))
-    ]
-    return plain_page(result["title"], [paragraph(result["notes"].strip()), *parts])
 
 
 def plain_page(title: str, parts: Iterable[str], style: str = "") -> str:

@@ -10,11 +10,12 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedadmm.study.statistics import chance, counted, mean_difference, median_ratio, ranking
+from fedadmm.study.statistics import ranking
+from studies.participation.paired import chance, counted, mean_difference, median_ratio
 
 CONFIRMATION, DEVELOPMENT = "confirmation", "development"
 
@@ -245,35 +246,6 @@ def transfers(tried: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> li
             found.append(
                 Transfer(row, setting, min(reached, default=None), rounds.get(chosen or ""))
             )
-    return found
-
-
-class Edge(NamedTuple):
-    """A choice at an end of what was tried, beyond which a better value may lie."""
-
-    row: str
-    places: list[str]
-    key: str
-    value: float
-    end: Literal["smallest", "largest"]
-
-
-def edges(tried: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[Edge]:
-    """For every number that a row chose among at least three."""
-    found = []
-    for label, places in _by_label_and_place(tried).items():
-        chosen = best[label]["value"] if label in best else {}
-        rows = next(iter(places.values()))
-        row = next(iter(places)).partition("/")[2]
-        for key, value in chosen.items():
-            values = {one["value"][key] for one in rows}
-            if len(values) < 3 or not all(isinstance(one, int | float) for one in values):
-                continue
-            ends: dict[float, Literal["smallest", "largest"]]
-            ends = {min(values): "smallest", max(values): "largest"}
-            if value in ends:
-                settings = [place.partition("/")[0] for place in places]
-                found.append(Edge(row, settings, key, value, ends[value]))
     return found
 
 

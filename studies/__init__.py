@@ -1,0 +1,1 @@
+"""Studies that were made with the package; no part of it."""

@@ -1,0 +1,1 @@
+"""Which method needs the fewest rounds when few clients take part?  See README.md."""
