@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,9 @@ from fedadmm.data import problems
 from fedadmm.run.engines import Workers
 
 WITHOUT = """
-import multiprocessing, os, sys, types
-import torch  # it knows its platform by itself
+import multiprocessing, os, sys
+import filelock, torch  # they know their platform by themselves
 sys.modules["fcntl"] = None  # as on Windows: importing it fails
-sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=lambda *ignored: None)
 for name in ("register_at_fork", "sched_getaffinity", "posix_fallocate", "fork"):
     delattr(os, name)
 multiprocessing.get_all_start_methods = lambda: ["spawn"]
@@ -79,36 +77,6 @@ def test_a_run_needs_nothing_that_only_linux_has(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "summary.json").is_file()
     assert (tmp_path / "run" / "report.html").is_file()
-
-
-class _Windows(types.ModuleType):
-    """msvcrt's lock on bytes, by a table of what is taken."""
-
-    LK_NBLCK = 2
-
-    def __init__(self) -> None:
-        super().__init__("msvcrt")
-        self.taken: set[tuple[int, int]] = set()
-
-    def locking(self, handle: int, mode: int, count: int) -> None:
-        place = (os.fstat(handle).st_ino, os.lseek(handle, 0, os.SEEK_CUR))
-        assert (mode, count) == (self.LK_NBLCK, 1)
-        if place in self.taken:
-            raise PermissionError(13, "locked")
-        self.taken.add(place)
-
-
-def test_without_fcntl_the_lock_is_that_of_windows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    monkeypatch.setitem(sys.modules, "msvcrt", _Windows())
-    disk, path = files.Disk(), tmp_path / ".lock"
-    held = disk.lock(path)
-    assert held is not None
-    assert path.read_text() == f"{os.getpid()}\n"
-    assert disk.lock(path) is None
-    held.close()
 
 
 def test_a_file_is_reserved_where_the_system_cannot_do_it(

@@ -285,10 +285,10 @@ class _Stream(io.BytesIO):
 
 
 class _Held:
-    def __init__(self, close: Callable[[], object]) -> None:
-        self.close = close  # type: ignore[method-assign]
+    def __init__(self, release: Callable[[], object]) -> None:
+        self.release = release  # type: ignore[method-assign]
 
-    def close(self) -> None: ...
+    def release(self) -> None: ...
 
 
 def _lose(folder: Folder, chance: Random) -> None:

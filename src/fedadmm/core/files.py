@@ -13,9 +13,10 @@ import fnmatch
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
+
+from filelock import FileLock, Timeout
 
 from fedadmm.core import clock
 from fedadmm.core.errors import StateError
@@ -25,33 +26,19 @@ _LEFTOVERS = (f"*{TEMPORARY}", f"{TEMPORARY}??????")
 """Our temporary names, and those that safetensors chose when it still wrote files itself."""
 _LOCK = ".lock"
 _LOOK_AGAIN = 0.05
-_BEHIND_THE_END = 2**30
-"""Where a byte is locked that nobody reads."""
 
 
 class Held(Protocol):
     """A lock that was taken."""
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Let go of it."""
 
 
-_held: set[Held] = set()
-
-
-def _take(handle: IO[Any]) -> None:
-    """Lock an open file for this process alone, or raise BlockingIOError."""
-    try:
-        from fcntl import LOCK_EX, LOCK_NB, flock
-    except ModuleNotFoundError:  # Windows, whose locks keep others from reading what is locked
-        handle.seek(_BEHIND_THE_END)
-        windows = import_module("msvcrt")
-        try:
-            windows.locking(handle.fileno(), windows.LK_NBLCK, 1)
-        except OSError as error:
-            raise BlockingIOError(error.errno, "locked") from error
-        return
-    flock(handle, LOCK_EX | LOCK_NB)
+def _sign(handle: int) -> None:
+    """Say in a lock's file which process holds it."""
+    os.ftruncate(handle, 0)
+    os.write(handle, f"{os.getpid()}\n".encode())
 
 
 class Disk:
@@ -118,19 +105,18 @@ class Disk:
 
     def lock(self, path: Path) -> Held | None:
         """Take a lock, which the system lets go of when the process ends; None if it is taken."""
-        handle = path.open("a+")
+        held = FileLock(
+            path,
+            thread_local=False,
+            fallback_to_soft=False,
+            preserve_lock_file=True,
+            on_acquired=_sign,
+        )
         try:
-            _take(handle)
-            handle.truncate(0)
-            handle.write(f"{os.getpid()}\n")
-            handle.flush()
-        except BlockingIOError:
-            handle.close()
+            held.acquire(blocking=False)
+        except Timeout:
             return None
-        except BaseException:
-            handle.close()
-            raise
-        return handle
+        return held
 
 
 _disk = Disk()
@@ -283,8 +269,9 @@ def remove_leftovers(folder: Path) -> None:
 def locked(folder: Path, timeout: float) -> Iterator[None]:
     """Hold a folder, made if need be; refuse after `timeout` seconds of somebody else holding it.
 
-    The system lets go of the lock when the process ends, killed or not.  The file stays behind: who
-    removes it may remove the one that another process has just locked.
+    The system lets go of the lock when the process ends, killed or not, also when workers that it
+    forked live on.  The file stays behind: who removes it may remove the one that another process
+    has just locked.
     """
     path, deadline = folder / _LOCK, clock.now() + timeout
     make_directory(folder)
@@ -294,18 +281,24 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
         if held is not None:
             break
         if clock.now() > deadline:
-            owner = read(path)[:20].decode(errors="replace").strip()
             raise StateError(
-                f"{folder} is in use by process {owner if owner.isdecimal() else 'unknown'}; "
-                f"waited {timeout:g} s for it to end"
+                f"{folder} is in use by process {_owner(path)}; waited {timeout:g} s for it to end"
             )
         clock.sleep(_LOOK_AGAIN)
-    _held.add(held)
     try:
         yield
     finally:
-        _held.discard(held)
-        held.close()
+        held.release()
+
+
+def _owner(path: Path) -> str:
+    """The process that holds a lock, as its file says."""
+    with explained("read", path):
+        try:
+            text = _disk.read(path)[:20].decode(errors="replace").strip()
+        except PermissionError:  # Windows lets nobody read what is locked
+            text = ""
+    return text if text.isdecimal() else "unknown"
 
 
 def is_abandoned(folder: Path) -> bool:
@@ -317,14 +310,3 @@ def is_abandoned(folder: Path) -> bool:
             return True
     except StateError:
         return False
-
-
-def _let_go_in_child() -> None:
-    """A forked worker shares its parent's lock, and would keep it when the parent is killed."""
-    for handle in _held:
-        handle.close()
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):  # not where nothing can be forked
-    os.register_at_fork(after_in_child=_let_go_in_child)
