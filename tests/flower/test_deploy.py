@@ -206,7 +206,30 @@ def test_status_and_stop_of_what_a_crash_left_running(tmp_path):
     assert status["processes"] == [{"name": "superlink", "running": False}]
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000, "{", "[1]", '[{"name": 1}]', "\xff"])
+def test_another_process_with_the_number_of_an_ended_one_is_left_alone(tmp_path):
+    """Numbers are used again: whoever has one now, and began at another time, is somebody else."""
+    environment = processes.environment(tmp_path)
+    group = processes.Group("x", ["sleep", "301"], tmp_path / "log", environment, tmp_path)
+    try:
+        for later, same in ((0.0, True), (60.0, False), (-60.0, False)):
+            known = group.recorded()
+            entry = known._replace(started=known.started + later)._asdict()
+            (tmp_path / processes.PROCESSES).write_text(json.dumps([entry]))
+            ((_, running),) = processes.recorded(tmp_path)
+            assert running is same
+    finally:
+        group.kill()
+    (tmp_path / processes.PROCESSES).write_text(json.dumps([known._asdict()]))
+    assert [running for _, running in processes.recorded(tmp_path)] == [False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[" * 200_000, "{", "[1]", '[{"name": 1}]', "\xff"),
+        '[{"name": "x", "group": 5, "started": "1"}]',
+    ],
+)
 def test_a_damaged_list_of_processes_is_named(text, tmp_path):
     (tmp_path / "deployment").mkdir()
     (tmp_path / "deployment" / processes.PROCESSES).write_text(text, "latin-1")

@@ -82,12 +82,12 @@ class Parser(NamedTuple):
 @contextmanager
 def quiet() -> Iterator[None]:
     """No logs, nobody waits for the disk, and this is the only process of the machine."""
-    alone = [Path("/proc") / str(os.getpid())]
+    alone = [os.getpid()]
     logging.disable(logging.CRITICAL)
     try:
         with (
             patch("os.fsync", lambda _: None),
-            patch.object(processes, "_processes", lambda: alone),
+            patch.object(processes.psutil, "pids", lambda: alone),
         ):
             yield
     finally:
@@ -380,7 +380,7 @@ def _recorded(folder: Path) -> Iterator[Parser]:
     event = _dumped({"sequence": 1, "client": 0, "word": "norm", "detail": "x"})[0] + b"\n"
     events = _file(lone / EVENTS, lambda path: read_events(path.parent))
     yield Parser("events.jsonl", [event * 2], events, (DataError,))
-    known = _dumped([{"name": "superlink", "group": 2**22 + 1, "started": "1"}])
+    known = _dumped([{"name": "superlink", "group": 2**22 + 1, "started": 1.0}])
     path = lone / processes.PROCESSES
     groups = _file(path, lambda path: processes.recorded(path.parent))
     yield Parser("processes.json", known, groups, (EngineError,), "json")

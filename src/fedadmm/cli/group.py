@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -17,6 +16,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fedadmm.core import signals
 from fedadmm.core.errors import FedADMMError
 
 BAD_INPUT, INTERNAL, INTERRUPTED, TERMINATED = 2, 1, 130, 143
@@ -127,39 +127,20 @@ def resumable(command: Sequence[str], folder: Path | None = None) -> Iterator[No
 
     Both leave a checkpoint; what a run in `folder` has kept is said.
     """
-    caught: list[int] = []
-
-    def terminate(number: int, frame: object) -> None:
-        caught.append(number)
-        raise KeyboardInterrupt
-
-    before = None
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    except KeyboardInterrupt:
-        told = _kept(folder) or "interrupted"
-        sys.stderr.write(f"{told}; go on with: {shlex.join(command)}\n")
-        raise typer.Exit(TERMINATED if caught else INTERRUPTED) from None
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+    with signals.as_interrupt(signal.SIGTERM) as received:
+        try:
+            yield
+        except KeyboardInterrupt:
+            told = _kept(folder) or "interrupted"
+            sys.stderr.write(f"{told}; go on with: {shlex.join(command)}\n")
+            raise typer.Exit(TERMINATED if received else INTERRUPTED) from None
 
 
 @contextmanager
 def ended_in_peace() -> Iterator[None]:
     """For a command that goes on until somebody ends it: Ctrl-C and SIGTERM are no failure."""
-
-    def terminate(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    alone = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, terminate) if alone else None
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), signals.as_interrupt(signal.SIGTERM):
         yield
-    if before is not None:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _kept(folder: Path | None) -> str | None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from fedadmm.core import missed as away
@@ -271,23 +268,3 @@ def _filled(job: Job, found: Checkpoint, template: Tree, prefix: str) -> Tree:
             )
         named[name] = found.tensors[name].to(like.device)
     return trees.rebuild(template, named, prefix)
-
-
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Let Ctrl-C wait: what is written between two rounds is written whole or not at all."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[Any] = []
-    previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous):
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if received:
-            previous(*received[0])

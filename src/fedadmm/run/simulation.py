@@ -16,6 +16,7 @@ from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem, ProblemSource
 from fedadmm.core.protocols import AnyAlgorithm, ClientStateStore, Sampler
+from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.uploads import Uploads
 from fedadmm.run import endings, pairing
@@ -29,7 +30,7 @@ from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Code, Ending, Instrument, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.releases import check_uploads
-from fedadmm.run.resuming import Journal, Start, interrupts_deferred
+from fedadmm.run.resuming import Journal, Start
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.run.state.records import StoredStates
 

@@ -21,6 +21,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedadmm.core import signals
 from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.core.problem import Problem
 from fedadmm.run.experiment import Experiment
@@ -149,26 +150,16 @@ class _Worker:
 def _workers(count: int) -> Iterator[list[_Worker]]:
     workers: list[_Worker] = []
     try:
-        with _interrupts_ignored():
+        with signals.ignored(signal.SIGINT):
             for _ in range(count):
                 workers.append(_Worker())  # noqa: PERF401 - those that started must be closed
         yield workers
     finally:
-        with _interrupts_ignored():
+        with signals.ignored(signal.SIGINT):
             for worker in workers:
                 worker.interrupt()
             for worker in workers:
                 worker.close()
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Also inherited by processes that are started meanwhile."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> list[Summary]:
@@ -222,7 +213,7 @@ def _serve(pipe: Connection) -> None:
     import torch
 
     os.setpgrp()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signals.accept_interrupts()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):

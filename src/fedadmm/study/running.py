@@ -16,13 +16,13 @@ from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, FedADMMError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
+from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.tables import flattened, suggestion
 from fedadmm.run.best import Best
 from fedadmm.run.experiment import MAY_CHANGE, Experiment, filled
 from fedadmm.run.loop import offered
 from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record, flat
-from fedadmm.run.resuming import interrupts_deferred
 from fedadmm.run.simulation import Result, simulate
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore, params_sha256
 from fedadmm.study import loading, records, words

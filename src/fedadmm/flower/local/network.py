@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedadmm.core import signals
 from fedadmm.core.errors import EngineError
 from fedadmm.flower.local import commands, processes
 from fedadmm.flower.local.commands import LOOPBACK
@@ -154,7 +155,8 @@ class LocalNetwork:
 
     def close(self) -> None:
         """Take everything down at once; also what a failed start left behind."""
-        with processes.undisturbed():
+        # A second Ctrl-C, or a supervisor that signals a whole group, would leave the rest running.
+        with signals.ignored(*signals.END):
             for group in self._groups.values():
                 group.ask_to_end()
             for group in self._groups.values():

@@ -14,12 +14,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from fedadmm.core import files
 from fedadmm.core.errors import EngineError
@@ -27,6 +28,8 @@ from fedadmm.core.errors import EngineError
 PROCESSES = "processes.json"
 GRACE = 8.0
 """Seconds between asking a group to end and ending it."""
+_SAME_START = 2.0
+"""Seconds that two looks at one process's start may differ by: systems round their own start."""
 _LOWEST_PORT, _HIGHEST_PORT = 10_000, 32_767
 """Below what Linux (32768), macOS and Windows (49152) give to outgoing connections."""
 
@@ -36,8 +39,8 @@ class Recorded(NamedTuple):
 
     name: str
     group: int
-    started: str
-    """When its leader started, as the system says it, so that no stranger is mistaken for it."""
+    started: float
+    """When its leader started, so that no other process is mistaken for it."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -106,7 +109,7 @@ class Group:
                 umask=0o077,  # databases and states are nobody else's business
                 start_new_session=True,
             )
-        self._started = _start_time(self._process.pid) or ""
+        self._started = _started(self._process.pid)
         self._family: set[int] = set()
 
     def recorded(self) -> Recorded:
@@ -146,24 +149,6 @@ class Group:
         return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hold back requests to end: whoever takes processes down must not be stopped half-way.
-
-    A second Ctrl-C, or a supervisor that signals a whole group, would leave the rest running.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in held}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _signal(group: int, number: int) -> bool:
     try:
         os.killpg(group, number)
@@ -172,46 +157,38 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
+def _members(group: int) -> Iterator[psutil.Process]:
+    """The processes of a group; one may end at any moment."""
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if os.getpgid(pid) == group:
+                yield psutil.Process(pid)
+
+
 def _alive(group: int) -> bool:
     """Whether any member of the group is more than an unburied child."""
-    if not Path("/proc").is_dir():
-        return _signal(group, 0)
-    for entry in _processes():
-        fields = _stat(int(entry.name))
-        if fields is not None and int(fields[2]) == group and fields[0] != "Z":
-            return True
+    for member in _members(group):
+        with suppress(psutil.NoSuchProcess):
+            if member.status() != psutil.STATUS_ZOMBIE:
+                return True
     return False
 
 
 def _family(group: int) -> set[int]:
     """The group and every group that its members, or their descendants, belong to."""
-    if not Path("/proc").is_dir():
-        return {group}
-    found = {int(entry.name): _stat(int(entry.name)) for entry in _processes()}
-    members = {pid for pid, fields in found.items() if fields and int(fields[2]) == group}
-    while True:
-        children = {p for p, fields in found.items() if fields and int(fields[1]) in members}
-        if children <= members:
-            break
-        members |= children
-    groups = {int(fields[2]) for pid in members if (fields := found[pid])}
-    return groups | {group}
+    found = {group}
+    for member in _members(group):
+        with suppress(psutil.NoSuchProcess):
+            for child in member.children(recursive=True):
+                with suppress(ProcessLookupError, PermissionError):
+                    found.add(os.getpgid(child.pid))
+    return found
 
 
-def _processes() -> list[Path]:
-    return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _stat(process: int) -> list[str] | None:
-    """What the system says about a process after its name: state, parent, group and more."""
-    with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return None
-
-
-def _start_time(process: int) -> str | None:
-    fields = _stat(process)
-    return None if fields is None else fields[19]
+def _started(process: int) -> float:
+    """Seconds from the machine's start to the process's, which no change of the clock moves."""
+    began: float = psutil.Process(process).create_time() - psutil.boot_time()
+    return began
 
 
 def end_group(group: int, known: set[int] | None = None, grace: float = GRACE) -> None:
@@ -245,7 +222,10 @@ def recorded(folder: Path) -> list[tuple[Recorded, bool]]:
     try:
         found = [Recorded(**entry) for entry in json.loads(path.read_text("utf-8"))]
         # Whoever is ended by this list must be a process group, and nobody's mother.
-        proper = all(type(one.group) is int and 1 < one.group < 2**31 for one in found)
+        proper = all(
+            type(one.group) is int and 1 < one.group < 2**31 and type(one.started) is float
+            for one in found
+        )
     except (ValueError, TypeError, RecursionError):
         proper = False
     if not proper:
@@ -255,8 +235,10 @@ def recorded(folder: Path) -> list[tuple[Recorded, bool]]:
 
 def _same(one: Recorded) -> bool:
     """Whether the group's number still stands for the same process, or for its orphans."""
-    started = _start_time(one.group)
-    return started is None or started == one.started
+    try:
+        return abs(_started(one.group) - one.started) < _SAME_START
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_for_port(port: int, group: Group, timeout: float) -> None:

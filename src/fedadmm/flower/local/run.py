@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
 from typing import Any
 
+from fedadmm.core import signals
 from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.core.problem import Problem
 from fedadmm.data import models
@@ -64,7 +62,7 @@ def run_locally(
     hidden = {"FEDADMM_DATA": str(out / FOLDER / "no-data")}
     environment = {} if sites(config) is None else hidden
     with (
-        _orderly_end(),
+        signals.as_interrupt(SIGTERM, SIGHUP),  # so that everything is taken down on the way out
         LocalNetwork(out / FOLDER, nodes, tls=tls, environment=environment) as network,
     ):
         network.start()
@@ -73,24 +71,6 @@ def run_locally(
         network.wait(run, _most_seconds(config, deployment), follower.look)
         follower.look()
         return _close(folder, summary, run)
-
-
-@contextmanager
-def _orderly_end() -> Iterator[None]:
-    """A request to end is an interruption, so that everything is taken down on the way out."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (SIGTERM, SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _sites(

@@ -13,7 +13,6 @@ import io
 import mmap
 import multiprocessing
 import os
-import signal
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core import trees
+from fedadmm.core import signals, trees
 from fedadmm.core.errors import EngineError
 from fedadmm.core.protocols import ClientInfo, Download
 from fedadmm.run.client import Job, client_round
@@ -182,8 +181,7 @@ class Failed(NamedTuple):
 
 def work(job: Job, memory: Memory, connection: Connection, parent: int) -> None:
     """Serve until the parent says None, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends its children
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signals.leave_to_parent()
     gc.freeze()  # what the parent made is not collected here, so its pages stay shared
     torch.set_num_threads(1)
     keep_freed_memory()
