@@ -40,7 +40,7 @@ ALGORITHMS: Cases = {
     "FedADMM rho": (lambda: fa.FedADMM(-2.0), f"FedADMM: rho is -2.0, but {POSITIVE}"),
     "FedADMM rho text": (
         lambda: fa.FedADMM("two"),
-        f"FedADMM: rho is 'two', but {POSITIVE}, or a Schedule, or a PerWork",
+        f"FedADMM: rho is 'two', but {POSITIVE}, or a schedule: piecewise, per-work, geometric",
     ),
     "FedADMM step": (
         lambda: fa.FedADMM(1.0, step="follow"),

@@ -26,6 +26,7 @@ import torch
 import fedadmm as fa
 from data.data_files import heart_bytes, idx_bytes, leaf_bytes
 from fedadmm.core.errors import ConfigError, DataError, EngineError, FedADMMError, StateError
+from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import LastIterate
 from fedadmm.data import tabular
 from fedadmm.data.loaders.femnist import read_leaf
@@ -264,7 +265,7 @@ def _site(folder: Path, job: Job) -> Parser:
 def _checkpoints(folder: Path) -> Iterator[Parser]:
     directory = folder / "checkpoint"
     run(3, checkpoints=Checkpoints(directory))
-    job = make_job(fa.FedADMM(rho=0.5), problem(), fa.SGD(lr=0.1), None, 3, None)
+    job = make_job(fa.FedADMM(rho=0.5), problem(), LocalWork(fa.SGD(lr=0.1)), 3, problem().start(3))
     manifest = sorted(directory.glob("*.json"))[-1]
     tensors = next(directory.glob("*.server.safetensors")).read_bytes()
     document = files.read_json(manifest)

@@ -149,7 +149,7 @@ def test_it_is_recorded_from_a_configuration():
         "algorithm": {"name": "fedadmm"},
         "evaluate": {"diagnose": 2, "diagnosed_clients": 0, "duality": True},
     }
-    assert resolve(tree).evaluation.duality
+    assert resolve(tree).evaluate.duality
 
 
 def test_refused():

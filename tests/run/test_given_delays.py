@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core.local_work import LocalWork
 from fedadmm.data import problems
 from fedadmm.run.engines import GivenDelays
 from fedadmm.run.simulation import make_job
@@ -152,7 +153,9 @@ def test_the_certificate_uses_the_constants_that_are_set(law, tau):
 )
 def test_several_clients_in_a_step_are_not_certified(sampler):
     problem = problems.load("quadratics", clients=6, dimension=4)
-    job = make_job(fa.AsyncFedDR(0.2, 0.4), problem, fa.ExactSolver(), None, 0, None)
+    job = make_job(
+        fa.AsyncFedDR(0.2, 0.4), problem, LocalWork(fa.ExactSolver()), 0, problem.start(0)
+    )
     with pytest.raises(
         fa.PairingError, match=r"^certificate: the asynchronous theorem needs one client a step"
     ):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core.local_work import LocalWork
 from fedadmm.run.engines import ENGINES, ray_engine
 from fedadmm.run.engines.ray_actor import pack_job
 from fedadmm.run.engines.ray_engine import Ray
@@ -121,7 +122,7 @@ def test_an_actor_holds_the_rows_of_its_own_clients_only() -> None:
     rows = torch.arange(8 * 1000.0, dtype=torch.float64).reshape(8, 100, 10)
     clients = [fa.LeastSquares(rows[i], torch.zeros(100, dtype=torch.float64)) for i in range(8)]
     federation = fa.Problem(clients, initial=torch.zeros(10, dtype=torch.float64))
-    job = make_job(fa.FedAvg(), federation, fa.SGD(lr=0.1), None, 0, None)
+    job = make_job(fa.FedAvg(), federation, LocalWork(fa.SGD(lr=0.1)), 0, federation.start(0))
     packed = pack_job(job, 1, 4)
     assert len(packed) < 2 * (1000 + 100) * 8 + 8000, "two clients and what surrounds them"
     loaded = ray.cloudpickle.loads(packed).problem.clients

@@ -125,10 +125,10 @@ PAIRINGS: Cases = {
 }
 
 PARAMETERS: Cases = {
-    "rounds": (lambda: simulate(rounds=0), f"simulate: rounds is 0, but {WHOLE}"),
+    "rounds": (lambda: simulate(rounds=0), f"Experiment: rounds is 0, but {WHOLE}"),
     "tolerance": (
         lambda: simulate(tolerance=0.0),
-        f"simulate: tolerance is 0.0, but {POSITIVE}",
+        f"Experiment: tolerance is 0.0, but {POSITIVE}",
     ),
     "no initial": (
         lambda: simulate(initial=None),
@@ -145,12 +145,12 @@ PARAMETERS: Cases = {
     ),
     "a class for a method": (
         lambda: simulate(fa.FedAvg),
-        "simulate: algorithm is the class FedAvg, but must be of the kind Algorithm; call it with "
+        "Experiment: algorithm is the class FedAvg, but must be of the kind Algorithm; call it with "
         "its options, as in FedAvg(...)",
     ),
     "a word for a solver": (
         lambda: simulate(solver="sgd"),
-        "simulate: solver is 'sgd', but must be of the kind LocalSolver",
+        "LocalWork: solver is 'sgd', but must be of the kind LocalSolver, or None",
     ),
     "a sampler that forgot what it is called with": (
         lambda: simulate(sampler=Forgetful()),
@@ -159,15 +159,15 @@ PARAMETERS: Cases = {
     ),
     "a number for a sampler": (
         lambda: simulate(sampler=0.1),
-        "simulate: sampler is a float, but must be of the kind Sampler",
+        "Experiment: sampler is 0.1, but must be of the kind Sampler",
     ),
     "a negative seed": (
         lambda: simulate(seed=-5),
-        "simulate: seed is -5, but must be a whole number of at least 0",
+        "Experiment: seed is -5, but must be a whole number of at least 0",
     ),
     "half a seed": (
         lambda: simulate(seed=1.5),
-        "simulate: seed is 1.5, but must be a whole number of at least 0",
+        "Experiment: seed is 1.5, but must be a whole number of at least 0",
     ),
     "initial integers": (
         lambda: simulate(initial=torch.zeros(3, dtype=torch.int64)),
@@ -200,7 +200,7 @@ def test_a_parameter(case: str) -> None:
 
 def test_an_unknown_engine_is_refused_with_the_list_of_known_ones():
     with pytest.raises(
-        fa.ParameterError, match=r"^simulate: engine is 'magic', but must be one of 'sequential'"
+        fa.ParameterError, match=r"^Experiment: engine is 'magic', but must be one of 'sequential'"
     ):
         simulate(engine="magic")
 

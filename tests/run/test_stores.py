@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import fedadmm as fa
 from fedadmm.core import files
+from fedadmm.core.local_work import LocalWork
 from fedadmm.core.protocols import ClientRecord
 from fedadmm.run.simulation import make_job
 from fedadmm.run.state import DiskStore, MemoryStore, records
@@ -26,7 +27,7 @@ INITIAL = torch.zeros(SIZE, dtype=torch.float64)
 
 def bound(store: Any, algorithm: Any = METHOD) -> Any:
     problem = fa.Problem([fa.Quadratic(torch.eye(len(INITIAL)), INITIAL)])
-    store.bind(*records.layout(make_job(algorithm, problem, None, None, 0, INITIAL)))
+    store.bind(*records.layout(make_job(algorithm, problem, LocalWork(), 0, INITIAL)))
     return store
 
 

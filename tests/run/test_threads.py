@@ -139,9 +139,12 @@ def test_a_recurrent_layer_counts_every_step_and_an_embedding_none():
 @pytest.mark.parametrize(
     ("threads", "message"),
     [
-        (0, "simulate: threads is 0, but must be a whole number of at least 1"),
-        (True, "simulate: threads is True, but must be a whole number of at least 1"),
-        ("all", "simulate: threads is 'all', but must be 'auto' or a whole number"),
+        (0, "Experiment: threads is 0, but must be a whole number of at least 1"),
+        (True, "Experiment: threads is True, but must be a whole number of at least 1, or 'auto'"),
+        (
+            "all",
+            "Experiment: threads is 'all', but must be a whole number of at least 1, or 'auto'",
+        ),
     ],
 )
 def test_other_numbers_are_refused(threads: Any, message: str) -> None:

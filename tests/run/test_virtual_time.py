@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core.local_work import LocalWork
 from fedadmm.core.protocols import EngineState
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.simulation import make_job
@@ -323,7 +324,7 @@ def test_refused_traces(text, message, tmp_path):
 
 def test_a_clock_of_another_version_is_refused_by_name():
     given = federation(7)
-    job = make_job(ASYNC, given.problem, fa.ExactSolver(), None, 0, given.initial)
+    job = make_job(ASYNC, given.problem, LocalWork(fa.ExactSolver()), 0, given.initial)
     engine = VirtualTime().start(job, fa.MemoryStore())
     state = engine.snapshot()
     old = EngineState({key: value for key, value in state.values.items() if key != "staleness"}, {})

@@ -70,7 +70,9 @@ def test_the_server_knows_every_clients_state_from_its_messages(name, monkeypatc
     """Whatever a method keeps to itself: random cohorts, batches, amounts of work, momentum."""
     row, given = ROWS[name], rows_federation()
     solver = fa.SGD(0.1, batch_size=4, momentum=0.3)
-    job = make_job(row.algorithm, given.problem, solver, fa.UniformEpochs(3), 3, given.initial)
+    job = make_job(
+        row.algorithm, given.problem, LocalWork(solver, fa.UniformEpochs(3)), 3, given.initial
+    )
     results = []
     solve = fa.SGD.solve
 
@@ -166,7 +168,7 @@ def test_a_solve_to_the_end_gives_away_the_gradient_at_its_result():
         for _ in range(3)
     ]
     problem = fa.Problem(clients, initial=torch.zeros(4, dtype=torch.float64))
-    job = make_job(fa.FedADMM(0.7), problem, fa.ExactSolver(), None, 0, None)
+    job = make_job(fa.FedADMM(0.7), problem, LocalWork(fa.ExactSolver()), 0, problem.start(0))
     found = infer(job, 1, overhear(job, fa.FullParticipation(), 1, 2))
     expected = clients[1].gradient(found.end)
     assert float(expected.norm()) > 1e-2
@@ -194,7 +196,7 @@ def labelled(targets: list[int], *, bias: bool = True, upload: Any = ()) -> tupl
         module, nn.functional.cross_entropy, rows, torch.tensor(targets, dtype=torch.int64)
     )
     problem = fa.Problem([client], initial=client.flat.vector.clone())
-    job = make_job(fa.FedSGD(0.1), problem, None, None, 0, None)
+    job = make_job(fa.FedSGD(0.1), problem, LocalWork(), 0, problem.start(0))
     job = job._replace(uploads=Uploads.of(upload))
     return expose(client), infer(job, 0, overhear(job, fa.FullParticipation(), 0))
 
@@ -266,7 +268,7 @@ def test_matching_gets_a_picture_back_that_enters_a_convolution():
     problem, inputs = pictures(convolution, 2)
     model = expose(problem.clients[0])
     assert model.entry is None
-    job = make_job(fa.FedSGD(0.1), problem, None, None, 0, None)
+    job = make_job(fa.FedSGD(0.1), problem, LocalWork(), 0, problem.start(0))
     found = infer(job, 0, overhear(job, fa.FullParticipation(), 0))
     made = matching(model, found, torch.tensor([0]), dice(), weighted=False, steps=200)
     assert model.low <= float(made.min()) < float(made.max()) <= model.high
@@ -280,7 +282,13 @@ def test_the_models_between_start_and_end_explain_several_steps_better_than_the_
     """The client's own rows have nearly the inferred gradient there, but not at the start."""
     problem, inputs = pictures(convolution, 1, rows=3)
     client = problem.clients[0]
-    job = make_job(fa.FedAvg(), problem, fa.SGD(0.02, batch_size=None), fa.Steps(8), 0, None)
+    job = make_job(
+        fa.FedAvg(),
+        problem,
+        LocalWork(fa.SGD(0.02, batch_size=None), fa.Steps(8)),
+        0,
+        problem.start(0),
+    )
     found = infer(job, 0, overhear(job, fa.FullParticipation(), 0))
 
     def miss(points):

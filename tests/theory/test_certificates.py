@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core.local_work import LocalWork
 from fedadmm.data import problems
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.simulation import make_job
@@ -275,7 +276,13 @@ def test_the_sum_of_the_errors_is_what_clients_carry(init):
         total += carried
         sums.append(total)
     problem = problems.load("quadratics", **CLASSES["quadratics"])
-    job = make_job(fa.FedDR(0.3, 1.0, init), problem, fa.GradientDescent(0.1), rule, 0, None)
+    job = make_job(
+        fa.FedDR(0.3, 1.0, init),
+        problem,
+        LocalWork(fa.GradientDescent(0.1), rule),
+        0,
+        problem.start(0),
+    )
     errors = local_errors(job, 1 / 0.3, p)
     assert all(value <= errors.total(K) for K, value in enumerate(sums))
     assert errors.total(3999) == pytest.approx(sums[-1], rel=1e-3)

@@ -161,10 +161,8 @@ def _refused_by_all(value: object, annotation: Any, choices: tuple[Any, ...]) ->
 def _is_about(annotation: Any, value: object) -> bool:
     """Whether an annotation describes values of this kind."""
     kind = kind_of(annotation)
-    if isinstance(value, str):
-        return kind is Literal and any(isinstance(one, str) for one in get_args(annotation))
-    if isinstance(value, bool):
-        return kind is bool
+    if isinstance(value, str | bool):
+        return False
     if isinstance(value, Integral):
         return kind in (int, float)
     if isinstance(value, Real):
@@ -206,10 +204,11 @@ def allowed(annotation: Any) -> str:
     choices = members(annotation)
     if len(choices) > 1:
         kinds = [kind_of(choice) for choice in choices]
+        named = {part for kind in kinds if kind in ROLES for part in FAMILIES[ROLES[kind]].values()}
         words = [
             allowed(choice)
             for choice, kind in zip(choices, kinds, strict=True)
-            if not (kind is int and float in kinds)
+            if not (kind is int and float in kinds) and kind not in named
         ]
         return ", or ".join(dict.fromkeys(words))
     kind, rules = kind_of(annotation), getattr(annotation, "__metadata__", ())

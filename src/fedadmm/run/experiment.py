@@ -24,7 +24,7 @@ from fedadmm.core.stopping import Epochs
 from fedadmm.core.tables import Tree, to_table
 from fedadmm.core.uploads import UploadStage
 from fedadmm.core.validation import allowed, shown
-from fedadmm.run.engines import ENGINES, EngineChoice, Sequential, VirtualTime
+from fedadmm.run.engines import ENGINES, EngineChoice, default_engine
 from fedadmm.run.evaluation import Evaluation, Target
 
 Made = TypeVar("Made")
@@ -157,7 +157,7 @@ def resolved(given: Experiment) -> Experiment:
     """Fill in every default that depends on another field; the only function that does."""
     method, source = given.algorithm, given.problem
     stop = given.local.stop or method.default_stop() or Epochs(1)
-    engine = given.engine or (VirtualTime() if method.asynchronous else Sequential())
+    engine = given.engine or ENGINES[default_engine(method)]()
     evaluate = given.evaluate
     if evaluate.objective is None:
         cheap = not getattr(source, "costly_objective", False)

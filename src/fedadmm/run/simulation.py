@@ -71,7 +71,7 @@ class Result(NamedTuple):
 
 
 def simulate(
-    experiment: Experiment | AnyAlgorithm,
+    experiment: Experiment | AnyAlgorithm | None = None,
     problem: ProblemSource | Problem | None = None,
     rounds: int | None = None,
     *,
@@ -104,7 +104,8 @@ def simulate(
         fields: with a method: the other fields of the experiment.
     """
     if not isinstance(experiment, Experiment):
-        experiment = described(experiment, problem, rounds, **fields)  # type: ignore[arg-type]
+        method = fields.pop("algorithm", experiment)
+        experiment = described(method, problem, rounds, **fields)  # type: ignore[arg-type]
     elif problem is not None or rounds is not None or fields:
         raise ParameterError(
             "simulate: an experiment has all its fields already; change them by "

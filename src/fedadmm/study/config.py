@@ -20,10 +20,12 @@ from fedadmm.core import (
     uploads,
 )
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.parts import FAMILIES, is_external, part_of
 from fedadmm.core.tables import Tree, flattened, from_table
 from fedadmm.core.uploads import Uploads
 from fedadmm.data import problems
 from fedadmm.run import engines
+from fedadmm.run.engines import default_engine
 from fedadmm.run.experiment import Experiment, resolved
 
 REGISTERED = (
@@ -38,8 +40,7 @@ USUAL: dict[str, Any] = {
     "local": {"solver": {"name": "sgd"}},
 }
 """What a configuration may leave out although an experiment asks for it."""
-_NAMES = {"regularizer": "zero", "sampler": "full", "engine": "sequential"}
-_NAMES |= {"output": "last-iterate"}
+_NAMES = {"regularizer": "zero", "sampler": "full", "output": "last-iterate"}
 """The parts that tables without a name describe."""
 TABLES = {
     key: key for key in ("problem", "regularizer", "algorithm", "sampler", "engine", "output")
@@ -80,7 +81,11 @@ def completed(tree: Mapping[str, Any]) -> Tree:
     local = whole["local"]
     if isinstance(local, dict) and isinstance(local.get("stop"), dict):
         whole["local"] = local | {"stop": {"name": "epochs"} | local["stop"]}
-    for key, name in _NAMES.items():
+    names = dict(_NAMES)
+    method = whole["algorithm"].get("name") if isinstance(whole["algorithm"], dict) else None
+    if is_external(method) or method in FAMILIES["algorithm"]:
+        names["engine"] = default_engine(part_of("algorithm", method))
+    for key, name in names.items():
         if isinstance(whole.get(key), dict):
             whole[key] = {"name": name} | whole[key]
     problem = whole["problem"]
