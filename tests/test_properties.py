@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -554,11 +555,13 @@ CASES = cases(40)
 
 
 def drawn(case: Case) -> dict[str, Any]:
-    """The options; noise asks for something of some of the others."""
+    """The options; noise, and methods that no late reply may reach, ask something of others."""
     chosen: dict[str, Any] = {key: TOGETHER[key][place] for key, place in case.items()}
     if chosen["upload"] is NOISE:
         chosen |= {"sampler": fa.BernoulliSampling(0.4), "engine": "sequential"}
         chosen["solver"] = TOGETHER["solver"][0]
+    if isinstance(chosen["engine"], fa.VirtualTime) and not chosen["algorithm"].tolerates_stale:
+        chosen["engine"] = replace(chosen["engine"], mode="sync")
     given = resumable.problem()
     weighted = fa.Problem(given.clients, weights=chosen.pop("weights"), initial=given.initial)
     return chosen | chosen.pop("end") | {"problem": weighted}

@@ -240,7 +240,7 @@ def test_without_rounds_every_client_keeps_its_share_of_the_averaged_buffers(buf
     problem, statistics = remembered()
     states = []
     result = fa.simulate(
-        fa.FedAvg(),
+        fa.FedADMM(1.0),
         problem,
         20,
         engine=VirtualTime(ratio=3.0, redraw=True, buffer=buffer),

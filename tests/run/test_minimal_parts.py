@@ -29,8 +29,13 @@ def test_minimal_parts_run(engine):
 
 
 def test_minimal_parts_run_without_rounds():
-    """Every reply is a step; the mean of two centres at least has been moved towards."""
-    result = run(VirtualTime(mode="async"), rounds=30)
+    """Every reply is a step; the mean of two centres at least has been moved towards.
+
+    Only its author knows that a method is up to it, and must say so.
+    """
+    with pytest.raises(fa.PairingError, match=r"but Accepting does not tolerate late replies"):
+        run(VirtualTime(mode="async"), rounds=30)
+    result = run(VirtualTime(mode="async"), rounds=30, tolerates_stale=True)
     assert 1.0 < float(result.params) < 8.0
 
 

@@ -100,6 +100,9 @@ def test_an_initial_round_has_a_record_of_its_own_that_no_count_and_no_target_ta
     assert len(result.trajectory) == 4
 
 
+REMEDY = "try a smaller learning rate or server step, or a larger penalty"
+
+
 def test_an_exploding_loss_ends_the_run():
     given = federation(1)
     result = run(fa.FedSGD(5.0), given, 100, solver=None, evaluate=True)
@@ -113,7 +116,8 @@ def test_an_exploding_loss_ends_the_run():
     drifts: list[Any] = []
     run(fa.FedSGD(5.0), given, len(losses), solver=None, observers=[drifts.append])
     worst = max(drifts[-1].infos, key=lambda info: info.drift).client
-    assert result.status.endswith(f"; client {worst} moved furthest from it")
+    size = f" and its norm {float(result.params.norm()):g}; client {worst} moved furthest from it"
+    assert result.status == f"{sentence}{size}; {REMEDY}"
 
 
 def test_a_run_that_ends_in_time_says_so():

@@ -211,10 +211,10 @@ def test_worker_processes_compute_the_same(workers, mode):
         (ASYNC, []),
         (fa.AsyncFedDR(0.6, init="prox"), []),
         (fa.FedADMM(1.1), []),
-        (fa.FedADMM(1.1, absent="aligned"), [fa.AdaptiveClip(0.1), fa.TopK(2)]),
+        (fa.FedADMM(1.1), [fa.AdaptiveClip(0.1), fa.TopK(2)]),
         (fa.FedAsync("hinge", grace=1.0), []),
         (fa.FedBuff(size=3), []),
-        (fa.AdaBest(), [fa.AdaptiveClip(0.1)]),
+        (fa.FedAdam(), [fa.AdaptiveClip(0.1)]),
     ],
 )
 def test_a_run_is_taken_up_in_the_middle_of_work_in_flight(method, upload, tmp_path):

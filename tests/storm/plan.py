@@ -12,8 +12,6 @@ import fedadmm as fa
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol.admission import Admission
 
-from .books import is_aligned
-
 KINDS = (
     "loss",
     "delay",
@@ -70,13 +68,7 @@ def make(seed: int) -> Plan:
     kinds = frozenset(kind for kind in KINDS if chance.random() < share)
     if seed % 16 == 0:
         kinds = frozenset(KINDS)
-    mode = (
-        "rounds"
-        if chance.random() < 0.7
-        or isinstance(algorithm, fa.Scaffold | fa.FedDyn)
-        or is_aligned(algorithm)
-        else "asynchronous"
-    )
+    mode = "rounds" if chance.random() < 0.7 or not algorithm.tolerates_stale else "asynchronous"
     settings: dict[str, Any] = {
         "algorithm": algorithm,
         "clients": clients,
@@ -99,8 +91,7 @@ def make(seed: int) -> Plan:
     if _may_be_cut(algorithm) and newer.random() < 0.25:
         settings["upload"] = [fa.TopK(keep=1)]
     calm = 2
-    # Long enough to come to the optimum, with what was cut off as well; FedAvg has another limit,
-    # and without rounds it may have none.
+    # Long enough to come to the optimum, with what was cut off as well; FedAvg has another limit.
     if seed % 128 == 5 and not isinstance(algorithm, fa.FedAvg):
         calm = 120 if "upload" in settings else 30
     return Plan(

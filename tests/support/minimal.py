@@ -131,10 +131,10 @@ def problem() -> fa.Problem:
     return fa.Problem([Distance(centre) for centre in centres], Nought())
 
 
-def run(engine: Any, rounds: int = 4) -> fa.Result:
+def run(engine: Any, rounds: int = 4, **declared: Any) -> fa.Result:
     start = torch.zeros(1, dtype=torch.float64)
     parts = {"solver": HalfWay(), "stop": Once(), "sampler": Two(), "initial": start}
-    accepts = {"accepts_regularizer": True}
+    accepts = {"accepts_regularizer": True, **declared}
     method = type("Accepting", (Plain,), accepts)()
     return fa.simulate(method, problem(), rounds, engine=engine, keep_trajectory=True, **parts)
 

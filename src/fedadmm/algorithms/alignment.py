@@ -111,6 +111,11 @@ class Aligning(AnyAlgorithm):
         """As printed; aligned, the steps of the dual."""
         return super().increments if self.sigma is None else ("step",)
 
+    @property
+    def tolerates_stale(self) -> bool:
+        """As printed; aligned, every reply moves theta and all duals in full."""
+        return self.sigma is None and super().tolerates_stale
+
     def init_server(self, params: Tensor) -> Any:
         """theta^0 = m, and all duals zero."""
         if self.sigma is None:

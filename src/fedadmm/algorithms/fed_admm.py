@@ -130,6 +130,11 @@ class PrintedFedADMM(Algorithm[Server, Client, Broadcast, Message]):
         return None
 
     @property
+    def tolerates_stale(self) -> bool:
+        """With "tracking", where a reply moves the mean by its own share; a number may be more."""
+        return isinstance(self.step, str)
+
+    @property
     def prox_step(self) -> float:
         """1 / rho of the first round."""
         return 1 / at(self.rho, 0)

@@ -121,6 +121,8 @@ class Message(NamedTuple):
 class PrintedFedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
     """The recursion, where absent clients keep what they have."""
 
+    tolerates_stale: ClassVar[bool] = True
+
     beta: Positive = 1.0
     start: Literal["own", "global"] = "own"
     members: Literal["all", "seen"] = "all"

@@ -74,6 +74,8 @@ class Message(NamedTuple):
 class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
     """The server's half, which FedDR and FedDR-II share."""
 
+    tolerates_stale: ClassVar[bool] = True
+
     eta: float
 
     @property

@@ -65,6 +65,7 @@ class Adaptive(FedOpt[AdaptiveServer]):
     """
 
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+    tolerates_stale: ClassVar[bool] = True  # the division by sqrt(v) bounds every step
 
     lr: Positive = 0.1
     beta1: Probability = 0.9

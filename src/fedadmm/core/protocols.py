@@ -226,6 +226,15 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         return self
 
     @property
+    def tolerates_stale(self) -> bool:
+        """Whether replies may be folded one by one, from models that others have moved since.
+
+        Where each reply moves the model in full, as a mean over a few replies does, late ones pile
+        up and the run explodes.  A method is taken to be like that unless it says otherwise.
+        """
+        return self.asynchronous
+
+    @property
     def relaxation(self) -> float:
         """Alpha of the Douglas-Rachford step that the method makes; 1 is no relaxation."""
         return 1.0

@@ -162,6 +162,11 @@ class Federation:
                 f"Federation: mode is 'asynchronous', but {type(self.algorithm).__name__} needs "
                 "all clients in every step; use mode='rounds'"
             )
+        if self.mode == "asynchronous" and not self.algorithm.tolerates_stale:
+            raise ParameterError(
+                "Federation: mode is 'asynchronous', but "
+                f"{pairing.no_late_replies(self.algorithm)}, or mode='rounds'"
+            )
 
     def _check_kinds(self) -> None:
         """Refuse a class, a word or something else where a part is asked for."""

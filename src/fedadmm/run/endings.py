@@ -6,13 +6,20 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.protocols import ClientInfo
 from fedadmm.run.plan import Ending, RunState, Schedule
 from fedadmm.run.record import Record, numbers, value
 
 EXPLOSION = 1e6
-"""A loss this many times its first value (plus one) counts as exploded."""
+"""A run has diverged when the loss or ||theta|| is this many times its first value (plus one).
+
+No honest run comes near it: where moves do not grow, the norm grows by one of them a round.
+"""
+_REMEDY = "try a smaller learning rate or server step, or a larger penalty"
 
 
 def broken(infos: Sequence[ClientInfo], number: int) -> Ending | None:
@@ -28,22 +35,36 @@ def broken(infos: Sequence[ClientInfo], number: int) -> Ending | None:
     return None
 
 
+def norm(params: Tensor) -> float:
+    """||params||, also where half precision could not hold it."""
+    wide = torch.promote_types(params.dtype, torch.float32)
+    return float(torch.linalg.vector_norm(params, dtype=wide))
+
+
+def first_norm(before: Tensor, after: Tensor) -> float | None:
+    """What the norms of a run are compared with, from the first step that moves the model."""
+    return None if torch.equal(before, after) else max(norm(before), norm(after))
+
+
 def decide(
-    state: RunState, record: Record, infos: Sequence[ClientInfo], schedule: Schedule
+    state: RunState,
+    record: Record,
+    infos: Sequence[ClientInfo],
+    schedule: Schedule,
+    params: Tensor,
 ) -> Ending | None:
-    """Why a run ends after a round, whose state this is; None while it goes on."""
-    number, first_loss, best = state.round, state.first_loss, state.best
+    """Why a run ends after a round, whose state and theta these are; None while it goes on."""
+    number, best = state.round, state.best
     if number == 0:
         return None
-    loss = record["metrics"].get("loss", 0.0)
-    exploded = first_loss is not None and loss > EXPLOSION * (1 + abs(first_loss))
-    if not math.isfinite(loss) or exploded:
+    loss, size = record["metrics"].get("loss", 0.0), norm(params)
+    if _exploded(loss, state.first_loss) or _exploded(size, state.first_norm):
         worst = max(infos, key=lambda info: info.drift, default=None)
         client = f"; client {worst.client} moved furthest from it" if worst is not None else ""
-        return Ending(
-            "diverged",
-            f"diverged in round {number}: the loss of the global model is {loss:g}{client}",
-        )
+        measured = f"the loss of the global model is {loss:g} and its norm {size:g}"
+        if "loss" not in record["metrics"]:
+            measured = f"the norm of the global model is {size:g}"
+        return Ending("diverged", f"diverged in round {number}: {measured}{client}; {_REMEDY}")
     if (met := _met(partial(value, record), number, schedule)) is not None:
         return met
     spending = schedule.spending
@@ -58,6 +79,10 @@ def decide(
     if best is not None and schedule.judge is not None and schedule.judge.gives_up(best):
         return Ending("patience", schedule.judge.sentence(best))
     return None
+
+
+def _exploded(value: float, first: float | None) -> bool:
+    return not math.isfinite(value) or (first is not None and value > EXPLOSION * (1 + abs(first)))
 
 
 def _met(measured: Callable[[str], float | None], number: int, schedule: Schedule) -> Ending | None:

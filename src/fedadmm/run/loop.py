@@ -119,9 +119,12 @@ def run(
         following = _instrumented(following, record, infos, store, schedule)
         if schedule.judge is not None:
             following = following._replace(best=schedule.judge.after(state.best, record, handed))
-        ending = endings.decide(following, record, infos, schedule)
+        ending = endings.decide(following, record, infos, schedule, iterate.params)
         if state.first_loss is None:
             following = following._replace(first_loss=record["metrics"].get("loss"))
+        if state.first_norm is None:
+            before = job.algorithm.global_params(state.server)
+            following = following._replace(first_norm=endings.first_norm(before, iterate.params))
         state = following
         yield RoundReport(state, record, infos, ending)
         if ending is not None:

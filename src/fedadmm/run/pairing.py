@@ -35,7 +35,18 @@ def check(job: Job, sampler: Sampler, rounds: int) -> None:
     _check_last_batches(job)
 
 
-def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice) -> None:
+def no_late_replies(algorithm: AnyAlgorithm) -> str:
+    """Why a method is refused where replies arrive late, and what to take instead."""
+    aligned, fixed = getattr(algorithm, "absent", ""), algorithm.fixed_step(0) is not None
+    given = " with absent='aligned'" if aligned == "aligned" else " with a fixed step" * fixed
+    return (
+        f"{type(algorithm).__name__}{given} does not tolerate late replies (tolerates_stale is "
+        "False): each moves the whole model, they pile up and the run explodes; use FedADMM with "
+        "step='tracking' and absent='kept', FedDR, AsyncFedDR, FedAsync or FedBuff"
+    )
+
+
+def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice, clients: int) -> None:
     """Refuse a method without rounds on an engine with rounds, and the other way round."""
     method, engine = type(algorithm).__name__, type(choice).__name__
     asynchronous = choice.is_asynchronous
@@ -48,6 +59,12 @@ def check_engine(algorithm: AnyAlgorithm, choice: EngineChoice) -> None:
         raise PairingError(
             f"{method} needs all clients in every round, but {engine} folds replies without "
             "rounds; use an engine with rounds, such as VirtualTime(mode='sync')"
+        )
+    late = asynchronous and choice.expected_delay(clients) != 0
+    if late and not algorithm.tolerates_stale:
+        raise PairingError(
+            f"{engine} folds replies as they arrive, but {no_late_replies(algorithm)}, or an "
+            "engine with rounds, such as VirtualTime(mode='sync')"
         )
 
 

@@ -37,6 +37,9 @@ class RunState(NamedTuple):
     buffers: Tensor | None
     first_loss: float | None = None
     """The first loss that was measured, which divergence is judged by."""
+    first_norm: float | None = None
+    """The norm of the model before or after the first step that moved it, whichever is larger;
+    divergence is judged by it as well."""
     engine: EngineState | None = None
     """The clock and the work in flight of an engine that has them."""
     notes: dict[str, Any] | None = None

@@ -146,6 +146,7 @@ def _pack(latest: Start) -> Checkpoint:
         named |= dict(trees.named_tensors(state.best.model, "best"))
     values: dict[str, Any] = {
         "first_loss": state.first_loss,
+        "first_norm": state.first_norm,
         "ending": latest.ending,
         "choice": latest.choice,
         "notes": state.notes,
@@ -183,10 +184,12 @@ def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
     cast = job.algorithm.broadcast(template, this_round(job, 0))
     engine = _unpack_engine(job, found, Download(cast, buffers, bound=bound_tensor(bound)))
     first_loss, notes = found.values["first_loss"], found.values["notes"]
+    first_norm = found.values.get("first_norm")  # older checkpoints have none
     known = known_from(found.values.get("known"))  # older checkpoints have none
     noised = noised_from(found.values.get("noised"))
-    state = RunState(found.round, server, buffers, first_loss, engine, notes, known, bound=bound)
+    state = RunState(found.round, server, buffers, first_loss, first_norm, engine, notes, known)
     state = state._replace(
+        bound=bound,
         output=_unpack_output(job, found, state, output),
         missed=_unpack_missed(job, found, server),
         best=_unpack_best(job, found),

@@ -119,7 +119,7 @@ def simulate(
     job = job._replace(asks_losses=sampler.asks_losses, uploads=Uploads.of(chosen.upload))
     pairing.check(job, sampler, chosen.rounds)
     evaluation.check(job)
-    pairing.check_engine(chosen.algorithm, choice)
+    pairing.check_engine(chosen.algorithm, choice, loaded.num_clients)
     check_uploads(job, sampler, asynchronous=choice.is_asynchronous)
     job, spending = hidden(job, sampler)
     with torch_threads(chosen_threads(job, chosen.threads)), torch.no_grad(), ExitStack() as held:

@@ -151,6 +151,7 @@ def _accepts(method: AnyAlgorithm) -> list[str]:
     needs = method.needs
     return [
         "partial participation" if method.accepts_partial else "full participation only",
+        *(["late replies"] if method.accepts_partial and method.tolerates_stale else []),
         "any convex regulariser g" if method.accepts_regularizer else "g = 0 only",
         *(["any local solver"] if needs.local_solve and not _counts(needs) else []),
         *(["solvers with gradient steps"] if _counts(needs) else []),

@@ -31,7 +31,7 @@ class EngineChoice(ABC):
         return False
 
     def expected_delay(self, clients: int) -> int | None:
-        """About how many server steps a reply is late; None with rounds."""
+        """About how many server steps a reply is late, 0 where none ever is; None with rounds."""
         return None
 
     @abstractmethod

@@ -103,7 +103,7 @@ class VirtualTime(EngineChoice):
         """The largest that is accepted, or else a reply waits for everybody else at work."""
         if not self.is_asynchronous:
             return None
-        if self.max_staleness is not None:
+        if self.max_staleness is not None and self.policy != "accept":
             return self.max_staleness
         return min(self.concurrency or clients, clients)
 

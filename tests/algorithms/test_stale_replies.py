@@ -1,0 +1,123 @@
+"""What a method declares about late replies is what they do to it.
+
+Thirty clients reply one by one, from models that the others have moved since.  A method that does
+not tolerate that explodes here; one that does stays near the optimum, and comes to it unless it
+says why not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+
+import fedadmm as fa
+from fedadmm.algorithms import REGISTRY
+from fedadmm.flower.federation import Federation
+from fedadmm.run.engines import GivenDelays, VirtualTime
+from support.federations import Chosen, federation, run
+
+CLIENTS, STEPS = 30, 900
+NUMBERS = {"lr": 0.3, "rho": 1.3, "eta": 0.8, "beta": 1.3}
+FURTHER: dict[str, list[dict[str, Any]]] = {
+    "fedadmm": [
+        *({"step": 1.0}, {"step": fa.Piecewise({0: 1.0, 9: 0.9})}),
+        *({"rho": fa.Piecewise({0: 1.0, 90: 3.0})}, {"rho": 0.3}),
+        {"absent": "aligned", "alignment": 1.0},
+    ],
+    "feddr": [{"alpha": 1.8}],
+    "fedadmm-in": [{"memory": 0.5}],
+}
+_EASY = ("start", "staleness")
+"""Where an exact solve begins is all the same; what a late reply counts is on trial elsewhere."""
+GIVEN = federation(12, CLIENTS)
+
+
+def variants() -> Iterator[tuple[str, Any]]:
+    """Every method that may miss a client, with each of its choices in turn."""
+    for name, kind in REGISTRY.items():
+        if not kind.accepts_partial:
+            continue
+        hints = get_type_hints(kind)
+        required = {field.name for field in fields(kind)} & NUMBERS.keys()
+        usual = {key: NUMBERS[key] for key in required if not hasattr(kind, key)}
+        choices = {
+            field.name: get_args(hints[field.name])
+            for field in fields(kind)
+            if get_origin(hints[field.name]) is Literal and field.name not in _EASY
+        }
+        others = [{}, *({key: one} for key, some in choices.items() for one in some)]
+        for options in others + FURTHER.get(name, []):
+            try:
+                method = kind(**usual | options)
+            except fa.ParameterError:
+                continue
+            if not options or method != kind(**usual):
+                yield " ".join([name, *(f"{key}={one}" for key, one in options.items())]), method
+
+
+VARIANTS = dict(variants())
+
+
+def late(method: Any, engine: Any, **options: Any) -> fa.Result:
+    """A run without rounds, whatever the method declares."""
+    counted = method.needs.mean_gradient or method.needs.step_sum
+    if counted or method.needs.local_prox != "none":
+        options |= {"solver": fa.GradientDescent(0.2), "stop": fa.Steps(10)}
+    elif isinstance(method, fa.FedBuff):  # its moves add up: they must be short, as printed
+        options |= {"solver": fa.GradientDescent(0.05), "stop": fa.Steps(3)}
+    chosen = Chosen(engine.start, method.asynchronous)
+    return run(method, GIVEN, STEPS, engine=chosen, seed=1, **options)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_late_replies_do_to_a_method_what_it_declares(name):
+    method = VARIANTS[name]
+    result = late(method, VirtualTime())
+    assert result.code == ("completed" if method.tolerates_stale else "diverged"), result.status
+    if method.tolerates_stale:
+        furthest = max(float(theta.norm()) for theta in result.trajectory)
+        near = max(np.linalg.norm(GIVEN.start), np.linalg.norm(GIVEN.optimum))
+        assert furthest < 4 * near
+        if method.bias is None:
+            assert np.linalg.norm(result.params.numpy() - GIVEN.optimum) < 1e-2
+
+
+INTOLERANT = {
+    "FedAvg": fa.FedAvg(),
+    "FedDyn": fa.FedDyn(0.8),
+    "AFedPD": fa.AFedPD(0.8),
+    "FedADMM with absent='aligned'": fa.FedADMM(1.3, absent="aligned"),
+    "FedADMM with a fixed step": fa.FedADMM(1.3, step=1.0),
+}
+INSTEAD = (
+    r" does not tolerate late replies \(tolerates_stale is False\): each moves the whole model, "
+    r"they pile up and the run explodes; use FedADMM with step='tracking' and absent='kept', FedDR, "
+    r"AsyncFedDR, FedAsync or FedBuff, or "
+)
+
+
+@pytest.mark.parametrize("name", INTOLERANT)
+@pytest.mark.parametrize("engine", [VirtualTime(), GivenDelays(4)], ids=["clock", "given delays"])
+def test_it_is_refused_before_the_first_step_with_what_to_take_instead(name, engine):
+    method = re.escape(f"{type(engine).__name__} folds replies as they arrive, but {name}")
+    with pytest.raises(fa.PairingError, match=f"^{method}{INSTEAD}an engine with rounds, such as"):
+        run(INTOLERANT[name], GIVEN, 3, engine=engine)
+
+
+@pytest.mark.parametrize("name", INTOLERANT)
+def test_a_deployed_run_without_rounds_is_refused_alike(name):
+    method = re.escape(f"Federation: mode is 'asynchronous', but {name}")
+    with pytest.raises(fa.ParameterError, match=f"^{method}{INSTEAD}mode='rounds'$"):
+        Federation(INTOLERANT[name], 3, 2, initial=GIVEN.initial, mode="asynchronous")
+
+
+@pytest.mark.parametrize(
+    "engine", [GivenDelays(0), VirtualTime(max_staleness=0, policy="drop")], ids=["law", "clock"]
+)
+def test_an_engine_on_which_no_reply_is_late_takes_every_method(engine):
+    assert run(fa.FedAvg(), GIVEN, 3, engine=engine).code == "completed"
