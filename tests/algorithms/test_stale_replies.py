@@ -96,8 +96,8 @@ INTOLERANT = {
 }
 INSTEAD = (
     r" does not tolerate late replies \(tolerates_stale is False\): each moves the whole model, "
-    r"they pile up and the run explodes; use FedADMM with step='tracking' and absent='kept', FedDR, "
-    r"AsyncFedDR, FedAsync or FedBuff, or "
+    r"they pile up and the run explodes; use FedADMM with step='tracking' and absent='kept', "
+    r"FedDR, AsyncFedDR, FedAsync or FedBuff, or "
 )
 
 

@@ -121,8 +121,6 @@ class Message(NamedTuple):
 class PrintedFedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
     """The recursion, where absent clients keep what they have."""
 
-    tolerates_stale: ClassVar[bool] = True
-
     beta: Positive = 1.0
     start: Literal["own", "global"] = "own"
     members: Literal["all", "seen"] = "all"
@@ -138,6 +136,11 @@ class PrintedFedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
     def prox_step(self) -> float:
         """1 / beta at the start."""
         return 1 / self.beta
+
+    @property
+    def tolerates_stale(self) -> bool:
+        """A reply moves the mean by its own share."""
+        return True
 
     def default_stop(self) -> InSaCriterion:
         """The inexactness criterion of the paper."""

@@ -11,9 +11,9 @@ Aggregation, AISTATS 2022, Algorithm 1.
 A reply counts one step of the run, whether theta moves or not.  A delay counts the models that the
 server made meanwhile; the paper's s(delay) = 1 / sqrt(1 + delay) is the default (`staleness`).
 Moves add up, so that they must be short where delays are long: many late replies with accurate
-local solves make it explode.  With the size 1 it is FedAsync with moves in place of models.  Checked here against an independent
-program on the order of arrivals that a run really had; the paper's rates, its secure buffer and
-its noise were not.
+local solves make it explode.  With the size 1 it is FedAsync with moves in place of models.
+Checked here against an independent program on the order of arrivals that a run really had; the
+paper's rates, its secure buffer and its noise were not.
 """
 
 from __future__ import annotations

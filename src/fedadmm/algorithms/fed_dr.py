@@ -74,14 +74,17 @@ class Message(NamedTuple):
 class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
     """The server's half, which FedDR and FedDR-II share."""
 
-    tolerates_stale: ClassVar[bool] = True
-
     eta: float
 
     @property
     def prox_step(self) -> float:
         """eta."""
         return self.eta
+
+    @property
+    def tolerates_stale(self) -> bool:
+        """A reply moves the mean by its own share."""
+        return True
 
     @property
     def increments(self) -> tuple[str, ...]:
