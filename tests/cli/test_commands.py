@@ -195,7 +195,7 @@ def test_compare_prints_a_configuration_that_compare_takes(tmp_path: Path) -> No
     assert printed.exit_code == 0, printed.stderr
     tree = tomllib.loads(printed.stdout)
     assert [method["label"] for method in tree["methods"]][:1] == ["FedAvg"]
-    assert all("stop" in method for method in tree["methods"])
+    assert all("stop" in method["local"] for method in tree["methods"])
     path = tmp_path / "again.toml"
     path.write_text(printed.stdout)
     assert call("compare", path, "--print-config").stdout == printed.stdout

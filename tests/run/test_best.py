@@ -197,7 +197,8 @@ def test_a_last_model_that_is_the_best_is_kept_once(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_or_is_interrupted_leaves_its_best(tmp_path: Path) -> None:
-    wild = small(solver={"name": "gradient-descent", "lr": 30.0}, rounds=30)
+    steep = {"name": "gradient-descent", "lr": 30.0}
+    wild = small(local={"solver": steep, "stop": {"name": "steps", "steps": 1}}, rounds=30)
     assert run(wild, tmp_path / "wild")["code"] == "diverged"
     number, losses = kept(tmp_path / "wild")
     assert losses[number - 1] == min(losses)

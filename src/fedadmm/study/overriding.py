@@ -27,6 +27,14 @@ def table_of(key: str) -> str:
     return next((table for table in TABLES if key.startswith(f"{table}.")), "")
 
 
+def part_in(tree: Tree, key: str) -> str:
+    """The name of the part that a key belongs to, in the tables of a complete run."""
+    found: Any = tree
+    for step in table_of(key).split("."):
+        found = found[step]
+    return str(found["name"])
+
+
 def apply(tree: Tree, settings: Sequence[Setting]) -> list[Setting]:
     """Set what this run has the keys for, in order; what was set."""
     applied = []

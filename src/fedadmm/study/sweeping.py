@@ -15,7 +15,7 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.study import loading, overriding, tables
 from fedadmm.study.config import resolve
 from fedadmm.study.grid import Cell, check_distinct, complete
-from fedadmm.study.overriding import Setting, table_of
+from fedadmm.study.overriding import Setting, part_in
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.rundir import toml_tables, write_json
 from fedadmm.study.tables import Table
@@ -101,7 +101,7 @@ def reached(points: Sequence[Point]) -> list[str]:
     applied = [point.applied for point in points]
     settings = [one for some in applied for one in some]
     return [
-        overriding.reach(one, [point.run.name(table_of(one[0])) for point in points], applied)
+        overriding.reach(one, [part_in(point.run.tree, one[0]) for point in points], applied)
         for number, one in enumerate(settings)
         if one not in settings[:number]
     ]
