@@ -28,7 +28,8 @@ class Launcher:
 
     def __init__(self) -> None:
         here = Path(__file__).parents[1]
-        environment = {**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1"}
+        found = os.pathsep.join([str(here), str(here.parent / "src")])  # the code beside the test
+        environment = {**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.victims"],
             stdin=subprocess.PIPE,
