@@ -35,19 +35,25 @@ def refused(*arguments: object) -> str:
     [
         (("--set", "algorithm.rh0=1"), "algorithm.rh0 is not a key of fedadmm; did you mean rho?"),
         (("--set", "algorithm.rho=0"), "algorithm.rho is 0.0, but must be > 0 and finite"),
-        (("--set", "algorithm.rho=x"), "algorithm.rho is 'x', but must be a number or a table"),
+        (
+            ("--set", "algorithm.rho=x"),
+            "algorithm.rho is 'x', but must be > 0 and finite, or a schedule",
+        ),
         (("--set", "rho"), "--set is 'rho', but must be KEY=VALUE, as in algorithm.rho=0.1"),
         (
             ("--algorithm", "fedadm"),
             "algorithm.name is 'fedadm', which is not known; did you mean ",
         ),
         (("--engine", "vectorized"), "engine.name is 'vectorized', "),
-        (("--rounds", "0"), "rounds is 0, but must be at least 1"),
+        (("--rounds", "0"), "rounds is 0, but must be a whole number of at least 1"),
         (("--rounds", "x"), "Invalid value for '--rounds': 'x' is not a valid int"),
-        (("--seed", "-1"), "seed is -1, but must be at least 0"),
+        (("--seed", "-1"), "seed is -1, but must be a whole number of at least 0"),
         (("--precision", "half"), "precision is 'half', but must be one of 'float32', 'float64'"),
         (("--device", "abacus"), "device is 'abacus', but cannot be used"),
-        (("--checkpoint-every", "-2"), "checkpoint.every is -2, but must be at least 0"),
+        (
+            ("--checkpoint-every", "-2"),
+            "checkpoint.every is -2, but must be a whole number of at least 0",
+        ),
         (("--tracker", "comet"), "trackers names 'comet', which is not known"),
         (("--roundz", "3"), "No such option '--roundz'."),
         (
@@ -121,9 +127,9 @@ def test_run_says_what_is_wrong(
             ("compare", "quickstart", "--seeds", "1,,2"),
             "Invalid value: --seeds is '1,,2', but must",
         ),
-        (("compare", "quickstart", "--set", "seeds=[]"), "seeds is [], but must be a list"),
+        (("compare", "quickstart", "--set", "seeds=[]"), "seeds is [], but must hold at least one"),
         (("sweep", "quickstart", "--grid", "rounds"), "--grid is 'rounds', but must be KEY=A,B"),
-        (("sweep", "quickstart", "--grid", "rounds=0,1"), "rounds=0: rounds is 0, but must be at"),
+        (("sweep", "quickstart", "--grid", "rounds=0,1"), "rounds=0: rounds is 0, but must be a"),
         (("report", "nowhere"), "nowhere: no such directory"),
         (("export", "nowhere"), "nowhere: no such folder"),
         (
@@ -218,7 +224,7 @@ def test_an_internal_error_is_short_unless_debug(
     def broken(*ignored: object, **also: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("fedadmm.study.running.initial_vector", broken)
+    monkeypatch.setattr("fedadmm.run.simulation.first_vector", broken)
     result = call("run", config, "--out", tmp_path / "a")
     assert result.exit_code == 1
     assert result.stderr == "fedadmm: internal error (RuntimeError: a bug); --debug shows where\n"

@@ -44,7 +44,7 @@ def test_a_stop_with_keys_alone_is_the_usual_one(tmp_path: Path) -> None:
     file.write_text('[problem]\nname = "quadratics"\n')
     shown = call("run", file, "--set", "local.stop.epochs=5", "--print-config")
     assert shown.exit_code == 0, shown.stderr
-    assert '[stop]\nname = "epochs"\nepochs = 5' in shown.stdout
+    assert '[local.stop]\nname = "epochs"\nepochs = 5' in shown.stdout
 
 
 @pytest.mark.parametrize("spelling", ["none", "None"])
@@ -67,7 +67,7 @@ def test_every_method_has_a_line_of_80_columns_and_a_page(monkeypatch: pytest.Mo
     assert first["fedadmm"][-2:] == ["2", "1"]
     page = " ".join(call("algorithms", "fedadmm").stdout.split())
     assert "Gong et al., FedADMM, ICDE 2022" in page
-    assert "algorithm.rho: a number" in page
+    assert "algorithm.rho: > 0 and finite" in page
     assert "the penalty: a number, a schedule over rounds, or `PerWork(pull)`" in page
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedadmm.core.errors import ConfigError, PairingError, check_positive, check_range
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Sampler
-from fedadmm.core.tables import Tree
+from fedadmm.core.tables import Tree, flattened
 from fedadmm.run.experiment import Experiment, filled
 from fedadmm.run.simulation import first_vector
 from fedadmm.study.config import resolve
@@ -271,5 +271,5 @@ def _written(
         changes["algorithm"] |= {"members": "seen"} if partial else {}
     if steps:
         changes["local"] = {"solver": {"lr": rate}}
-    keys = [key for table in changes.values() for key in table if key != "name"]
+    keys = [key.rpartition(".")[2] for key in flattened(changes) if not key.endswith("name")]
     return resolve(merged(config.tree, changes)).tree, tuple(keys)

@@ -83,7 +83,7 @@ def completed(tree: Mapping[str, Any]) -> Tree:
         whole["local"] = local | {"stop": {"name": "epochs"} | local["stop"]}
     names = dict(_NAMES)
     method = whole["algorithm"].get("name") if isinstance(whole["algorithm"], dict) else None
-    if is_external(method) or method in FAMILIES["algorithm"]:
+    if isinstance(method, str) and (is_external(method) or method in FAMILIES["algorithm"]):
         names["engine"] = default_engine(part_of("algorithm", method))
     for key, name in names.items():
         if isinstance(whole.get(key), dict):
