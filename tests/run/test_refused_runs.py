@@ -145,8 +145,8 @@ PARAMETERS: Cases = {
     ),
     "a class for a method": (
         lambda: simulate(fa.FedAvg),
-        "Experiment: algorithm is the class FedAvg, but must be of the kind Algorithm; call it with "
-        "its options, as in FedAvg(...)",
+        "Experiment: algorithm is the class FedAvg, but must be of the kind Algorithm; call it "
+        "with its options, as in FedAvg(...)",
     ),
     "a word for a solver": (
         lambda: simulate(solver="sgd"),
