@@ -29,12 +29,13 @@ class AwayOrAdrift(Sampler):
 
 
 result = simulate(
-    FedADMM(rho=0.1, members="seen", start="global"),
+    FedADMM(rho=0.1, members="seen"),
     problems.load("digits", clients=20, partition="shards"),
     rounds=20,
     sampler=AwayOrAdrift(pairs=2),
     solver=SGD(lr=0.1, batch_size=20),
     stop=Epochs(3),
+    start="global",
 )
 turns = [record["cohort"]["clients"] for record in result.history]
 print("the first rounds took", *turns[:3])

@@ -4,7 +4,7 @@ from fedadmm import SGD, Epochs, FedADMM, FedAvg, Target, UniformSampling, probl
 
 problem = problems.load("digits", clients=20, partition="shards")
 
-for method in (FedAvg(), FedADMM(rho=0.1, start="global", members="seen")):
+for method in (FedAvg(), FedADMM(rho=0.1, members="seen")):
     result = simulate(
         method,
         problem,
@@ -12,6 +12,7 @@ for method in (FedAvg(), FedADMM(rho=0.1, start="global", members="seen")):
         sampler=UniformSampling(0.25),
         solver=SGD(lr=0.1, batch_size=10),
         stop=Epochs(5),
+        start="global",
         target=Target("test_accuracy", 0.85),
         seed=0,
     )

@@ -142,7 +142,7 @@ def test_importing_warns_of_nothing_and_does_not_import_torch():
 
 def test_the_parameters_carry_the_letters_of_the_papers():
     methods = [
-        fa.FedADMM(rho=1.0, step="tracking", start="own", members="all", increment="exact"),
+        fa.FedADMM(rho=1.0, step="tracking", members="all"),
         fa.FedDR(eta=1.0, alpha=1.0, init="start"),
         fa.FedDRII(eta=1.0),
         fa.FedSplit(eta=1.0),

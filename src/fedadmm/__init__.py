@@ -12,9 +12,10 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "fedadmm.algorithms": (
-        "AFedPD AdaBest AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAdagrad FedAdam FedAsync "
-        "FedAvg FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg FedDyn FedMid FedNova FedPD FedProx "
-        "FedSGD FedSplit FedYogi Scaffnew Scaffold ScaffoldPlus"
+        "AFedPD AdaBest AlignedADMM AsyncFedDR FedADMM FedADMMIn FedADMMInReleased FedADMMInSa "
+        "FedADMMInSaReleased FedADMMPrinted FedADMMReleased FedAdagrad FedAdam FedAsync FedAvg "
+        "FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg FedDyn FedMid FedNova FedPD FedProx FedSGD "
+        "FedSplit FedYogi Scaffnew Scaffold ScaffoldPlus"
     ),
     "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.core.errors": (

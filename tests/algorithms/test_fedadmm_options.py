@@ -40,7 +40,6 @@ OPTIONS = {
     "start current": {"start": "current"},
     "released": {"increment": "released", "step": 0.3},
     "released, tracking, global": {"increment": "released", "start": "global"},
-    "printed": {"increment": "printed"},
     "members seen": {"members": "seen"},
     "seen, starting at current": {"members": "seen", "start": "current"},
     "start global": {"start": "global"},
@@ -50,6 +49,19 @@ SOLVES = {
     "exact": (fa.ExactSolver(), None),
     "three gradient steps": (fa.GradientDescent(0.15), fa.Steps(3)),
 }
+
+
+METHODS = {
+    "exact": fa.FedADMM,
+    "printed": fa.FedADMMPrinted,
+    "released": fa.FedADMMReleased,
+}
+
+
+def ours(rho, given, *, start=None, increment="exact", step=None, members="all", **settings):
+    """The method with these options, run."""
+    method = METHODS[increment](rho, members=members, **({} if step is None else {"step": step}))
+    return run(method, given, start=start, **settings)
 
 
 def direct(given, sampler, seed, rho, solve, **options):
@@ -71,9 +83,8 @@ def test_option(option, solve, weights):
         reference.exact(given) if stop is None else reference.gradient_steps(given, 3, 0.15)
     )
     sampler, options = fa.UniformSampling(2), OPTIONS[option]
-    result = run(
-        fa.FedADMM(RHO, **options), given, sampler=sampler, seed=2, solver=solver, stop=stop
-    )
+    work = {"solver": solver, "stop": stop}
+    result = ours(RHO, given, sampler=sampler, seed=2, **work, **options)
     assert_same(result.trajectory, direct(given, sampler, 2, lambda t: RHO, numpy_solve, **options))
 
 
@@ -90,7 +101,7 @@ PENALTY_SCHEDULES = {
 def test_penalty_schedule_with_l1(option):
     given = federation(32, weights=WEIGHTS, regularizer=fa.L1(LAM))
     sampler, options = fa.UniformSampling(3), PENALTY_SCHEDULES[option]
-    result = run(fa.FedADMM(growing, **options), given, sampler=sampler, seed=1)
+    result = ours(growing, given, sampler=sampler, seed=1, **options)
     expected = direct(
         given,
         sampler,
@@ -152,10 +163,29 @@ def test_the_released_increment_is_twice_the_move(rho):
     given = federation(36)
     cohort = [1, 3]
     sampler = fa.TraceSampling([[0, 2, 4], cohort])
-    method = fa.FedADMM(rho, increment="released")
+    method = fa.FedADMMReleased(rho)
     first, second = snapshots(method, given, rounds=2, sampler=sampler)
     moves = sum(second.clients[i].w - first.theta for i in cohort) / given.clients
     assert_same([second.server.mean - first.server.mean], [2 * moves])
+
+
+PULLS = {
+    "numeric": (fa.FedADMM, lambda share, step: RHO * (1 - share / step)),
+    "released": (fa.FedADMMReleased, lambda share, step: -RHO / 2 * share / step),
+}
+
+
+@pytest.mark.parametrize("step", [0.25, 0.4, 0.7])
+@pytest.mark.parametrize("kind", PULLS)
+def test_where_a_biased_limit_lies(kind, step):
+    """grad f(theta) = pull (theta - theta^0), with exact solves and two of five clients a round."""
+    given = federation(39)
+    method, pull = PULLS[kind]
+    result = run(method(RHO, step=step), given, rounds=1500, sampler=fa.UniformSampling(2))
+    theta = result.params.numpy()
+    slope = sum(given.a[i] * given.gradient(i, theta) for i in range(given.clients))
+    np.testing.assert_allclose(slope, pull(2 / 5, step) * (theta - given.start), atol=1e-9)
+    assert method(RHO, step=step).bias is not None
 
 
 def test_members_seen_is_all_once_everybody_was_seen():
@@ -172,7 +202,7 @@ def test_steps_and_penalties_count_the_same_rounds_empty_ones_included():
     given = federation(38)
     sampler = fa.BernoulliSampling(0.2)
     change = fa.Piecewise({0: 0.7, 10: 1.4})
-    method = fa.FedADMM(change, step=fa.Piecewise({0: 0.2, 10: 0.6}), increment="printed")
+    method = fa.FedADMMPrinted(change, step=fa.Piecewise({0: 0.2, 10: 0.6}))
     result = run(method, given, sampler=sampler, seed=3)
     assert any(not record["cohort"]["clients"] for record in result.history[:10])
     expected = direct(

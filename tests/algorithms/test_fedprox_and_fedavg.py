@@ -50,7 +50,7 @@ def test_fedadmm_with_frozen_duals_runs_like_fedprox():
     assert_same(frozen.trajectory, run(fa.FedProx(1.3), given).trajectory)
     # inexact solves agree as well, when both begin at theta
     options = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(2)}
-    frozen = run(FrozenDual(1.3, start="global"), given, **options)
+    frozen = run(FrozenDual(1.3), given, start="global", **options)
     assert_same(frozen.trajectory, run(fa.FedProx(1.3), given, **options).trajectory)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -21,9 +21,9 @@ import fedadmm as fa
 from fedadmm.algorithms import (
     REGISTRY,
     adabest,
-    alignment,
-    fed_admm,
-    fed_admm_insa,
+    aligned_admm,
+    fed_admm_in,
+    fed_admm_state,
     fed_avg,
     fed_dr,
     fed_dr_ii,
@@ -33,14 +33,13 @@ from fedadmm.algorithms import (
     scaffold,
     scaffold_plus,
 )
-from fedadmm.algorithms.alignment import Aligning
 from fedadmm.algorithms.fed_async import AsTheyArrive
 from fedadmm.algorithms.fed_avg import LocalSteps
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.local_work import LocalWork
+from fedadmm.core.local_work import STARTS, LocalWork
 from fedadmm.core.missed import Missed
 from fedadmm.core.parts import FAMILIES
-from fedadmm.core.protocols import ClientRecord
+from fedadmm.core.protocols import ClientRecord, Start
 from fedadmm.core.schedules import Schedule
 from fedadmm.run.loop import run_round
 from fedadmm.run.plan import RunState
@@ -73,11 +72,12 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "grace": (1.0,),
     "size": (3,),
     "p": (0.4,),
-    "alignment": (0.05,),
+    "sigma": (0.05,),
     "gamma": (0.0, 1.0),
 }
 """Values to try for every field that takes a number."""
 OWN_NUMBERS: dict[tuple[str, str], tuple[float, ...]] = {
+    ("a-fedpd", "sigma"): (1.0,),
     ("adabest", "mu"): (0.4,),
     ("adabest", "beta"): (0.5,),
     ("fedcm", "alpha"): (0.5,),
@@ -100,11 +100,11 @@ def values(method: str, name: str, hint: Any) -> list[Any]:
 
 
 class Case(NamedTuple):
-    title: str
     method: Any
+    start: Start
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[tuple[str, Case]]:
     for name, kind in REGISTRY.items():
         hints = get_type_hints(kind)
         given = [field for field in fields(kind) if field.init]
@@ -116,21 +116,17 @@ def cases() -> Iterator[Case]:
                 method = kind(**options)
             except ParameterError:
                 continue
-            if options.get("absent") == "aligned" and options.get("start", "own") != "own":
-                continue  # the same method: aligned clients always start at theta
-            automatic = options.get("absent") == "aligned" and options["alignment"] == "auto"
-            if automatic and options.get("memory"):
-                continue  # one sigma is enough there: the server's memory knows nothing of it
             told = " ".join(
                 f"{key}={'schedule' if callable(value) else value}"
                 for key, value in options.items()
                 if len(choices[[field.name for field in given].index(key)]) > 1
             )
-            yield Case(f"{name} {told}".strip(), method)
+            keeps = method.local_params(method.init_client(torch.zeros(1))) is not None
+            for start in STARTS if keeps else STARTS[-1:]:
+                yield f"{name} {told} {start}", Case(method, start)
 
 
-CASES = {case.title: case.method for case in cases()}
-COMPOSITE = [title for title, method in CASES.items() if method.accepts_regularizer]
+CASES = dict(cases())
 SOFT, BOX = fa.L1(0.4), fa.Box(-0.5, 0.6)
 PROXES = {
     "smooth": (None, lambda v, t: v),
@@ -159,29 +155,21 @@ def solution(given: Federation, kind: str) -> Solution:
     )
 
 
-def unaligned(method: Any) -> Any:
-    """The method whose clients an aligned one has."""
-    if isinstance(method, fa.AFedPD):
-        return fa.FedDyn(method.eta, method.members)
-    return replace(method, absent="kept", alignment="auto")
-
-
 def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
     """The server's state and that of all clients at the solution, by the papers' definitions."""
     server: Any
     x, one, duals = at.x, torch.ones(1, dtype=torch.float64), [-g for g in at.gradients]
-    if isinstance(method, Aligning) and method.sigma is not None:
-        server, clients = at_rest(unaligned(method), at)
-        weights = one, one / method.prox_step
-        return alignment.Server(x, x, -at.mean, torch.zeros_like(x), *weights, 0 * one), clients
+    if isinstance(method, fa.AlignedADMM):
+        server = aligned_admm.Server(x, x, -at.mean, torch.zeros_like(x), one, 0 * one)
+        return server, [fed_dyn.Client(y, one) for y in duals]
     if isinstance(method, fa.FedADMM):
         rho = 1 / method.prox_step
-        server = fed_admm.Server(x - at.mean / rho, x, one, one)
-        return server, [fed_admm.Client(x, y, rho * one, one) for y in duals]
+        server = fed_admm_state.Server(x - at.mean / rho, x, one, one)
+        return server, [fed_admm_state.Client(x, y, rho * one, one) for y in duals]
     if isinstance(method, fa.FedADMMIn):
         beta = method.beta * one
-        server = fed_admm_insa.Server(beta * x - at.mean, beta, x)
-        return server, [fed_admm_insa.Client(x, y, beta, beta) for y in duals]
+        server = fed_admm_in.Server(beta * x - at.mean, beta, x)
+        return server, [fed_admm_in.Client(x, y, beta, beta) for y in duals]
     if isinstance(method, fa.FedDRII):
         server = fed_dr.Server(x - method.eta * at.mean, x)
         return server, [fed_dr_ii.Client(method.eta * y, x) for y in duals]
@@ -214,12 +202,13 @@ def local_work(method: Any, exact: bool = True) -> dict[str, Any]:
     return {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(5)}
 
 
-def moved(method: Any, kind: str, sampler: Any, exact: bool, weights: Any) -> float:
+def moved(case: Case, kind: str, sampler: Any, exact: bool, weights: Any) -> float:
     """How far the model goes from the solution in rounds with some of the clients."""
     given = federation(71, weights=weights, regularizer=PROXES[kind][0])
-    at = solution(given, kind)
+    at, method = solution(given, kind), case.method
     work = {"stop": None} | local_work(method, exact)
-    job = make_job(method, given.problem, LocalWork(work["solver"], work["stop"]), 3, at.x)
+    local = LocalWork(work["solver"], work["stop"], case.start)
+    job = make_job(method, given.problem, local, 3, at.x)
     store = MemoryStore()
     server, clients = at_rest(method, at)
     total = method.virtual_steps(server)
@@ -241,7 +230,7 @@ RESTLESS = LocalSteps | AsTheyArrive | fa.FedSGD | fa.FedCM | fa.FedDualAvg | fa
 """Methods without duals, and one whose memories fade."""
 STILL = [
     title
-    for title, method in CASES.items()
+    for title, (method, _) in CASES.items()
     if not isinstance(method, RESTLESS) and not getattr(method, "skip_probability", 0)
 ]
 """Everything that has a state of rest at the optimum."""
@@ -259,7 +248,8 @@ def samplers(method: Any) -> list[Any]:
 REST = [
     (title, kind)
     for title, kind in itertools.product(STILL, PROXES)
-    if kind == "smooth" or (CASES[title].accepts_regularizer and CASES[title].bias is None)
+    if kind == "smooth"
+    or (CASES[title].method.accepts_regularizer and CASES[title].method.bias is None)
 ]
 """With g the state of rest depends on rho, so that only an exact mean keeps it when rho changes."""
 
@@ -267,17 +257,17 @@ REST = [
 @pytest.mark.parametrize(("title", "kind"), REST)
 def test_nothing_moves_at_the_optimum(title, kind):
     """In four of the twelve circumstances, others for every case."""
-    method = CASES[title]
-    circumstances = list(itertools.product(samplers(method), (True, False), (None, WEIGHTS)))
+    case = CASES[title]
+    circumstances = list(itertools.product(samplers(case.method), (True, False), (None, WEIGHTS)))
     for sampler, exact, weights in circumstances[REST.index((title, kind)) % 3 :: 3]:
-        assert moved(method, kind, sampler, exact, weights) < 1e-10
+        assert moved(case, kind, sampler, exact, weights) < 1e-10
 
 
 @pytest.mark.parametrize("title", [title for title in CASES if title not in STILL])
 def test_what_has_no_rest_at_the_optimum_leaves_it_and_says_so(title):
-    method = CASES[title]
-    assert method.bias is not None
-    assert moved(method, "smooth", samplers(method)[0], True, WEIGHTS) > 1e-3
+    case = CASES[title]
+    assert case.method.bias is not None
+    assert moved(case, "smooth", samplers(case.method)[0], True, WEIGHTS) > 1e-3
 
 
 CIRCUMSTANCES = [
@@ -291,7 +281,7 @@ CIRCUMSTANCES = [
 @pytest.mark.parametrize("title", CASES)
 def test_it_comes_back_to_the_optimum_or_says_why_not(title):
     """From a far start, with two of the circumstances in turn."""
-    method, furthest = CASES[title], 0.0
+    (method, start), furthest = CASES[title], 0.0
     place = list(CASES).index(title)
     for sampler, weights, kind in CIRCUMSTANCES[place % 2 :: 2]:
         given = federation(
@@ -303,7 +293,7 @@ def test_it_comes_back_to_the_optimum_or_says_why_not(title):
         if not method.asynchronous:
             options["sampler"] = SAMPLERS[sampler] if method.accepts_partial else None
         rounds = 1500 if method.asynchronous else 450
-        result = run(method, given, rounds=rounds, seed=5, **options)
+        result = run(method, given, rounds=rounds, seed=5, start=start, **options)
         distance = float((result.params - aim).norm())
         assert method.bias is not None or distance < 1e-6
         furthest = max(furthest, distance)
@@ -326,19 +316,15 @@ SCHEMES = {
 """One of every registered scheme; each takes everybody again and again."""
 PROPER = {
     "FedADMM": fa.FedADMM(fa.Piecewise({0: 1.0, CHANGE: 2.0})),
-    "FedADMM seen": fa.FedADMM(1.3, members="seen", start="current"),
-    "FedADMM-InSa": fa.FedADMMInSa(1.3, mu=1.2, beta_min=0.3, beta_max=4.0, server_beta="next"),
+    "FedADMM seen": fa.FedADMM(1.3, members="seen"),
+    "FedADMM-InSa": fa.FedADMMInSaReleased(1.3, mu=1.2, beta_min=0.3, beta_max=4.0),
     "FedDR": fa.FedDR(0.8, 1.5),
     "FedDyn seen": fa.FedDyn(0.8, members="seen"),
-    "FedADMM aligned": fa.FedADMM(1.3, absent="aligned", alignment=0.3),
-    "FedADMM aligned seen": fa.FedADMM(1.3, absent="aligned", members="seen"),
-    "FedADMM-InSa aligned": fa.FedADMMInSa(
-        1.3, mu=1.2, beta_min=0.3, beta_max=4.0, absent="aligned"
-    ),
-    "FedDR aligned": fa.FedDR(0.8, absent="aligned", alignment=0.05),
+    "FedADMM aligned": fa.AlignedADMM(1.3, sigma=0.3),
+    "FedADMM aligned seen": fa.AlignedADMM(1.3, members="seen"),
 }
 """A-FedPD is not among them: sigma = 1 rests at the optimum, but need not get there with one or two
-participants a round (`test_alignment.py`)."""
+participants a round (`test_aligned_admm.py`)."""
 
 
 def test_every_registered_scheme_is_tried():

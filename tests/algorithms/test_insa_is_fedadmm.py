@@ -28,7 +28,7 @@ def test_all_three_with_exact_solves(sampler, regularizer):
     assert_same(fixed.trajectory, admm.trajectory)
 
 
-@pytest.mark.parametrize("start", ["own", "global"])
+@pytest.mark.parametrize("start", ["own", "current", "global"])
 @pytest.mark.parametrize("members", ["all", "seen"])
 def test_all_three_with_a_fixed_number_of_epochs(start, members):
     given = federation(62, weights=WEIGHTS)
@@ -37,9 +37,10 @@ def test_all_three_with_a_fixed_number_of_epochs(start, members):
         "solver": fa.GradientDescent(0.15),
         "stop": fa.Epochs(4),
     }
-    insa = run(fa.FedADMMInSa(BETA, start, members, mu=OFF), given, **options)
-    fixed = run(fa.FedADMMIn(BETA, start, members), given, **options)
-    admm = run(fa.FedADMM(BETA, start=start, members=members), given, **options)
+    options["start"] = start
+    insa = run(fa.FedADMMInSa(BETA, members, mu=OFF), given, **options)
+    fixed = run(fa.FedADMMIn(BETA, members), given, **options)
+    admm = run(fa.FedADMM(BETA, members=members), given, **options)
     assert_same(insa.trajectory, fixed.trajectory)
     assert_same(fixed.trajectory, admm.trajectory)
 
@@ -121,7 +122,7 @@ def test_server_memory_is_a_weighted_mean_of_new_and_old():
     given = federation(66)
     delta = 0.25
     plain, remembering = (
-        snapshots(fa.FedADMMIn(BETA, memory=m), given, rounds=1)[0] for m in (0.0, delta)
+        snapshots(fa.FedADMMInReleased(BETA, memory=m), given, rounds=1)[0] for m in (0.0, delta)
     )
     assert_same([remembering.theta], [(plain.theta + delta * given.initial) / (1 + delta)])
 
@@ -159,21 +160,24 @@ def full_knowledge(given, cohorts, server_beta, mu, tau, low, high):
 
 @pytest.mark.parametrize("server_beta", ["solved", "next"])
 @pytest.mark.parametrize("sampler", ["uniform", "bernoulli", "cyclic"])
-def test_absent_clients_count_with_the_penalty_that_the_option_names(server_beta, sampler):
+def test_absent_clients_count_with_their_last_penalty_or_as_released_with_their_next(
+    server_beta, sampler
+):
     given = federation(64, weights=WEIGHTS)
     scheme = SAMPLERS[sampler]
     cohorts = [list(scheme.sample(5, t, given.clients)) for t in range(50)]
     rule = {"mu": 1.2, "tau": 2.0}
     expected, beta = full_knowledge(given, cohorts, server_beta, **rule, low=0.1, high=20.0)
-    method = fa.FedADMMInSa(BETA, server_beta=server_beta, beta_min=0.1, beta_max=20.0, **rule)
+    options = {"beta_min": 0.1, "beta_max": 20.0} | rule
+    method = fa.FedADMMInSa(BETA, **options)
+    if server_beta == "next":
+        method = fa.FedADMMInSaReleased(BETA, **options, memory=0.0)
     assert len(set(beta)) > 1
     assert_same(run(method, given, sampler=scheme, seed=5).trajectory, expected)
 
 
 def test_with_everybody_the_two_readings_of_the_penalty_are_one():
     given = federation(65)
-    solved, following = (
-        run(fa.FedADMMInSa(BETA, mu=1.2, server_beta=reading), given).trajectory
-        for reading in ("solved", "next")
-    )
+    solved = run(fa.FedADMMInSa(BETA, mu=1.2), given).trajectory
+    following = run(fa.FedADMMInSaReleased(BETA, mu=1.2, memory=0.0), given).trajectory
     assert_same(solved, following)

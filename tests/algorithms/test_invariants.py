@@ -43,8 +43,8 @@ def test_fedadmm_tracks_the_mean_of_all_augmented_models(sampler, regularizer):
 def test_members_seen_is_the_mean_over_those_who_took_part(sampler, start):
     given = federation(82, weights=WEIGHTS)
     rho = 1.2
-    method = fa.FedADMM(rho, members="seen", start=start)
-    for snapshot in snapshots(method, given, sampler=SAMPLERS[sampler]):
+    method = fa.FedADMM(rho, members="seen")
+    for snapshot in snapshots(method, given, sampler=SAMPLERS[sampler], start=start):
         ids = sorted(snapshot.seen)
         if ids:
             u = stacked([snapshot.clients[i].w + snapshot.clients[i].y / rho for i in ids])

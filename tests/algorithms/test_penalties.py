@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedadmm.algorithms import fed_admm_insa as penalties
+import fedadmm as fa
 
 
 def balanced(beta: float, move: float, drift: float, **options: float) -> float:
-    rule = penalties.ResidualBalancing(**options)
+    rule = fa.FedADMMInSa(1.0, **options)
     values = (torch.tensor([x], dtype=torch.float64) for x in (beta, move, drift))
-    return float(rule.next(*values))
+    return float(rule.next_penalty(*values))
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_the_penalty_counts_in_the_primal_side_only():
 
 
 def test_bounds():
-    assert balanced(8.0, 0.0, 1.0, high=10.0) == 10.0
-    assert balanced(0.3, 1.0, 0.0, low=0.2) == 0.2
+    assert balanced(8.0, 0.0, 1.0, beta_max=10.0) == 10.0
+    assert balanced(0.3, 1.0, 0.0, beta_min=0.2) == 0.2
 
 
 def test_mu_and_tau():
@@ -53,9 +53,9 @@ def test_a_stack_is_decided_client_by_client():
         torch.tensor(v, dtype=torch.float64)[:, None]
         for v in ([2.0] * 3, [1.0] * 3, [11.0, 2.0, 0.1])
     ]
-    assert penalties.ResidualBalancing().next(*column).tolist() == [[4.0], [2.0], [1.0]]
+    assert fa.FedADMMInSa(1.0).next_penalty(*column).tolist() == [[4.0], [2.0], [1.0]]
 
 
 def test_a_fixed_penalty_stays():
     beta = torch.tensor([3.0])
-    assert torch.equal(penalties.FixedPenalty().next(beta, beta, beta * 100), beta)
+    assert torch.equal(fa.FedADMMIn(1.0).next_penalty(beta, beta, beta * 100), beta)

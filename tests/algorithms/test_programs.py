@@ -38,7 +38,7 @@ def ours(method: Any, work: Work = PLAIN, **options: Any) -> list[torch.Tensor]:
     ).trajectory
 
 
-RELEASED = {"step": fa.Piecewise({0: 1.0, 12: 0.5}), "start": "global", "increment": "released"}
+RELEASED = fa.FedADMMReleased(0.4, step=fa.Piecewise({0: 1.0, 12: 0.5}))
 EQUAL = np.full(4, 0.25)
 
 
@@ -48,7 +48,7 @@ def test_gongs_program():
     theirs = programs.released_fedadmm(
         GIVEN.gradient, GIVEN.start, COHORTS, EQUAL, 0.4, work, change=12
     )
-    assert_same(ours(fa.FedADMM(0.4, **RELEASED), work), theirs)
+    assert_same(ours(RELEASED, work, start="global"), theirs)
     assert np.abs(theirs - stacked(ours(fa.FedADMM(0.4), work))).max() > 0.1
 
 
@@ -58,13 +58,13 @@ def test_fl_benchs_fedadmm():
     theirs = programs.released_fedadmm(
         GIVEN.gradient, GIVEN.start, COHORTS, shares, 0.4, PLAIN, change=12
     )
-    assert_same(ours(fa.FedADMM(0.4, **RELEASED), weights=list(shares)), theirs)
+    assert_same(ours(RELEASED, weights=list(shares), start="global"), theirs)
 
 
 def test_wangs_program():
     eta = 0.8
     theirs = programs.wang(GIVEN.gradient, GIVEN.start, COHORTS, 4, eta, PLAIN)
-    assert_same(ours(fa.FedADMM(1 / eta, start="current")), theirs)
+    assert_same(ours(fa.FedADMM(1 / eta), start="current"), theirs)
     assert np.abs(theirs - stacked(ours(fa.FedADMM(1 / eta)))).max() > 1e-2
 
 
@@ -127,9 +127,9 @@ def test_insas_program():
     theirs, betas, epochs = programs.insa(
         GIVEN.gradient, GIVEN.start, COHORTS, 4, 0.3, 0.3, **rule, delta=0.01, c=0.01, epochs=8
     )
-    method = fa.FedADMMInSa(0.3, start="global", memory=0.01, server_beta="next", **rule)
+    method = fa.FedADMMInSaReleased(0.3, memory=0.01, **rule)
     stop = fa.InSaCriterion(reference="global", c=0.01, max_epochs=8)
-    assert_same(ours(method, stop=stop), theirs)
+    assert_same(ours(method, stop=stop, start="global"), theirs)
     assert len(set(betas)) > 1
     assert len(set(epochs)) > 2
     assert max(epochs) == 8

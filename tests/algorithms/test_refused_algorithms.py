@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import fedadmm as fa
-from fedadmm.algorithms.fed_admm_insa import ResidualBalancing
 from support.refusals import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -50,23 +49,18 @@ ALGORITHMS: Cases = {
         lambda: fa.FedADMM(1.0, step=0.0),
         f"FedADMM: step is 0.0, but {POSITIVE}",
     ),
-    "FedADMM start": (
-        lambda: fa.FedADMM(1.0, start="zero"),
-        "FedADMM: start is 'zero', but must be one of 'own', 'current', 'global'",
+    "FedADMM-released members": (
+        lambda: fa.FedADMMReleased(1.0, members="seen"),
+        "FedADMMReleased: members is 'seen', but must be one of 'all'",
     ),
-    "FedADMM increment": (
-        lambda: fa.FedADMM(1.0, increment="late"),
-        "FedADMM: increment is 'late', but must be one of 'exact', 'printed', 'released'",
-    ),
-    "FedADMM seen, as released": (
-        lambda: fa.FedADMM(1.0, increment="released", members="seen"),
-        "FedADMM: increment is 'released', but must be 'exact' with members='seen', whose mean "
-        "counts the clients' own models",
+    "FedADMM-printed rho": (
+        lambda: fa.FedADMMPrinted(1.0),
+        "FedADMMPrinted: rho is 1.0, but must be a Schedule",
     ),
     "FedADMM schedule with a step": (
         lambda: fa.FedADMM(fa.Geometric(1.0), step=0.5),
         "FedADMM: step is 0.5, but must be 'tracking' with members='seen' or a schedule of rho, "
-        "which keep an exact mean (increment='printed' keeps none)",
+        "which keep an exact mean (FedADMMPrinted keeps none)",
     ),
     "FedADMM members": (
         lambda: fa.FedADMM(1.0, members="some"),
@@ -75,24 +69,20 @@ ALGORITHMS: Cases = {
     "FedADMM seen with a step": (
         lambda: fa.FedADMM(1.0, step=0.5, members="seen"),
         "FedADMM: step is 0.5, but must be 'tracking' with members='seen' or a schedule of rho, "
-        "which keep an exact mean (increment='printed' keeps none)",
+        "which keep an exact mean (FedADMMPrinted keeps none)",
     ),
     "FedADMM rho with a tracking floor": (
         lambda: fa.FedADMM(fa.Geometric(floor="tracking")),
         "FedADMM: rho has the floor 'tracking', but only a server step can have it; use a number",
     ),
     "FedADMM-In beta": (lambda: fa.FedADMMIn(0.0), f"FedADMMIn: beta is 0.0, but {POSITIVE}"),
-    "FedADMM-In start": (
-        lambda: fa.FedADMMIn(1.0, start="zero"),
-        "FedADMMIn: start is 'zero', but must be one of 'own', 'global'",
-    ),
     "FedADMM-In members": (
         lambda: fa.FedADMMIn(1.0, members="some"),
         "FedADMMIn: members is 'some', but must be one of 'all', 'seen'",
     ),
     "FedADMM-In memory": (
-        lambda: fa.FedADMMIn(1.0, memory=-0.1),
-        f"FedADMMIn: memory is -0.1, but {NOT_NEGATIVE}",
+        lambda: fa.FedADMMInReleased(1.0, memory=-0.1),
+        f"FedADMMInReleased: memory is -0.1, but {NOT_NEGATIVE}",
     ),
     "FedADMM-InSa beta": (
         lambda: fa.FedADMMInSa(1e9),
@@ -128,22 +118,6 @@ ALGORITHMS: Cases = {
     "FedSplit alpha": (
         lambda: fa.FedSplit(1.0, alpha=1.5),
         "FedSplit: alpha is 1.5, but must be 2 (use FedDR for others)",
-    ),
-    "ResidualBalancing mu": (
-        lambda: ResidualBalancing(mu=1.0),
-        "ResidualBalancing: mu is 1.0, but must be > 1",
-    ),
-    "ResidualBalancing tau": (
-        lambda: ResidualBalancing(tau=1.0),
-        "ResidualBalancing: tau is 1.0, but must be > 1",
-    ),
-    "ResidualBalancing low": (
-        lambda: ResidualBalancing(low=0.0),
-        f"ResidualBalancing: low is 0.0, but {POSITIVE}",
-    ),
-    "ResidualBalancing high": (
-        lambda: ResidualBalancing(low=2.0, high=1.0),
-        "ResidualBalancing: high is 1.0, but must be >= 2",
     ),
 }
 

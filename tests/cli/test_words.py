@@ -68,7 +68,7 @@ def test_every_method_has_a_line_of_80_columns_and_a_page(monkeypatch: pytest.Mo
     page = " ".join(call("algorithms", "fedadmm").stdout.split())
     assert "Gong et al., FedADMM, ICDE 2022" in page
     assert "algorithm.rho: > 0 and finite" in page
-    assert "the penalty: a number, a schedule over rounds, or `PerWork(pull)`" in page
+    assert "the penalty: a number, a schedule over rounds, or `PerWork` for the local work" in page
 
 
 @pytest.mark.parametrize("problem", ["quadratics", "saturating"])  # a theorem's method, aligned
@@ -90,7 +90,8 @@ def test_advice_begins_with_a_line_that_runs(tmp_path: Path, problem: str) -> No
     assert "clients = 5" in again.stdout
     printed = tomllib.loads(again.stdout)
     assert (printed["algorithm"], printed["output"]) == (told["algorithm"], told["output"])
-    assert (printed["algorithm"]["absent"] == "aligned") == (problem == "saturating")
+    assert (printed["algorithm"]["name"] == "aligned-admm") == (problem == "saturating")
+    assert printed["local"] == told["local"] == {"start": "global"}
 
 
 def _row(name: str, difference: Difference | None) -> Row:

@@ -153,9 +153,10 @@ def test_insa_criterion_of_clients_that_start_at_theta(reference, engine):
     given, beta, sigma, lr = federation(3), 0.4, 0.3, 0.05
     seen = []
     fa.simulate(
-        fa.FedADMMIn(beta, start="global"),
+        fa.FedADMMIn(beta),
         given.problem,
         4,
+        start="global",
         sampler=fa.UniformSampling(3),
         solver=fa.GradientDescent(lr),
         stop=fa.InSaCriterion(sigma, reference=reference, max_epochs=500),

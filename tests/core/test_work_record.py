@@ -97,8 +97,8 @@ def test_an_exact_solve_forms_a_matrix_and_measures_once():
 @pytest.mark.parametrize("start", ["own", "global"])
 def test_the_round_tells_the_mean_of_its_participants(engine, start):
     """InSa asks before every epoch and once at the end, and at w_i when it starts elsewhere."""
-    method = fa.FedADMMInSa(0.5, start=start)
-    result = run(engine, method, PROBLEMS["least squares"](), stop=fa.InSaCriterion(0.6))
+    work = {"stop": fa.InSaCriterion(0.6), "start": start}
+    result = run(engine, fa.FedADMMInSa(0.5), PROBLEMS["least squares"](), **work)
     for index, record in enumerate(result.history):
         elsewhere = start == "global" and index > 0  # at first everybody's model is theta
         tests = record["work"]["epochs"] + 1 + elsewhere

@@ -15,7 +15,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 import fedadmm as fa
-from fedadmm.algorithms.alignment import Aligning
 from fedadmm.core import clock
 from fedadmm.core.protocols import Objective
 from fedadmm.flower.federation import Federation, Patience
@@ -275,17 +274,17 @@ def states_on_disk(settings: Federation, folder: Path) -> dict[int, Any]:
 
 def is_aligned(algorithm: Any) -> bool:
     """Whether the server moves absent clients, and holds the mean of all duals."""
-    return isinstance(algorithm, Aligning) and algorithm.sigma is not None
+    return isinstance(algorithm, fa.AlignedADMM)
 
 
 def contribution(algorithm: Any, state: Any) -> list[Tensor]:
     """What each client stands for at the server, written down independently of the code."""
     name = algorithm.name
     if is_aligned(algorithm):
-        return [(state.x - state.v) / algorithm.eta if name == "feddr" else state.y]
+        return [state.y]
     if name == "fedadmm":
         return [state.w + state.y / state.rho]
-    if name in ("fedadmm-in", "fedadmm-insa"):
+    if name.startswith("fedadmm-in"):
         return [state.sent * state.w + state.y, state.sent]
     if name in ("feddr", "async-feddr", "fedsplit"):
         return [2 * state.x - state.v]
@@ -304,6 +303,8 @@ def tracked(algorithm: Any, server: Any) -> list[Tensor]:
         "fedadmm": ["mean"],
         "fedadmm-in": ["numerator", "denominator"],
         "fedadmm-insa": ["numerator", "denominator"],
+        "fedadmm-in-released": ["numerator", "denominator"],
+        "fedadmm-insa-released": ["numerator", "denominator"],
         "feddr": ["xtilde"],
         "async-feddr": ["xtilde"],
         "fedsplit": ["xtilde"],
@@ -327,7 +328,7 @@ def check_invariant(settings: Federation, folder: Path, tolerance: float = 1e-6)
     assert (missed is not None) == is_aligned(settings.algorithm)
     if missed is not None:
         states = {
-            client: settings.algorithm.returned(state, missed.change(client, now))
+            client: settings.algorithm.catch_up(state, missed.change(client, now))
             for client, state in states.items()
         }
     sums: list[Tensor] = []

@@ -11,9 +11,11 @@ import torch
 import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.errors import EngineError, ParameterError
+from fedadmm.core.local_work import LocalWork
 from fedadmm.core.protocols import Download, Received, Round
 from fedadmm.core.regularizers import Zero
-from fedadmm.run.client import Job, run_client
+from fedadmm.run.client import run_client
+from fedadmm.run.simulation import make_job
 from fedadmm.run.state import MemoryStore
 
 from .harness import (
@@ -51,9 +53,8 @@ class Unhurried(FakeGrid):
 def by_hand(settings, order):
     """Algorithm 2 of the paper: an independent loop that replays the order of arrivals."""
     algorithm, initial = settings.algorithm, settings.initial
-    job = Job(
-        algorithm, fa.Problem(objectives()), settings.solver, settings.stop, settings.seed, initial
-    )
+    local = LocalWork(settings.solver, settings.stop)
+    job = make_job(algorithm, fa.Problem(objectives()), local, settings.seed, initial)
     server, store = algorithm.init_server(initial), MemoryStore()
     casts = {client: algorithm.broadcast(server, Round(0, 0)) for client in range(CLIENTS)}
     done: Counter[int] = Counter()

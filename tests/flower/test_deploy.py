@@ -116,7 +116,7 @@ def test_a_deployed_summary_tells_the_fitted_penalty(tmp_path, monkeypatch):
     config = resolve(
         {
             "problem": {"name": "digits", "clients": 5, "partition": "shards"},
-            "algorithm": {"name": "fedadmm", "rho": {"name": "per-work"}, "absent": "aligned"},
+            "algorithm": {"name": "aligned-admm", "rho": {"name": "per-work"}},
             "local": {
                 "solver": {"name": "sgd", "lr": 0.1, "batch_size": 10},
                 "stop": {"name": "epochs", "epochs": 5},

@@ -43,8 +43,7 @@ ALGORITHMS = {
     "fedadmm": fa.FedADMM(rho=1.0),
     "fedadmm-insa": fa.FedADMMInSa(beta=1.0),
     "feddr": fa.FedDR(eta=1.0),
-    "fedadmm aligned": fa.FedADMM(rho=1.0, absent="aligned", alignment=0.6),
-    "fedadmm-insa aligned": fa.FedADMMInSa(beta=1.0, mu=1.2, absent="aligned"),
+    "fedadmm aligned": fa.AlignedADMM(rho=1.0, sigma=0.6),
 }
 ROUNDS = 6
 

@@ -8,10 +8,12 @@ import torch
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core import trees
+from fedadmm.core.local_work import LocalWork
 from fedadmm.core.protocols import Algorithm, Download, Received, Round
 from fedadmm.core.regularizers import L1, Zero
 from fedadmm.core.rng import derive
-from fedadmm.run.client import Job, run_client
+from fedadmm.run.client import run_client
+from fedadmm.run.simulation import make_job
 from fedadmm.run.state import MemoryStore
 
 from .harness import CLIENTS, contribution, objectives, tracked
@@ -25,6 +27,7 @@ CASES = {
     "fedadmm, prox": fa.FedADMM(rho=1.0),
     "fedadmm-in": fa.FedADMMIn(beta=1.0),
     "fedadmm-insa": fa.FedADMMInSa(beta=1.0),
+    "fedadmm-insa-released": fa.FedADMMInSaReleased(beta=1.0, mu=1.2),
     "feddr": fa.FedDR(eta=1.0, alpha=1.5),
     "feddr-ii": fa.FedDRII(eta=1.0),
     "scaffold": fa.Scaffold(),
@@ -35,7 +38,11 @@ CASES = {
 
 def test_every_method_has_decided():
     """A server that keeps something of each client must say how it is taken out."""
-    decided = {name for name, method in REGISTRY.items() if method.without is not Algorithm.without}
+    decided = {
+        name
+        for name, method in REGISTRY.items()
+        if method.remove_client is not Algorithm.remove_client
+    }
     assert decided | KEEPS_NOTHING == set(REGISTRY)
     assert not decided & KEEPS_NOTHING
 
@@ -44,7 +51,8 @@ def play(algorithm, regularizer, cohorts):
     """Rounds in double precision: the server, the clients' states, and all uploads by client."""
     initial = torch.linspace(-1, 1, 6, dtype=torch.float64)
     problem = fa.Problem(objectives(), regularizer).to(torch.float64)
-    job = Job(algorithm, problem, fa.SGD(lr=0.1, batch_size=10), fa.Epochs(1), 0, initial)
+    solver = fa.SGD(lr=0.1, batch_size=10)
+    job = make_job(algorithm, problem, LocalWork(solver, fa.Epochs(1)), 0, initial)
     server, store, past = algorithm.init_server(initial), MemoryStore(), {}
     for number, cohort in enumerate(cohorts):
         cast = algorithm.broadcast(server, Round(number, derive(0, "b", number)))
@@ -69,7 +77,7 @@ def test_the_mean_is_that_of_the_others_and_an_initial_client(case):
     algorithm = CASES[case]
     regularizer = L1(0.01) if case.endswith("prox") else Zero()
     server, states, past, fresh = play(algorithm, regularizer, [[0, 1, 2], [1, 2, 3], [0, 1, 3]])
-    after = algorithm.without(server, past[1], regularizer)
+    after = algorithm.remove_client(server, past[1], regularizer)
     states[1] = fresh
     parts = [contribution(algorithm, states[c]) for c in range(CLIENTS)]
     for held, column in zip(tracked(algorithm, after), zip(*parts, strict=True), strict=True):
@@ -86,7 +94,7 @@ def test_the_mean_is_that_of_the_others_and_an_initial_client(case):
 )
 def test_with_seen_members_the_mean_runs_over_the_rest(algorithm):
     server, states, past, _ = play(algorithm, Zero(), [[0, 1], [1]])
-    after = algorithm.without(server, past[1], Zero())
+    after = algorithm.remove_client(server, past[1], Zero())
     wanted = contribution(algorithm, states[0])[0]
     if algorithm.name == "fedadmm-in":
         wanted = wanted / states[0].sent
@@ -100,11 +108,11 @@ def test_with_seen_members_the_mean_runs_over_the_rest(algorithm):
 )
 def test_when_the_last_member_leaves_the_model_stays(algorithm):
     server, _, past, _ = play(algorithm, Zero(), [[1], [1]])
-    after = algorithm.without(server, past[1], Zero())
+    after = algorithm.remove_client(server, past[1], Zero())
     assert torch.equal(after.theta, server.theta)
 
 
 def test_a_numeric_step_keeps_no_mean():
     algorithm = fa.FedADMM(rho=1.0, step=1.0)
     server, _, past, _ = play(algorithm, Zero(), [[0, 1]])
-    assert algorithm.without(server, past[1], Zero()) is None
+    assert algorithm.remove_client(server, past[1], Zero()) is None

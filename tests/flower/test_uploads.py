@@ -16,7 +16,7 @@ METHODS = {
     "fedavg": fa.FedAvg(),
     "scaffold": fa.Scaffold(),
     "fedadmm": fa.FedADMM(rho=1.0),
-    "aligned": fa.FedADMM(rho=1.0, absent="aligned"),
+    "aligned": fa.AlignedADMM(rho=1.0),
 }
 STAGES = {
     "top-k": [fa.AdaptiveClip(0.2), fa.TopK(3), fa.Quantise(4)],

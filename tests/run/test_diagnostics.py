@@ -184,9 +184,7 @@ def test_a_resumed_run_compares_with_what_it_saw_before(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    "method", [fa.FedADMM(1.0, absent="aligned"), fa.FedDR(1.0, absent="aligned"), fa.AFedPD(1.0)]
-)
+@pytest.mark.parametrize("method", [fa.AlignedADMM(1.0), fa.AFedPD(1.0)])
 def test_clients_that_move_while_they_are_absent_are_refused(method):
     name = type(method).__name__
     with pytest.raises(

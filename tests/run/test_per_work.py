@@ -101,17 +101,15 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-@pytest.mark.parametrize("absent", ["kept", "aligned"])
-def test_a_run_is_that_with_the_number(engine, absent):
+@pytest.mark.parametrize("kind", [fa.FedADMM, fa.AlignedADMM])
+def test_a_run_is_that_with_the_number(engine, kind):
     sizes = (8, 12, 20, 4)  # 2, 3, 5 and 1 steps an epoch
     number = 0.3 / (0.1 * 3 * (2 + 3 + 5 + 1) / 4)
-    fitted = fa.simulate(
-        fa.FedADMM(fa.PerWork(0.3), absent=absent), problem(*sizes), 6, engine=engine, **SETTINGS
-    )
-    assert isinstance(fitted.algorithm, fa.FedADMM)
+    fitted = fa.simulate(kind(fa.PerWork(0.3)), problem(*sizes), 6, engine=engine, **SETTINGS)
+    assert isinstance(fitted.algorithm, kind)
     assert fitted.algorithm.rho == pytest.approx(number, rel=1e-12)
     plain = fa.simulate(
-        fa.FedADMM(fitted.algorithm.rho, absent=absent),
+        kind(fitted.algorithm.rho),
         problem(*sizes),
         6,
         engine=engine,
@@ -126,9 +124,8 @@ def config(**changes: Any) -> Any:
         "rounds": 4,
         "problem": {"name": "digits", "clients": 6, "partition": "iid", "model": "logistic"},
         "algorithm": {
-            "name": "fedadmm",
+            "name": "aligned-admm",
             "rho": {"name": "per-work", "pull": 0.5},
-            "absent": "aligned",
         },
         "local": {
             "solver": {"name": "sgd", "lr": 0.1, "batch_size": 20},
@@ -149,9 +146,7 @@ def test_the_summary_tells_the_number_and_a_resumed_run_has_it_again(tmp_path):
     resumed = run(config(), tmp_path / "parts", resume=True)
     assert resumed["params_sha256"] == whole["params_sha256"]
     assert resumed["fitted"] == whole["fitted"]
-    plain = config(
-        algorithm={"name": "fedadmm", "rho": whole["fitted"]["rho"], "absent": "aligned"}
-    )
+    plain = config(algorithm={"name": "aligned-admm", "rho": whole["fitted"]["rho"]})
     number = run(plain, tmp_path / "number")
     assert number["params_sha256"] == whole["params_sha256"]
     assert number["fitted"] == {}

@@ -92,7 +92,7 @@ def test_ray_equals_sequential(algorithm: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_what_leaves_a_client_is_the_same() -> None:
     """Noised steps at the actors, and stages whose rest stays with its client."""
     options: Any = {
-        "algorithm": fa.FedADMM(rho=0.5, absent="aligned"),
+        "algorithm": fa.AlignedADMM(rho=0.5),
         "solver": fa.DPSGD(0.1, clip=0.5, multiplier=1.0, batch_size=4, delta=0.01),
         "upload": [fa.AdaptiveClip(0.1), fa.TopK(3), fa.Quantise(4)],
     }

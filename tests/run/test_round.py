@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.core.local_work import LocalWork
 from fedadmm.run import loop
-from fedadmm.run.client import Job
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.sequential import SequentialEngine
 from fedadmm.run.plan import Schedule
 from fedadmm.run.record import Record
+from fedadmm.run.simulation import make_job
 from fedadmm.run.state import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
 from support.models import small_federation
@@ -382,7 +383,8 @@ def test_two_instruments_must_not_report_one_name():
 
     def look(*tools: Finder) -> Record:
         method, solver, store = fa.FedADMM(1.0), fa.ExactSolver(), MemoryStore()
-        job = Job(method, given.problem, solver, fa.Epochs(1), 0, given.initial)
+        local = LocalWork(solver, fa.Epochs(1))
+        job = make_job(method, given.problem, local, 0, given.initial)
         schedule = Schedule(1, fa.Evaluation(), instruments=tools)
         parts = (fa.FullParticipation(), SequentialEngine(job, store), store)
         return next(loop.run(job, *parts, schedule, loop.initial_state(job))).record

@@ -47,7 +47,7 @@ class Sums(NamedTuple):
 
 def is_aligned(algorithm: Any) -> bool:
     """Whether absent clients move along."""
-    return algorithm.name == "fedadmm" and algorithm.absent == "aligned"
+    return algorithm.name == "aligned-admm"
 
 
 def sums_of(algorithm: Any, length: int) -> Sums | None:
@@ -182,7 +182,7 @@ class Books:
         self._peek, self._survivor = peek, survivor
         assert settings.initial is not None
         self._sums = sums_of(settings.algorithm, settings.initial.numel())
-        self._sigma = settings.algorithm.alignment if is_aligned(settings.algorithm) else 0.0
+        self._sigma = settings.algorithm.sigma if is_aligned(settings.algorithm) else 0.0
         weights = settings.weights
         assert isinstance(weights, list)
         self._weights = [weight / sum(weights) for weight in weights]

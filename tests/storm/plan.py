@@ -124,7 +124,7 @@ def _method(chance: Random) -> tuple[Any, Any, Any]:
 def _aligned(chance: Random) -> Any:
     """Absent clients move along; what they missed reaches them later."""
     sigma: Any = chance.choice(["auto", 0.5, 1.0])
-    return fa.FedADMM(rho=1.5, absent="aligned", alignment=sigma)
+    return fa.AlignedADMM(rho=1.5, sigma=sigma)
 
 
 def _may_be_cut(algorithm: Any) -> bool:

@@ -220,10 +220,10 @@ def test_the_written_configuration_runs_and_learns(tmp_path: Path):
     document = json.loads(told.stdout)
     config = tomllib.loads(written.read_text())
     assert document["config"] == config
-    assert config["algorithm"]["absent"] == "aligned"
+    assert config["algorithm"]["name"] == "aligned-admm"
     assert config["output"]["name"] == "participants-mean"
     remarks = " ".join(document["remarks"])
-    assert "absent = 'aligned'" in remarks
+    assert "(aligned-admm)" in remarks
     assert "seen" not in remarks
     assert config["sampler"]["size"] == 0.3
     rate, steps = config["local"]["solver"]["lr"], document["situation"]["local_steps"]
@@ -249,12 +249,13 @@ def test_with_everybody_local_work_begins_at_the_global_model(tmp_path: Path):
     }
     counsel = advise(resolve(everybody))
     method, rate = counsel.config["algorithm"], counsel.config["local"]["solver"]["lr"]
-    assert (method["name"], method["start"], method["absent"]) == ("fedadmm", "global", "kept")
+    assert (method["name"], counsel.config["local"]["start"]) == ("fedadmm", "global")
     steps = counsel.situation.local_steps
     assert method["rho"] * rate * steps == pytest.approx(0.25, rel=1e-2)  # three digits
     assert any("start = 'global'" in remark for remark in counsel.remarks)
     advised = run(resolve(counsel.config), tmp_path / "global")
-    own = run(resolve(counsel.config | {"algorithm": method | {"start": "own"}}), tmp_path / "own")
+    local = counsel.config["local"] | {"start": "own"}
+    own = run(resolve(counsel.config | {"local": local}), tmp_path / "own")
     assert advised["rounds_to_target"] is not None
     assert own["rounds_to_target"] is None
 

@@ -37,7 +37,7 @@ METHODS = {
     "SCAFFOLD 1": fa.Scaffold(1),
     "SCAFFOLD 2": fa.Scaffold(2),
     "FedADMM": fa.FedADMM(1.1),
-    "FedADMM aligned": fa.FedADMM(1.1, absent="aligned"),
+    "FedADMM aligned": fa.AlignedADMM(1.1),
     "FedADMM-InSa": fa.FedADMMInSa(1.1),
     "FedDR": fa.FedDR(0.9, 1.5),
 }
@@ -347,7 +347,7 @@ SMALL = {
 
 
 def test_an_audit_shows_what_protects():
-    changes = {"algorithm": {"name": "fedadmm", "rho": 0.5, "absent": "aligned"}}
+    changes = {"algorithm": {"name": "aligned-admm", "rho": 0.5}}
     found = audit(resolve(SMALL | changes), client=1, rows=2, attack="analytic")
     outcomes = {one.setting.title: one for one in found.outcomes}
     assert outcomes["1 step, 1 row"].best.psnr > 60

@@ -53,23 +53,19 @@ def test_a_resolved_configuration_survives_toml(preset: str) -> None:
 def test_a_table_is_a_constructor_call() -> None:
     tree = SMALL | {
         "algorithm": {
-            "name": "fedadmm",
+            "name": "fedadmm-printed",
             "rho": {"name": "piecewise", "values": {"0": 0.5, "10": 1.0}},
             "step": {"name": "geometric", "factor": 0.8, "floor": "tracking"},
-            "start": "global",
-            "increment": "printed",
         },
         "regularizer": {"name": "elastic-net", "l1": 0.1, "l2": 0.2},
         "sampler": {"name": "trace", "rounds": [[0, 1], [2, 3]], "repeat": True},
-        "local": {"solver": {"name": "sgd", "lr": 1, "batch_size": "none"}},
+        "local": {"solver": {"name": "sgd", "lr": 1, "batch_size": "none"}, "start": "global"},
     }
     built = resolve(tree)
-    assert built.algorithm == fa.FedADMM(
-        Piecewise({0: 0.5, 10: 1.0}),
-        Geometric(factor=0.8, floor="tracking"),
-        start="global",
-        increment="printed",
+    assert built.algorithm == fa.FedADMMPrinted(
+        Piecewise({0: 0.5, 10: 1.0}), Geometric(factor=0.8, floor="tracking")
     )
+    assert built.local.start == "global"
     assert built.regularizer == fa.ElasticNet(0.1, 0.2)
     assert built.sampler == fa.TraceSampling(((0, 1), (2, 3)), repeat=True)
     assert built.local.solver == fa.SGD(1, batch_size=None)
@@ -96,6 +92,15 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
     insa = resolve(tree | {"algorithm": {"name": "fedadmm-insa"}})
     assert insa.local.stop == fa.InSaCriterion()
     assert resolve(tree).local.stop == fa.Epochs(1)
+
+
+@pytest.mark.parametrize(("name", "start"), [("fedadmm", "own"), ("fedavg", "global")])
+def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, start: str) -> None:
+    tree = SMALL | {"algorithm": {"name": name}}
+    assert resolve(tree).local.start == resolve(tree).tree["local"]["start"] == start
+    assert resolve(tree | {"local": {"start": "current"}}).local.start == "current"
+    with pytest.raises(ConfigError, match=r"local.start is 'here', but must be"):
+        resolve(tree | {"local": {"start": "here"}})
 
 
 @pytest.mark.parametrize(

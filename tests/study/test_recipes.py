@@ -26,7 +26,7 @@ NAMED = {
     r"\bbeta = ([\d.]+)": "algorithm.beta",
     r"\bstep ([\d.]+)(?:, then ([\d.]+))?": "algorithm.step",
     r"\bstep (tracking)": "algorithm.step",
-    r"\bstart (own|global)": "algorithm.start",
+    r"\bstart (own|global)": "local.start",
     r"\bsynthetic\(([\d.]+),": "problem.alpha",
     r"\bsynthetic\([\d.]+, ([\d.]+)\)": "problem.beta",
 }

@@ -102,8 +102,8 @@ def test_readings_differ_in_what_the_programs_do_differently() -> None:
     printed = found["mnist-1000-shards/fedadmm-printed"]
     released = found["mnist-1000-shards/fedadmm-released"]
     assert (printed.stop.epochs, printed.solver.batch_size) == (20, 10)
-    assert (printed.algorithm.start, released.algorithm.start) == ("own", "global")
-    assert (printed.algorithm.increment, released.algorithm.increment) == ("exact", "released")
+    assert (printed.local.start, released.local.start) == ("own", "global")
+    assert (printed.algorithm.name, released.algorithm.name) == ("fedadmm", "fedadmm-released")
     assert (printed.problem.as_released, released.problem.as_released) == (False, True)
     assert (printed.solver.momentum, released.solver.momentum) == (0.0, 0.5)
 

@@ -74,7 +74,7 @@ class Plain(Algorithm[Model, Nothing, Model, Move]):
     def init_client(self, params):
         return Nothing()
 
-    def broadcast(self, server, turn):
+    def broadcast(self, server, round):
         return server
 
     def local_problem(self, cast, client):

@@ -334,13 +334,13 @@ REFUSED = [
     (fa.FedAvg(), {}, r"^certificate: there is no theorem about FedAvg$"),
     (fa.FedADMM(5.0, step=1.0), {}, r"^certificate: FedADMM's theorems need a constant rho, step="),
     (
-        fa.FedADMM(5.0, absent="aligned"),
+        fa.AlignedADMM(5.0),
         {},
         r"^certificate: the theorems are about absent clients that keep what they have, but those "
         r"of this FedADMM move along; use FedADMM or FedDR with absent='kept'$",
     ),
     (
-        fa.FedDR(0.3, absent="aligned", alignment=0.0),
+        fa.AFedPD(5.0),
         {"theorem": "feddr"},
         r"^certificate: the theorems are about absent clients .* this FedDR move along",
     ),

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from fedadmm.algorithms.a_fed_pd import AFedPD
 from fedadmm.algorithms.adabest import AdaBest
+from fedadmm.algorithms.aligned_admm import AlignedADMM
+from fedadmm.algorithms.async_fed_dr import AsyncFedDR
 from fedadmm.algorithms.fed_admm import FedADMM
-from fedadmm.algorithms.fed_admm_insa import FedADMMIn, FedADMMInSa
+from fedadmm.algorithms.fed_admm_in import FedADMMIn
+from fedadmm.algorithms.fed_admm_insa import FedADMMInSa
+from fedadmm.algorithms.fed_admm_insa_released import FedADMMInReleased, FedADMMInSaReleased
+from fedadmm.algorithms.fed_admm_printed import FedADMMPrinted
+from fedadmm.algorithms.fed_admm_released import FedADMMReleased
 from fedadmm.algorithms.fed_async import FedAsync
 from fedadmm.algorithms.fed_avg import FedAvg, FedSGD
 from fedadmm.algorithms.fed_avgm import FedAvgM
 from fedadmm.algorithms.fed_buff import FedBuff
 from fedadmm.algorithms.fed_cm import FedCM
-from fedadmm.algorithms.fed_dr import AsyncFedDR, FedDR
+from fedadmm.algorithms.fed_dr import FedDR
 from fedadmm.algorithms.fed_dr_ii import FedDRII
 from fedadmm.algorithms.fed_dual_avg import FedDualAvg
 from fedadmm.algorithms.fed_dyn import FedDyn
@@ -34,10 +40,15 @@ __all__ = [
     "REGISTRY",
     "AFedPD",
     "AdaBest",
+    "AlignedADMM",
     "AsyncFedDR",
     "FedADMM",
     "FedADMMIn",
+    "FedADMMInReleased",
     "FedADMMInSa",
+    "FedADMMInSaReleased",
+    "FedADMMPrinted",
+    "FedADMMReleased",
     "FedAdagrad",
     "FedAdam",
     "FedAsync",

@@ -81,19 +81,15 @@ class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
     beta: Annotated[float, Ge(0), Le(1)] = 0.9
 
     def init_server(self, params: Tensor) -> Server:
-        """Theta = m = x^0."""
         return Server(params, params, params.new_zeros(1))
 
     def init_client(self, params: Tensor) -> Client:
-        """h_i = 0."""
         return Client(torch.zeros_like(params), params.new_zeros(1))
 
-    def broadcast(self, server: Server, turn: Round) -> Broadcast:
-        """Theta and the coming step."""
+    def broadcast(self, server: Server, round: Round) -> Broadcast:
         return Broadcast(server.theta, server.steps + 1)
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """min f_i(w) - <h_i, w>, started at theta."""
         return LocalProblem(start=cast.theta, linear=-client.h)
 
     def client_update(
@@ -114,7 +110,6 @@ class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
         return Server(m + self.beta * (m - server.m), m, server.steps + 1)
 
     def global_params(self, server: Server) -> Tensor:
-        """theta."""
         return server.theta
 
     def participants_mean(self, server: Server) -> Tensor:

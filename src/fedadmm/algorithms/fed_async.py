@@ -87,8 +87,7 @@ class AsTheyArrive(KeepsNothing[State, Versioned, Sent]):
             return 1 / (self.slope * (delay - self.grace).clamp(min=0) + 1)
         return torch.ones_like(delay)
 
-    def broadcast(self, server: State, turn: Round) -> Versioned:
-        """Theta and its version."""
+    def broadcast(self, server: State, round: Round) -> Versioned:
         return Versioned(server.theta, server.version)
 
 
@@ -107,11 +106,9 @@ class FedAsync(AsTheyArrive[Versioned, Message]):
     rho: NotNegative = 0.005
 
     def init_server(self, params: Tensor) -> Versioned:
-        """theta^0, whose version is 0."""
         return Versioned(params, params.new_zeros(1))
 
     def local_problem(self, cast: Versioned, client: Stateless) -> LocalProblem:
-        """min f_i + (rho/2) ||w - theta||^2, started at theta."""
         return LocalProblem(start=cast.theta, weight=self.rho, centre=cast.theta)
 
     def client_update(

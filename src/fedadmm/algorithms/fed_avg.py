@@ -71,11 +71,9 @@ class KeepsNothing(Algorithm[State, Stateless, Cast, Sent]):
     )
 
     def init_client(self, params: Tensor) -> Stateless:
-        """Nothing."""
         return Stateless()
 
     def global_params(self, server: State) -> Tensor:
-        """theta."""
         return server.theta
 
 
@@ -93,40 +91,33 @@ class FedSGD(KeepsNothing[Server, Server, Gradient]):
     lr: Positive = 0.1
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0."""
         return Server(params)
 
-    def broadcast(self, server: Server, turn: Round) -> Server:
-        """theta."""
+    def broadcast(self, server: Server, round: Round) -> Server:
         return server
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
-        """The place where the gradient is wanted."""
         return LocalProblem(start=cast.theta)
 
     def client_update(
         self, cast: Server, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Gradient]:
-        """Send grad f_i(theta)."""
         assert result.start_gradient is not None
         return client, Gradient(result.start_gradient)
 
     def server_update(
         self, server: Server, total: Gradient, received: Received, regularizer: Regularizer
     ) -> Server:
-        """One gradient step with the replies' weighted mean."""
         return Server(server.theta - self.lr * total.gradient / received.weight)
 
 
 class LocalSteps(KeepsNothing[State, Server, Sent]):
     """Clients that make local steps on f_i from theta."""
 
-    def broadcast(self, server: State, turn: Round) -> Server:
-        """theta."""
+    def broadcast(self, server: State, round: Round) -> Server:
         return Server(server.theta)
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
-        """min f_i, started at theta."""
         return LocalProblem(start=cast.theta)
 
 
@@ -138,7 +129,6 @@ class SendsMove(LocalSteps[State, Delta]):
     def client_update(
         self, cast: Server, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Delta]:
-        """Send w - theta."""
         return client, Delta(result.params - cast.theta)
 
 
@@ -149,11 +139,9 @@ class FedAvg(SendsMove[Server]):
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0."""
         return Server(params)
 
     def server_update(
         self, server: Server, total: Delta, received: Received, regularizer: Regularizer
     ) -> Server:
-        """Add the replies' weighted mean."""
         return Server(server.theta + total.delta / received.weight)

@@ -48,7 +48,6 @@ class FedAvgM(FedOpt[Server]):
     nesterov: bool = False
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0 and v = 0."""
         return Server(params, torch.zeros_like(params), params)
 
     def step(self, server: Server, delta: Tensor) -> Server:

@@ -62,12 +62,10 @@ class FedBuff(AsTheyArrive[Server, Message]):
     lr: Positive = 1.0
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0 and an empty buffer."""
         nothing = params.new_zeros(1)
         return Server(params, nothing, torch.zeros_like(params), nothing, nothing)
 
     def local_problem(self, cast: Versioned, client: Stateless) -> LocalProblem:
-        """min f_i, started at theta."""
         return LocalProblem(start=cast.theta)
 
     def client_update(

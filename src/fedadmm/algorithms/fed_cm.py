@@ -59,15 +59,12 @@ class FedCM(KeepsNothing[Server, Server, Message]):
     step: Positive = 1.0
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0 and no direction."""
         return Server(params, torch.zeros_like(params))
 
-    def broadcast(self, server: Server, turn: Round) -> Server:
-        """theta and Delta."""
+    def broadcast(self, server: Server, round: Round) -> Server:
         return server
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
-        """min f_i(w) + ((1 - alpha) / alpha) <Delta, w>, started at theta."""
         return LocalProblem(cast.theta, (1 / self.alpha - 1) * cast.direction)
 
     def client_update(

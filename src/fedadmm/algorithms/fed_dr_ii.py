@@ -39,24 +39,19 @@ class FedDRII(DouglasRachford[Client]):
     eta: Positive = 100.0
 
     def init_client(self, params: Tensor) -> Client:
-        """w_i = 0, x_i = x^0."""
         return Client(torch.zeros_like(params), params)
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """prox_{eta f_i}(xbar - w_i), started at x_i."""
-        return LocalProblem(client.x, None, 1 / self.eta, cast.theta - client.w)
+        return LocalProblem(cast.theta, None, 1 / self.eta, cast.theta - client.w)
 
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        """Send the increment of xhat_i = x_i + w_i."""
         new = Client(client.w + result.params - cast.theta, result.params)
         return new, Message((new.x + new.w) - (client.x + client.w))
 
     def local_params(self, client: Client) -> Tensor:
-        """x_i."""
         return client.x
 
     def primal_dual(self, client: Client) -> PrimalDual:
-        """x_i and w_i / eta."""
         return PrimalDual(client.x, client.w / self.eta, 1 / self.eta)

@@ -72,12 +72,10 @@ class FedDualAvg(KeepsNothing[Server, Broadcast, Message]):
         """Z = theta = x^0; g has not been counted yet."""
         return Server(params, params.new_zeros(1), params)
 
-    def broadcast(self, server: Server, turn: Round) -> Broadcast:
-        """The dual state and its reach."""
+    def broadcast(self, server: Server, round: Round) -> Broadcast:
         return Broadcast(server.z, server.reach)
 
     def local_problem(self, cast: Broadcast, client: Stateless) -> LocalProblem:
-        """Dual averaging on f_i, started at z."""
         return LocalProblem(cast.z, prox_step=cast.reach)
 
     def client_update(

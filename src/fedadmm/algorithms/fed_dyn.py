@@ -79,30 +79,24 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
 
     @property
     def increments(self) -> tuple[str, ...]:
-        """w - theta, which adds up to the dual."""
         return ("delta",)
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0 and h = 0; every client counts, or none yet."""
         members = params.new_full((1,), 1.0 if self.members == "all" else 0.0)
         return Server(params, torch.zeros_like(params), members)
 
     def init_client(self, params: Tensor) -> Client:
-        """y_i = 0."""
         return Client(torch.zeros_like(params), params.new_zeros(1))
 
-    def broadcast(self, server: Server, turn: Round) -> Broadcast:
-        """theta."""
+    def broadcast(self, server: Server, round: Round) -> Broadcast:
         return Broadcast(server.theta)
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """min f_i(w) + <y_i, w> + ||w - theta||^2 / (2 eta), started at theta."""
         return LocalProblem(cast.theta, client.y, 1 / self.eta, cast.theta)
 
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        """Move the dual and send w - theta."""
         delta = result.params - cast.theta
         new = Client(client.y + delta / self.eta, torch.ones_like(client.joined))
         return new, Message(delta, None if self.members == "all" else 1 - client.joined)
@@ -116,13 +110,12 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
         theta = server.theta + total.delta / received.weight + self.eta * h / members
         return Server(theta, h, members)
 
-    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
+    def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
         """Take a client's dual out of h; its moves of theta are history."""
         members = server.members if past.joined is None else server.members - past.joined
         return Server(server.theta, server.h - past.delta / self.eta, members.clamp(min=0))
 
     def global_params(self, server: Server) -> Tensor:
-        """theta."""
         return server.theta
 
     def participants_mean(self, server: Server) -> Tensor | None:

@@ -51,7 +51,6 @@ class FedMid(LocalSteps[Server, Message]):
     server_prox: Literal["printed", "none"] = "printed"
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0."""
         return Server(params)
 
     def client_update(

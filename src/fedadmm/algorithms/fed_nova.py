@@ -47,7 +47,6 @@ class FedNova(LocalSteps[Server, Message]):
     moves: ClassVar[tuple[str, ...]] = ("direction",)
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0."""
         return Server(params)
 
     def client_update(

@@ -64,6 +64,7 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
 
     paper: ClassVar[str] = "Zhang et al., FedPD, IEEE TSP 2021"
     accepts_partial: ClassVar[bool] = False
+    usual_start = "own"
 
     eta: Positive = 100.0
     skip_probability: Probability = 0.0
@@ -81,24 +82,22 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         return self.skip_probability == 0
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0, which everybody receives first."""
         return Server(params, params.new_ones(1))
 
     def init_client(self, params: Tensor) -> Client:
-        """w_i = theta^0, y_i = 0."""
         return Client(params, torch.zeros_like(params))
 
-    def broadcast(self, server: Server, turn: Round) -> Broadcast:
+    def broadcast(self, server: Server, round: Round) -> Broadcast:
         """theta when it is news, and the coin of this round."""
-        silent = uniform(turn.key) < self.skip_probability
+        silent = uniform(round.key) < self.skip_probability
         return Broadcast(server.theta if bool(server.news) else None, silent)
 
     def _centre(self, cast: Broadcast, client: Client) -> Tensor:
         return client.w + self.eta * client.y if cast.theta is None else cast.theta
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """min f_i(w) + <y_i, w> + ||w - theta_i||^2 / (2 eta), started at w_i."""
-        return LocalProblem(client.w, client.y, 1 / self.eta, self._centre(cast, client))
+        centre = self._centre(cast, client)
+        return LocalProblem(centre, client.y, 1 / self.eta, centre)
 
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
@@ -121,9 +120,7 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         return server.theta
 
     def local_params(self, client: Client) -> Tensor:
-        """w_i."""
         return client.w
 
     def primal_dual(self, client: Client) -> PrimalDual:
-        """w_i, y_i and 1 / eta."""
         return PrimalDual(client.w, client.y, 1 / self.eta)

@@ -25,5 +25,4 @@ class FedProx(FedAvg):
     rho: NotNegative = 0.1
 
     def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
-        """min f_i + (rho/2) ||w - theta||^2, started at theta."""
         return LocalProblem(start=cast.theta, weight=self.rho, centre=cast.theta)

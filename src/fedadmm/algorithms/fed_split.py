@@ -24,11 +24,6 @@ class FedSplit(FedDR):
     alpha: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.absent == "aligned":
-            raise ParameterError(
-                "FedSplit: absent is 'aligned', but must be 'kept': nobody is ever absent"
-            )
-        super().__post_init__()
         if self.alpha != 2.0:
             raise ParameterError(
                 f"FedSplit: alpha is {self.alpha!r}, but must be 2 (use FedDR for others)"

@@ -78,25 +78,23 @@ class Scaffnew(Algorithm[Server, Client, Broadcast, Message]):
     p: Share = 0.2
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0."""
         return Server(params)
 
     def init_client(self, params: Tensor) -> Client:
         """h_i = 0, whatever theta comes first."""
         return Client(torch.zeros_like(params), params.new_zeros(1))
 
-    def broadcast(self, server: Server, turn: Round) -> Broadcast:
+    def broadcast(self, server: Server, round: Round) -> Broadcast:
         """Theta, and the coin's tosses until it ends the round."""
         steps = 1
         if self.p < 1:
-            steps += math.floor(math.log1p(-uniform(turn.key)) / math.log1p(-self.p))
+            steps += math.floor(math.log1p(-uniform(round.key)) / math.log1p(-self.p))
         return Broadcast(server.theta, steps)
 
     def _control(self, cast: Broadcast, client: Client) -> Tensor:
         return client.z + client.ratio * cast.theta
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """min f_i(w) - <h_i, w>, so many steps from theta."""
         return LocalProblem(cast.theta, -self._control(cast, client), steps=cast.steps)
 
     def client_update(
@@ -116,5 +114,4 @@ class Scaffnew(Algorithm[Server, Client, Broadcast, Message]):
         return Server(server.theta + total.move / total.ratio)
 
     def global_params(self, server: Server) -> Tensor:
-        """theta."""
         return server.theta

@@ -72,19 +72,15 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
         return Needs(start_gradient=self.option == 1, mean_gradient=self.option == 2)
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0 and c = 0."""
         return Server(params, torch.zeros_like(params))
 
     def init_client(self, params: Tensor) -> Client:
-        """c_i = 0."""
         return Client(torch.zeros_like(params))
 
-    def broadcast(self, server: Server, turn: Round) -> Server:
-        """theta and c."""
+    def broadcast(self, server: Server, round: Round) -> Server:
         return server
 
     def local_problem(self, cast: Server, client: Client) -> LocalProblem:
-        """min f_i(w) + <c - c_i, w>, started at theta."""
         return LocalProblem(start=cast.theta, linear=cast.c - client.c_i)
 
     def client_update(
@@ -103,10 +99,9 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
             server.theta + self.step * total.delta / received.weight, server.c + total.control
         )
 
-    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
+    def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
         """Take a client's control variate out of c; its moves of theta are history."""
         return Server(server.theta, server.c - past.control)
 
     def global_params(self, server: Server) -> Tensor:
-        """theta."""
         return server.theta

@@ -86,22 +86,18 @@ class ScaffoldPlus(Algorithm[Server, Client, Broadcast, Message]):
     momentum: Probability | Literal["auto"] = "auto"
 
     def init_server(self, params: Tensor) -> Server:
-        """theta^0 = m and c = 0."""
         return Server(params, torch.zeros_like(params), params)
 
     def init_client(self, params: Tensor) -> Client:
-        """c_i = 0."""
         return Client(torch.zeros_like(params))
 
-    def broadcast(self, server: Server, turn: Round) -> Broadcast:
-        """theta and c."""
+    def broadcast(self, server: Server, round: Round) -> Broadcast:
         return Broadcast(server.theta, server.c)
 
     def _correction(self, c: Tensor) -> Tensor:
         return (1 + self.gamma) * c
 
     def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        """min f_i(w) + <(1 + gamma) c - c_i, w>, started at theta."""
         return LocalProblem(start=cast.theta, linear=self._correction(cast.c) - client.c_i)
 
     def client_update(
@@ -126,12 +122,11 @@ class ScaffoldPlus(Algorithm[Server, Client, Broadcast, Message]):
             return self.momentum
         return min(0.9, max(0.0, 1 - 4 / received.replies))
 
-    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
+    def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
         """Take a client's control variate out of c; its moves of theta are history."""
         return server._replace(c=server.c - past.change)
 
     def global_params(self, server: Server) -> Tensor:
-        """theta."""
         return server.theta
 
     def participants_mean(self, server: Server) -> Tensor:

@@ -106,7 +106,9 @@ def _line(counsel: Counsel, source: str) -> str:
     sets += [f"algorithm.{key}={algorithm[key]}" for key in counsel.changed if key in algorithm]
     if "lr" in counsel.changed:
         sets.append(f"local.solver.lr={counsel.config['local']['solver']['lr']}")
-    if algorithm.get("absent") == "aligned":
+    if algorithm["name"] == "fedadmm":
+        sets.append(f"local.start={counsel.config['local']['start']}")
+    if algorithm["name"] == "aligned-admm":
         sets.append(f"output.name={counsel.config['output']['name']}")
     return shlex.join([*words, *(word for one in sets for word in ("--set", one))])
 

@@ -82,7 +82,7 @@ class Missed:
         needed = {step, *(at for visit in visits.values() for at in visit.needed)}
         return Missed({at: self.totals[at] for at in sorted(needed)}, visits)
 
-    def without(self, client: int) -> Missed:
+    def remove_client(self, client: int) -> Missed:
         """As if a client had never been folded: it starts again."""
         visits = {other: visit for other, visit in self.visits.items() if other != client}
         return replace(self, visits=visits)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -43,12 +44,16 @@ from fedadmm.core.errors import DataError, ParameterError, StateError
 from fedadmm.core.missed import Missed
 from fedadmm.core.parts import role
 from fedadmm.core.rng import Key, permutation
+from fedadmm.core.schedules import PerWork
 
 if TYPE_CHECKING:
     from fedadmm.core.objectives.flat import FlatModule
 
 Pull = Callable[[Tensor, int, int], None]
 """Moves the entries from one index to another by a local problem's own terms, in place."""
+Start = Literal["own", "current", "global"]
+"""Where local work starts: at the client's own model, there except in the client's first round, or
+at theta."""
 Rows = Any
 """A mini-batch, as `Objective.mini_batches` yields it and `Objective.gradient` takes it.
 
@@ -70,6 +75,7 @@ class LocalProblem(NamedTuple):
     """One client's work in one round; None stands for a zero vector."""
 
     start: Tensor
+    """Theta, or what takes its place; a run may start at the client's own model (`LocalWork`)."""
     linear: Tensor | None = None
     weight: Tensor | float = 0.0
     centre: Tensor | None = None
@@ -203,6 +209,9 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     """Whether clients may sit a round out."""
     asynchronous: ClassVar[bool] = False
     """Whether it is defined without rounds: every arriving reply is one server step."""
+    usual_start: ClassVar[Start] = "global"
+    """Where local work starts unless a run says otherwise; only a method with `local_params` may
+    say anything but "global"."""
     baseline: ClassVar[bool] = False
     """Whether comparisons measure the others against it: a method without duals."""
 
@@ -218,12 +227,14 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         """What this method needs of the local solve."""
         return Needs()
 
-    def fitted(self, length: Callable[[], float]) -> Self:
-        """The method with numbers for what depends on the local work; itself where nothing does.
+    def resolve_penalty(self, length: Callable[[], float]) -> Self:
+        """The method with a number for every `PerWork`; itself where there is none.
 
-        `length` tells the mean over the clients of learning rate * local steps in a round.
+        `length` returns the mean over the clients of learning rate * local steps in a round.
         """
-        return self
+        fields = [name for name, value in vars(self).items() if isinstance(value, PerWork)]
+        numbers = {name: getattr(self, name).penalty(length()) for name in fields}
+        return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
 
     @property
     def tolerates_stale(self) -> bool:
@@ -296,7 +307,7 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         """A client's state before its first round, from the initial vector."""
 
     @abstractmethod
-    def broadcast(self, server: Server, turn: Round) -> Cast:
+    def broadcast(self, server: Server, round: Round) -> Cast:
         """What every participant of the round receives."""
 
     @abstractmethod
@@ -323,7 +334,9 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     ) -> Server:
         """Fold the weighted sum of at least one upload."""
 
-    def without(self, server: Server, past: Message, regularizer: Regularizer) -> Server | None:
+    def remove_client(
+        self, server: Server, past: Message, regularizer: Regularizer
+    ) -> Server | None:
         """The server as if a client stood at its initial state; `past` is a_i times its uploads.
 
         This is how a client that lost its state is taken out.  None, the default, says that the
@@ -339,7 +352,7 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         """
         return None
 
-    def returned(self, client: Client, missed: Tensor) -> Client:
+    def catch_up(self, client: Client, missed: Tensor) -> Client:
         """A client's state after the virtual steps that it missed."""
         raise StateError(
             f"{type(self).__name__}: it makes virtual steps, but does not say what they do to a "
@@ -347,7 +360,7 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         )
 
     def contribution(self, message: Message, virtual: Tensor) -> Message:
-        """What a folded upload leaves in the server's sums, as `without` takes it out again.
+        """What a folded upload leaves in the server's sums, as `remove_client` takes it out.
 
         That is the upload itself, except where the same server step also made a virtual one, which
         this client did not get.
@@ -371,7 +384,7 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
         return cast.theta if "theta" in fields else None  # type: ignore[attr-defined]
 
     def local_params(self, client: Client) -> Tensor | None:
-        """The client's own model, or None when the method keeps none between rounds."""
+        """The client's own model, where local work may start; None if the method keeps none."""
         return None
 
     def primal_dual(self, client: Client) -> PrimalDual | None:

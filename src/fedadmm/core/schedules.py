@@ -61,7 +61,7 @@ class PerWork:
 
     pull: Positive = 0.25
 
-    def fitted(self, length: float) -> float:
+    def penalty(self, length: float) -> float:
         """The penalty for this mean of learning rate * steps."""
         return self.pull / length
 

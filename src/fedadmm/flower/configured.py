@@ -106,7 +106,9 @@ def federation(
 def as_it_runs(config: Experiment, problem: Problem) -> AnyAlgorithm:
     """The algorithm, fitted to the clients' local work."""
     rule = filled(config.local.stop)
-    return config.algorithm.fitted(partial(local_length, problem, config.local.solver, rule))
+    return config.algorithm.resolve_penalty(
+        partial(local_length, problem, config.local.solver, rule)
+    )
 
 
 def sites(config: Experiment) -> Sites | None:
@@ -144,6 +146,7 @@ def _federation(config: Experiment, deployment: Deployment, **parts: Any) -> Fed
         rounds=config.rounds,
         solver=config.local.solver,
         stop=config.local.stop,
+        start=config.local.start,
         sampler=config.sampler,
         seed=config.seed,
         regularizer=filled(config.regularizer),
@@ -204,7 +207,7 @@ def check(config: Experiment) -> None:
     if config.evaluate.train:
         raise ConfigError("evaluate.train is true, but must be false in a deployment")
     if sites(config) is not None:
-        config.algorithm.fitted(work_is_unknown)
+        config.algorithm.resolve_penalty(work_is_unknown)
 
 
 def check_clients(nodes: int, clients: int) -> None:

@@ -32,7 +32,7 @@ from torch import Tensor
 from fedadmm.core.errors import PairingError, check_count, check_kind
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.problem import Buffers
-from fedadmm.core.protocols import Algorithm, AnyAlgorithm, Sampler
+from fedadmm.core.protocols import Algorithm, AnyAlgorithm, Sampler, Start
 from fedadmm.core.sampling import FullParticipation
 from fedadmm.data import models
 from fedadmm.flower.federation import Elsewhere, Federation, Patience
@@ -78,6 +78,7 @@ class DropIn:
     patience: Patience = field(default_factory=Patience)
     admission: Admission = field(default_factory=Admission)
     accept_rollback: bool = False
+    local_start: Start | None = None
 
     def __post_init__(self) -> None:
         check_kind(self, "algorithm", self.algorithm, Algorithm)
@@ -265,6 +266,7 @@ class DropIn:
             patience=self.patience,
             admission=self.admission,
             accept_rollback=self.accept_rollback,
+            start=self.local_start,
         )
 
     def _flat(self) -> FlatModule:

@@ -30,6 +30,7 @@ from fedadmm.core.protocols import (
     Objective,
     Regularizer,
     Sampler,
+    Start,
     StoppingRule,
 )
 from fedadmm.core.regularizers import Zero
@@ -110,6 +111,7 @@ class Federation:
     initial: Tensor | None = None
     solver: LocalSolver | None = None
     stop: StoppingRule | None = None
+    start: Start | None = None
     sampler: Sampler = field(default_factory=FullParticipation)
     seed: int = 0
     regularizer: Regularizer = field(default_factory=Zero)
@@ -221,7 +223,8 @@ class Federation:
             test=self.test,
             buffers=self.buffers,
         )
-        job = make_job(self.algorithm, problem, LocalWork(self.solver, self.stop), self.seed, start)
+        local = LocalWork(self.solver, self.stop, self.start)
+        job = make_job(self.algorithm, problem, local, self.seed, start)
         uploads = Uploads.of(self.upload)
         return job._replace(asks_losses=self.sampler.asks_losses, uploads=uploads, deployed=True)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.local_work import LocalWork
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import (
     AnyAlgorithm,
@@ -49,8 +50,7 @@ class Job(NamedTuple):
 
     algorithm: AnyAlgorithm
     problem: Problem
-    solver: LocalSolver | None
-    stop: StoppingRule
+    local: LocalWork
     seed: Key
     initial: Tensor
     initial_buffers: Tensor | None = None
@@ -62,6 +62,17 @@ class Job(NamedTuple):
     """Whom noise hides, for a run with noise."""
     deployed: bool = False
     """Whether noise must come from the machine's entropy, and not from the seed."""
+
+    @property
+    def solver(self) -> LocalSolver | None:
+        """How local problems are solved."""
+        return self.local.solver
+
+    @property
+    def stop(self) -> StoppingRule:
+        """When a local solve ends."""
+        assert self.local.stop is not None
+        return self.local.stop
 
 
 def this_round(job: Job, round_index: int) -> Round:
@@ -91,9 +102,14 @@ def caught_up(
     return moved_along(job, record, download.missed.change(client, round_index))
 
 
+def is_first(record: ClientRecord | None, download: Download) -> bool:
+    """Whether a client starts its first round; one that was moved along counts as if it had one."""
+    return record is None and download.missed is None
+
+
 def moved_along(job: Job, record: ClientRecord, missed: Tensor) -> ClientRecord:
     """A record after the virtual steps that its client missed."""
-    return record._replace(state=job.algorithm.returned(record.state, missed))
+    return record._replace(state=job.algorithm.catch_up(record.state, missed))
 
 
 def first_record(job: Job) -> ClientRecord:
@@ -129,9 +145,12 @@ def client_round(
 
     Who keeps the record is nobody's business here; a client without one starts afresh.
     """
+    first = is_first(record, download)
     record = caught_up(job, client, record, download, round_index)
     objective = job.problem.clients[client]
-    problem = job.algorithm.local_problem(download.cast, record.state)
+    problem = job.local.problem(
+        job.algorithm, download.cast, record.state, torch.tensor([first], device=job.initial.device)
+    )
     key = client_key(job, round_index, client)
     _load_buffers(job, objective, download, record)
     loss = reported_loss(job, objective, download, problem)

@@ -113,7 +113,7 @@ class Diagnostics:
             raise PairingError(
                 "diagnostics are about the models and duals that clients keep, but those of this "
                 f"{type(method).__name__} move along while they are absent, which only its server "
-                "knows; use FedADMM, FedADMMInSa or FedDR with absent='kept'"
+                "knows; use FedADMM, FedADMMInSa or FedDR"
             )
         if method.primal_dual(method.init_client(self.job.initial)) is None:
             raise PairingError(

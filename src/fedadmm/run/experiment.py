@@ -168,7 +168,7 @@ def resolved(given: Experiment) -> Experiment:
     loaded = isinstance(source, Problem)
     return replace(
         given,
-        local=replace(given.local, stop=stop),
+        local=replace(given.local, stop=stop, start=given.local.start or method.usual_start),
         engine=engine,
         evaluate=evaluate,
         store=store,

@@ -26,6 +26,7 @@ def check(job: Job, sampler: Sampler, rounds: int) -> None:
     _check_sampler(sampler)
     sampler.check(job.problem.num_clients, rounds)
     _check_algorithm(job, sampler)
+    job.local.check(job.algorithm, job.algorithm.init_client(job.initial))
     _check_lengths(job.problem, job.solver, job.stop)
     _check_solver(job)
     _check_stop(job)
@@ -78,7 +79,7 @@ def _check_algorithm(job: Job, sampler: Sampler) -> None:
     if not job.algorithm.accepts_regularizer and not isinstance(job.problem.regularizer, Zero):
         raise PairingError(
             f"{method} has no proximal server step, but the problem's regularizer is "
-            f"{type(job.problem.regularizer).__name__}; use FedADMM, FedADMMIn, FedADMMInSa, "
+            f"{type(job.problem.regularizer).__name__}; use FedADMM, AlignedADMM, FedADMMInSa, "
             "FedDR, FedDRII, FedMid or FedDualAvg"
         )
     job.problem.regularizer.prox(job.initial, job.algorithm.prox_step)  # refuses a wrong length

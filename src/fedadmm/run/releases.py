@@ -28,7 +28,7 @@ def check_uploads(job: Job, sampler: Sampler, *, asynchronous: bool) -> None:
                 f"{method} sends {name} as a whole, not as a difference, so that the upload's "
                 f"{uploads.stages[0].name} would bias it; use a method whose messages are moves or "
                 "increments, such as FedAvg, FedDyn, FedDR, FedADMM with rho fixed and "
-                "members='all', or aligned"
+                "members='all', or AlignedADMM"
             )
     if uploads.noise is not None:
         _check_noise(job, uploads.noise, sampler, sorted(others), asynchronous)

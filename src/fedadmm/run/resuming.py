@@ -21,7 +21,7 @@ from fedadmm.run.state.records import layout, separate
 Tree = TypeVar("Tree")
 
 
-class Start(NamedTuple):
+class Begun(NamedTuple):
     """Where a run begins, how it had ended if it was over already, and what its engine chose."""
 
     state: RunState
@@ -52,11 +52,11 @@ class Journal:
         self._store = store
         self._checkpoints = checkpoints
         self._fingerprint = fingerprint if fingerprint is not None else _described(job)
-        self._latest: Start | None = None
+        self._latest: Begun | None = None
         self._saved: int | None = None
         self._engine: Engine | None = None
 
-    def begin(self, resume: bool) -> Start:
+    def begin(self, resume: bool) -> Begun:
         """The newest good checkpoint when the run is resumed, or else the beginning."""
         self._store.bind(*layout(self._job))
         if self._checkpoints is None:
@@ -70,17 +70,17 @@ class Journal:
                     f"{len(self._store.clients())} clients, but a run from round 0 needs an empty "
                     "one; clear it"
                 )
-            return Start(initial_state(self._job))
+            return Begun(initial_state(self._job))
         found = self._checkpoints.begin(resume, self._fingerprint, self._snapshots())
         self._store.mark()
         if found is None:
-            start = Start(initial_state(self._job))
+            start = Begun(initial_state(self._job))
         else:
             start = restored(self._job, found, self._output)
         self._saved = start.state.round
         return start
 
-    def attach(self, engine: Engine, start: Start) -> None:
+    def attach(self, engine: Engine, start: Begun) -> None:
         """Let a resumed engine go on the way it began."""
         self._engine = engine
         if isinstance(engine, Choosing) and start.choice is not None:
@@ -93,11 +93,11 @@ class Journal:
         choice = self._engine.choice if isinstance(self._engine, Choosing) else None
         if report.state.round == report.record["round"]:
             self._store.mark()
-            self._latest = Start(report.state, report.ending, choice)
+            self._latest = Begun(report.state, report.ending, choice)
         else:
             # The round was refused: its clients go back, and a resumed run meets it again.
             self._store.undo()
-            self._latest = Start(report.state, None, choice)
+            self._latest = Begun(report.state, None, choice)
         every = self._checkpoints.every
         if every and (report.ending is not None or report.state.round % every == 0):
             self._save()
@@ -134,7 +134,7 @@ def _described(job: Job) -> dict[str, Any]:
     }
 
 
-def _pack(latest: Start) -> Checkpoint:
+def _pack(latest: Begun) -> Checkpoint:
     state = latest.state
     named = dict(trees.named_tensors(state.server, "server"))
     if state.buffers is not None:
@@ -164,7 +164,7 @@ def _pack(latest: Start) -> Checkpoint:
     return Checkpoint(state.round, separate(named), values)
 
 
-def restored(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
+def restored(job: Job, found: Checkpoint, output: AnyOutput) -> Begun:
     """Where a checkpoint lets a run begin; one that says something else is refused."""
     try:
         return _unpack(job, found, output)
@@ -174,7 +174,7 @@ def restored(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
         ) from error
 
 
-def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
+def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Begun:
     template = job.algorithm.init_server(job.initial)
     server = _filled(job, found, template, "server")
     buffers = found.tensors.get("buffers")
@@ -196,7 +196,7 @@ def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Start:
         noised=noised,
     )
     ending = found.values["ending"]
-    return Start(state, None if ending is None else Ending(*ending), found.values["choice"])
+    return Begun(state, None if ending is None else Ending(*ending), found.values["choice"])
 
 
 def plain_rows(known: Mapping[int, Iterable[Any]] | None) -> list[list[Any]] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Code, Ending, Instrument, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.releases import check_uploads
-from fedadmm.run.resuming import Journal, Start
+from fedadmm.run.resuming import Begun, Journal
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.run.state.records import StoredStates
 
@@ -130,7 +131,7 @@ def simulate(
         if isinstance(kept, DiskStore) and not (checkpoints and checkpoints.shares(kept.directory)):
             held.enter_context(locked(kept.directory, _PATIENCE))
         journal = Journal(job, kept, checkpoints, fingerprint, chosen.output)
-        start = journal.begin(resume)
+        begun = journal.begin(resume)
         judge = Judge(chosen.target, chosen.patience)
         schedule = Schedule(
             chosen.rounds,
@@ -145,10 +146,10 @@ def simulate(
         try:
             running = choice.start(job, kept)
             try:
-                journal.attach(running, start)
-                reports = run(job, sampler, running, kept, schedule, start.state)
+                journal.attach(running, begun)
+                reports = run(job, sampler, running, kept, schedule, begun.state)
                 watchers = [*observers, journal.completed]
-                return _collect(job, kept, start, schedule, reports, watchers, keep_trajectory)
+                return _collect(job, kept, begun, schedule, reports, watchers, keep_trajectory)
             finally:
                 running.close()
         except KeyboardInterrupt:
@@ -177,8 +178,9 @@ def make_job(
     converted = problem.to(start.dtype, start.device)
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
-    fitted = algorithm.fitted(lambda: pairing.local_length(converted, local.solver, rule))
-    return Job(fitted, converted, local.solver, rule, seed, start, buffers)
+    method = algorithm.resolve_penalty(lambda: pairing.local_length(converted, local.solver, rule))
+    work = replace(local, stop=rule, start=local.start or method.usual_start)
+    return Job(method, converted, work, seed, start, buffers)
 
 
 def _instruments(
@@ -221,7 +223,7 @@ def _handed_out(job: Job, schedule: Schedule, state: RunState) -> Iterate:
 def _collect(
     job: Job,
     store: ClientStateStore,
-    start: Start,
+    begun: Begun,
     schedule: Schedule,
     reports: Iterator[RoundReport],
     observers: list[Observer],
@@ -229,7 +231,7 @@ def _collect(
 ) -> Result:
     history: list[Record] = []
     trajectory: list[Tensor] = []
-    state, ending = start.state, endings.taken_up(start.ending, start.state, schedule)
+    state, ending = begun.state, endings.taken_up(begun.ending, begun.state, schedule)
     if ending is None:
         ending = Ending("completed", f"completed all {schedule.rounds} rounds")
         for report in reports:

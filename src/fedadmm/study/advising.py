@@ -164,10 +164,10 @@ def private(
             {"name": "gaussian", "multiplier": z, "delta": delta, "budget": epsilon},
         ],
     }
+    tree["local"] = counsel.config["local"] | {"start": "global"}
     if "lr" in counsel.changed:
         rate = _rounded(1 / counsel.situation.safe_smoothness)
-        local = counsel.config["local"]
-        tree["local"] = local | {"solver": local["solver"] | {"lr": rate}}
+        tree["local"] |= {"solver": tree["local"]["solver"] | {"lr": rate}}
     remarks = [*_of_estimate(counsel.estimate), WHY_FRESH]
     if noise > 1:
         remarks.append(
@@ -208,18 +208,18 @@ WHY_FRESH = (
 
 
 ALIGNED = (
-    "Not everybody takes part: absent clients move along with the participants (absent = "
-    "'aligned'), so that no dual grows old, and the participants' mean is handed out. That is "
+    "Not everybody takes part: absent clients move along with the participants "
+    "(aligned-admm), so that no dual grows old, and the participants' mean is handed out. That is "
     "measured (docs/participation.md), not proven."
 )
 GLOBAL = (
-    "Local work begins at the global model (start = 'global'): a few steps do not solve a client's "
+    "Local work begins at the global model (local.start = 'global'): a few steps do not solve a client's "
     "problem, and from its own model they leave it behind (docs/participation.md)."
 )
 SEEN = (
     "Not everybody takes part: the mean runs over the clients seen so far (members = 'seen'), "
-    "which is the theorems' mean once all were. Local work begins at the global model (start = "
-    "'global'): a client's own is as old as its last turn."
+    "which is the theorems' mean once all were. Local work begins at the global model "
+    "(local.start = 'global'): a client's own is as old as its last round."
 )
 
 
@@ -264,12 +264,13 @@ def _written(
     if not rounds:
         changes["algorithm"] = {"name": "async-feddr", "eta": _rounded(1 / rho)}
     elif partial and not convex:
-        changes["algorithm"] = {"name": "fedadmm", "rho": rho, "absent": "aligned"}
+        changes["algorithm"] = {"name": "aligned-admm", "rho": rho}
         changes["output"] = {"name": "participants-mean"}
-    else:  # nobody is absent, or the theorem's method, which has no alignment
-        changes["algorithm"] = {"name": "fedadmm", "rho": rho, "start": "global"}
+    else:  # nobody is absent, or the theorem's method
+        changes["algorithm"] = {"name": "fedadmm", "rho": rho}
         changes["algorithm"] |= {"members": "seen"} if partial else {}
+    changes["local"] = {"start": "global" if rounds else "own"}
     if steps:
-        changes["local"] = {"solver": {"lr": rate}}
-    keys = [key.rpartition(".")[2] for key in flattened(changes) if not key.endswith("name")]
+        changes["local"] |= {"solver": {"lr": rate}}
+    keys = [key.rpartition(".")[2] for key in flattened(changes) if not key.endswith(".name")]
     return resolve(merged(config.tree, changes)).tree, tuple(keys)

@@ -146,17 +146,16 @@ def _choose(theorem: Theorem, job: Job, engine: EngineChoice, L: float) -> str:
     if method.virtual_steps(method.init_server(job.initial)) is not None:
         raise _refuse(
             f"the theorems are about absent clients that keep what they have, but those of this "
-            f"{type(method).__name__} move along; use FedADMM or FedDR with absent='kept'"
+            f"{type(method).__name__} move along; use FedADMM or FedDR"
         )
     asynchronous = engine.is_asynchronous
     allowed: tuple[str, ...] = ()
     if isinstance(method, FedADMM) and not asynchronous:
-        plain = method.step == "tracking" and method.increment != "released"
-        plain = plain and method.members == "all"
+        plain = method.bias is None and method.members == "all"
         if not isinstance(method.rho, float | int) or not plain:
             raise _refuse(
-                "FedADMM's theorems need a constant rho, step='tracking', members='all' and "
-                "no increment='released'"
+                "FedADMM's theorems need FedADMM itself with a constant rho, step='tracking' and "
+                "members='all'"
             )
         allowed = ("gong", "wang") if method.rho > gong_rho_min(L) else ("wang", "gong")
     elif isinstance(method, FedDR | FedDRII):

@@ -14,8 +14,8 @@ from support.runs import write_comparison
 METHODS = {
     "fedavg": fedadmm.FedAvg(),
     "scaffold": fedadmm.Scaffold(),
-    "fedadmm": fedadmm.FedADMM(rho=0.1, members="seen", start="current"),
-    "fedadmm, rho 0.3": fedadmm.FedADMM(rho=0.3, members="seen", start="current"),
+    "fedadmm": fedadmm.FedADMM(rho=0.1, members="seen"),
+    "fedadmm, rho 0.3": fedadmm.FedADMM(rho=0.3, members="seen"),
     "fedadmm-insa": fedadmm.FedADMMInSa(beta=0.1),
     "fedpd": fedadmm.FedPD(eta=10.0),
     "feddyn!": fedadmm.FedDyn(eta=10.0),

@@ -256,7 +256,7 @@ class Service:
                     continue
                 state = without
             if state.missed is not None:
-                state = state._replace(missed=state.missed.without(client))
+                state = state._replace(missed=state.missed.remove_client(client))
             self.engine.ledger = restart(self.engine.ledger, client)
             self.engine.drop(client)
             self.saved = self.saved._replace(state=state, ledger=self.engine.ledger)
@@ -277,7 +277,7 @@ class Service:
         if past is None:
             return state
         past = trees.map_tensors(lambda leaf: leaf.to(self.job.initial.dtype), past)
-        server = self.job.algorithm.without(state.server, past, self.job.problem.regularizer)
+        server = self.job.algorithm.remove_client(state.server, past, self.job.problem.regularizer)
         return state._replace(server=server)
 
     def _schedule(self) -> Schedule:
@@ -325,4 +325,4 @@ def _remembers(job: Job) -> bool:
     """Whether the server's state holds something of each client."""
     server, message = job.algorithm.init_server(job.initial), _message_template(job)
     zero = trees.map_tensors(torch.zeros_like, message)
-    return job.algorithm.without(server, zero, job.problem.regularizer) is not None
+    return job.algorithm.remove_client(server, zero, job.problem.regularizer) is not None

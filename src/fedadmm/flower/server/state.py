@@ -72,6 +72,7 @@ def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
         "clients": federation.clients,
         "solver": federation.solver,
         "stop": job.stop,
+        "start": job.local.start,
         "sampler": federation.sampler,
         "seed": federation.seed,
         "regularizer": federation.regularizer,

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedadmm.core.errors import EngineError
@@ -112,7 +113,7 @@ class AutoEngine(Engine):
         round_index: int,
     ) -> dict[str, float]:
         """Seconds a client for a few steps; the ways take turns, so that noise meets them all."""
-        short = self._job._replace(stop=Steps(STEPS))
+        short = self._job._replace(local=replace(self._job.local, stop=Steps(STEPS)))
         store = Held(self._store)  # a measurement changes nothing
         best = dict.fromkeys(ways, math.inf)
         with contextlib.ExitStack() as stack:

@@ -34,6 +34,7 @@ from fedadmm.run.client import (
     caught_up,
     client_key,
     global_vector,
+    is_first,
     reported_loss,
     staged,
 )
@@ -81,6 +82,8 @@ class _Stack(NamedTuple):
 
     clients: list[int]
     state: object
+    first: Tensor
+    """Whether it is the client's first round, (K, 1)."""
     objective: StackedObjective
     rests: list[tuple[Tensor, ...] | None]
 
@@ -108,21 +111,24 @@ class VectorisedEngine(Engine):
         objectives = [self._job.problem.clients[client] for client in ids]
         order = sorted(range(len(ids)), key=lambda index: -objectives[index].num_samples)
         clients = [ids[index] for index in order]
-        records = (
-            caught_up(self._job, client, self._store.get(client), download, round_index)
-            for client in clients
-        )
-        found = list(records)
+        kept = [self._store.get(client) for client in clients]
+        first = [[is_first(record, download)] for record in kept]
+        found = [
+            caught_up(self._job, client, record, download, round_index)
+            for client, record in zip(clients, kept, strict=True)
+        ]
         state = trees.stack([record.state for record in found])
         joined = self._stacker.join(clients, [objectives[index] for index in order])
-        return _Stack(clients, state, joined, [record.rest for record in found])
+        starts = torch.tensor(first, device=self._job.initial.device)
+        return _Stack(clients, state, starts, joined, [record.rest for record in found])
 
     def _run_stack(
         self, ids: list[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         algorithm = self._job.algorithm
         stack = self._gather(ids, download, round_index)
-        problem = algorithm.local_problem(download.cast, stack.state)
+        local = self._job.local
+        problem = local.problem(algorithm, download.cast, stack.state, stack.first)
         losses = self._losses(stack, problem, download) if self._job.asks_losses else None
         result, solves = self._solve(stack, problem, download, round_index)
         state, message = algorithm.client_update(download.cast, stack.state, result)

@@ -97,17 +97,20 @@ def infer(job: Job, client: int, heard: Sequence[Heard]) -> Inferred:
     """What the server knows of a client after all these rounds, in double precision."""
     assert heard, "nothing was heard of the client"
     record = ClientRecord(job.algorithm.init_client(_double(job.initial)))
-    for one in heard:
+    for number, one in enumerate(heard):
         download = one.download._replace(cast=_double(one.download.cast))
+        first = torch.tensor([number == 0 and download.missed is None])
         record = caught_up(job, client, record, download, one.round_index)
-        found = _of_round(job, client, _double(record.state), download, one)
+        found = _of_round(job, client, _double(record.state), first, download, one)
         record = ClientRecord(found.state)
     return found
 
 
-def _of_round(job: Job, client: int, state: Any, download: Download, one: Heard) -> Inferred:
+def _of_round(
+    job: Job, client: int, state: Any, first: Tensor, download: Download, one: Heard
+) -> Inferred:
     algorithm, cast, message = job.algorithm, download.cast, _double(one.message)
-    problem = algorithm.local_problem(cast, state)
+    problem = job.local.problem(algorithm, cast, state, first)
     response = None
     if algorithm.needs.local_solve and job.solver is not None:
         response = _response(job, job.solver, client, problem, download, state, one)

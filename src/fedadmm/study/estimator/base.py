@@ -17,7 +17,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from fedadmm.algorithms import FedADMM
 from fedadmm.core.errors import ParameterError, check_choice, check_count, check_kind, check_range
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import evaluation_parts
@@ -45,10 +44,6 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 
-USUAL: dict[str, AnyAlgorithm] = {"fedadmm": FedADMM(rho=0.1, absent="aligned")}
-"""Methods for which the estimators have another setting than the class: the recommended one."""
-
-
 class Federated(BaseEstimator):  # type: ignore[misc]
     """An estimator that is trained by clients which keep their rows."""
 
@@ -59,7 +54,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        method: str | AnyAlgorithm = "fedadmm",
+        method: str | AnyAlgorithm = "aligned-admm",
         model: models.Model | None = None,
         *,
         rounds: int = 30,
@@ -233,7 +228,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
     def _algorithm(self) -> AnyAlgorithm:
         method = self.method
-        algorithm = USUAL.get(method) or named_method(method) if isinstance(method, str) else method
+        algorithm = named_method(method) if isinstance(method, str) else method
         check_kind(self, "method", algorithm, Algorithm)
         return algorithm
 

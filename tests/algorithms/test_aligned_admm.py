@@ -1,4 +1,4 @@
-"""Aligned methods: what they equal, what they keep, and where they rest.
+"""Aligned ADMM: what it equals, what it keeps, and where it rests.
 
 The references step all n duals in numpy, absent clients included, which no code here does.
 """
@@ -94,10 +94,10 @@ def assert_close(found: Any, expected: Array) -> None:
 @pytest.mark.parametrize("members", ["all", "seen"])
 @pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
 @pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0])
-def test_fedadmm_moves_every_absent_dual(sigma, sampler, members, kind):
+def test_every_absent_dual_is_moved(sigma, sampler, members, kind):
     given = federation(91, weights=WEIGHTS, regularizer=PROX[kind][0])
     rho = fa.Piecewise({0: 1.2, 9: 2.0})
-    method = fa.FedADMM(rho, members=members, absent="aligned", alignment=sigma)
+    method = fa.AlignedADMM(rho, members=members, sigma=sigma)
     drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
     thetas, means = aligned(given, drawn, sigma, rho, PROX[kind][1], members)
     options = {"sampler": SAMPLERS[sampler], "seed": 4}
@@ -119,7 +119,7 @@ def test_the_automatic_sigma_waits_until_clients_have_been_seen(sampler, weights
         return len(drawn[t]) / 10 * (1 - unseen)
 
     thetas, _ = aligned(given, drawn, sigma, lambda t: 1.3)
-    method = fa.FedADMM(1.3, absent="aligned")
+    method = fa.AlignedADMM(1.3)
     assert_close(run(method, given, sampler=SAMPLERS[sampler], seed=4).trajectory, thetas)
 
 
@@ -128,7 +128,7 @@ def test_the_automatic_sigma_waits_until_clients_have_been_seen(sampler, weights
 def test_with_sigma_one_the_server_extrapolates_the_last_two_means(sampler, weights):
     """theta+ = 2 m - m-, whoever took part and however local problems were solved."""
     given = federation(95, weights=weights)
-    method = fa.FedADMM(1.3, absent="aligned", alignment=1.0)
+    method = fa.AlignedADMM(1.3, sigma=1.0)
     options = {"sampler": SAMPLERS[sampler], "seed": 4}
     options |= {"solver": fa.GradientDescent(lr=0.05), "stop": fa.Steps(3)}
     thetas = stacked(run(method, given, **options).trajectory)
@@ -140,20 +140,57 @@ def test_with_sigma_one_the_server_extrapolates_the_last_two_means(sampler, weig
 
 
 @pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
-def test_a_fedpd_is_fedadmm_and_feddr_with_sigma_one(sampler):
-    given, eta = federation(92, weights=WEIGHTS), 0.8
+def test_a_fedpd_is_sigma_one(sampler):
+    given, rho = federation(92, weights=WEIGHTS), 1.25
     drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
-    thetas, means = aligned(given, drawn, 1.0, lambda t: 1 / eta)
+    thetas, means = aligned(given, drawn, 1.0, lambda t: rho)
     options = {"sampler": SAMPLERS[sampler], "seed": 4}
-    for method in (
-        fa.AFedPD(eta),
-        fa.FedADMM(1 / eta, absent="aligned", alignment=1.0),
-        fa.FedDR(eta, absent="aligned", alignment=1.0),
-        fa.FedADMMIn(1 / eta, absent="aligned", alignment=1.0),
-    ):
+    for method in (fa.AFedPD(rho), fa.AlignedADMM(rho, sigma=1.0)):
         assert_close(run(method, given, **options).trajectory, thetas)
         handed_out = run(method, given, output=fa.ParticipantsMean(), **options)
         assert_close(handed_out.trajectory, means)
+
+
+def aligned_feddr(
+    given: Federation, taking_part: Sequence[Sequence[int]], sigma: float, eta: float, prox: Any
+) -> Array:
+    """FedDR with alpha = 1, in its own variables, whose absent clients are moved.
+
+    x_j becomes the participants' mean, and x_j - v_j takes sigma times its mean step; with
+    sigma = 1 that is v_j + xbar - x_j, as if v_j had taken part.
+    """
+    n, d = given.b.shape
+    xbar = given.start.copy()
+    x, v = np.tile(xbar, (n, 1)), np.tile(xbar, (n, 1))
+    trajectory = []
+    for cohort in taking_part:
+        if cohort:
+            moved = v + xbar - x
+            new = {
+                i: np.linalg.solve(np.eye(d) + eta * given.A[i], moved[i] + eta * given.b[i])
+                for i in cohort
+            }
+            share = given.a[cohort]
+            m = share @ np.array([new[i] for i in cohort]) / share.sum()
+            for j in range(n):
+                if j in cohort:
+                    x[j], v[j] = new[j], moved[j]
+                else:
+                    x[j], v[j] = m, m - (x[j] - v[j]) - sigma * (m - xbar)
+            xbar = prox(given.a @ (2 * x - v), eta)
+        trajectory.append(xbar.copy())
+    return np.array(trajectory)
+
+
+@pytest.mark.parametrize("kind", PROX)
+@pytest.mark.parametrize("sigma", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
+def test_feddr_with_alpha_one_aligned_is_the_same_method(sampler, sigma, kind):
+    given, eta = federation(92, weights=WEIGHTS, regularizer=PROX[kind][0]), 0.8
+    drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
+    expected = aligned_feddr(given, drawn, sigma, eta, PROX[kind][1])
+    method = fa.AlignedADMM(1 / eta, sigma=sigma)
+    assert_close(run(method, given, sampler=SAMPLERS[sampler], seed=4).trajectory, expected)
 
 
 @pytest.mark.parametrize("members", ["all", "seen"])
@@ -161,7 +198,7 @@ def test_a_fedpd_is_fedadmm_and_feddr_with_sigma_one(sampler):
 def test_sigma_zero_is_feddyn(sampler, members):
     """With a few gradient steps too, which depend on where they start."""
     given, eta = federation(93, weights=WEIGHTS), 0.8
-    method = fa.FedADMM(1 / eta, members=members, absent="aligned", alignment=0.0)
+    method = fa.AlignedADMM(1 / eta, members=members, sigma=0.0)
     for work in ({}, {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(3)}):
         options = {"sampler": SAMPLERS[sampler], "seed": 2} | work
         first = run(method, given, **options)
@@ -169,61 +206,16 @@ def test_sigma_zero_is_feddyn(sampler, members):
 
 
 @pytest.mark.parametrize("kind", PROX)
-@pytest.mark.parametrize("alignment", [0.0, 0.3, 1.0, "auto"])
-def test_with_everybody_alignment_changes_nothing(alignment, kind):
+@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0, "auto"])
+def test_with_everybody_it_is_fedadmm_and_feddr(sigma, kind):
     given = federation(94, weights=WEIGHTS, regularizer=PROX[kind][0])
-    rho = fa.Piecewise({0: 1.2, 9: 2.0})
-    for kept, options in (
-        (fa.FedADMM, {"rho": rho}),
-        (fa.FedADMM, {"rho": 1.3, "members": "seen"}),
-        (fa.FedADMMInSa, {"beta": 1.3, "mu": 1.2, "memory": 0.1}),
-        (fa.FedADMMInSa, {"beta": 1.3, "mu": 1.2, "server_beta": "next", "members": "seen"}),
-        (fa.FedDR, {"eta": 0.8}),
-        (fa.FedDR, {"eta": 0.8, "init": "prox"}),
-    ):
-        moved = kept(**options, absent="aligned", alignment=alignment)
-        assert_same(run(kept(**options), given).trajectory, run(moved, given).trajectory)
-
-
-def insa(
-    given: Federation, taking_part: Sequence[Sequence[int]], sigma: float, beta: float, mu: float
-) -> Array:
-    """FedADMM-InSa whose absent clients take sigma times the participants' mean dual step."""
-    n, d = given.b.shape
-    y, w, theta = np.zeros((n, d)), np.tile(given.start, (n, 1)), given.start.copy()
-    own, counted = np.full(n, beta), np.full(n, beta)
-    trajectory = []
-    for cohort in taking_part:
-        if cohort:
-            steps = np.zeros((n, d))
-            following = own.copy()
-            for i in cohort:
-                matrix = given.A[i] + own[i] * np.eye(d)
-                new = np.linalg.solve(matrix, given.b[i] - y[i] + own[i] * theta)
-                steps[i] = own[i] * (new - theta)
-                dual, primal = own[i] * np.linalg.norm(new - w[i]), np.linalg.norm(new - theta)
-                if primal > mu * dual:
-                    following[i] = min(own[i] * 2, 1e4)
-                elif dual > mu * primal:
-                    following[i] = max(own[i] / 2, 1e-4)
-                w[i], counted[i] = new, own[i]
-            share = given.a[cohort]
-            mean = share @ steps[cohort] / share.sum()
-            centre = share @ (own[cohort][:, None] * w[cohort]) / (share @ own[cohort])
-            y = y + np.array([steps[j] if j in cohort else sigma * mean for j in range(n)])
-            theta = centre + given.a @ y / (given.a @ counted)
-            own = following
-        trajectory.append(theta.copy())
-    return np.array(trajectory)
-
-
-@pytest.mark.parametrize("sigma", [0.1, 0.5])
-def test_insa_counts_everybody_with_its_own_penalty(sigma):
-    given = federation(95, weights=WEIGHTS)
-    sampler = fa.UniformSampling(2)
-    method = fa.FedADMMInSa(1.3, mu=1.2, absent="aligned", alignment=sigma)
-    expected = insa(given, cohorts(sampler, 4, given.clients), sigma, 1.3, 1.2)
-    assert_same(run(method, given, sampler=sampler, seed=4).trajectory, expected)
+    for options in ({"rho": fa.Piecewise({0: 1.2, 9: 2.0})}, {"rho": 1.3, "members": "seen"}):
+        moved = run(fa.AlignedADMM(**options, sigma=sigma), given).trajectory
+        assert_same(run(fa.FedADMM(**options), given).trajectory, moved)
+    assert_same(
+        run(fa.FedDR(eta=0.8), given).trajectory,
+        run(fa.AlignedADMM(1 / 0.8, sigma), given).trajectory,
+    )
 
 
 def watched(method: Any, given: Federation, **options: Any) -> list[tuple[Any, Missed, list[Any]]]:
@@ -241,7 +233,7 @@ def watched(method: Any, given: Federation, **options: Any) -> list[tuple[Any, M
         for client in range(given.clients):
             record = stores[0].get(client)
             own = method.init_client(given.initial) if record is None else record.state
-            states.append(method.returned(own, missed.change(client, report.state.round)))
+            states.append(method.catch_up(own, missed.change(client, report.state.round)))
         taken.append((report.state.server, missed, states))
 
     # Not said to be asynchronous, which is refused: the books are kept whatever becomes of theta.
@@ -268,28 +260,20 @@ def test_h_is_the_mean_of_all_duals_whoever_replies_how_late(name):
     given = federation(96, weights=WEIGHTS)
     options, samplers = ENGINES[name]
     for sampler in samplers.values():
-        for method in (
-            fa.FedADMM(1.3, absent="aligned", alignment=0.2),
-            fa.FedADMMInSa(1.3, mu=1.2, absent="aligned", alignment=0.2),
-            fa.FedDR(0.8, absent="aligned", alignment=0.2, init="prox"),
+        method = fa.AlignedADMM(1.3, sigma=0.2)
+        for server, missed, states in watched(
+            method, given, sampler=sampler, seed=1, rounds=40, **options
         ):
-            for server, missed, states in watched(
-                method, given, sampler=sampler, seed=1, rounds=40, **options
-            ):
-                duals = [
-                    (state.x - state.v) / 0.8 if isinstance(method, fa.FedDR) else state.y
-                    for state in states
-                ]
-                expected = weighted_mean(given.a, duals)
-                scale = max(1.0, float(np.abs(expected).max()))
-                np.testing.assert_allclose(server.h / scale, expected / scale, atol=1e-10)
-                assert len(missed.totals) <= 3 * given.clients + 4
+            expected = weighted_mean(given.a, [state.y for state in states])
+            scale = max(1.0, float(np.abs(expected).max()))
+            np.testing.assert_allclose(server.h / scale, expected / scale, atol=1e-10)
+            assert len(missed.totals) <= 3 * given.clients + 4
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_members_seen_counts_the_duals_of_those_who_took_part(sampler):
     given = federation(97, weights=WEIGHTS)
-    method = fa.FedADMM(1.3, members="seen", absent="aligned", alignment=0.4)
+    method = fa.AlignedADMM(1.3, members="seen", sigma=0.4)
     seen: set[int] = set()
     for t, (server, _, states) in enumerate(watched(method, given, sampler=SAMPLERS[sampler])):
         seen |= set(SAMPLERS[sampler].sample(0, t, given.clients))
@@ -304,7 +288,7 @@ def test_members_seen_counts_the_duals_of_those_who_took_part(sampler):
 def test_every_sigma_leads_to_the_optimum(sigma, sampler):
     """Two of five a round."""
     given = federation(100, weights=WEIGHTS)
-    method = fa.FedADMM(2.0, absent="aligned", alignment=sigma)
+    method = fa.AlignedADMM(2.0, sigma=sigma)
     result = run(method, given, 500, sampler=SAMPLERS[sampler], seed=3)
     assert float((result.params - torch.from_numpy(given.optimum)).norm()) < 1e-9
 
@@ -315,7 +299,7 @@ def test_with_one_participant_a_round_sigma_one_finds_no_rest():
     aim = torch.from_numpy(given.optimum)
     distance = {}
     for sigma in (1.0, 0.1):
-        method = fa.FedADMM(1.25, absent="aligned", alignment=sigma)
+        method = fa.AlignedADMM(1.25, sigma=sigma)
         result = run(method, given, 800, sampler=fa.UniformSampling(1), seed=3)
         distance[sigma] = float((result.params - aim).norm())
     assert distance[1.0] > 0.1
@@ -330,20 +314,15 @@ def test_every_engine_hands_a_client_what_it_missed(engine):
         "solver": fa.GradientDescent(0.1),
         "stop": fa.Steps(3),
     }
-    for method in (
-        fa.FedADMM(1.3, absent="aligned", alignment=0.4, members="seen"),
-        fa.FedADMMInSa(1.3, absent="aligned", alignment=0.4, mu=1.2),
-        fa.FedDR(0.8, absent="aligned", alignment=0.4),
-    ):
-        first = run(method, given, 12, **options)
-        second = run(method, given, 12, engine=engine, **options)
-        assert_same(first.trajectory, second.trajectory)
+    method = fa.AlignedADMM(1.3, sigma=0.4, members="seen")
+    first = run(method, given, 12, **options)
+    second = run(method, given, 12, engine=engine, **options)
+    assert_same(first.trajectory, second.trajectory)
 
 
 RESUMED = {
-    "fedadmm": fa.FedADMM(0.5, members="seen", absent="aligned"),
-    "feddr": fa.FedDR(1.0, init="prox", absent="aligned", alignment=0.5),
-    "insa": fa.FedADMMInSa(0.5, absent="aligned", alignment=0.5),
+    "auto": fa.AlignedADMM(0.5, members="seen"),
+    "half": fa.AlignedADMM(0.5, sigma=0.5),
     "a-fedpd": fa.AFedPD(1.0),
 }
 
@@ -358,7 +337,7 @@ def test_a_run_is_taken_up_with_what_its_clients_missed(name, after, tmp_path: P
 
 def test_a_clock_is_taken_up_with_what_its_clients_missed(tmp_path: Path):
     options: dict[str, Any] = {
-        "algorithm": fa.FedADMM(0.5, absent="aligned", alignment=0.1),
+        "algorithm": fa.AlignedADMM(0.5, sigma=0.1),
         "engine": Chosen(VirtualTime(ratio=4.0, concurrency=3).start),
         "sampler": None,
     }
@@ -368,10 +347,9 @@ def test_a_clock_is_taken_up_with_what_its_clients_missed(tmp_path: Path):
 
 def test_a_participant_is_sent_theta_and_one_more_vector():
     given = federation(99)
-    for method, scalars in ((fa.AFedPD(0.8), 0), (fa.FedADMM(1.2, absent="aligned"), 1)):
-        for record in run(method, given, 6, sampler=fa.UniformSampling(2)).history:
-            assert record["traffic"]["bytes_down"] == 2 * 8 * (2 * 4 + scalars)
-            assert record["traffic"]["bytes_up"] == 2 * 8 * 4
+    for record in run(fa.AlignedADMM(1.2), given, 6, sampler=fa.UniformSampling(2)).history:
+        assert record["traffic"]["bytes_down"] == 2 * 8 * (2 * 4 + 1)  # and rho
+        assert record["traffic"]["bytes_up"] == 2 * 8 * 4
 
 
 def test_kept_vectors_are_those_of_distinct_last_rounds():
@@ -391,17 +369,9 @@ def test_kept_vectors_are_those_of_distinct_last_rounds():
 
 
 REFUSED = [
-    (lambda: fa.FedADMM(1.0, alignment=0.3), "alignment is 0.3, but absent is 'kept'"),
-    (lambda: fa.FedADMMInSa(1.0, alignment=0.3), "alignment is 0.3, but absent is 'kept'"),
-    (lambda: fa.FedADMM(1.0, absent="aligned", alignment=1.1), "alignment is 1.1, but must be"),
-    (lambda: fa.FedADMM(1.0, step=0.3, absent="aligned"), "step is 0.3, but must be 'tracking'"),
-    (
-        lambda: fa.FedADMM(1.0, increment="released", absent="aligned"),
-        "increment is 'released', but must be 'exact'",
-    ),
-    (lambda: fa.FedDR(1.0, 1.5, absent="aligned"), "alpha is 1.5, but must be 1"),
-    (lambda: fa.FedSplit(1.0, absent="aligned"), "nobody is ever absent"),
-    (lambda: fa.AsyncFedDR(1.0, absent="aligned"), "nobody is absent"),
+    (lambda: fa.AlignedADMM(1.0, sigma=1.1), "sigma is 1.1, but must be >= 0 and <= 1"),
+    (lambda: fa.AFedPD(1.0, sigma=0.5), "sigma is 0.5, but must be >= 1 and <= 1"),
+    (lambda: fa.AlignedADMM(fa.Geometric(floor="tracking")), "rho has the floor 'tracking'"),
 ]
 
 
@@ -421,7 +391,7 @@ def test_aligned_duals_are_momentum_that_forgets_by_the_penalty_times_the_work(r
     chance = np.random.default_rng(0)
     slopes, duals = chance.normal(size=(n, d)), chance.normal(size=(n, d))
     theta, q = chance.normal(size=d), (1 - lr * rho) ** steps
-    method = fa.FedADMM(rho=rho, absent="aligned", alignment=1.0)
+    method = fa.AlignedADMM(rho=rho, sigma=1.0)
     cast = method.broadcast(method.init_server(torch.tensor(theta)), Round(0, 0))
     server = method.init_server(torch.tensor(theta))._replace(h=torch.tensor(duals.mean(0)))
     after = []

@@ -1,0 +1,150 @@
+"""Aligned ADMM: clients that sit a round out move along with the participants.
+
+A client of FedADMM that is absent for long keeps an old dual: the *dual drift*.  Here it does what
+the participants do on average: its dual takes sigma times their mean step (a *virtual* step).
+
+    minimise sum_i a_i f_i(theta) + g(theta)
+
+    client   w_i ~ argmin f_i(w) + <y_i, w> + (rho/2) ||w - theta||^2, started at theta
+             s_i = rho (w_i - theta);   y_i <- y_i + s_i;   send s_i
+    server   s = mean over S of s_i;   m = theta + s / rho, the mean of their models
+             y_j <- y_j + sigma s  for all j not in S, which they receive when they come back
+             h <- h + (p + sigma (1 - p)) s,  p the weight of S: h is the mean of all duals
+             theta <- prox_{g/rho}(m + h / rho)
+
+sigma = 1 is A-FedPD (Sun, Shen, Tao: A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual
+Learning Needs, NeurIPS 2024), sigma = 0 is FedDyn (Acar et al., ICLR 2021), and with full
+participation every sigma is FedADMM, and FedDR with eta = 1 / rho and alpha = 1.  For every sigma
+the only point of rest is the optimum: s = 0 there, so that y_i = -grad f_i(theta), and
+h = -grad f(theta) lies in the subdifferential of g.
+
+A client that comes back receives the sum of the virtual steps that it missed (`core.missed`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from fedadmm.algorithms.fed_admm_state import Broadcast
+from fedadmm.algorithms.fed_dyn import Client
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    Received,
+    Regularizer,
+    Round,
+)
+from fedadmm.core.schedules import PerWork, Schedule, at, check_floor
+
+
+class Server(NamedTuple):
+    """theta, m, h, the sum of all virtual steps, and two weights of clients."""
+
+    theta: Tensor
+    mean: Tensor
+    h: Tensor
+    virtual: Tensor
+    members: Tensor  # that h runs over
+    unseen: Tensor  # that have not taken part, as expected: the product of 1 - p over all rounds
+
+
+class Message(NamedTuple):
+    """The client's dual step; with members="seen" also 1 from a client that joins."""
+
+    step: Tensor
+    joined: Tensor | None
+
+
+@part("algorithm", "aligned-admm")
+class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
+    """FedADMM whose absent clients move along with the participants.
+
+    Args:
+        rho: the penalty: a number, a schedule over rounds, or `PerWork` for the local work.
+        sigma: the share of the participants' mean dual step that absent clients take.  "auto" is
+            min(1, |S|/10) times the share of the clients seen so far: a mean of ten replies is good
+            enough for everybody, but while most duals are zero h is momentum without damping.
+        members: h runs over "all" clients, or over those "seen" so far.
+    """
+
+    paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024, for any sigma and g"
+    accepts_regularizer: ClassVar[bool] = True
+
+    rho: Positive | Schedule | PerWork = 0.1
+    sigma: Annotated[float, Ge(0), Le(1)] | Literal["auto"] = "auto"
+    members: Literal["all", "seen"] = "all"
+    increments = ("step",)
+
+    def __post_init__(self) -> None:
+        check_floor(self, "rho", self.rho)
+
+    @property
+    def prox_step(self) -> float:
+        return 1 / at(self.rho, 0)
+
+    def init_server(self, params: Tensor) -> Server:
+        zero, one = torch.zeros_like(params), params.new_ones(1)
+        members = one if self.members == "all" else torch.zeros_like(one)
+        return Server(params, params, zero, zero, members, one)
+
+    def init_client(self, params: Tensor) -> Client:
+        return Client(torch.zeros_like(params), params.new_zeros(1))
+
+    def broadcast(self, server: Server, round: Round) -> Broadcast:
+        return Broadcast(server.theta, server.theta.new_full((1,), at(self.rho, round.round_index)))
+
+    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
+        return LocalProblem(cast.theta, client.y, cast.rho, cast.theta)
+
+    def client_update(
+        self, cast: Broadcast, client: Client, result: LocalResult
+    ) -> tuple[Client, Message]:
+        step = cast.rho * (result.params - cast.theta)
+        joined = None if self.members == "all" else 1 - client.joined
+        return Client(client.y + step, torch.ones_like(client.joined)), Message(step, joined)
+
+    def server_update(
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+    ) -> Server:
+        rho, share = at(self.rho, received.round_index), received.weight
+        members, h = server.members, server.h
+        if total.joined is not None:  # who joins brings the virtual steps of its absence along
+            members, h = members + total.joined, h + total.joined * server.virtual
+        auto = min(1.0, received.replies / 10) * (1 - server.unseen)
+        sigma = auto if isinstance(self.sigma, str) else self.sigma
+        h = h + (1 + sigma * (members / share - 1)) * total.step
+        mean = server.theta + total.step / (rho * share)
+        weight = rho * members
+        theta = regularizer.prox(mean + h / weight, float(members / weight))
+        virtual = server.virtual + sigma / share * total.step
+        unseen = server.unseen * max(0.0, 1 - share)
+        return Server(theta, mean, h, virtual, members, unseen)
+
+    def virtual_steps(self, server: Server) -> Tensor:
+        return server.virtual
+
+    def catch_up(self, client: Client, missed: Tensor) -> Client:
+        return client._replace(y=client.y + missed)
+
+    def contribution(self, message: Message, virtual: Tensor) -> Message:
+        """The client's own dual step instead of the virtual one."""
+        return message._replace(step=message.step - virtual)
+
+    def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
+        """Take a client's own steps out of h, and itself where only members count."""
+        members, h = server.members, server.h - past.step
+        if past.joined is not None:
+            members, h = (members - past.joined).clamp(min=0), h - past.joined * server.virtual
+        return server._replace(h=h, members=members)
+
+    def global_params(self, server: Server) -> Tensor:
+        return server.theta
+
+    def participants_mean(self, server: Server) -> Tensor:
+        return server.mean

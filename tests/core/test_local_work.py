@@ -1,0 +1,108 @@
+"""Where local work starts: the same for every method that keeps a model, on every engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.algorithms import REGISTRY
+from fedadmm.core.local_work import STARTS
+from support import reference
+from support.engines import ALGORITHMS, PROBLEMS
+from support.engines import run as short_run
+from support.federations import ROUNDS, WEIGHTS, Federation, assert_same, federation, run
+
+KEEPERS = {
+    "fedadmm": fa.FedADMM(rho=1.7),
+    "fedadmm-in": fa.FedADMMIn(beta=1.7),
+    "feddr": fa.FedDR(eta=0.6, alpha=1.3),
+    "feddr-ii": fa.FedDRII(eta=0.6),
+}
+STEPS, LR = 3, 0.15
+WORK: dict[str, Any] = {"solver": fa.GradientDescent(LR), "stop": fa.Steps(STEPS)}
+
+
+def feddr(given: Federation, cohorts: list[list[int]], start: str, eta: float, alpha: float) -> Any:
+    """FedDR's xbar after every round, with a few gradient steps from `start`."""
+    solve = reference.gradient_steps(given, STEPS, LR)
+    n = given.clients
+    xbar = given.start.copy()
+    x, v = np.tile(xbar, (n, 1)), np.tile(xbar, (n, 1))
+    seen: set[int] = set()
+    trajectory = []
+    for cohort in cohorts:
+        for i in cohort:
+            v[i] = v[i] + alpha * (xbar - x[i])
+            own = start == "own" or (start == "current" and i in seen)
+            x[i] = solve(i, x[i] if own else xbar, np.zeros_like(xbar), 1 / eta, v[i])
+        seen |= set(cohort)
+        xbar = given.a @ (2 * x - v)
+        trajectory.append(xbar.copy())
+    return np.array(trajectory)
+
+
+def expected(name: str, given: Federation, cohorts: list[list[int]], start: str) -> Any:
+    if name in ("feddr", "feddr-ii"):
+        return feddr(given, cohorts, start, 0.6, 1.3 if name == "feddr" else 1.0)
+    solve = reference.gradient_steps(given, STEPS, LR)
+    return reference.fedadmm(given, cohorts, lambda t: 1.7, solve, start=start)
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("name", KEEPERS)
+def test_a_solve_starts_where_it_is_asked_to(name, start):
+    given, sampler = federation(41, weights=WEIGHTS), fa.UniformSampling(2)
+    cohorts = [list(sampler.sample(2, t, given.clients)) for t in range(ROUNDS)]
+    found = run(KEEPERS[name], given, sampler=sampler, seed=2, start=start, **WORK)
+    assert_same(found.trajectory, expected(name, given, cohorts, start))
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("engine", ["vectorised", "workers", "auto"])
+@pytest.mark.parametrize("name", KEEPERS)
+def test_every_engine_starts_there(name, engine, start):
+    problem = PROBLEMS["logistic"]()
+    one = short_run("sequential", KEEPERS[name], problem, start=start)
+    assert_same(one.trajectory, short_run(engine, KEEPERS[name], problem, start=start).trajectory)
+
+
+@pytest.mark.parametrize("name", ["fedpd", "fedsplit"])
+def test_with_everybody_a_first_round_is_the_same_from_everywhere(name):
+    """So that own and current are one; global is another way."""
+    ways = [
+        short_run("sequential", ALGORITHMS[name], PROBLEMS["logistic"](), start=s).params
+        for s in STARTS
+    ]
+    assert torch.equal(ways[0], ways[1])
+    assert not torch.allclose(ways[0], ways[2], atol=1e-6)
+
+
+def test_the_usual_start_is_own_for_whoever_keeps_a_model():
+    """And only they may have another than global."""
+    for name, method in REGISTRY.items():
+        keeps = method.local_params is not fa.Algorithm.local_params
+        assert method.usual_start == ("own" if keeps else "global"), name
+
+
+@pytest.mark.parametrize(
+    "method", [fa.FedAvg(), fa.Scaffold(), fa.FedDyn(1.0), fa.AlignedADMM(1.0)]
+)
+def test_a_method_without_models_of_its_clients_has_no_choice(method):
+    given = federation(42)
+    run(method, given, rounds=1, start="global", **WORK)
+    words = (
+        f"^{type(method).__name__} keeps no model of a client between rounds, but start is "
+        "'current'; use 'global'$"
+    )
+    with pytest.raises(fa.PairingError, match=words):
+        run(method, given, rounds=1, start="current", **WORK)
+
+
+def test_another_word_is_refused():
+    words = "start is 'here', but must be one of 'own', 'current', 'global'"
+    with pytest.raises(fa.ParameterError, match=words):
+        run(fa.FedADMM(1.0), federation(42), rounds=1, start="here", **WORK)
