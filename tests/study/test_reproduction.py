@@ -101,11 +101,11 @@ def test_readings_differ_in_what_the_programs_do_differently() -> None:
     found = {cell.name: cell.run for cell in cells(load("gong-table3"), "full")}
     printed = found["mnist-1000-shards/fedadmm-printed"]
     released = found["mnist-1000-shards/fedadmm-released"]
-    assert (printed.stop.epochs, printed.solver.batch_size) == (20, 10)
+    assert (printed.local.stop.epochs, printed.local.solver.batch_size) == (20, 10)
     assert (printed.local.start, released.local.start) == ("own", "global")
     assert (printed.algorithm.name, released.algorithm.name) == ("fedadmm", "fedadmm-released")
     assert (printed.problem.as_released, released.problem.as_released) == (False, True)
-    assert (printed.solver.momentum, released.solver.momentum) == (0.0, 0.5)
+    assert (printed.local.solver.momentum, released.local.solver.momentum) == (0.0, 0.5)
 
 
 def test_fedpd_and_feddyn_coincide(out: Path) -> None:

@@ -153,7 +153,7 @@ class Federation:
                 f"Federation: names holds {len(set(self.names))} names, but must hold one for "
                 f"each of the {self.clients} clients"
             )
-        self.algorithm.fitted(work_is_unknown)
+        self.algorithm.resolve_penalty(work_is_unknown)
         if self.algorithm.asynchronous and self.mode == "rounds":
             raise ParameterError(
                 f"Federation: mode is 'rounds', but {type(self.algorithm).__name__} folds every "

@@ -213,8 +213,8 @@ ALIGNED = (
     "measured (docs/participation.md), not proven."
 )
 GLOBAL = (
-    "Local work begins at the global model (local.start = 'global'): a few steps do not solve a client's "
-    "problem, and from its own model they leave it behind (docs/participation.md)."
+    "Local work begins at the global model (local.start = 'global'): a few steps do not solve a "
+    "client's problem, and from its own model they leave it behind (docs/participation.md)."
 )
 SEEN = (
     "Not everybody takes part: the mean runs over the clients seen so far (members = 'seen'), "
