@@ -22,7 +22,13 @@ from fedadmm.run.engines import GivenDelays, VirtualTime
 from support.federations import Chosen, federation, run
 
 CLIENTS, STEPS = 30, 900
-NUMBERS = {"lr": 0.3, "rho": 1.3, "eta": 0.8, "beta": 1.3}
+NUMBERS = {"rho": 1.3, "eta": 0.8}
+OWN_NUMBERS = {
+    "fedsgd": {"lr": 0.3},
+    "fedadmm-in": {"beta": 1.3},
+    "fedadmm-insa": {"beta": 1.3},
+}
+"""Of the size of the curvature, which is .5 to 3."""
 FURTHER: dict[str, list[dict[str, Any]]] = {
     "fedadmm": [
         *({"step": 1.0}, {"step": fa.Piecewise({0: 1.0, 9: 0.9})}),
@@ -43,8 +49,8 @@ def variants() -> Iterator[tuple[str, Any]]:
         if not kind.accepts_partial:
             continue
         hints = get_type_hints(kind)
-        required = {field.name for field in fields(kind)} & NUMBERS.keys()
-        usual = {key: NUMBERS[key] for key in required if not hasattr(kind, key)}
+        named = {field.name for field in fields(kind)}
+        usual = {key: NUMBERS[key] for key in named & NUMBERS.keys()} | OWN_NUMBERS.get(name, {})
         choices = {
             field.name: get_args(hints[field.name])
             for field in fields(kind)
