@@ -155,6 +155,34 @@ def test_noise_of_a_deployment_is_never_the_same_again():
     assert not torch.isclose(solved(True), solved(False)).any()
 
 
+@pytest.mark.parametrize("name", ["kernels", "torch.func", "least squares"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_row_whose_gradient_is_not_finite_counts_as_zero(name, engine):
+    """No single row may decide whether a result is finite: that would be an answer without noise."""
+    with_it, without = PROBLEMS[name](), PROBLEMS[name]()
+    for problem, value in ((with_it, 1e308), (without, 0.0)):
+        for client in problem.clients:
+            rows: Any = client.inputs if hasattr(client, "inputs") else client.features
+            rows[3:5] = value
+    first = with_it.clients[0]
+    found = first.row_gradients(1e3 * with_it.start(0), torch.arange(first.num_samples))
+    bad = ~found.isfinite().all(dim=1)
+    assert bad.nonzero().flatten().tolist() == [3, 4]
+    start, made = 1e3 * with_it.start(0), solver(batch_size=100)  # every row is in the one batch
+    ends = [
+        fa.simulate(fa.FedAvg(), one, 1, solver=made, engine=engine, initial=start, evaluate=False)
+        for one in (with_it, without)
+    ]
+    assert [end.code for end in ends] == ["completed", "completed"]
+    # The two rows as zeros have a gradient of their own (a bias, a ridge): take it out by hand.
+    step = torch.zeros_like(start)
+    for client in without.clients:
+        each = client.row_gradients(start, torch.arange(3, 5))
+        shares = (0.5 / each.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        step += 0.1 * (shares * each).sum(dim=0) / client.num_samples / len(SIZES)
+    torch.testing.assert_close(ends[0].params, ends[1].params + step, rtol=1e-12, atol=1e-9)
+
+
 def test_the_worst_client_is_accounted_for():
     # Two clients in turns: sizes 40 and 9 in batches of 8 have 5 and 2 steps in an epoch.
     sampler = fa.TraceSampling([[0], [2], [0], [2], [2], [2], [1]])

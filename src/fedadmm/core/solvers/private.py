@@ -7,7 +7,8 @@ CCS 2016.  With K steps in an epoch over n rows,
     g = (sum over B of clip_C(grad of the row's loss) + z C N(0, I)) / (n/K)
 
 and w, the dual and the upload are functions of the g alone.  The sum is divided by the rows that
-are expected, because how many came would tell of one more or less.
+are expected, because how many came would tell of one more or less.  A row whose gradient is not
+finite counts as zero, so that no row decides whether the result is.
 """
 
 from __future__ import annotations
@@ -157,8 +158,11 @@ class _NoisedObjectives:
         for begin in range(0, width, turn):
             some = [one[begin : begin + turn] for one in rows]
             gradients = self._objectives.row_gradients(params, some)
-            shares = (self._solver.clip / norm(gradients)).clamp(max=1.0)
-            total.add_((shares.mT @ gradients).squeeze(-2))
+            lengths = norm(gradients)
+            # A row that overflows counts as zero: else whether the result is finite would tell of it.
+            finite = lengths.isfinite()
+            shares = (self._solver.clip / lengths).clamp(max=1.0).where(finite, 0.0)
+            total.add_((shares.mT @ gradients.where(finite, 0.0)).squeeze(-2))
         return total
 
     def probe(self, params: Tensor, drawn: Any = None) -> Tensor:
