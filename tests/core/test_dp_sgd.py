@@ -158,7 +158,7 @@ def test_noise_of_a_deployment_is_never_the_same_again():
 @pytest.mark.parametrize("name", ["kernels", "torch.func", "least squares"])
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_a_row_whose_gradient_is_not_finite_counts_as_zero(name, engine):
-    """No single row may decide whether a result is finite: that would be an answer without noise."""
+    """No row may decide whether a result is finite: that would be an answer without noise."""
     with_it, without = PROBLEMS[name](), PROBLEMS[name]()
     for problem, value in ((with_it, 1e308), (without, 0.0)):
         for client in problem.clients:

@@ -106,6 +106,7 @@ class FakeGrid:
         self.folder = folder
         self.fault = fault
         self.run = FlowerRun()
+        self.policy: dict[str, Any] = {"evaluations": 1000}
         self.offline: set[int] = set()
         self.counts: Counter[str] = Counter()
         self.spoil: Callable[[RecordDict, int], RecordDict] | None = None
@@ -172,6 +173,7 @@ class FakeGrid:
 
     def context(self, client: int) -> Context:
         config = {"partition-id": client, "state-dir": str(self.folder / f"site-{client}")}
+        config |= self.policy
         return Context(1, 1000 + client, config, RecordDict(), {})
 
     def wipe(self, client: int) -> None:

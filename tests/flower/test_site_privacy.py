@@ -1,4 +1,4 @@
-"""What a server can get out of a site by what it asks: noise on, evaluation, one run after another."""
+"""What a server gets out of a site: by huge models, by evaluation, by one run after another."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import torch
 from flwr.app import Message
 
 import fedadmm as fa
+from fedadmm.core.errors import ConfigError
 from fedadmm.core.protocols import Download, Round
+from fedadmm.flower import SitePolicy
 from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.codec import encode, pack
 from fedadmm.flower.protocol.ledger import ServerLedger
+from fedadmm.flower.protocol.messages import Question
 from fedadmm.flower.server.tasks import Broadcast
 
-from .harness import DIMENSION, FakeGrid, federation
+from .harness import CLIENTS, DIMENSION, FakeGrid, federation, run_through
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -47,3 +51,100 @@ def test_no_row_decides_whether_a_noised_answer_is_an_update(largest, tmp_path):
     overflows = not bool((rows @ probe).isfinite().all())
     assert overflows == (largest > 2.0)
     assert [ask(grid, settings, run=f"run-{turn}").kind for turn in range(5)] == ["update"] * 5
+
+
+def question(grid, vector, client=0):
+    """A site's answer to a question for its metrics: whatever model the server likes."""
+    content = wire.write_body(encode(pack(Question(vector, None))))
+    message = Message(content, 1000 + client, "evaluate")
+    return grid._app(message, grid.context(client)).content
+
+
+def answers(grid, times):
+    """How many of so many questions are answered."""
+    models = (torch.full((DIMENSION,), float(turn)) for turn in range(times))
+    return sum(wire.METRICS in question(grid, model) for model in models)
+
+
+def test_a_site_evaluates_nothing_unless_it_says_so_itself(tmp_path):
+    settings = federation(fa.FedAvg(), evaluate_every=1)
+    grid = FakeGrid(settings, tmp_path)
+    grid.policy = {}
+    assert answers(grid, 5) == 0
+    found = question(grid, torch.zeros(DIMENSION))
+    assert "does not evaluate models; evaluations=N" in str(wire.read_beside(found, wire.DECLINED))
+
+
+def test_a_site_answers_as_many_questions_a_day_as_it_says(tmp_path, monkeypatch):
+    """Whatever process, app or run they come to, and also when the clock goes back."""
+    day = ["2026-11-18T10:00:00+00:00"]
+    monkeypatch.setattr("fedadmm.core.clock.timestamp", lambda: day[0])
+    settings = federation(fa.FedAvg())
+
+    def asked(times):
+        grid = FakeGrid(settings, tmp_path)  # another process each time
+        grid.policy = {"evaluations": 3}
+        return answers(grid, times)
+
+    assert [asked(2), asked(2), asked(2)] == [2, 1, 0]
+    day[0] = "2026-11-17T10:00:00+00:00"
+    assert asked(2) == 0
+    day[0] = "2026-11-19T10:00:00+00:00"
+    assert asked(5) == 3
+
+
+@pytest.mark.parametrize("hidden", ["rows", "sites"])
+def test_with_noise_a_site_evaluates_only_if_it_says_that_too(hidden, tmp_path):
+    upload = [fa.Clip(0.2), fa.GaussianNoise(1.0, 0.1)] if hidden == "sites" else []
+    solver = noised() if hidden == "rows" else fa.SGD(lr=0.1, batch_size=10)
+    grid = FakeGrid(federation(fa.FedAvg(), solver=solver, upload=upload), tmp_path)
+    grid.policy = {"evaluations": 100}
+    assert answers(grid, 3) == 0
+    grid.policy = {"evaluations": 100, "evaluations-with-noise": True}
+    assert answers(grid, 3) == 3
+
+
+def test_a_run_goes_on_without_the_sites_that_do_not_evaluate(tmp_path, caplog):
+    settings = federation(fa.FedAvg(), rounds=3, evaluate_every=1)
+
+    class Grid(FakeGrid):
+        def context(self, client):
+            self.policy = {"evaluations": {0: 0, 1: 2}.get(client, 100)}
+            return super().context(client)
+
+    history = run_through(settings, Grid(settings, tmp_path), tmp_path)
+    assert history.trace == [list(range(CLIENTS))] * 3
+    said = [record["network"]["sites"] for record in history.records]
+    assert [one["answered"] for one in said] == [3, 3, 2]
+    assert [one["declined"] for one in said] == [[0], [0], [0, 1]]
+    assert history.outcome.counts == {"declined": 2}
+    assert caplog.text.count("client 0: declined: this site does not evaluate models") == 1
+    assert "client 1: declined: this site has answered 2 questions today" in caplog.text
+
+
+def test_a_run_is_completed_where_no_site_evaluates(tmp_path):
+    target = fa.Target("loss", 0.0)
+    settings = federation(fa.FedAvg(), rounds=2, evaluate_every=1, target=target)
+    grid = FakeGrid(settings, tmp_path)
+    grid.policy = {}
+    assert run_through(settings, grid, tmp_path).outcome.ending.code == "completed"
+
+
+def test_a_nodes_own_word_comes_before_the_apps():
+    policy = SitePolicy(evaluations=5)
+    assert policy.configured({}) == policy
+    assert policy.configured({"evaluations": 0, "partition-id": 1}) == SitePolicy()
+    with pytest.raises(ConfigError, match="node-config: SitePolicy: evaluations is -1"):
+        policy.configured({"evaluations": -1})
+    with pytest.raises(ConfigError, match="evaluations_with_noise is 'yes'"):
+        policy.configured({"evaluations-with-noise": "yes"})
+
+
+def test_an_account_that_is_damaged_is_not_taken_for_an_empty_one(tmp_path):
+    grid = FakeGrid(federation(fa.FedAvg()), tmp_path)
+    assert answers(grid, 1) == 1
+    (path,) = tmp_path.rglob("account.json")
+    for text in ("", "[]", '{"evaluations": {"day": 3}}'):
+        path.write_text(text)
+        with pytest.raises(Exception, match="damaged, and only it says what this site has given"):
+            question(grid, torch.zeros(DIMENSION))

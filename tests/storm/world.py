@@ -396,6 +396,7 @@ class World:
     def _reply(self, node: Node, message: Message) -> Message:
         """What a site's app says, or what its process's end is reported as."""
         config: Any = {"partition-id": node.client, "state-dir": f"/{node.machine}/state"}
+        config["evaluations"] = 2 * node.client  # one site never evaluates, others for a while
         arrived = Message(message.content, node.number, message.metadata.message_type)
         arrived.metadata.__dict__.update(message.metadata.__dict__)
         try:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedadmm import FedADMM
-from fedadmm.flower import DropIn
+from fedadmm.flower import DropIn, SitePolicy
 
 NODES = 4
 
@@ -32,4 +32,4 @@ def load_data(node):
     return DataLoader(train, batch_size=32, shuffle=True), DataLoader(test, batch_size=200)
 
 
-admm = DropIn(FedADMM(rho=0.1), clients=NODES, model=Net)
+admm = DropIn(FedADMM(rho=0.1), clients=NODES, model=Net, policy=SitePolicy(evaluations=1000))

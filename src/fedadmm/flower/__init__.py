@@ -14,6 +14,7 @@ _HOME = {
     "Federation": "fedadmm.flower.federation",
     "Patience": "fedadmm.flower.federation",
     "Site": "fedadmm.flower.site.app",
+    "SitePolicy": "fedadmm.flower.site.policy",
     "client_app": "fedadmm.flower.site.app",
     "server_app": "fedadmm.flower.server.app",
 }

@@ -39,7 +39,8 @@ from fedadmm.flower.federation import Elsewhere, Federation, Patience
 from fedadmm.flower.own_loop import OwnLoop
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission
-from fedadmm.flower.site.app import answer, read_question
+from fedadmm.flower.site.app import answer, declines, read_question
+from fedadmm.flower.site.policy import SitePolicy
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -64,6 +65,8 @@ class DropIn:
         model: what makes the model that the train function loads.
         evaluate_every: call the app's evaluate function at all nodes after every so many rounds,
             and after the last one; 0 never does.
+        policy: what nodes agree to whose own configuration does not say; by default none evaluates
+            models, because an answer is exact and for any model that the server sends.
     """
 
     algorithm: AnyAlgorithm
@@ -79,10 +82,12 @@ class DropIn:
     admission: Admission = field(default_factory=Admission)
     accept_rollback: bool = False
     local_start: Start | None = None
+    policy: SitePolicy = field(default_factory=SitePolicy)
 
     def __post_init__(self) -> None:
         check_kind(self, "algorithm", self.algorithm, Algorithm)
         check_kind(self, "sampler", self.sampler, Sampler)
+        check_kind(self, "policy", self.policy, SitePolicy)
         check_count(self, "clients", self.clients)
         check_count(self, "seed", self.seed, low=0)
         check_count(self, "evaluate_every", self.evaluate_every, low=0)
@@ -237,6 +242,9 @@ class DropIn:
         """A question: the app's evaluate function answers it."""
         from flwr.app import Message
 
+        declined = declines(context, message.content, self.policy, noised=False)
+        if declined is not None:
+            return Message(wire.write_declined(declined), reply_to=message)
         flat, config = self._flat(), wire.read_beside(message.content, wire.CONFIG)
         question = read_question(wire.read_body(message.content), flat.num_parameters)
         flat.load(question.params)

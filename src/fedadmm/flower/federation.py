@@ -187,6 +187,12 @@ class Federation:
         for stage in self.upload:
             check_kind(self, "upload", stage, UploadStage)
 
+    @property
+    def has_noise(self) -> bool:
+        """Whether noise is to hide the sites' rows, or the sites."""
+        hides_rows = self.solver is not None and self.solver.noise is not None
+        return hides_rows or Uploads.of(self.upload).noise is not None
+
     def server_job(self) -> Job:
         """The server's half: it knows the model, not the data."""
         flat = FlatModule(models.build(self.model)) if self.model is not None else None

@@ -159,8 +159,7 @@ class _NoisedObjectives:
             some = [one[begin : begin + turn] for one in rows]
             gradients = self._objectives.row_gradients(params, some)
             lengths = norm(gradients)
-            # A row that overflows counts as zero: else whether the result is finite would tell of it.
-            finite = lengths.isfinite()
+            finite = lengths.isfinite()  # a row that overflows must not show in the result
             shares = (self._solver.clip / lengths).clamp(max=1.0).where(finite, 0.0)
             total.add_((shares.mT @ gradients.where(finite, 0.0)).squeeze(-2))
         return total

@@ -13,6 +13,8 @@ from fedadmm.flower.local.keys import Certificates, make_certificates, make_node
 
 PORT = 9443
 CONNECTION = "federation"
+EVALUATIONS = 20
+"""How many questions a day the sites answer, until they say otherwise."""
 
 
 class Project(NamedTuple):
@@ -66,7 +68,12 @@ def _commands(clients: int, host: str, port: int) -> str:
         shell(commands.register(f"keys/client-{i}.pub", CONNECTION, f"client-{i}"))
         for i in range(clients)
     )
-    site = {"partition-id": 0, "state-dir": "$PWD/state", "data": "$PWD/rows.csv"}
+    site = {
+        "partition-id": 0,
+        "state-dir": "$PWD/state",
+        "data": "$PWD/rows.csv",
+        "evaluations": EVALUATIONS,
+    }
     return f"""\
 # Commands
 
@@ -117,6 +124,9 @@ export FLWR_HOME="$PWD/flower"
 
 `state` holds this site's half of the training: keep it over restarts.  A site that loses it is
 noticed, taken out of the model exactly, and starts again.
+
+`evaluations` is this site's own limit: how many times a day it measures a model on its rows and
+tells the result, which is exact.  With 0 it never does, and the run goes on without its numbers.
 
 ## Run, and resume
 

@@ -27,6 +27,8 @@ FOLDER = "deployment"
 """Where a run directory keeps everything that only the deployment needs."""
 _LEAST = 300.0
 """Seconds that a run has at least."""
+_ALL_OURS = {"evaluations": 10**6, "evaluations-with-noise": True}
+"""The policy of sites whose rows are all on this machine: nothing is hidden from its owner."""
 
 Watch = Callable[[Record], None]
 
@@ -94,7 +96,7 @@ def _sites(
     for client in range(clients):
         folder = out / FOLDER / "sites" / f"client-{client}"
         folder.mkdir(parents=True, exist_ok=True)
-        node = {"state-dir": str(folder / "state")}
+        node: dict[str, Any] = {"state-dir": str(folder / "state"), **_ALL_OURS}
         if own:
             node["data"] = str(shutil.copy(own[client], folder))
         nodes.append(node)

@@ -29,6 +29,7 @@ class Word(StrEnum):
     DUPLICATE = "duplicate"
     LEDGER = "ledger"
     REPAIRED = "repaired"
+    DECLINED = "declined"
 
 
 class RefusedError(StateError):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STYPE = "fedadmm.safetensors"
 """The serialisation of the one array that is a body."""
 HEAD, BODY, HELLO, METRICS = "fedadmm.head", "fedadmm.body", "fedadmm.hello", "fedadmm.metrics"
+DECLINED = "fedadmm.declined"
 CONFIG, PLACE = "fedadmm.config", "fedadmm.place"
 """Beside a task: what the site's own app is told, and where a simulated site keeps its state."""
 _NUMBERS = frozenset(("client", "sequence", "incarnation", "folded", "version"))
@@ -133,6 +134,24 @@ def write_metrics(values: Mapping[str, float]) -> RecordDict:
     from flwr.app import MetricRecord, RecordDict
 
     return RecordDict({METRICS: MetricRecord(dict(values))})
+
+
+def write_declined(reason: str) -> RecordDict:
+    """Why a site measures nothing."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({DECLINED: ConfigRecord({"reason": reason})})
+
+
+def read_measured(content: RecordDict) -> dict[str, float]:
+    """What a site measured when it was asked; a RefusedError when it declines, or says nothing."""
+    if DECLINED in content:
+        reason = read_beside(content, DECLINED).get("reason")
+        raise RefusedError(Word.DECLINED, reason if isinstance(reason, str) else "without a reason")
+    found = read_metrics(content)
+    if not found:
+        raise RefusedError(Word.GARBAGE, "no metrics came")
+    return found
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -36,6 +36,8 @@ class Measured(NamedTuple):
 
     answers: Mapping[int, Mapping[str, float]]
     weights: Mapping[int, float]
+    declined: Sequence[int] = ()
+    """Who is there and does not evaluate models."""
 
     def means(self, without: int | None = None) -> dict[str, float]:
         """Weighted means of the metrics that most sites have, perhaps without one of them."""
@@ -94,38 +96,43 @@ class Asking:
         roster: Roster,
         journal: Journal,
         timeout: float,
-        config: Mapping[str, Any],
+        beside: wire.Beside,
     ) -> None:
         self._job = job
         self._exchange = exchange
         self._roster = roster
         self._journal = journal
         self._timeout = timeout
-        self._config = config
+        self._beside = beside
+        self._declined: dict[int, str] = {}
 
     def __call__(self, params: Tensor, buffers: Tensor | None, step: int) -> Measured:
         """What the sites say about a model after a step."""
         self._roster.refresh()
-        beside = {wire.CONFIG: {**self._config, "server-round": step + 1}}
+        config = {**self._beside.get(wire.CONFIG, {}), "server-round": step + 1}
+        beside = {**self._beside, wire.CONFIG: config}
         content = wire.write_body(encode(pack(Question(params, buffers))), beside)
         questions = {c: (seat.node, content) for c, seat in self._roster.online().items()}
         self._exchange.send("evaluate", "evaluate", questions, self._timeout)
         answers: dict[int, dict[str, float]] = {}
+        declined = []
         for arrival in self._exchange.arrivals(self._exchange.now() + self._timeout):
             try:
                 if arrival.content is None:
                     raise RefusedError(Word.ERROR, arrival.error)
-                found = wire.read_metrics(arrival.content)
-                if not found:
-                    raise RefusedError(Word.GARBAGE, "no metrics came")
-                answers[arrival.key] = found
+                answers[arrival.key] = wire.read_measured(arrival.content)
             except RefusedError as refused:
+                if refused.word is Word.DECLINED:
+                    declined.append(arrival.key)
+                    if self._declined.get(arrival.key) == refused.detail:
+                        continue  # said once, not after every question
+                    self._declined[arrival.key] = refused.detail
                 self._journal.note(step, arrival.key, refused)
         self._exchange.forget()
         for client, why in far_off(answers).items():
             del answers[client]
             self._journal.note(step, client, why)
-        return measured(self._job, answers)
+        return measured(self._job, answers)._replace(declined=sorted(declined))
 
 
 def far_off(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedError]:

@@ -16,7 +16,7 @@ from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.ledger import restart
 from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.protocol.refusal import RefusedError, Word
-from fedadmm.flower.protocol.wire import PLACE, Beside
+from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside
 from fedadmm.flower.sealed import DamageError
 from fedadmm.flower.server.asking import Asking, Measured, far_off, measured
 from fedadmm.flower.server.engine import GridEngine
@@ -91,7 +91,8 @@ class Service:
             self.roster,
             self.journal,
             patience.round,
-            federation.evaluate_config,
+            {key: beside[key] for key in beside if key == PLACE}
+            | {CONFIG: federation.evaluate_config},
         )
         self.engine = GridEngine(
             federation,
@@ -191,7 +192,10 @@ class Service:
         found = self.asking(*self._handed_out(state), number - 1)
         means = found.means()
         ending = self._reached(record, found, complete=True)
-        record["network"] = {"sites": {"answered": len(found.answers), "metrics": means}}
+        said: dict[str, Any] = {"answered": len(found.answers), "metrics": means}
+        record["network"] = {
+            "sites": said | ({"declined": found.declined} if found.declined else {})
+        }
         record["metrics"] = found.shown() | record["metrics"]
         spent, clock = time.perf_counter() - began, record["clock"]
         clock["evaluation_seconds"] = clock.get("evaluation_seconds", 0.0) + spent

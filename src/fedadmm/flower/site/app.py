@@ -24,6 +24,8 @@ from fedadmm.flower.protocol.messages import (
     travelling,
 )
 from fedadmm.flower.protocol.refusal import RefusedError
+from fedadmm.flower.site.account import SiteAccount
+from fedadmm.flower.site.policy import SitePolicy
 from fedadmm.flower.site.state import SiteState
 from fedadmm.run.client import ClientRound, Job, client_round, first_record, moved_along
 from fedadmm.run.noise import records_of, steps_of_an_epoch
@@ -48,11 +50,12 @@ Load = Callable[["Context"], Objective | Site]
 """Makes a site's objective from its node configuration; called once per message that needs it."""
 
 
-def client_app(federation: Federation, load: Load) -> ClientApp:
+def client_app(federation: Federation, load: Load, policy: SitePolicy | None = None) -> ClientApp:
     """A Flower ClientApp that runs any algorithm of the package on a site's own data.
 
     The node's configuration must hold `partition-id`, the number of this client, and `state-dir`,
-    a folder of this site that survives restarts (the run configuration may hold it instead).
+    a folder of this site that survives restarts (the run configuration may hold it instead).  What
+    it says of a `SitePolicy` comes before `policy`; without either no model is evaluated.
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
@@ -64,6 +67,9 @@ def client_app(federation: Federation, load: Load) -> ClientApp:
         return Message(content, reply_to=message)
 
     def evaluate(message: Message, context: Context) -> Message:
+        declined = declines(context, message.content, policy, noised=federation.has_noise)
+        if declined is not None:
+            return Message(wire.write_declined(declined), reply_to=message)
         measured = _measure(federation, _site(load, context), wire.read_body(message.content))
         return Message(wire.write_metrics(measured), reply_to=message)
 
@@ -71,6 +77,24 @@ def client_app(federation: Federation, load: Load) -> ClientApp:
     app.train()(train)
     app.evaluate()(evaluate)
     return app
+
+
+def declines(
+    context: Context, content: RecordDict, policy: SitePolicy | None, *, noised: bool
+) -> str | None:
+    """Why this site does not answer a question for its metrics; None when it does, and counts it.
+
+    Never by what a message says: a server could ask until it knows every row.
+    """
+    policy = (policy or SitePolicy()).configured(context.node_config)
+    if policy.evaluations == 0:
+        return policy.declines(0, noised=noised)
+    account = SiteAccount(state_base(context, content), client_number(context))
+    with account.locked():
+        declined = policy.declines(account.answered(), noised=noised)
+        if declined is None:
+            account.count_answer()
+    return declined
 
 
 def answer(
@@ -203,7 +227,14 @@ def client_number(context: Context) -> int:
 
 
 def state_folder(context: Context, run: str, client: int, content: RecordDict) -> Path:
-    """Where this site keeps the state of one client in one run; a simulated site is told."""
+    """Where this site keeps the state of one client in one run."""
+    if not re.fullmatch(r"[0-9a-zA-Z-]{1,64}", run):
+        raise StateError(f"the run is called {run[:80]!r}, which is no name of a run")
+    return state_base(context, content) / run / f"client-{client}"
+
+
+def state_base(context: Context, content: RecordDict) -> Path:
+    """Where this site keeps all its state; a simulated site is told."""
     told = wire.read_beside(content, wire.PLACE).get(STATE_DIR)
     base = context.node_config.get(STATE_DIR, context.run_config.get(STATE_DIR, told))
     if not isinstance(base, str) or not base:
@@ -211,6 +242,4 @@ def state_folder(context: Context, run: str, client: int, content: RecordDict) -
             f"node-config: state-dir is {base!r}, but must be a folder of this site that survives "
             "restarts, because the client's state is kept there"
         )
-    if not re.fullmatch(r"[0-9a-zA-Z-]{1,64}", run):
-        raise StateError(f"the run is called {run[:80]!r}, which is no name of a run")
-    return Path(base) / run / f"client-{client}"
+    return Path(base)
