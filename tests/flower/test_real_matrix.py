@@ -293,7 +293,8 @@ def test_hospitals_hide_their_patients_from_the_command_on(tmp_path):
     spent = json.loads(done.stdout)["privacy"]
     # Of each hospital's rows, five epochs in each of two rounds; the smallest has the fewest steps
     # in an epoch, and so the largest share of its rows in each.
-    counts = {int(path.read_text()) for path in out.rglob("noised")}
+    accounts = [json.loads(path.read_text()) for path in out.rglob("account.json")]
+    counts = {row["steps"] for account in accounts for row in account["noised"]}
     wanted = max(Accountant(1.5, 1e-4, 10 / steps).epsilon(steps) for steps in counts)
     assert spent == {"hides": "records", "epsilon": wanted, "delta": 1e-4}
     assert "Privacy spent" in (out / "report.html").read_text()

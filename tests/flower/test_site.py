@@ -171,8 +171,9 @@ def test_a_task_that_does_not_fit_is_refused_with_a_sentence(what, tmp_path):
     body = bodies[what]()
     task = issue(ServerLedger("run"), 0, 0, codec.digest(body))
     site = site_app.SiteState(tmp_path)
+    sites, account = FakeGrid(settings, tmp_path)._sites, site_app.SiteAccount(tmp_path, 0)
     with site.locked(), pytest.raises(StateError):
-        site_app.work(settings, lambda: FakeGrid(settings, tmp_path)._sites[0], site, task, body)
+        site_app.work(settings, lambda: sites[0], site, task, body, account)
 
 
 def _like(packed, tensor):

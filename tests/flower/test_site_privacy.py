@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from flwr.app import Message
@@ -15,6 +17,7 @@ from fedadmm.flower.protocol.codec import encode, pack
 from fedadmm.flower.protocol.ledger import ServerLedger
 from fedadmm.flower.protocol.messages import Question
 from fedadmm.flower.server.tasks import Broadcast
+from fedadmm.theory.privacy import Accountant, composed_epsilon
 
 from .harness import CLIENTS, DIMENSION, FakeGrid, federation, run_through
 
@@ -51,6 +54,79 @@ def test_no_row_decides_whether_a_noised_answer_is_an_update(largest, tmp_path):
     overflows = not bool((rows @ probe).isfinite().all())
     assert overflows == (largest > 2.0)
     assert [ask(grid, settings, run=f"run-{turn}").kind for turn in range(5)] == ["update"] * 5
+
+
+def tried(grid, settings, run):
+    """What a site says in the first round of a run: its kind of answer, or why there is none."""
+    try:
+        return ask(grid, settings, run=run).kind
+    except Exception as error:
+        return str(error)
+
+
+def test_a_new_run_does_not_reset_what_a_site_has_spent(tmp_path):
+    """Four runs of one round, six steps each, and a budget for two of them."""
+    spent = [Accountant(1.3, 0.01, 1 / 3).epsilon(6 * runs) for runs in (1, 2, 3, 4)]
+    budget = (spent[1] + spent[2]) / 2
+    settings = federation(fa.FedAvg(), solver=noised(multiplier=1.3, budget=budget))
+    grids = [FakeGrid(settings, tmp_path) for _ in range(4)]  # a process each
+    said = [tried(grid, settings, f"run-{n}") for n, grid in enumerate(grids)]
+    assert said[:2] == ["update", "update"]
+    for refusal in said[2:]:
+        assert f"budget is {budget:g} over all runs, but a round has 6 noised steps" in refusal
+        assert (
+            f"after 12 that its rows took part in, and epsilon would be {spent[2]:.4g}" in refusal
+        )
+    (path,) = (tmp_path / "site-0").rglob("account.json")
+    assert path.parent.parent == tmp_path / "site-0"
+    assert json.loads(path.read_text()) == {
+        "noised": [{"multiplier": 1.3, "per_epoch": 3, "steps": 12}],
+        "runs": {"run-0": 6, "run-1": 6},
+    }
+
+
+def test_runs_with_other_noise_are_added_up(tmp_path):
+    """Also one whose solver has no budget of its own: the site may have one."""
+    weak, strong = noised(multiplier=1.5), noised(multiplier=3.0, budget=8.0, batch_size=15)
+    first, second = (federation(fa.FedAvg(), solver=solver) for solver in (weak, strong))
+    grids = FakeGrid(first, tmp_path), FakeGrid(second, tmp_path)
+    assert tried(grids[0], first, "run-0") == "update"
+    both = {(1.5, 1 / 3): 6, (3.0, 1 / 2): 4}
+    alone = [composed_epsilon({kind: count}, 0.01) for kind, count in both.items()]
+    assert alone == [
+        Accountant(1.5, 0.01, 1 / 3).epsilon(6),
+        Accountant(3.0, 0.01, 1 / 2).epsilon(4),
+    ]
+    assert max(alone) < composed_epsilon(both, 0.01) < sum(alone)
+    assert tried(grids[1], second, "run-1") == "update"
+    grids[1].policy = {"epsilon": composed_epsilon(both, 0.01)}  # and not a step more
+    with pytest.raises(Exception, match="over all runs, but a round has 4 noised steps, after 10"):
+        ask(grids[1], second, run="run-2")
+    grids[0].policy = {"epsilon": 1.0}
+    with pytest.raises(Exception, match="this site's budget is 1 over all runs"):
+        ask(grids[0], first, run="run-3")
+
+
+def test_two_runs_at_once_do_not_lose_a_count(tmp_path):
+    """A second task waits while the first one computes."""
+    settings = federation(fa.FedAvg(), solver=noised())
+    grid, asked = FakeGrid(settings, tmp_path), []
+
+    class Asking(fa.LogisticRegression):
+        def row_gradients(self, params, rows):
+            if not asked:
+                asked.append(1)
+                with pytest.raises(Exception, match="is in use by process"):
+                    ask(FakeGrid(settings, tmp_path), settings, run="run-1")
+            return super().row_gradients(params, rows)
+
+    site = grid._sites[0]
+    grid._sites[0] = Asking(site.features, site.targets, ridge=0.05)
+    assert ask(grid, settings, run="run-0").kind == "update"
+    assert asked
+    assert ask(grid, settings, run="run-1").kind == "update"
+    (path,) = tmp_path.rglob("account.json")
+    assert json.loads(path.read_text())["runs"] == {"run-0": 6, "run-1": 6}
 
 
 def question(grid, vector, client=0):

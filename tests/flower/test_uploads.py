@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.flower.site.account import ACCOUNT
 from fedadmm.theory.privacy import Accountant
 
 from .harness import Crash, FakeGrid, federation, run_through, simulated
@@ -137,8 +140,9 @@ def test_a_site_that_has_spent_its_budget_takes_no_part(tmp_path):
     grid = FakeGrid(settings, tmp_path)
 
     def act(report):
-        for path in (tmp_path / "site-2").rglob("noised"):
-            path.write_text("1000")
+        for path in (tmp_path / "site-2").rglob(ACCOUNT):
+            row = {"multiplier": 1.0, "per_epoch": 3, "steps": 1000}
+            path.write_text(json.dumps({"noised": [row]}))
 
     history = run_through(settings, grid, tmp_path, act)
     account = Accountant(1.0, 0.01, 1 / 3, budget=9.0)
@@ -146,7 +150,7 @@ def test_a_site_that_has_spent_its_budget_takes_no_part(tmp_path):
     assert 2 <= affordable < 20
     assert history.outcome.ending.code == "budget"
     assert history.trace == [[0, 1, 2, 3], *[[0, 1, 3]] * (affordable - 1)]
-    assert "after 1000 that it has made" in str(history.records[1]["network"]["events"])
+    assert "after 1000 that its rows took part in" in str(history.records[1]["network"]["events"])
 
 
 def test_a_count_that_is_damaged_is_not_taken_for_nothing(tmp_path):
@@ -154,9 +158,9 @@ def test_a_count_that_is_damaged_is_not_taken_for_nothing(tmp_path):
     grid = FakeGrid(settings, tmp_path)
 
     def act(report):
-        for path in (tmp_path / "site-2").rglob("noised"):
-            path.write_text("")
+        for path in (tmp_path / "site-2").rglob(ACCOUNT):
+            path.write_text('{"noised": [{"multiplier": 1.0}]}')
 
     history = run_through(settings, grid, tmp_path, act)
     assert history.trace == [[0, 1, 2, 3], *[[0, 1, 3]] * 3]
-    assert "noised is damaged" in str(history.records[1]["network"]["events"])
+    assert "account.json is damaged" in str(history.records[1]["network"]["events"])

@@ -67,7 +67,7 @@ def test_two_processes_tell_the_same_stories() -> None:
 
 def test_all_kinds_of_faults_happen() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(0, 16 * 40, 16):  # where all are switched on; a story is short
+    for seed in range(0, 16 * 60, 16):  # where all are switched on; a story is short
         counts += tell(seed)
     told = {"loss": "lost messages", "delay": "late messages", "duplicates": "doubled messages"}
     told |= {"a liar": "lies", "second nodes": "messages"}

@@ -233,7 +233,7 @@ class DropIn:
         flat = self._flat()
         federation = self.federation(1, flat.vector.clone(), OwnLoop(train))
         elsewhere = Elsewhere(flat.num_parameters, flat)
-        answered = answer(federation, lambda: elsewhere, context, content)
+        answered = answer(federation, lambda: elsewhere, context, content, self.policy)
         if told:
             answered[wire.METRICS] = MetricRecord(told)
         return Message(answered, reply_to=message)

@@ -13,6 +13,7 @@ sums, so that these are all there is to account for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,12 +64,18 @@ class Accountant:
     def _divergences(self) -> tuple[Any, Any, Any]:
         """The orders, and the Renyi divergences of a round and of an initial one."""
         dp = _dp_accounting()
-        noise = dp.GaussianDpEvent(self.multiplier)
-        usual = noise if self.rate >= 1 else dp.PoissonSampledDpEvent(self.rate, noise)
         # Whole orders where rounds are amplified: fractional ones of small noise do not converge.
         orders = None if self.rate >= 1 else ORDERS
-        made = [dp.rdp.RdpAccountant(orders).compose(event) for event in (usual, noise)]
+        events = (self.event, dp.GaussianDpEvent(self.multiplier))
+        made = [dp.rdp.RdpAccountant(orders).compose(event) for event in events]
         return made[0].orders, made[0].rdp, made[1].rdp
+
+    @property
+    def event(self) -> Any:
+        """One usual round, as dp-accounting names it."""
+        dp = _dp_accounting()
+        noise = dp.GaussianDpEvent(self.multiplier)
+        return noise if self.rate >= 1 else dp.PoissonSampledDpEvent(self.rate, noise)
 
     @cached_property
     def affordable(self) -> int | None:
@@ -92,6 +99,21 @@ class Accountant:
                 f"{self.epsilon(1):.4g} at delta {self.delta:g}; use a multiplier above "
                 f"{self.multiplier:g}"
             )
+
+
+def composed_epsilon(counts: Mapping[tuple[float, float], int], delta: float) -> float:
+    """What mechanisms of several kinds spend together: (multiplier, rate) -> how often."""
+    made = {kind: count for kind, count in counts.items() if count}
+    if not made:
+        return 0.0
+    accountants = [Accountant(z, delta, rate) for z, rate in made]
+    if len(made) == 1:
+        return accountants[0].epsilon(*made.values())
+    dp = _dp_accounting()
+    total = dp.rdp.RdpAccountant(ORDERS)
+    for one, count in zip(accountants, made.values(), strict=True):
+        total.compose(one.event, count)
+    return float(total.get_epsilon(delta))
 
 
 @checked_arguments

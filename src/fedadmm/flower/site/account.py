@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedadmm.core import clock, files
-from fedadmm.core.errors import StateError
+from fedadmm.core.errors import ParameterError, StateError
+from fedadmm.core.protocols import RecordNoise
 
 ACCOUNT = "account.json"
 _WAIT = 60.0
 """Seconds to wait for another task of this site."""
 
 
+class Steps(NamedTuple):
+    """A kind of noised step: its noise, and one over the share of the rows that it draws."""
+
+    multiplier: float
+    per_epoch: int
+
+
 class SiteAccount:
     """The counts of one client in its site's state folder, which stands for one data set.
 
-        ledger_0/account.json   {"evaluations": {"day": "2026-11-18", "answered": 3}}
+        ledger_0/account.json
 
-    What is counted is on the disk before what it counts leaves the site.
+    holds how many questions were answered on a day, how many noised steps of each kind its rows
+    ever took part in, and how many of them in each run.  What is counted is on the disk before what
+    it counts leaves the site, and is never taken back: not when a reply gets lost, nor when a
+    server begins another run or lets the client start again.
     """
 
     def __init__(self, base: Path, client: int) -> None:
@@ -48,7 +60,44 @@ class SiteAccount:
         """Count one more."""
         found = self._read("evaluations", _is_day, {"day": "", "answered": 0})
         day = max(found["day"], _today())
-        self._write("evaluations", {"day": day, "answered": self.answered() + 1})
+        self._write(evaluations={"day": day, "answered": self.answered() + 1})
+
+    def spent(self) -> dict[Steps, int]:
+        """How many noised steps of each kind were ever made."""
+        rows = self._read("noised", _are_steps, [])
+        return {Steps(row["multiplier"], row["per_epoch"]): row["steps"] for row in rows}
+
+    def made(self, run: str) -> int:
+        """How many noised steps were made in a run."""
+        found = self._read("runs", _are_counts, {})
+        return int(found.get(run, 0))
+
+    def count_steps(self, run: str, kind: Steps, steps: int) -> int:
+        """Count noised steps; returns how many were made in this run."""
+        counts, made = self.spent(), self.made(run) + steps
+        counts[kind] = counts.get(kind, 0) + steps
+        rows = [{**one._asdict(), "steps": count} for one, count in counts.items()]
+        runs = {**self._read("runs", _are_counts, {}), run: made}
+        self._write(noised=rows, runs=runs)
+        return made
+
+    def check_budget(self, noise: RecordNoise, kind: Steps, more: int, own: float | None) -> None:
+        """Refuse steps after which more would be spent than the solver or the site allows."""
+        budgets = [budget for budget in (noise.budget, own) if budget is not None]
+        if not budgets:
+            return
+        from fedadmm.theory.privacy import composed_epsilon
+
+        before = self.spent()
+        after = {**before, kind: before.get(kind, 0) + more}
+        rates = {(one.multiplier, 1 / one.per_epoch): count for one, count in after.items()}
+        epsilon = composed_epsilon(rates, noise.delta)
+        if epsilon > min(budgets):
+            raise ParameterError(
+                f"this site's budget is {min(budgets):g} over all runs, but a round has {more} "
+                f"noised steps, after {sum(before.values())} that its rows took part in, and "
+                f"epsilon would be {epsilon:.4g} at delta {noise.delta:g}"
+            )
 
     def _read(self, name: str, is_right: Callable[[Any], bool], otherwise: Any) -> Any:
         found = self._all().get(name, otherwise)
@@ -56,8 +105,8 @@ class SiteAccount:
             raise _damaged(self._folder / ACCOUNT)
         return found
 
-    def _write(self, name: str, value: Any) -> None:
-        text = json.dumps(self._all() | {name: value}, indent=1)
+    def _write(self, **values: Any) -> None:
+        text = json.dumps(self._all() | values, indent=1)
         files.write(self._folder / ACCOUNT, text.encode())
 
     def _all(self) -> dict[str, Any]:
@@ -80,6 +129,22 @@ def _is_day(found: Any) -> bool:
     return (
         isinstance(found, dict) and isinstance(found.get("day"), str) and _count(found, "answered")
     )
+
+
+def _are_steps(found: Any) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(row, dict)
+        and type(row.get("multiplier")) is float
+        and 0 < row["multiplier"] < math.inf
+        and _count(row, "per_epoch")
+        and row["per_epoch"] > 0
+        and _count(row, "steps")
+        for row in found
+    )
+
+
+def _are_counts(found: Any) -> bool:
+    return isinstance(found, dict) and all(_count(found, run) for run in found)
 
 
 def _count(found: Any, name: str) -> bool:

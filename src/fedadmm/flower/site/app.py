@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,11 +25,11 @@ from fedadmm.flower.protocol.messages import (
     travelling,
 )
 from fedadmm.flower.protocol.refusal import RefusedError
-from fedadmm.flower.site.account import SiteAccount
+from fedadmm.flower.site.account import SiteAccount, Steps
 from fedadmm.flower.site.policy import SitePolicy
 from fedadmm.flower.site.state import SiteState
 from fedadmm.run.client import ClientRound, Job, client_round, first_record, moved_along
-from fedadmm.run.noise import records_of, steps_of_an_epoch
+from fedadmm.run.noise import steps_of_an_epoch
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -62,7 +63,7 @@ def client_app(federation: Federation, load: Load, policy: SitePolicy | None = N
 
     def train(message: Message, context: Context) -> Message:
         content = answer(
-            federation, lambda: _site(load, context).objective, context, message.content
+            federation, lambda: _site(load, context).objective, context, message.content, policy
         )
         return Message(content, reply_to=message)
 
@@ -102,6 +103,7 @@ def answer(
     objective: Callable[[], Objective],
     context: Context,
     content: RecordDict,
+    policy: SitePolicy | None = None,
 ) -> RecordDict:
     """The answer to whatever the server sends as training: who is there, or a task."""
     number = client_number(context)
@@ -113,8 +115,10 @@ def answer(
     if digest(body) != task.cast_digest:
         raise StateError("the task's digest is not that of its content")
     state = SiteState(state_folder(context, task.run, task.client, content))
+    account = SiteAccount(state_base(context, content), task.client)
+    budget = (policy or SitePolicy()).configured(context.node_config).epsilon
     with torch.no_grad(), state.locked():
-        return wire.write(*work(federation, objective, state, task, body))
+        return wire.write(*work(federation, objective, state, task, body, account, budget))
 
 
 def work(
@@ -123,6 +127,8 @@ def work(
     state: SiteState,
     task: Task,
     body: bytes,
+    account: SiteAccount,
+    budget: float | None = None,
 ) -> tuple[Reply, bytes]:
     """Answer one task: replay, compute, or say why not; the data are loaded only to compute."""
     decision = receive(state.ledger(), task)
@@ -138,11 +144,17 @@ def work(
         stored = state.pending()
         if stored is not None:
             return stored
-    return _compute(federation, objective(), state, task, body)
+    counted = partial(_counted_round, account, budget)
+    return _compute(federation, objective(), state, task, body, counted)
 
 
 def _compute(
-    federation: Federation, objective: Objective, state: SiteState, task: Task, body: bytes
+    federation: Federation,
+    objective: Objective,
+    state: SiteState,
+    task: Task,
+    body: bytes,
+    counted: Callable[[Job, Task, ClientRecord | None, Parcel], ClientRound],
 ) -> tuple[Reply, bytes]:
     most = _VECTORS * 8 * objective.num_parameters + _ROOM
     if len(body) > most:
@@ -161,7 +173,7 @@ def _compute(
     record = state.acked(record_template(job))
     if parcel.missed is not None:
         record = moved_along(job, record or first_record(job), parcel.missed)
-    done = _counted_round(job, state, task.client, record, parcel)
+    done = counted(job, task, record, parcel)
     if done.record is None:
         return reply_to(task, Kind.FAILED, "the local result holds NaN or infinite entries"), b""
     sent = encode(pack(travelling(done)))
@@ -171,18 +183,24 @@ def _compute(
 
 
 def _counted_round(
-    job: Job, state: SiteState, client: int, record: ClientRecord | None, parcel: Parcel
+    account: SiteAccount,
+    budget: float | None,
+    job: Job,
+    task: Task,
+    record: ClientRecord | None,
+    parcel: Parcel,
 ) -> ClientRound:
     """The client's round; noised steps are counted here, where none of them gets lost."""
-    download, index = parcel.download, parcel.round_index
-    spending = records_of(job)
-    if spending is None:
+    client, (download, index) = task.client, parcel[:2]
+    noise = None if job.solver is None else job.solver.noise
+    if noise is None:
         return client_round(job, client, record, download, index)
-    before = state.noised()
-    spending.check(client, steps_of_an_epoch(job, client), before)
-    done = client_round(job, client, record, download, index)
-    made = before + done.info.solve.steps
-    state.count_noised(made)
+    per_epoch = steps_of_an_epoch(job, client)
+    kind = Steps(float(noise.multiplier), per_epoch)
+    with account.locked():
+        account.check_budget(noise, kind, job.stop.largest_budget(per_epoch, client), budget)
+        done = client_round(job, client, record, download, index)
+        made = account.count_steps(task.run, kind, done.info.solve.steps)
     return done._replace(info=done.info._replace(noised=made))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.core.parts import checked
+from fedadmm.core.parts import Positive, checked
 
 
 @checked
@@ -24,10 +24,12 @@ class SitePolicy:
             exact, for any model that a server sends: a thousand of them read out a row.
         evaluations_with_noise: whether it answers them also where noise is to hide its rows or the
             site itself, which exact answers are not covered by.
+        epsilon: what its rows may spend over all runs; with a budget of the solver, the smaller.
     """
 
     evaluations: Annotated[int, Ge(0)] = 0
     evaluations_with_noise: bool = False
+    epsilon: Positive | None = None
 
     def configured(self, node: Mapping[str, Any]) -> SitePolicy:
         """The policy with what a node's own configuration says."""

@@ -5,11 +5,9 @@ Files, each replaced in one rename:
     acked.safetensors     the state of the version that the server is known to have folded
     pending.safetensors   the state of the last upload, with the bytes of its reply
 
-    noised                how many noised steps were ever made, for a solver with noise
-
 The acknowledgement renames pending to acked; a new upload replaces pending.  Whatever instant a
-crash picks, all files are whole.  What was spent of the rows' privacy is never taken back: the
-count stays when a reply gets lost, or the server lets this client start again.
+crash picks, all files are whole.  What was spent of the rows' privacy is in `account.py`, above all
+runs.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from fedadmm.flower.protocol.ledger import ClientLedger, Kind, Reply, Slot, slot
 from fedadmm.flower.sealed import DamageError
 
 ACKED, PENDING, DAMAGED = "acked.safetensors", "pending.safetensors", ".damaged"
-NOISED = "noised"
 _REPLY, _BODY = "reply", "body"
 
 
@@ -105,22 +102,6 @@ class SiteState:
         content = torch.frombuffer(bytearray(body), dtype=torch.uint8)
         sealed.write(self._folder / PENDING, packed, body=content)
         self._files.pop(PENDING, None)
-
-    def noised(self) -> int:
-        """How many noised steps this client ever made; a count that is damaged is refused."""
-        found = files.read_if_there(self._folder / NOISED)
-        if found is None:
-            return 0
-        if not found.isdigit():
-            raise StateError(
-                f"{self._folder / NOISED} is damaged: it must hold a number of steps, without "
-                "which nobody knows what has been spent of the budget"
-            )
-        return int(found)
-
-    def count_noised(self, steps: int) -> None:
-        """Keep that number, before the reply that they led to leaves."""
-        files.write(self._folder / NOISED, str(steps).encode())
 
     def _slot(self, name: str) -> Slot | None:
         file = self._read(name)
