@@ -164,3 +164,42 @@ def test_a_count_that_is_damaged_is_not_taken_for_nothing(tmp_path):
     history = run_through(settings, grid, tmp_path, act)
     assert history.trace == [[0, 1, 2, 3], *[[0, 1, 3]] * 3]
     assert "account.json is damaged" in str(history.records[1]["network"]["events"])
+
+
+def longer(factor):
+    """Vectors of a reply times a factor; what was encoded to bytes stays."""
+    return retensored(lambda t: factor * t if t.is_floating_point() and t.numel() > 1 else t)
+
+
+@pytest.mark.parametrize("stages", ["plain", "coded", "adaptive", "noised"])
+def test_a_site_that_does_not_clip_is_refused(stages, tmp_path):
+    """Two per cent too much already: the noise is made for the clip, and for nothing longer."""
+    clip = fa.AdaptiveClip(0.2) if stages == "adaptive" else fa.Clip(0.2)
+    more = {"coded": [fa.Quantise(8, block=2)], "noised": [fa.GaussianNoise(1.0, 0.1)]}
+    settings = federation(fa.FedADMM(rho=1.0), rounds=3, upload=[clip, *more.get(stages, [])])
+    grid = FakeGrid(settings, tmp_path)
+    grid.spoil = lambda content, client: longer(1.02)(content) if client == 2 else content
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 3]] * 3
+    assert history.outcome.counts == {"norm": 3}
+    detail = history.records[0]["network"]["events"][0]["detail"]
+    assert detail.startswith("the upload has norm 0.20")
+    assert detail.endswith("but the clip allows 0.2")
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16", "float16"])
+def test_honest_sites_are_within_the_clip_in_every_precision(precision, tmp_path):
+    initial = torch.linspace(-1, 1, 6, dtype=getattr(torch, precision))
+    settings = federation(fa.FedADMM(rho=1.0), initial=initial, upload=[fa.Clip(0.01)])
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
+    assert history.outcome.counts == {}
+
+
+def test_a_site_cannot_move_an_adaptive_clip_by_a_count(tmp_path):
+    settings = federation(fa.FedAvg(), rounds=2, upload=[fa.AdaptiveClip(0.2)])
+    grid = FakeGrid(settings, tmp_path)
+    lie = retensored(lambda t: -1.0 + 0 * t if t.numel() == 1 else t)
+    grid.spoil = lambda content, client: lie(content) if client == 2 else content
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 3]] * 2
+    assert history.outcome.counts == {"range": 2}

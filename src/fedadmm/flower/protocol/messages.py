@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedadmm.core import trees
@@ -16,6 +17,7 @@ from fedadmm.core.protocols import (
     SolveInfo,
     Upload,
 )
+from fedadmm.core.uploads.pipeline import joint_norm, vectors_of
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.run.client import (
     ClientRound,
@@ -94,8 +96,12 @@ def travelling(done: ClientRound) -> Answer:
     return Answer(upload, done.info)
 
 
-def arrived(job: Job, message: Any, answer: Answer) -> Answer:
-    """An answer as the server takes it; `message` shows how one looks that nothing encodes."""
+def arrived(job: Job, message: Any, bound: Tensor | None, answer: Answer) -> Answer:
+    """An answer as the server takes it; `message` shows how one looks that nothing encodes.
+
+    `bound` is an adaptive clip's.  A site that does not clip is refused: noise hides no more than
+    the clip lets a site change.
+    """
     if not job.uploads.changes_messages:
         return answer
     encoded = answer.upload.message
@@ -103,8 +109,26 @@ def arrived(job: Job, message: Any, answer: Answer) -> Answer:
         decoded = job.uploads.decode_message(encoded, message)
     except ParameterError as error:
         raise RefusedError(Word.RANGE, str(error)) from None
+    if job.uploads.clip is not None:
+        largest = job.uploads.clip.norm if bound is None else float(bound)
+        _check_clipped(job, decoded, answer.upload.within, largest)
     size = trees.num_bytes(encoded)
     return answer._replace(upload=answer.upload._replace(message=decoded, encoded_bytes=size))
+
+
+def _check_clipped(job: Job, message: Any, within: Tensor | None, bound: float) -> None:
+    vectors = vectors_of(job.algorithm, message)
+    length = joint_norm({name: vector.double() for name, vector in vectors.items()})
+    # No stage makes a vector longer; what is left is the rounding of the clip itself.
+    rounding = max(1e-4, 4 * torch.finfo(job.initial.dtype).eps)
+    if not length <= bound * (1 + rounding):
+        raise RefusedError(
+            Word.NORM, f"the upload has norm {length:.6g}, but the clip allows {bound:.6g}"
+        )
+    if within is not None and abs(float(within)) != 0.5:
+        raise RefusedError(
+            Word.RANGE, f"upload.within is {float(within):g}, but must be -0.5 or 0.5"
+        )
 
 
 def record_template(job: Job) -> ClientRecord:
