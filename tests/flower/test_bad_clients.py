@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import fedadmm as fa
+from fedadmm.core import trees
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Admission, seal
+from fedadmm.flower.protocol.admission import WINDOW, Admission, Brought, seal
 from fedadmm.flower.protocol.codec import Packed, decode, encode
 
 from .harness import FakeGrid, check_invariant, check_versions, federation, run_through, simulated
@@ -185,41 +187,131 @@ def test_one_large_upload_does_not_move_the_model(mode, tmp_path):
     events = [event for record in history.records for event in record["network"]["events"]]
     detail = next(event["detail"] for event in events if event["word"] == "norm")
     assert "increment has norm 9e+05, but at most" in detail
-    assert "20 times what this client or most others have sent" in detail
+    assert "3 times what this client or most others have sent" in detail
     check_invariant(settings, tmp_path)
 
 
+def brought(*sizes, step=0):
+    """What a client has brought, one upload after the other."""
+    made = None
+    for number, size in enumerate(sizes):
+        made = Brought.after(made, step - len(sizes) + 1 + number, {"x": size})
+    return made
+
+
+CONVERGED = [1.0, *[1e-3] * WINDOW]
 SIZES = {
     # nothing to compare with: only the absolute bound counts
-    "alone": ({0: {"x": 1e5}}, {}, []),
-    "others sent nothing but zeros": ({0: {"x": 1e5}, 1: {"x": 0.0}}, {}, []),
-    # the median of the others' largest is 1: 20 may come, more may not
-    "just below": ({0: {"x": 20.0}, 1: {"x": 1.0}, 2: {"x": 1.0}}, {}, []),
-    "just above": ({0: {"x": 20.5}, 1: {"x": 1.0}, 2: {"x": 1.0}}, {}, [0]),
-    "one other liar raises nothing": (
-        {0: {"x": 99.0}, 1: {"x": 1.0}, 2: {"x": 1.0}, 3: {"x": 99.0}},
-        {},
-        [0, 3],
-    ),
-    "one that sends next to nothing shuts nobody out": (
-        {0: {"x": 4.0}, 1: {"x": 3.0}, 2: {"x": 1e-9}},
-        {},
-        [],
-    ),
-    # steps get smaller as methods converge: a newcomer is compared with the largest of the past
-    "a newcomer late": ({0: {"x": 9.0}, 1: {"x": 1e-6}}, {1: {"x": 1.0}, 2: {"x": 1.0}}, []),
-    # a site that always was larger may be so again, but not without limit
-    "own past": ({0: {"x": 90.0}}, {0: {"x": 5.0}, 1: {"x": 1.0}}, []),
-    "own past, more": ({0: {"x": 101.0}}, {0: {"x": 5.0}, 1: {"x": 1.0}}, [0]),
-    "own past that is absurd": ({0: {"x": 401.0}}, {0: {"x": 1e4}, 1: {"x": 1.0}}, [0]),
-    "each vector for itself": ({0: {"x": 1.0, "y": 50.0}, 1: {"x": 9.0, "y": 1.0}}, {}, [0]),
+    "alone": ({0: 1e5}, {}, []),
+    "others sent nothing but zeros": ({0: 1e5, 1: 0.0}, {}, []),
+    # the median of the others is 1: 3 may come, more may not
+    "just below": ({0: 3.0, 1: 1.0, 2: 1.0}, {}, []),
+    "just above": ({0: 3.1, 1: 1.0, 2: 1.0}, {}, [0]),
+    "one other liar raises nothing": ({0: 99.0, 1: 1.0, 2: 1.0, 3: 99.0}, {}, [0, 3]),
+    "one that sends next to nothing shuts nobody out": ({0: 4.0, 1: 3.0, 2: 1e-9}, {}, []),
+    # a site that was larger lately may be so again, but not without limit
+    "own past": ({0: 5.9}, {0: brought(2.0), 1: brought(1.0)}, []),
+    "own past, more": ({0: 6.1}, {0: brought(2.0), 1: brought(1.0)}, [0]),
+    "own past that is absurd": ({0: 9.1}, {0: brought(1e4), 1: brought(1.0)}, [0]),
+    # steps get smaller as methods converge: what was usual long ago counts no more
+    "late": ({0: 0.1}, {0: brought(*CONVERGED), 1: brought(*CONVERGED)}, [0]),
+    "late, as usual": ({0: 2e-3}, {0: brought(*CONVERGED), 1: brought(*CONVERGED)}, []),
+    # but a newcomer, or who was away for long, has a way to go that the others have behind them
+    "a newcomer late": ({0: 2.9, 1: 1e-3}, {1: brought(*CONVERGED)}, []),
+    "a newcomer's lie": ({0: 3.1, 1: 1e-3}, {1: brought(*CONVERGED)}, [0]),
+    "away": ({0: 2.9}, {0: brought(1.0, step=-WINDOW - 1), 1: brought(*CONVERGED)}, []),
+    "not long away": ({0: 2.9}, {0: brought(1e-3, step=-WINDOW), 1: brought(*CONVERGED)}, [0]),
+    # rounding is all that is left at the optimum
+    "next to nothing": ({0: 9e-7}, {0: brought(1e-15), 1: brought(1e-15)}, []),
 }
 
 
 @pytest.mark.parametrize("case", SIZES)
 def test_the_bound_follows_what_was_sent(case):
-    arrived, past, refused = SIZES[case]
+    sent, past, refused = SIZES[case]
+    arrived = {client: {"x": size} for client, size in sent.items()}
     assert sorted(Admission().outliers(arrived, past)) == refused
+
+
+def test_each_vector_is_judged_for_itself():
+    arrived = {0: {"x": 1.0, "y": 50.0}, 1: {"x": 9.0, "y": 1.0}}
+    assert sorted(Admission().outliers(arrived, {})) == [0, 1]
+
+
+def test_a_liar_does_not_get_further_step_by_step():
+    """Always as much as is let in: at most 3 x 3 times what the others send, for ever."""
+    admission, past = Admission(), {c: brought(1.0) for c in range(4)}
+    size, most = 1.0, 0.0
+    for step in range(40):
+        for grown in (2.9 * size, size):
+            arrived = {c: {"x": grown if c == 0 else 1.0} for c in range(4)}
+            if not admission.outliers(arrived, past, step):
+                size = grown
+                break
+        most = max(most, size)
+        past = {c: Brought.after(past[c], step, sizes) for c, sizes in arrived.items()}
+    assert 3.0 < most <= 9.0
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"), [("fedavg", -5.0), ("fedavg", -18.0), ("fedadmm", -18.0)]
+)
+def test_a_site_that_sends_several_times_its_update_changes_nothing(name, factor, tmp_path):
+    algorithm = fa.FedAvg() if name == "fedavg" else fa.FedADMM(rho=1.0)
+    settings = federation(algorithm, rounds=6)
+    grid, number = FakeGrid(settings, tmp_path), [0]
+    lie = retensored(lambda t: factor * t)
+    grid.spoil = lambda content, client: lie(content) if client == 2 and number[0] else content
+    history = run_through(
+        settings, grid, tmp_path, lambda r: number.__setitem__(0, r.record["round"])
+    )
+    assert history.trace == [[0, 1, 2, 3], *[[0, 1, 3]] * 5]
+    assert history.outcome.counts == {"norm": 5}
+    wanted = simulated(settings, history.trace)
+    assert torch.allclose(history.outcome.params, wanted.params, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("clients", [4, 10])
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize("method", [fa.FedAvg(), fa.FedADMM(rho=0.1)], ids=lambda m: m.name)
+def test_honest_sites_with_different_rows_are_let_in(method, share, clients, monkeypatch):
+    """Digits with few classes each, sites of different sizes; what a server would have judged."""
+    from fedadmm.data import problems
+    from fedadmm.run import replies
+
+    admission, past, arrived = Admission(), {}, {}
+    add = replies.Replies.add
+
+    def look(self, reply):
+        tensors = trees.named_tensors(reply[1])
+        arrived[reply[0]] = {name: float(tensor.norm()) for name, tensor in tensors}
+        return add(self, reply)
+
+    def judge(report):
+        step = report.state.round - 1
+        assert admission.outliers(arrived, past, step) == {}
+        for client, sizes in arrived.items():
+            past[client] = Brought.after(past.get(client), step, sizes)
+        arrived.clear()
+
+    monkeypatch.setattr(replies.Replies, "add", look)
+    split = {"partition": "dirichlet", "dirichlet_alpha": 0.1, "min_size": 5}
+    problem = problems.load("digits", clients=clients, **split)
+    sampler = fa.UniformSampling(max(1, round(share * clients)))
+    solver, stop = fa.SGD(lr=0.1, batch_size=20), fa.Epochs(5)
+    options = {"solver": solver, "stop": stop, "sampler": sampler, "evaluate": False}
+    fa.simulate(method, problem, 15, engine="sequential", observers=[judge], **options)
+    assert len(past) == clients
+
+
+def test_a_divergence_names_who_contributed_most(tmp_path):
+    solver = fa.SGD(lr=1e8, batch_size=10)
+    settings = federation(fa.FedAvg(), solver=solver, evaluate_every=1, weights=[1, 1, 6, 1])
+    settings = replace(settings, stop=fa.Steps(1), admission=Admission(norm_bound=1e15))
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
+    ending = history.outcome.ending
+    assert ending.code == "diverged"
+    assert "the largest shares of the last updates are those of client 2 (" in ending.sentence
 
 
 def test_a_first_lie_is_remembered_over_a_restart(tmp_path):

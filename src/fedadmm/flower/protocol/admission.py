@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import torch
@@ -17,6 +17,10 @@ from fedadmm.flower.protocol.refusal import RefusedError, Word, printable
 
 Sizes = Mapping[str, float]
 """The norm of each vector of an upload, by its name."""
+WINDOW = 10
+"""So many of a client's last uploads are what it sends now; after as many steps it was away."""
+_NOTHING = 1e-6
+"""A vector that is shorter than this share of 1 + the model harms nothing."""
 
 _LARGEST = {
     "info.weight": 1e30,
@@ -38,19 +42,38 @@ class Admitted(NamedTuple):
     sizes: Sizes
 
 
+class Brought(NamedTuple):
+    """What a client has brought so far."""
+
+    step: int
+    """The last step that it took part in."""
+    recent: Sequence[Sizes]
+    """Its last uploads."""
+    largest: Sizes
+
+    @classmethod
+    def after(cls, before: Brought | None, step: int, sizes: Sizes) -> Brought:
+        """With one more upload."""
+        if before is None:
+            return cls(step, [sizes], sizes)
+        largest = {k: max(v, before.largest.get(k, 0.0)) for k, v in sizes.items()}
+        return cls(step, [*before.recent, sizes][-WINDOW:], largest)
+
+
 @checked
 class Admission:
     """How far a reply may reach.
 
     Args:
-        norm_factor: a vector may be so many times as long as the longest ones that most other
-            clients have sent so far, or as this client's own longest one; the latter counts up to
-            the same multiple of the others'.
+        norm_factor: a vector may be so many times as long as the longest one of most other clients'
+            last ten uploads, or of this client's own, which counts up to the same multiple of the
+            others'.  Vectors get shorter as a run converges: one of a newcomer, or of a client that
+            was away for ten steps, is compared with the longest that most others ever sent.
         norm_bound: the largest norm of any vector, in units of 1 + the norm of the model that was
             sent; all that bounds a first upload that there is nothing to compare with.
     """
 
-    norm_factor: Annotated[float, Ge(1)] = 20.0
+    norm_factor: Annotated[float, Ge(1)] = 3.0
     norm_bound: Positive = 1e6
 
     def admit(
@@ -80,14 +103,18 @@ class Admission:
         return Admitted(answer._replace(info=info), sizes)
 
     def outliers(
-        self, arrived: Mapping[int, Sizes], past: Mapping[int, Sizes]
+        self,
+        arrived: Mapping[int, Sizes],
+        past: Mapping[int, Brought],
+        step: int = 0,
+        scale: float = 0.0,
     ) -> dict[int, RefusedError]:
-        """Who sent far more than the others and it itself ever did; `past` holds the largest."""
+        """Who sent far more than the others and it itself do; `scale` is the model's norm."""
         found = {}
         for client, sizes in arrived.items():
             for name, size in sizes.items():
-                bound = self._bound(client, name, arrived, past)
-                if size > bound:
+                bound = self._bound(client, name, arrived, past, step)
+                if size > max(bound, _NOTHING * (1 + scale)):
                     found[client] = RefusedError(
                         Word.NORM,
                         f"{name} has norm {size:.3g}, but at most {bound:.3g} may come, "
@@ -97,19 +124,31 @@ class Admission:
         return found
 
     def _bound(
-        self, client: int, name: str, arrived: Mapping[int, Sizes], past: Mapping[int, Sizes]
+        self,
+        client: int,
+        name: str,
+        arrived: Mapping[int, Sizes],
+        past: Mapping[int, Brought],
+        step: int,
     ) -> float:
-        others = sorted(
-            max(sizes.get(name, 0.0) for sizes in (arrived.get(c, {}), past.get(c, {})))
-            for c in arrived.keys() | past.keys()
-            if c != client
-        )
+        own = past.get(client)
+        if own is not None and step - own.step > WINDOW:
+            own = None  # it was away, and catches up like a newcomer
+
+        def longest(other: int) -> float:
+            sent, kept = [arrived.get(other, {})], past.get(other)
+            if kept is not None:
+                sent += [kept.largest] if own is None else kept.recent
+            return max(sizes.get(name, 0.0) for sizes in sent)
+
+        others = sorted(longest(c) for c in arrived.keys() | past.keys() if c != client)
         # The upper one of two: somebody who sends next to nothing must not shut out the others.
         usual = others[len(others) // 2] if others else 0.0
         if usual == 0.0:  # nothing to compare with
             return math.inf
-        own = past.get(client, {}).get(name, 0.0)
-        return self.norm_factor * max(usual, min(own, self.norm_factor * usual))
+        recent = [] if own is None else [sizes.get(name, 0.0) for sizes in own.recent]
+        most = self.norm_factor * usual
+        return self.norm_factor * max(usual, min(max(recent, default=0.0), most))
 
 
 def _sizes(packed: Packed, ceiling: float) -> Sizes:

@@ -7,6 +7,7 @@ loop then makes one step per reply, and a reply from an older model is an increm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedadmm.core.errors import EngineError
 from fedadmm.core.protocols import ClientInfo, Download, Engine, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Sizes
+from fedadmm.flower.protocol.admission import Brought
 from fedadmm.flower.protocol.ledger import ServerLedger, fold, mark_lost
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.server.exchange import Exchange
@@ -45,7 +46,7 @@ class GridEngine(Engine):
         exchange: Exchange,
         roster: Roster,
         ledger: ServerLedger,
-        norms: Mapping[int, Sizes],
+        norms: Mapping[int, Brought],
         boots: int,
         journal: Journal,
         beside: wire.Beside,
@@ -97,8 +98,8 @@ class GridEngine(Engine):
             return ()
         return {flight.step for flight in self._tasks.out.values()}
 
-    def settle(self, virtual: Tensor | None) -> dict[int, Any]:
-        """The round was folded: move the ledger, and return what it leaves of each client.
+    def settle(self, virtual: Tensor | None, step: int) -> dict[int, Any]:
+        """The step was folded: move the ledger, and return what it leaves of each client.
 
         That is its weighted message, less the virtual step of this round, if there was one.
         """
@@ -110,8 +111,7 @@ class GridEngine(Engine):
             if virtual is not None:
                 message = self._job.algorithm.contribution(message, virtual)
             brought[client] = trees.scaled(message, share)
-            before = norms.get(client, {})
-            norms[client] = {k: max(v, before.get(k, 0.0)) for k, v in admitted.sizes.items()}
+            norms[client] = Brought.after(norms.get(client), step, admitted.sizes)
         self.norms, self._answers = norms, {}
         return brought
 
@@ -132,6 +132,21 @@ class GridEngine(Engine):
         """Whatever this client was asked no longer counts: it starts again."""
         self._tasks.out.pop(client, None)
         self._behind.pop(client, None)
+        self.norms = {c: brought for c, brought in self.norms.items() if c != client}
+
+    def largest(self) -> str:
+        """Whose updates were the largest, for whoever looks for the cause of a divergence."""
+        sizes = {client: brought.recent[-1] for client, brought in self.norms.items()}
+        sizes |= {client: accepted.admitted.sizes for client, accepted in self._answers.items()}
+        shares = {
+            c: self._job.problem.weight(c) * math.hypot(*s.values()) for c, s in sizes.items()
+        }
+        most = sorted(shares, key=lambda client: -shares[client])[:3]
+        total = sum(shares.values())
+        if not total or not math.isfinite(total):
+            return ""
+        each = ", ".join(f"client {c} ({100 * shares[c] / total:.0f} %)" for c in most)
+        return f"; the largest shares of the last updates are those of {each}"
 
     def close(self) -> None:
         """Wait for nothing any more."""
@@ -233,7 +248,7 @@ class GridEngine(Engine):
         for client in left:
             text = why[client].detail if client in why else "no answer in time"
             why[client] = RefusedError(Word.MISSING, text)
-        for client, outlier in self._outliers(answers).items():
+        for client, outlier in self._outliers(answers, cast, index).items():
             del answers[client]
             why[client] = outlier
         for client, refused in why.items():
@@ -252,7 +267,7 @@ class GridEngine(Engine):
             self._tasks.send(online, cast, self.ledger, step, patience.round, rounds=False)
             for client, outcome in self._tasks.verdicts(self.ledger, exchange.now() + LOOK):
                 if isinstance(outcome, Accepted):
-                    outlier = self._outliers({client: outcome}).get(client)
+                    outlier = self._outliers({client: outcome}, cast, step).get(client)
                     if outlier is None:
                         begun = self._tasks.out.pop(client).step
                         self.staleness = step - begun
@@ -276,9 +291,11 @@ class GridEngine(Engine):
         online = self._roster.online()
         return [c for c in left if c not in online and c not in self._tasks.out]
 
-    def _outliers(self, answers: Mapping[int, Accepted]) -> dict[int, RefusedError]:
+    def _outliers(
+        self, answers: Mapping[int, Accepted], cast: Broadcast, step: int
+    ) -> dict[int, RefusedError]:
         arrived = {client: accepted.admitted.sizes for client, accepted in answers.items()}
-        return self._federation.admission.outliers(arrived, self.norms)
+        return self._federation.admission.outliers(arrived, self.norms, step, cast.scale)
 
     def _note(self, step: int, client: int, refused: RefusedError) -> None:
         self._journal.note(step, client, refused)

@@ -162,6 +162,8 @@ class Service:
             waited = ending if ending is not None and ending.code == "patience" else None
             ending = self._measure(report.state, record, done)
             ending = ending or waited or (self._completed() if done else None)
+        if ending is not None and ending.code == "diverged":
+            ending = ending._replace(sentence=ending.sentence + self.engine.largest())
         record["network"] = record.get("network", {}) | self._told(record["round"]) | self.news()
         state = report.state._replace(first_loss=self._first_loss)
         report = RoundReport(state, record, report.infos, ending)
@@ -231,7 +233,7 @@ class Service:
     def settle(self, state: RunState) -> None:
         """Checkpoint what was folded; only then may the next task acknowledge it."""
         if state.round > self.saved.state.round:
-            brought = self.engine.settle(self._virtual(state))
+            brought = self.engine.settle(self._virtual(state), state.round - 1)
             self.saved = self.saved._replace(
                 state=state,
                 ledger=self.engine.ledger,
@@ -263,7 +265,9 @@ class Service:
                 state = state._replace(missed=state.missed.remove_client(client))
             self.engine.ledger = restart(self.engine.ledger, client)
             self.engine.drop(client)
-            self.saved = self.saved._replace(state=state, ledger=self.engine.ledger)
+            self.saved = self.saved._replace(
+                state=state, ledger=self.engine.ledger, norms=self.engine.norms
+            )
             self.disk.save(self.saved, {})
             detail = "it starts again from the beginning"
             self.journal.note(round_index, client, RefusedError(Word.REPAIRED, detail))

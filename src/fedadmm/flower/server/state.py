@@ -26,7 +26,7 @@ from fedadmm.core.missed import restored
 from fedadmm.core.outputs import Iterate
 from fedadmm.flower import sealed
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.protocol.admission import Sizes
+from fedadmm.flower.protocol.admission import Brought
 from fedadmm.flower.protocol.codec import pack, unpack
 from fedadmm.flower.protocol.ledger import Entry, ServerLedger
 from fedadmm.flower.sealed import DamageError
@@ -38,7 +38,7 @@ from fedadmm.run.state.digest import params_sha256
 from fedadmm.run.state.files import read_tensors
 
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
-FORMAT = 2
+FORMAT = 3
 _VALUES = "values"
 _BEST = Best("", 0.0, 0, 0, None, Iterate(torch.empty(0)))
 """The form of what is read back; the values come from the file."""
@@ -55,8 +55,8 @@ class Saved(NamedTuple):
     """How often a server started on this run; asynchronous tasks are numbered from it."""
     empty: int = 0
     """Rounds that brought nothing; the run is longer by as many."""
-    norms: Mapping[int, Sizes] = {}
-    """The longest vectors that each client has brought."""
+    norms: Mapping[int, Brought] = {}
+    """How long the vectors were that each client has brought."""
 
 
 def new_run() -> ServerLedger:
@@ -128,7 +128,7 @@ class ServerState:
                 {int(node): client for node, client in values["roster"].items()},
                 values["boots"],
                 values["empty"],
-                {int(client): sizes for client, sizes in values["norms"].items()},
+                {int(client): Brought(*one) for client, one in values["norms"].items()},
             )
 
     def _compare(self, before: Mapping[str, str]) -> None:
@@ -159,7 +159,7 @@ class ServerState:
             "roster": {str(node): client for node, client in saved.roster.items()},
             "boots": saved.boots,
             "empty": saved.empty,
-            "norms": {str(client): dict(sizes) for client, sizes in saved.norms.items()},
+            "norms": {str(client): list(one) for client, one in saved.norms.items()},
         }
         packed.plain[_VALUES] = json.dumps(values)
         sealed.write(self._folder / SERVER, packed)

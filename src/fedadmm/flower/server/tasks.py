@@ -66,7 +66,7 @@ class Broadcast:
         self._message = message_template(job, download.cast)
         self._most = len(encode(pack(self._template))) + _ROOM
         theta = global_vector(job, download)
-        self._scale = 0.0 if theta is None else float(torch.linalg.vector_norm(theta.double()))
+        self.scale = 0.0 if theta is None else float(torch.linalg.vector_norm(theta.double()))
 
     def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
         """The task for a client; `index` is the round that its random numbers belong to."""
@@ -85,7 +85,7 @@ class Broadcast:
         if reply.kind is Kind.UPDATE:
             admit = self._admission.admit
             decoded = partial(arrived, self._job, self._message, self._download.bound)
-            admitted = admit(ledger, task, reply, body, self._template, self._scale, decoded)
+            admitted = admit(ledger, task, reply, body, self._template, self.scale, decoded)
             return Accepted(reply, admitted, wire.read_metrics(arrival.content))
         if reply.task != task.id:
             raise RefusedError(Word.PROTOCOL, f"{reply.kind} to another task: {reply.reason}")
