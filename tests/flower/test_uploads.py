@@ -12,7 +12,7 @@ from fedadmm.flower.site.account import ACCOUNT
 from fedadmm.theory.privacy import Accountant
 
 from .harness import Crash, FakeGrid, federation, run_through, simulated
-from .test_bad_clients import retensored
+from .test_bad_clients import retensored, saying
 
 pytestmark = pytest.mark.usefixtures("quick")
 METHODS = {
@@ -203,3 +203,16 @@ def test_a_site_cannot_move_an_adaptive_clip_by_a_count(tmp_path):
     history = run_through(settings, grid, tmp_path)
     assert history.trace == [[0, 1, 3]] * 2
     assert history.outcome.counts == {"range": 2}
+
+
+def test_steps_that_cannot_have_been_made_cost_only_who_says_so(tmp_path):
+    """Else one site would end the run of all, whose budget it says is spent."""
+    settings = noised(3, budget=20.0)
+    grid = FakeGrid(settings, tmp_path)
+    grid.spoil = lambda content, client: (
+        saying(info__noised=10**11)(content) if client == 2 else content
+    )
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 3]] * 3
+    assert history.outcome.ending.code == "completed"
+    assert history.outcome.counts == {"range": 3}

@@ -17,7 +17,8 @@ from fedadmm.core.protocols import (
     SolveInfo,
     Upload,
 )
-from fedadmm.core.uploads.pipeline import joint_norm, vectors_of
+from fedadmm.core.uploads.pipeline import vectors_of
+from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.run.client import (
     ClientRound,
@@ -27,6 +28,9 @@ from fedadmm.run.client import (
     record_layout,
     this_round,
 )
+
+_REPEATS = 8
+"""So many times an honest site may make the steps of a round whose replies get lost."""
 
 
 class Parcel(NamedTuple):
@@ -128,6 +132,22 @@ def _check_clipped(job: Job, message: Any, within: Tensor | None, bound: float) 
     if within is not None and abs(float(within)) != 0.5:
         raise RefusedError(
             Word.RANGE, f"upload.within is {float(within):g}, but must be -0.5 or 0.5"
+        )
+
+
+def check_noised(job: Job, info: ClientInfo, step: int) -> None:
+    """Refuse a count of noised steps that no site can have made up to this step of the server."""
+    if job.solver is None or job.solver.noise is None:
+        return
+    steps, epochs = info.solve[:2]
+    per_epoch = max(1, round(steps / epochs)) if epochs > 0 else 1
+    each = job.stop.largest_budget(per_epoch, info.client)
+    most = _REPEATS * (step + 2) * each
+    if steps > each or info.noised > most:
+        raise RefusedError(
+            Word.RANGE,
+            f"info.noised is {info.noised} after a round of {steps} steps, but at most {most} can "
+            f"have been made, {each} in a round",
         )
 
 
