@@ -14,7 +14,7 @@ import fedadmm as fa
 from fedadmm.core.errors import StateError
 from fedadmm.flower import sealed
 from fedadmm.flower.protocol import codec
-from fedadmm.flower.protocol.admission import seal
+from fedadmm.flower.protocol.admission import Brought, seal
 from fedadmm.flower.protocol.codec import Packed
 from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
 from fedadmm.flower.protocol.messages import record_template
@@ -155,7 +155,7 @@ def test_a_checkpoint_comes_back(tmp_path):
     disk = ServerState(tmp_path, False, {"a": "1"})
     assert disk.load(initial_state(JOB)) is None
     state = initial_state(JOB)._replace(round=3, first_loss=0.1 + 0.2)
-    saved = Saved(state, new_run(), {7: 1}, 2, 5, {1: {"x": 0.1}})
+    saved = Saved(state, new_run(), {7: 1}, 2, 5, {1: Brought(2, [{"x": 0.1}], {"x": 0.3})})
     disk.save(saved, {})
     again = ServerState(tmp_path, False, {"a": "1"}).load(initial_state(JOB))
     assert again.state.round == 3
