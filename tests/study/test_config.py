@@ -109,7 +109,7 @@ def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, star
         (
             {"algorithm": {"name": "fedadmm", "rh0": 1}},
             "algorithm.rh0 is not a key of fedadmm; did you mean rho? "
-            "(allowed: rho, step, start, members, increment, absent, alignment)",
+            "(allowed: rho, step, members)",
         ),
         (
             {"sampler": {"name": "unifrom"}},
@@ -177,7 +177,11 @@ def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, star
             {"local": {"solver": {"name": "sgd", "lr": [0.1, -1.0]}}},
             "local.solver.lr[1] is -1.0, but must be > 0 and finite",
         ),
-        ({"solver": {"lr": 1.0}}, "solver is a table of version 0.1.0; write it as local.solver"),
+        ({"solver": {"lr": 1.0}}, "solver is of version 0.1.0; write local.solver"),
+        (
+            {"algorithm": {"name": "fedadmm", "absent": "aligned"}},
+            "algorithm.absent is of version 0.1.0; write algorithm.name = 'aligned-admm' for",
+        ),
     ],
 )
 def test_a_refusal_names_key_value_and_what_is_allowed(

@@ -47,6 +47,15 @@ TABLES = {
 }
 TABLES |= {"local.solver": "solver", "local.stop": "stop"}
 """The tables that name a part -> its family."""
+MOVED = {
+    "solver": "local.solver, as in [local.solver]",
+    "stop": "local.stop, as in [local.stop]",
+    "algorithm.start": "local.start",
+    "algorithm.absent": "algorithm.name = 'aligned-admm' for 'aligned', and nothing for 'kept'",
+    "algorithm.alignment": "algorithm.sigma, with algorithm.name = 'aligned-admm'",
+    "algorithm.increment": "algorithm.name = 'fedadmm-released' or 'fedadmm-printed'",
+}
+"""Keys of version 0.1.0 -> what to write in their place."""
 _MOST = {"problem.clients": 1_000_000, "engine.workers": 1024}
 """Larger numbers would not fail but hang."""
 
@@ -57,12 +66,10 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Experiment:
     A ConfigError names the key, the value and what is allowed; `where` says which of several
     configurations is meant.
     """
-    for key in ("solver", "stop"):
-        if key in tree:
-            raise ConfigError(
-                f"{where}{key} is a table of version 0.1.0; write it as local.{key}, as in "
-                f"[local.{key}]"
-            )
+    given = flattened(tree)
+    for old, new in MOVED.items():
+        if any(f"{key}.".startswith(f"{old}.") for key in given):
+            raise ConfigError(f"{where}{old} is of version 0.1.0; write {new}")
     try:
         made = from_table(Experiment, completed(tree))
         Uploads.of(made.upload)

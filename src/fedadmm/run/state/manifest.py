@@ -9,9 +9,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple
 
-from fedadmm.core.errors import StateError
+from fedadmm.core.errors import ANOTHER_VERSION, StateError
 
-FORMAT = 1
+FORMAT = 2
 OWN_NAME = re.compile(r"round-(\d{8,})\.(json|server\.safetensors|clients-\d+\.safetensors)")
 """The names of a checkpoint's files."""
 
@@ -44,7 +44,9 @@ def understood(path: Path, document: Mapping[str, Any]) -> Manifest:
     except TypeError:
         raise StateError(f"{path} is damaged: it lacks a field") from None
     if manifest.format != FORMAT:
-        raise StateError(f"{path} has format {manifest.format}, but {FORMAT} is understood")
+        raise StateError(
+            f"{path} has format {manifest.format}, but {FORMAT} is understood; {ANOTHER_VERSION}"
+        )
     whole = (
         type(manifest.round) is int
         and path.name == manifest_name(manifest.round)
