@@ -21,12 +21,12 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from fedadmm.algorithms.fed_admm_in import FedADMMIn
-from fedadmm.core.errors import check_range
 from fedadmm.core.parts import Positive, part
+from fedadmm.core.validation import check
 
 
 @part("algorithm", "fedadmm-insa")
@@ -45,8 +45,8 @@ class FedADMMInSa(FedADMMIn):
     beta_max: Positive = 1e4
 
     def __post_init__(self) -> None:
-        check_range(self, "beta_max", self.beta_max, self.beta_min)
-        check_range(self, "beta", self.beta, self.beta_min, self.beta_max)
+        check(self, "beta_max", self.beta_max, Annotated[float, Ge(self.beta_min)])
+        check(self, "beta", self.beta, Annotated[float, Ge(self.beta_min), Le(self.beta_max)])
 
     def next_penalty(self, beta: Tensor, move: Tensor, drift: Tensor) -> Tensor:
         p = beta * move

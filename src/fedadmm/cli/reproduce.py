@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -50,11 +50,11 @@ def reproduce(
     Finished cells are found again, interrupted ones go on.
     """
     from fedadmm.cli.display import print_json
-    from fedadmm.core.errors import check_choice
+    from fedadmm.core.validation import check
     from fedadmm.study.recipe import SCALES, name_of
     from fedadmm.study.reproducing import plan
 
-    check_choice("reproduce", "--scale", scale, SCALES)
+    check("reproduce", "--scale", scale, Literal[SCALES])
     if identifier is None:
         _list(as_json)
         return

@@ -12,14 +12,14 @@ from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
-from fedadmm.core.errors import check_range
 from fedadmm.core.parts import Count, Positive, Share, part
 from fedadmm.core.protocols import Known, Sampler, Seen
 from fedadmm.core.rng import Key
 from fedadmm.core.sampling import Probabilities, capped_shares, count_of, draws_of, systematic
 from fedadmm.core.schedules import check_one_each, of_client
+from fedadmm.core.validation import check
 
 OneRound = Annotated[float, Ge(1)]
 """Energy for at least one round."""
@@ -105,7 +105,7 @@ class LossSampling(Sampler):
     def check(self, clients: int, rounds: int) -> None:
         """The floor must leave room in the size."""
         share = count_of(self, self.size, clients) / clients
-        check_range(self, "floor", self.floor, 0.0, share, open_low=True)
+        check(self, "floor", self.floor, Annotated[float, Gt(0), Le(share)])
 
 
 @part("sampler", "energy")

@@ -7,14 +7,14 @@ so an output changes what is reported and never what is trained.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import check_choice
 from fedadmm.core.parts import FAMILIES, part, role
 from fedadmm.core.rng import Key, derive, uniform
+from fedadmm.core.validation import check
 
 Note = TypeVar("Note")
 
@@ -167,9 +167,9 @@ class TwoOutputs(Output[Notes]):
 
     def __post_init__(self) -> None:
         known = tuple(name for name in FAMILIES["output"] if name != "two-outputs")
-        check_choice(self, "handed", self.handed, known)
+        check(self, "handed", self.handed, Literal[known])
         others = tuple(name for name in known if name != self.handed)
-        check_choice(self, "measured", self.measured, others)
+        check(self, "measured", self.measured, Literal[others])
 
     @property
     def _outputs(self) -> tuple[AnyOutput, AnyOutput]:

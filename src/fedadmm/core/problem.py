@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkabl
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import DataError, ParameterError, check_choice, check_kind
+from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.parts import role
 from fedadmm.core.protocols import Evaluator, Objective, Regularizer
 from fedadmm.core.regularizers import Zero
+from fedadmm.core.validation import check
 
 Buffers = Literal["keep-local", "average"]
 Item = TypeVar("Item")
@@ -72,9 +73,9 @@ class Problem:
         if isinstance(self.clients, list | tuple):
             for index, client in enumerate(self.clients):
                 _check_client(index, client, _length(self.clients))
-        check_kind(self, "regularizer", self.regularizer, Regularizer)
+        check(self, "regularizer", self.regularizer, Regularizer)
         if self.buffers is not None:
-            check_choice(self, "buffers", self.buffers, ("keep-local", "average"))
+            check(self, "buffers", self.buffers, Literal[("keep-local", "average")])
         if self.weights is not None:
             object.__setattr__(self, "weights", _normalised(self.weights, len(self.clients)))
         if self.client_tests is not None and len(self.client_tests) != len(self.clients):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import ParameterError, check_range
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, NotNegative, Positive, part
 from fedadmm.core.protocols import Regularizer
 
@@ -124,7 +124,8 @@ class Box(Regularizer):
     high: float
 
     def __post_init__(self) -> None:
-        check_range(self, "high", self.high, self.low)
+        if self.high < self.low:
+            raise ParameterError(f"Box: high is {self.high}, but must be >= {self.low:g}")
 
     def value(self, params: Tensor) -> Tensor:
         """Zero inside the box, infinity outside."""

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedadmm.core.errors import ParameterError, check_range
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, NotNegative, Share, part
 from fedadmm.core.protocols import Known, Sampler
 from fedadmm.core.rng import Key, derive, numpy_generator
 from fedadmm.core.schedules import Schedule, at, check_floor, check_one_each
+from fedadmm.core.validation import UnitInterval, check
 
 Probabilities = NDArray[np.float64]
 
@@ -115,7 +116,7 @@ class BernoulliSampling(Sampler):
         self.coins(0, clients)
         for schedule in self._schedules():
             for index in range(rounds):
-                check_range(self, f"probability in round {index}", at(schedule, index), 0.0, 1.0)
+                check(self, f"probability in round {index}", at(schedule, index), UnitInterval)
 
     def _schedules(self) -> list[Schedule]:
         entries = self.probability if isinstance(self.probability, Sequence) else [self.probability]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
-from fedadmm.core.errors import ParameterError, check_count, check_positive
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import NotNegative, Positive, part, role
+from fedadmm.core.validation import Natural, check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +40,7 @@ class Piecewise:
                 f"Piecewise: values has change points {sorted(self.values)}, but needs one at 0"
             )
         for begin in self.values:
-            check_count(self, "values (a change point)", begin, 0)
+            check(self, "values (a change point)", begin, Natural)
 
     def __call__(self, round_index: int) -> float:
         """The value of the last change point that has been passed."""
@@ -133,5 +134,5 @@ def at(
     if not callable(value):
         return of_client(value, client)
     number = value(max(round_index, 0))
-    check_positive(type(value).__name__, f"its value in round {max(round_index, 0)}", number)
+    check(type(value).__name__, f"its value in round {max(round_index, 0)}", number, Positive)
     return number

@@ -42,6 +42,8 @@ Natural = Annotated[int, Ge(0)]
 """A whole number of at least zero."""
 Share = Annotated[float, Gt(0), Le(1)]
 """A fraction of a whole: above zero, at most one."""
+UnitInterval = Annotated[float, Ge(0), Le(1)]
+"""A number from zero to one."""
 Fraction = Annotated[float, Gt(0), Lt(1)]
 """A true fraction: above zero, below one."""
 Probability = Annotated[float, Ge(0), Lt(1)]
@@ -69,13 +71,14 @@ def hints(annotated: Any) -> dict[str, Any]:
     return get_type_hints(annotated, include_extras=True)
 
 
-def check(owner: str, field: str, value: object, annotation: Any) -> None:
+def check(owner: object, field: str, value: object, annotation: Any) -> None:
     """Refuse a value that its annotation does not allow."""
     wrong = refused(value, annotation)
     if wrong is not None:
+        name = owner if isinstance(owner, str) else type(owner).__name__
         given = shown(wrong.value)
         raise ParameterError(
-            f"{owner}: {field}{wrong.where} is {given}, but must be {wrong.allowed}"
+            f"{name}: {field}{wrong.where} is {given}, but must be {wrong.allowed}"
         )
 
 

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedadmm.core.errors import DataError, ParameterError, check_range
+from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.parts import Fraction, checked_arguments
 from fedadmm.core.rng import derive, numpy_generator
+from fedadmm.core.validation import Probability, check
 from fedadmm.data.partitions import Indices, Partition
 
 Prepare = Callable[[Tensor], Tensor]
@@ -221,7 +222,7 @@ class FederatedData:
 
         A client with a single row keeps it for training and has nothing to validate on.
         """
-        check_range("problem", "validation", validation, 0.0, 1.0, open_high=True)
+        check("problem", "validation", validation, Probability)
         if len(partition.indices) and int(partition.indices.max()) >= len(dataset):
             raise DataError(
                 f"partition: names row {int(partition.indices.max())}, but {dataset.name} has only "

@@ -18,9 +18,10 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from fedadmm.core.errors import ParameterError, check_count
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, checked_arguments, imported, is_external
 from fedadmm.core.rng import Key, derive
+from fedadmm.core.validation import check
 
 Factory = Callable[..., nn.Module]
 Model = str | nn.Module | Factory
@@ -92,7 +93,7 @@ def mlp(*sizes: int, as_released: bool = False) -> nn.Module:
     if len(sizes) < 2:
         raise ParameterError(f"mlp: sizes is {sizes}, but must hold at least inputs and outputs")
     for size in sizes:
-        check_count("mlp", "sizes", size)
+        check("mlp", "sizes", size, Count)
     if as_released:
         if len(sizes) < 3:
             raise ParameterError(f"mlp: sizes is {sizes}, but as_released needs a hidden layer")

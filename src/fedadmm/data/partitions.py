@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedadmm.core.errors import DataError, ParameterError, check_count
+from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.files import make_directory, replacing
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, checked_arguments
 from fedadmm.core.rng import Key, derive, numpy_generator
+from fedadmm.core.validation import check
 from fedadmm.data.files import read_npz
 
 Indices = NDArray[np.int64]
@@ -190,7 +191,7 @@ def natural(groups: ArrayLike, clients: int | None, seed: Key) -> Partition:
     values = np.asarray(groups)
     present = np.unique(values)
     wanted = len(present) if clients is None else clients
-    check_count("natural", "clients", wanted)
+    check("natural", "clients", wanted, Count)
     if wanted > len(present):
         raise ParameterError(
             f"natural: clients is {wanted}, but the data has only {len(present)} groups"
@@ -207,7 +208,7 @@ def _generator(seed: Key, name: str) -> np.random.Generator:
 
 
 def _check_enough(name: str, rows: int, clients: int) -> None:
-    check_count(name, "clients", clients)
+    check(name, "clients", clients, Count)
     if clients > rows:
         raise ParameterError(f"{name}: clients is {clients}, but there are only {rows} rows")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from fedadmm.core.errors import ConfigError, PairingError, check_positive, check_range
+from annotated_types import Gt, Lt
+
+from fedadmm.core.errors import ConfigError, PairingError
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Sampler
 from fedadmm.core.tables import Tree, flattened
+from fedadmm.core.validation import Positive, check
 from fedadmm.run.experiment import Experiment, filled
 from fedadmm.run.simulation import first_vector
 from fedadmm.study.config import resolve
@@ -136,8 +139,8 @@ def private(
     the configuration's upwards in doublings, with which the noise on a round's mean is at most half
     as much again as with everybody.
     """
-    check_range("advise", "delta", delta, 0.0, 1 / counsel.clients, open_low=True, open_high=True)
-    check_positive("advise", "epsilon", epsilon)
+    check("advise", "delta", delta, Annotated[float, Gt(0), Lt(1 / counsel.clients)])
+    check("advise", "epsilon", epsilon, Positive)
     method = counsel.config["algorithm"]
     if "rho" not in method:
         raise ConfigError(

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedadmm.core.errors import check_count
 from fedadmm.core.objectives import losses
 from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Objective
 from fedadmm.core.rng import Key, derive, generator, numpy_generator
+from fedadmm.core.validation import Count, check
 from fedadmm.study.words import Telling, untold
 
 PROBE_STEPS = 10
@@ -89,8 +89,8 @@ def estimate(
         seed: which clients and rows.
         tell: told how far it is.
     """
-    check_count("estimate", "clients", clients)
-    check_count("estimate", "rows", rows)
+    check("estimate", "clients", clients, Count)
+    check("estimate", "rows", rows, Count)
     count = min(clients, problem.num_clients)
     draws = numpy_generator(derive(seed, "advise/clients"))
     chosen = sorted(int(i) for i in draws.choice(problem.num_clients, count, replace=False))

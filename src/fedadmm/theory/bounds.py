@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Literal
 
-from fedadmm.core.errors import ParameterError, check_choice
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, checked_arguments
+from fedadmm.core.validation import check
 from fedadmm.theory.async_feddr import async_feddr_bound
 from fedadmm.theory.feddr import feddr_bound, feddr_corollary_bound
 from fedadmm.theory.gong import gong_bound
@@ -26,7 +28,7 @@ _ROUNDS_LIMIT = 10**15
 
 
 def _checked_bound(theorem: str, quantities: dict[str, float]) -> Callable[..., float]:
-    check_choice("bound", "theorem", theorem, THEOREMS)
+    check("bound", "theorem", theorem, Literal[THEOREMS])
     function = _BOUNDS[theorem]
     parameters = inspect.signature(function).parameters
     known = [name for name in parameters if name != "rounds"]

@@ -20,10 +20,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, NamedTuple
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Lt
 
-from fedadmm.core.errors import ParameterError, check_range
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked_arguments
+from fedadmm.core.validation import check
 from fedadmm.theory.search import positive_root
 
 _SLACK_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -214,7 +215,7 @@ def feddr_prox_start_excess(
         start_gradient: G0 = (1/n) sum ||grad f_i(x0)||².
         epsilon: the largest eps_{i,0} of the initial solves; 0 for exact ones.
     """
-    check_range("feddr_prox_start_excess", "eta", eta, 0.0, 1.0 / L, open_low=True, open_high=True)
+    check("feddr_prox_start_excess", "eta", eta, Annotated[float, Gt(0), Lt(1.0 / L)])
     x = eta * L
     moved = eta * math.sqrt(start_gradient) / (1.0 - x) + epsilon
     return moved**2 / eta + (1.0 + x) * epsilon**2 / (2.0 * eta)
@@ -260,5 +261,5 @@ def prox_error_bound(L: Positive, eta: float, gradient_norm: NotNegative) -> flo
 
     The local problem f_i(w) + ||w - v||²/(2 eta) is (1/eta - L)-strongly convex for eta < 1/L.
     """
-    check_range("prox_error_bound", "eta", eta, 0.0, 1.0 / L, open_low=True, open_high=True)
+    check("prox_error_bound", "eta", eta, Annotated[float, Gt(0), Lt(1.0 / L)])
     return gradient_norm / (1.0 / eta - L)

@@ -26,10 +26,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedadmm.core.errors import ParameterError, check_positive
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import StoppingRule
 from fedadmm.core.rng import Key
+from fedadmm.core.validation import check
 
 Vector = NDArray[np.float64]
 
@@ -75,14 +76,14 @@ def game(
 
 def _vector(name: str, values: float | Sequence[float], count: int) -> Vector:
     if not isinstance(values, Sequence):
-        check_positive("game", name, values)
+        check("game", name, values, Positive)
         return np.full(count, float(values))
     if len(values) != count:
         raise ParameterError(
             f"game: {name} has {len(values)} entries, but must have one per client, {count}"
         )
     for value in values:
-        check_positive("game", name, value)
+        check("game", name, value, Positive)
     return np.asarray(values, dtype=np.float64)
 
 
@@ -124,7 +125,7 @@ def best_responses(clients: Game, reward: float, start: Vector | None = None) ->
 
 def equilibrium(clients: Game, reward: float) -> Equilibrium:
     """The least equilibrium: where clients end that begin with the least effort."""
-    check_positive("equilibrium", "reward", reward)
+    check("equilibrium", "reward", reward, Positive)
     mean = _least_fixed_point(clients, reward)
     efforts = _responses(clients, reward, np.array([mean]))[0]
     return Equilibrium(efforts, float(clients.weights @ efforts))

@@ -7,9 +7,12 @@ that of the loss: -L for a loss that is not convex, so that rho > L is needed th
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
-from fedadmm.core.errors import check_positive, check_range
+from annotated_types import Gt, Le
+
 from fedadmm.core.parts import Fraction, NotNegative, Positive, checked_arguments
+from fedadmm.core.validation import check
 
 
 @checked_arguments
@@ -37,8 +40,8 @@ def noise_floor(
         noise: E||batch gradient - gradient||².
     """
     smooth, strong = L + rho, convexity + rho
-    check_positive("noise_floor", "convexity + rho", strong)
-    check_range("noise_floor", "learning_rate", learning_rate, 0.0, 1.0 / smooth, open_low=True)
+    check("noise_floor", "convexity + rho", strong, Positive)
+    check("noise_floor", "learning_rate", learning_rate, Annotated[float, Gt(0), Le(1.0 / smooth)])
     return learning_rate * smooth**2 * noise / strong
 
 
@@ -57,7 +60,7 @@ def steps_to_reduce(L: float, rho: float, convexity: float, factor: Fraction) ->
         factor: sigma of FedADMM-In, below 1.
     """
     smooth, strong = L + rho, convexity + rho
-    check_positive("steps_to_reduce", "convexity + rho", strong)
+    check("steps_to_reduce", "convexity + rho", strong, Positive)
     kappa = smooth / strong
     if kappa <= 1.0:
         return 1

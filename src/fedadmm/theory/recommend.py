@@ -8,11 +8,14 @@ and says what is lost.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fedadmm.core.errors import ParameterError, check_range
+from annotated_types import Ge, Le
+
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked
 from fedadmm.core.schedules import PerWork
+from fedadmm.core.validation import check
 from fedadmm.theory.async_feddr import AsyncCertificate, async_alpha_bar, async_certificate
 from fedadmm.theory.feddr import feddr_alpha_max, feddr_best_steps, feddr_constants, feddr_eta_max
 from fedadmm.theory.gong import gong_best_rho, gong_constants, gong_rho_min
@@ -53,7 +56,9 @@ class Situation:
         if not self.probabilities:
             raise ParameterError("Situation: probabilities is empty, but there must be a client")
         if self.strong_convexity is not None:
-            check_range(self, "strong_convexity", self.strong_convexity, 0.0, self.L)
+            check(
+                self, "strong_convexity", self.strong_convexity, Annotated[float, Ge(0), Le(self.L)]
+            )
 
     @property
     def safe_smoothness(self) -> float:

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedadmm.core.errors import DataError, check_count
+from fedadmm.core.errors import DataError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.given import REFUSALS, reason
 from fedadmm.core.objectives.model import ModuleObjective
 from fedadmm.core.rng import Key
+from fedadmm.core.validation import Count, check
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 """A DataLoader, a list, or a function that begins a stream anew."""
@@ -37,7 +38,7 @@ class _Passes:
         self._owner = type(owner).__name__
         self._batches = batches
         if length is not None:
-            check_count(owner, "length", length)
+            check(owner, "length", length, Count)
         if isinstance(batches, Iterator):
             self._refuse(
                 "must begin anew for every pass; give a list, or a function that makes one"

@@ -11,13 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fedadmm.core.errors import DataError, ParameterError, check_choice
+from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import Loss
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Probability, checked
 from fedadmm.core.problem import Buffers, Lazy, Problem
 from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
+from fedadmm.core.validation import check
 from fedadmm.data import models, partitions
 from fedadmm.data.dataset import Dataset, FederatedData, TrainTest, align
 from fedadmm.data.partitions import Partition
@@ -64,7 +65,7 @@ class SplitOptions:
 
     def __post_init__(self) -> None:
         if not self.partition.endswith(".npz"):
-            check_choice(self, "partition", self.partition, PARTITIONS)
+            check(self, "partition", self.partition, Literal[PARTITIONS])
 
 
 class RowsProblem(SplitOptions, NamedProblem):

@@ -12,9 +12,10 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import DataError, check_choice
+from fedadmm.core.errors import DataError
 from fedadmm.core.objectives.closed_form import FeatureRows
 from fedadmm.core.protocols import Objective
+from fedadmm.core.validation import check
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +136,7 @@ class RobustRegression(FeatureRows):
     loss: Literal["geman-mcclure", "welsch"] = "geman-mcclure"
 
     def __post_init__(self) -> None:
-        check_choice(self, "loss", self.loss, ("geman-mcclure", "welsch"))
+        check(self, "loss", self.loss, Literal[("geman-mcclure", "welsch")])
         super().__post_init__()
 
     def value(self, params: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Literal
 
 import torch
 
-from fedadmm.core.errors import ParameterError, check_count
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.validation import Count, check
 from fedadmm.run.client import Job
 
 Threads = int | Literal["auto"]
@@ -49,7 +50,7 @@ def chosen_threads(job: Job, threads: Threads) -> int:
 
 def _check(threads: object) -> None:
     if not isinstance(threads, str):
-        check_count("simulate", "threads", threads)
+        check("simulate", "threads", threads, Count)
     elif threads != "auto":
         raise ParameterError(
             f"simulate: threads is {threads!r}, but must be 'auto' or a whole number"

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from fedadmm.core import files
-from fedadmm.core.errors import StateError, check_count
+from fedadmm.core.errors import StateError
+from fedadmm.core.validation import Natural, check
 from fedadmm.run.state import disk, record_files
 from fedadmm.run.state.files import Contents, read_json, read_tensors, write_json, write_tensors
 from fedadmm.run.state.manifest import OWN_NAME, Manifest, manifest_name, understood
@@ -80,7 +81,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int = 1) -> None:
-        check_count("Checkpoints", "every", every, low=0)
+        check("Checkpoints", "every", every, Natural)
         self.directory = Path(directory)
         self.every = every
         self.warnings: list[str] = []

@@ -16,14 +16,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedadmm.core import files, trees
-from fedadmm.core.errors import StateError, check_choice, check_count
+from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord
+from fedadmm.core.validation import Natural, check
 from fedadmm.run.state import record_files
 from fedadmm.run.state.record_files import NO_FILE, Options, RecordFiles
 from fedadmm.run.state.records import Layout
@@ -62,9 +63,9 @@ class DiskStore:
         primal_dtype: torch.dtype | None = None,
         cache_bytes: int = 2**30,
     ) -> None:
-        check_count("DiskStore", "cache_bytes", cache_bytes, 0)
+        check("DiskStore", "cache_bytes", cache_bytes, Natural)
         allowed = (None, torch.bfloat16, torch.float16, torch.float32)
-        check_choice("DiskStore", "primal_dtype", primal_dtype, allowed)
+        check("DiskStore", "primal_dtype", primal_dtype, Literal[allowed])
         self.directory = Path(directory)
         self.options = Options(durable, primal_dtype)
         self._cache_bytes = cache_bytes

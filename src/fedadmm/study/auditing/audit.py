@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from fedadmm.core.errors import PairingError, ParameterError, check_count, check_range
+from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.problem import Problem
 from fedadmm.core.rng import derive, generator
 from fedadmm.core.tables import Tree
 from fedadmm.core.uploads import Uploads
 from fedadmm.core.uploads.pipeline import vectors_of
 from fedadmm.core.uploads.stages import joint_norm
+from fedadmm.core.validation import Count, check
 from fedadmm.run.client import Job
 from fedadmm.run.engines.threads import chosen_threads, torch_threads
 from fedadmm.run.experiment import Experiment
@@ -112,14 +114,14 @@ def audit(
             they suit the model, of which the better is shown.
         watch: is told the title of every setting before it is tried.
     """
-    check_count("audit", "round", round_number)
+    check("audit", "round", round_number, Count)
     problem = run.load_problem()
-    check_range("audit", "client", client, 0, problem.num_clients - 1)
+    check("audit", "client", client, Annotated[int, Ge(0), Le(problem.num_clients - 1)])
     model = attacks.expose(problem.clients[client])
     chosen = _attacks(model, attack)
     available = problem.clients[client].num_samples
     rows = min(ROWS, available) if rows is None else rows
-    check_range("audit", "rows", rows, 1, available)
+    check("audit", "rows", rows, Annotated[int, Ge(1), Le(available)])
     outcomes: list[Outcome] = []
     left_out: dict[str, str] = {}
     auditor = _Auditor(problem, client, round_number - 1, chosen)

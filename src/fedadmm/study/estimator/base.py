@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from fedadmm.core.errors import ParameterError, check_choice, check_count, check_kind, check_range
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import evaluation_parts
 from fedadmm.core.outputs import ParticipantsMean
@@ -26,6 +26,7 @@ from fedadmm.core.protocols import Algorithm, AnyAlgorithm, Regularizer
 from fedadmm.core.sampling import UniformSampling
 from fedadmm.core.solvers import SGD
 from fedadmm.core.stopping import Epochs
+from fedadmm.core.validation import Count, Share, check
 from fedadmm.data import models, preparation, problems
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.preparation import Column, Weights
@@ -151,8 +152,8 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         classes: ArrayLike | None = None,
     ) -> Self:
         """Begin a run, or go on with it, for some rounds."""
-        check_count(self, "rounds", rounds)
-        check_choice(self, "preparation", self.preparation, ("from-sums", "as-is"))
+        check(self, "rounds", rounds, Count)
+        check(self, "preparation", self.preparation, Literal[("from-sums", "as-is")])
         if first:
             self._seed = _seed(self.random_state)
         kinds = {"y_numeric": self.regresses, "reset": first}
@@ -229,7 +230,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     def _algorithm(self) -> AnyAlgorithm:
         method = self.method
         algorithm = named_method(method) if isinstance(method, str) else method
-        check_kind(self, "method", algorithm, Algorithm)
+        check(self, "method", algorithm, Algorithm)
         return algorithm
 
     def _rate(self, problem: Problem, start: Tensor) -> float:
@@ -244,7 +245,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
     def _simulate(self, problem: Problem, start: Tensor, rounds: int) -> Result:
         """Go on for some rounds."""
-        check_range(self, "participation", self.participation, 0.0, 1.0, open_low=True)
+        check(self, "participation", self.participation, Share)
         everybody = self.participation == 1
         total = len(records.rounds(self.history_)) + rounds
         result, self._kept = go_on(

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import column_or_1d
 from sklearn.utils.validation import _check_sample_weight
 
-from fedadmm.core.errors import ParameterError, check_count
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.validation import Count, check
 from fedadmm.data import partitions
 from fedadmm.data.preparation import Cells, Weights
 
@@ -66,7 +67,7 @@ def rows_of(
         X, y, weights = X[kept], y[kept], weights[kept]
         own = None if own is None else own[kept]
     if own is None:
-        check_count(owner, "clients", clients)
+        check(owner, "clients", clients, Count)
         dealt = partitions.iid(len(X), min(clients, len(X)), seed)
         own = np.empty(len(X), np.int64)
         own[dealt.indices] = dealt.owners
