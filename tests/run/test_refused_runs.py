@@ -165,10 +165,6 @@ PARAMETERS: Cases = {
         lambda: simulate(seed=-5),
         "Experiment: seed is -5, but must be a whole number of at least 0",
     ),
-    "half a seed": (
-        lambda: simulate(seed=1.5),
-        "Experiment: seed is 1.5, but must be a whole number of at least 0",
-    ),
     "initial integers": (
         lambda: simulate(initial=torch.zeros(3, dtype=torch.int64)),
         "simulate: initial must be a vector of finite floating-point numbers",
@@ -176,14 +172,6 @@ PARAMETERS: Cases = {
     "initial NaN": (
         lambda: simulate(initial=START * float("nan")),
         "simulate: initial must be a vector of finite floating-point numbers",
-    ),
-    "Evaluation every": (
-        lambda: fa.Evaluation(every=0),
-        f"Evaluation: every is 0, but {WHOLE}",
-    ),
-    "Evaluation target": (
-        lambda: fa.Evaluation(target="both"),
-        "Evaluation: target is 'both', but must be one of 'global', 'local'",
     ),
 }
 

@@ -15,7 +15,6 @@ Cases = dict[str, tuple[Callable[[], Any], str]]
 """By name: what is tried, and what is said of it."""
 WHOLE = "must be a whole number of at least 1"
 POSITIVE = "must be > 0 and finite"
-NOT_NEGATIVE = "must be >= 0 and finite"
 
 
 def refused(error: type[Exception], case: tuple[Callable[[], Any], str]) -> None:

@@ -128,7 +128,10 @@ def refused(value: object, annotation: Any) -> Refused | None:
     if kind in (int, float):
         return None if _is_number(value, annotation) else Refused(value, allowed(annotation))
     if kind is Literal:
-        ok = any(value is choice or value == choice for choice in get_args(annotation))
+        choices = get_args(annotation)
+        ok = any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in choices
+        )
         return None if ok else Refused(value, allowed(annotation))
     if kind is type(None):
         return None if value is None else Refused(value, "None")
@@ -171,7 +174,7 @@ def _is_about(annotation: Any, value: object) -> bool:
     if isinstance(value, Real):
         return kind is float
     if isinstance(value, Sequence):
-        return isinstance(kind, type) and issubclass(kind, Sequence)
+        return isinstance(kind, type) and issubclass(kind, Sequence) and kind is not str
     return False
 
 
