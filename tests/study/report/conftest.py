@@ -30,11 +30,12 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_comparison(directory, problem, METHODS, range(2), rounds=9)
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Not for the whole session: while it runs, its event loop is the thread's."""
     if chromium() is None:
         pytest.skip("no chromium on this machine")
-    with running(tmp_path_factory.mktemp("chromium")) as started:
+    with running() as started:
         yield started
 
 

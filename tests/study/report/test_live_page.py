@@ -71,7 +71,7 @@ def test_it_grows_in_a_browser_without_forgetting_what_was_chosen(
 def test_a_page_that_waits_for_the_first_round_shows_it(browser: Browser, tmp_path: Path) -> None:
     with LivePage(tmp_path).serve() as server:
         assert b"waits for the first round" in get(server, "")
-        browser.command("Page.navigate", url=server.address)
+        browser.visit(server.address, 1280, 900)
         browser.wait("document.documentElement?.dataset.live === 'yes'")
         run(resolve(SMALL | {"rounds": 1}), tmp_path)
         browser.wait("document.documentElement?.dataset.ready === 'yes'")
