@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,wandb,parquet,onnx,tune,privacy,hugging-face,lightning,docs,test,check
 
-.PHONY: setup demo figure test coverage check format docs browser faults fuzz storm mutants bench bench-peers clean
+.PHONY: setup demo figure test test-all coverage check format docs browser faults fuzz storm mutants bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -41,20 +41,23 @@ figure: $(VENV)/.demo
 	$(BIN)/python docs/_figures/participation.py docs/participation.md docs/participation.svg
 	$(BIN)/python docs/_figures/report.py runs/figure/report.html docs/report.png
 
+# What every change must pass: at most ten minutes on two idle cores.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not release"
+
+# Everything, before a release: also long storms, every example, notebook and recipe.
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Which lines no test reaches; a page for each file in htmlcov.
 coverage: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-report=html
 
-# Without --quiet, which hides from --strict the warnings that it counts.
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs: $(STAMP)
 	$(BIN)/mkdocs serve

@@ -21,6 +21,7 @@ from unittest import mock
 
 import pytest
 import typer.main
+from filelock import FileLock
 
 import fedadmm
 from fedadmm.algorithms import REGISTRY
@@ -36,11 +37,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def build(project: Path, target: Path) -> subprocess.CompletedProcess[str]:
-    """Build a project's site with the options of `make check`."""
-    found = re.search(r"mkdocs (build .*)", (ROOT / "Makefile").read_text("utf-8"))
-    assert found is not None
+    """Build a project's site; not `--quiet`, which hides from `--strict` what it counts."""
     return subprocess.run(
-        [sys.executable, "-m", "mkdocs", *shlex.split(found[1]), "--site-dir", str(target)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)],
         cwd=project,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -51,9 +50,15 @@ def build(project: Path, target: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("site")
-    done = build(ROOT, target)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """The site, built once for all test processes."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    target, built = shared / "site", shared / "site.built"
+    with FileLock(shared / "site.lock"):
+        if not built.exists():
+            done = build(ROOT, target)
+            assert done.returncode == 0, done.stdout + done.stderr
+            built.touch()
     return target
 
 
