@@ -135,7 +135,6 @@ def test_a_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert contenders.absence("plain") is None
 
 
-@pytest.mark.slow
 def test_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small, but with all processes: fedadmm, the plain loop and the floor."""
     small = replace(

@@ -43,7 +43,13 @@ def run(name: str, folder: Path, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", SAYS)
+SMOKE = "quickstart"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [SMOKE, *(pytest.param(name, marks=pytest.mark.release) for name in SAYS if name != SMOKE)],
+)
 def test_example_says_what_it_promises(name: str, tmp_path: Path) -> None:
     said = run(name, tmp_path)
     assert re.search(SAYS[name], said), said

@@ -86,6 +86,7 @@ def test_a_link_leads_to_a_notebook(name: str) -> None:
         assert (FOLDER / target).exists(), target
 
 
+@pytest.mark.release
 def test_the_aligned_method_is_ahead_of_fedavg_at_the_same_upload(tmp_path: Path) -> None:
     text = said("1-first-comparison", tmp_path)
     found = dict(re.findall(r"^(\S.*?) +rounds to 90%: (\[.*?\])", text, re.M))
@@ -106,6 +107,7 @@ def test_own_files_are_learnt_from(tmp_path: Path) -> None:
     assert (tmp_path / "work" / "model.pt").stat().st_size > 0
 
 
+@pytest.mark.release
 def test_own_method_is_fedadmm_and_the_faded_one_is_wrong(tmp_path: Path) -> None:
     text = said("3-write-an-algorithm", tmp_path)
     mine, ours, faded = (float(one) for one in re.findall(r"distance to .*: +([\d.e-]+)", text))
@@ -117,6 +119,7 @@ def test_own_method_is_fedadmm_and_the_faded_one_is_wrong(tmp_path: Path) -> Non
     assert len([line for line in method.splitlines() if line.strip()]) <= 20
 
 
+@pytest.mark.release
 def test_hospitals_together_fail_nowhere_and_a_project_is_written(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed")
     text = said("4-four-hospitals", tmp_path)

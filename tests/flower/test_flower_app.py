@@ -14,7 +14,6 @@ from fedadmm.study.rundir import RunDir
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(
         os.environ.get("FEDADMM_FAULTS") != "1", reason="a simulation on Ray: make faults"

@@ -90,7 +90,6 @@ def test_a_module_that_would_not_arrive_is_refused(here):
         write_configured(here / "app", config, Deployment(clients=2), here / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(os.environ.get("FEDADMM_FAULTS") != "1", reason="real processes: make faults")
 def test_a_method_from_a_file_is_deployed_and_reported(here):

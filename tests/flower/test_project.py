@@ -28,7 +28,7 @@ from fedadmm.flower.local.processes import Group, environment, free_ports
 from fedadmm.flower.local.project import write_project
 from fedadmm.study import rundir as files
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 OWN_IMPORT = "from federation.my_method import Mine\n"

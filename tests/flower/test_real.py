@@ -14,23 +14,37 @@ from fedadmm.flower.local.processes import free_ports
 from .harness import check_invariant, server_on_disk
 from .real import Stage, nothing_left, result, simulated
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 SLOW = {"round_timeout": 300.0, "resend_after": 150.0}
 """Patience for machines with other things to do: nobody may be left out by haste."""
 NAMES = ("fedavg", "scaffold", "fedadmm", "fedadmm-insa", "feddr")
 
 
+def equal_to_simulate(stage, names):
+    """Run methods one after the other, each of which must end in the model of its simulation."""
+    run = stage.run(algorithms=",".join(names), rounds=2, cohort=2, named=True, **SLOW)
+    stage.ground.wait(run, 600)
+    for name in names:
+        settings = stage.module.federation(name, clients=3, rounds=2, cohort=2)
+        assert stage.finished(name), run.tail(40)
+        wanted = simulated(stage, settings)
+        assert torch.allclose(result(stage, name), wanted, rtol=0, atol=1e-6)
+
+
+def test_equal_to_simulate(tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=False)
+    with stage.ground as ground:
+        ground.start()
+        equal_to_simulate(stage, ["fedadmm-insa"])
+    nothing_left(stage)
+
+
+@pytest.mark.release
 def test_with_tls_and_keys_equal_to_simulate_and_closed_to_strangers(tmp_path):
     stage = Stage(tmp_path, clients=3, tls=True)
     with stage.ground as ground:
         ground.start()
-        run = stage.run(algorithms=",".join(NAMES), rounds=2, cohort=2, named=True, **SLOW)
-        ground.wait(run, 600)
-        for name in NAMES:
-            settings = stage.module.federation(name, clients=3, rounds=2, cohort=2)
-            assert stage.finished(name), run.tail(40)
-            wanted = simulated(stage, settings)
-            assert torch.allclose(result(stage, name), wanted, rtol=0, atol=1e-6)
+        equal_to_simulate(stage, NAMES)
         before = nodes(ground)
         for how, stranger in strangers(stage, tmp_path).items():
             group = stranger()
@@ -75,6 +89,7 @@ def refused(group, ground, before):
     return nodes(ground) == before
 
 
+@pytest.mark.release
 def test_a_storm_of_faults_loses_nothing(tmp_path):
     """Nodes, client apps, server and disk die at chosen points, some of them at once."""
     stage = Stage(tmp_path, clients=3, tls=False)

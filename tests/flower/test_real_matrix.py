@@ -23,7 +23,6 @@ from .harness import check_invariant, check_versions
 from .real import Stage, nothing_left, result, simulated
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(
         os.environ.get("FEDADMM_FAULTS") != "1", reason="the exhaustive matrix: make faults"
