@@ -8,14 +8,6 @@ import fedadmm as fa
 from support.refusals import Cases, refused
 
 ALGORITHMS: Cases = {
-    "FedADMM-released members": (
-        lambda: fa.FedADMMReleased(1.0, members="seen"),
-        "FedADMMReleased: members is 'seen', but must be one of 'all'",
-    ),
-    "FedADMM-printed rho": (
-        lambda: fa.FedADMMPrinted(1.0),
-        "FedADMMPrinted: rho is 1.0, but must be a Schedule",
-    ),
     "FedADMM schedule with a step": (
         lambda: fa.FedADMM(fa.Geometric(1.0), step=0.5),
         "FedADMM: step is 0.5, but must be 'tracking' with members='seen' or a schedule of rho, "

@@ -32,7 +32,7 @@ class Forgetful(fa.Sampler):
 
 
 HAS_NO_PROX = (
-    "has no proximal server step, but the problem's regularizer is L1; use FedADMM, FedADMMIn, "
+    "has no proximal server step, but the problem's regularizer is L1; use FedADMM, AlignedADMM, "
     "FedADMMInSa, FedDR, FedDRII, FedMid or FedDualAvg"
 )
 SGD = fa.SGD(0.1)
