@@ -34,6 +34,12 @@ PROMISED = {
     ),
 }
 
+SMOKE = {"gong-fig10", "wang-fig1", "feddr-fig6", "insa-fig", "incentives-fig", "compression"}
+"""One of each paper; the others are run before a release."""
+RECIPES = [
+    pytest.param(name, marks=() if name in SMOKE else pytest.mark.release) for name in identifiers()
+]
+
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,7 +50,7 @@ def test_every_promised_id_has_a_recipe() -> None:
     assert set(identifiers()) >= PROMISED
 
 
-@pytest.mark.parametrize("identifier", identifiers())
+@pytest.mark.parametrize("identifier", RECIPES)
 def test_every_recipe_runs_at_smoke_scale(identifier: str, out: Path) -> None:
     result = reproduce(plan(identifier, "smoke"), out / identifier)
     assert result["cells"]
@@ -65,7 +71,7 @@ def test_every_configuration_is_complete_at_every_scale(identifier: str, scale: 
 
 
 @pytest.mark.skipif(not os.environ.get("FEDADMM_DATA"), reason="FEDADMM_DATA is not set")
-@pytest.mark.parametrize("identifier", identifiers())
+@pytest.mark.parametrize("identifier", RECIPES)
 def test_data_and_model_of_every_setting_fit_at_quick_scale(identifier: str) -> None:
     runs = [cell.run for cell in plan(identifier, "quick").cells]
     for run in {json.dumps(run.tree["problem"]): run for run in runs}.values():
