@@ -28,7 +28,7 @@ ALGORITHMS: Cases = {
     ),
     "FedADMM-InSa beta_max": (
         lambda: fa.FedADMMInSa(1.0, beta_min=2.0, beta_max=1.0),
-        "FedADMMInSa: beta_max is 1.0, but must be >= 2",
+        "FedADMMInSa: beta_max is 1.0, but must be >= 2 and finite",
     ),
     "FedSplit alpha": (
         lambda: fa.FedSplit(1.0, alpha=1.5),
