@@ -45,11 +45,15 @@ _EXPORTS = {
     "fedadmm.core.stopping": (
         "Epochs GradientTolerance InSaCriterion ProxAccuracy RelativeAccuracy Steps UniformEpochs"
     ),
+    "fedadmm.run.callbacks": "Callback",
+    "fedadmm.run.diagnostics": "Diagnostics",
     "fedadmm.run.engines": "Auto GivenDelays Ray Sequential Vectorised VirtualTime Workers",
     "fedadmm.run.evaluation": "Evaluation Target",
     "fedadmm.run.simulation": "Result simulate",
     "fedadmm.run.state": "Checkpoints DiskStore MemoryStore",
     "fedadmm.study.estimator": "FederatedClassifier FederatedRegressor",
+    "fedadmm.study.trackers": "MLflow TensorBoard WeightsAndBiases",
+    "fedadmm.theory.certificates": "Certificate",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 _MODULES = {

@@ -14,7 +14,7 @@ from fedadmm.core.protocols import LocalProblem, SolveContext
 from fedadmm.core.rng import Dice
 from fedadmm.run.noise import HiddenRecords
 from fedadmm.run.plan import Noised, RunState
-from fedadmm.theory.privacy import Accountant
+from fedadmm.core.privacy import Accountant
 
 SIZES = (40, 25, 9)
 

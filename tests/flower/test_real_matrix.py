@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedadmm.cli import app
-from fedadmm.theory.privacy import Accountant
+from fedadmm.core.privacy import Accountant
 
 from .harness import check_invariant, check_versions
 from .real import Stage, nothing_left, result, simulated

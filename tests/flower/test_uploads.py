@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core.privacy import Accountant
 from fedadmm.flower.site.account import ACCOUNT
-from fedadmm.theory.privacy import Accountant
 
 from .harness import Crash, FakeGrid, federation, run_through, simulated
 from .test_bad_clients import retensored, saying

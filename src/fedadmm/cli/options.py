@@ -76,7 +76,7 @@ Sets = Annotated[
 Trackers = Annotated[
     list[str] | None,
     typer.Option(
-        "--tracker", help="Also record in tensorboard, mlflow, wandb or package.module:name."
+        "--tracker", help="Also record in tensorboard, mlflow, wandb or package.module:Name."
     ),
 ]
 Jobs = Annotated[
@@ -122,7 +122,6 @@ _KEYS = {
     "ray_address": "engine.address",
     "device": "device",
     "precision": "precision",
-    "trackers": "trackers",
 }
 """Option -> the key of a configuration that it is short for."""
 
@@ -152,6 +151,10 @@ def apply(tree: Tree) -> None:
 
     for key, value in settings():
         assign(tree, key, value)
+    for name in click.get_current_context().params.get("trackers") or ():
+        present = tree.get("callbacks", [])
+        if {"name": name} not in present:  # a run that is resumed has it already
+            tree["callbacks"] = [*present, {"name": name}]
 
 
 def listed(text: str | None, option: str) -> list[str]:

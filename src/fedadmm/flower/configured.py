@@ -198,8 +198,8 @@ def check(config: Experiment) -> None:
             f"tolerance is {config.tolerance}, but must be 'none' in a deployment, because the "
             "gradient mapping needs all clients' gradients"
         )
-    if config.trackers:
-        raise ConfigError("trackers must be empty in a deployment; read metrics.jsonl instead")
+    if config.callbacks:
+        raise ConfigError("callbacks must be empty in a deployment; read metrics.jsonl instead")
     if config.evaluate.target != "global":
         raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
     if config.evaluate.clients:

@@ -229,7 +229,7 @@ def describe(
     theta: Tensor | None,
     finite: bool,
 ) -> ClientInfo:
-    """What observers may know about a client's round."""
+    """What callbacks may know about a client's round."""
     anchor = problem.start if theta is None else theta
     move = float(norm(result.params - problem.start))
     drift = move if anchor is problem.start else float(norm(result.params - anchor))

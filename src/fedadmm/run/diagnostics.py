@@ -24,20 +24,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import PairingError
+from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.parts import Count, Natural, part
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import ClientStateStore, PrimalDual
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
+from fedadmm.run.callbacks import Callback, Run
 from fedadmm.run.client import Job, client_record
 from fedadmm.run.duality import check_conjugate, duality
 from fedadmm.run.engines.threads import torch_threads
-from fedadmm.run.plan import RoundReport, RunState
+from fedadmm.run.plan import RoundReport
 
 GROWTH = 10.0
 """A KKT residual this many times its smallest so far is a warning."""
@@ -90,23 +92,54 @@ def optimality_measure(looks: Iterable[Look], theta: Tensor) -> float:
     return (total + float(pull.square().sum())) / count
 
 
-@dataclass(frozen=True)
-class Diagnostics:
-    """An instrument that looks at the clients' states every `every` rounds.
+@part("callback", "diagnostics")
+class Diagnostics(Callback):
+    """Measure how far the clients' models and duals are from a stationary point.
 
-    `clients` is how many are looked at, drawn anew for every look; 0 is everybody.  `duality` adds
-    the dual value and the duality gap to a look at everybody.
+    Args:
+        every: rounds between two looks at the clients' states.
+        clients: how many clients a look takes in, drawn anew for every look; 0 for everybody, which
+            adds the quantities that are sums over all.
+        duality: let a look at everybody also record the dual value and the duality gap
+            (`fedadmm.run.duality`), which needs quadratic losses.
     """
 
-    name: ClassVar[str] = "diagnostics"
-
-    job: Job
-    every: int = 1
-    clients: int = 0
+    every: Count = 10
+    clients: Natural = 5
     duality: bool = False
 
     def __post_init__(self) -> None:
-        if self.duality:
+        if self.duality and self.clients != 0:
+            raise ParameterError(
+                f"Diagnostics: duality is True, but clients is {self.clients}, and must be 0: it "
+                "needs a look at everybody"
+            )
+
+    def begin(self, run: Run) -> _Examiner:
+        """Refuse methods without duals."""
+        return _Examiner(run.job, run.store, self)
+
+    def measure(
+        self, report: RoundReport, live: _Examiner, note: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Look every so many rounds, and compare with what was seen before."""
+        note = note or {"lagrangian": None, "kkt": None, "warned": []}
+        if report.state.round == 0 or report.state.round % self.every:
+            return note, {}
+        with torch_threads(1):  # single clients are small work, and their order is fixed
+            return live.measured(report, note)
+
+
+@dataclass(frozen=True)
+class _Examiner:
+    """Looks at the clients of one run."""
+
+    job: Job
+    store: ClientStateStore
+    asked: Diagnostics
+
+    def __post_init__(self) -> None:
+        if self.asked.duality:
             check_conjugate(self.job.problem.clients[0])
         method = self.job.algorithm
         if method.virtual_steps(method.init_server(self.job.initial)) is not None:
@@ -121,25 +154,13 @@ class Diagnostics:
                 "use FedADMM, FedADMMIn, FedADMMInSa, FedDR, FedDRII or FedPD"
             )
 
-    def begin(self, state: RunState, store: ClientStateStore) -> dict[str, Any]:
-        """Nothing seen, nothing warned of."""
-        return {"lagrangian": None, "kkt": None, "warned": []}
-
-    def look(
-        self, report: RoundReport, store: ClientStateStore, note: Any
+    def measured(
+        self, report: RoundReport, note: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Measure, and compare with what was seen before."""
-        if report.state.round == 0 or report.state.round % self.every:
-            return note, {}
-        with torch_threads(1):  # single clients are small work, and their order is fixed
-            return self._measured(report, store, note)
-
-    def _measured(
-        self, report: RoundReport, store: ClientStateStore, note: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The next note, and what a look finds."""
         theta = self.job.algorithm.global_params(report.state.server)
         chosen = self._chosen(report.state.round)
-        looks = [look_at(self.job, store, client) for client in chosen]
+        looks = [look_at(self.job, self.store, client) for client in chosen]
         entries = _residuals(looks, theta)
         if len(looks) == self.job.problem.num_clients:
             entries |= self._sums(looks, theta, report.state.server)
@@ -147,7 +168,7 @@ class Diagnostics:
             entries[key] for key in ("stationarity", "consensus", "dual_sum") if key in entries
         ]
         entries["kkt_residual"] = math.hypot(*parts)
-        everybody_seen = len(store.clients()) == self.job.problem.num_clients
+        everybody_seen = len(self.store.clients()) == self.job.problem.num_clients
         exact = self.job.uploads.noise is None  # noise is meant to move the server's mean
         following, found = _warnings(entries, note, theta, everybody_seen, exact)
         if found:
@@ -157,10 +178,11 @@ class Diagnostics:
 
     def _chosen(self, round_number: int) -> Sequence[int]:
         count = self.job.problem.num_clients
-        if not 0 < self.clients < count:
+        asked = self.asked.clients
+        if not 0 < asked < count:
             return range(count)
         draws = numpy_generator(derive(self.job.seed, "diagnostics", round_number))
-        return sorted(int(i) for i in draws.choice(count, self.clients, replace=False))
+        return sorted(int(i) for i in draws.choice(count, asked, replace=False))
 
     def _sums(self, looks: Sequence[Look], theta: Tensor, server: Any) -> dict[str, Any]:
         """What only everybody together can tell."""
@@ -177,7 +199,7 @@ class Diagnostics:
         sums = {"dual_sum": _norm(theta - moved), "lagrangian": lagrangian}
         if has_gongs_measure(self.job.problem):
             sums["gong_v"] = optimality_measure(looks, theta)
-        if self.duality:
+        if self.asked.duality:
             prices = [look.own.y for look in looks]
             found = duality(self.job.problem, theta, prices, self.job.algorithm.prox_step)
             sums |= {"dual_value": found.dual, "duality_gap": found.gap}

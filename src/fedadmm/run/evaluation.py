@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
-from fedadmm.core.parts import NOT_IN_TABLES, Count, Natural, checked
+from fedadmm.core.parts import NOT_IN_TABLES, Count, checked
 from fedadmm.core.protocols import ClientStateStore, Evaluator, Metrics, Objective
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import Job, client_record
 from fedadmm.run.metrics import Target as Target
 from fedadmm.run.metrics import statistics_over_clients
 
-Theorem = Literal["none", "auto", "feddr", "wang", "gong", "async-feddr"]
-"""The theorem whose bound a run carries; "auto" is the one that covers it."""
 LISTED = 500
 """At most so many clients' values are listed in a record; of more only the statistics."""
 
@@ -50,14 +48,6 @@ class Evaluation:
             value that nine in ten clients have or better, and `X_spread`, the standard deviation
             over the clients, for every metric X that is measured on a client's own rows.
         extra: one more function of the global vector that returns metrics.
-        certificate: measure in every round what a theorem bounds, beside the bound; "auto" takes
-            the theorem that covers the run (`fedadmm.theory.certificates`).
-        diagnose: rounds between two looks at the clients' states (`fedadmm.run.diagnostics`); 0 for
-            none.
-        diagnosed_clients: how many clients a look takes in; 0 for everybody, which adds the
-            quantities that are sums over all.
-        duality: let a look at everybody also record the dual value and the duality gap
-            (`fedadmm.run.duality`), which needs quadratic losses.
     """
 
     every: Count = 1
@@ -67,18 +57,6 @@ class Evaluation:
     train: bool = False
     clients: bool = False
     extra: Evaluator | None = field(default=None, metadata=NOT_IN_TABLES)
-    certificate: Theorem = "none"
-    diagnose: Natural = 0
-    diagnosed_clients: Natural = 5
-    duality: bool = False
-
-    def __post_init__(self) -> None:
-        if self.duality and (self.diagnose == 0 or self.diagnosed_clients != 0):
-            raise ParameterError(
-                f"Evaluation: duality is True, but diagnose is {self.diagnose} and "
-                f"diagnosed_clients is {self.diagnosed_clients}; it needs a look at everybody: "
-                "diagnose of at least 1 and diagnosed_clients of 0"
-            )
 
     def due(self, round_number: int, rounds: int) -> bool:
         """Whether round `round_number` is measured; the initial one, 0, never is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -24,16 +24,19 @@ from fedadmm.core.stopping import Epochs
 from fedadmm.core.tables import Tree, to_table
 from fedadmm.core.uploads import UploadStage
 from fedadmm.core.validation import allowed, shown
+from fedadmm.run.callbacks import Callback, as_callbacks
 from fedadmm.run.engines import ENGINES, EngineChoice, default_engine
 from fedadmm.run.evaluation import Evaluation, Target
 
 Made = TypeVar("Made")
 Precision = Literal["float32", "float64", "bfloat16"]
 MAY_CHANGE = (
-    *("rounds", "engine", "checkpoint", "trackers", "device", "threads"),
+    *("rounds", "engine", "checkpoint", "device", "threads"),
     *("target", "tolerance", "patience"),
 )
-"""Fields that a resumed run may change, because the rounds so far do not depend on them."""
+"""Fields that a resumed run may change, because the rounds so far do not depend on them.
+
+So are callbacks that do not measure: see `Experiment.affecting`."""
 
 
 @checked
@@ -90,7 +93,7 @@ class Experiment:
             as many as torch was given.  Engines with processes of their own give one to each.
         store: where the clients' states are kept between rounds.
         checkpoint: what is saved to resume from.
-        trackers: tensorboard, mlflow, wandb, or your own as package.module:name.
+        callbacks: what else looks at the run: diagnostics, a certificate, trackers.
     """
 
     problem: ProblemSource | Problem
@@ -112,7 +115,15 @@ class Experiment:
     threads: Count | Literal["auto"] = "auto"
     store: Storage = Storage()
     checkpoint: Checkpointing = Checkpointing()
-    trackers: Sequence[str] = ()
+    callbacks: Sequence[Callback] = ()
+
+    def __post_init__(self) -> None:
+        names = [name_of(type(one)) for one in self.callbacks if one.measures]
+        for name in names:
+            if names.count(name) > 1:
+                raise ParameterError(
+                    f"Experiment: callbacks names {name!r} twice, but one measures for the run"
+                )
 
     @cached_property
     def tree(self) -> Tree:
@@ -122,6 +133,7 @@ class Experiment:
             own["problem"] = {"name": self.problem.name}
         if self.target is None:
             del own["target"]
+        own["callbacks"] = [one for one in self.callbacks if is_dataclass(one)]
         return {key: to_table(value) for key, value in own.items()}
 
     def name(self, field: str) -> str:
@@ -133,13 +145,20 @@ class Experiment:
         """The method's name, without the module of an external one."""
         return self.name("algorithm").rpartition(":")[2]
 
+    def affecting(self, *ignored: str) -> Tree:
+        """The tables without these and without what never affects the records."""
+        skipped = {*ignored} - ({"engine"} if filled(self.engine).shapes_the_run else set())
+        measuring = [to_table(one) for one in self.callbacks if one.measures]
+        tree = self.tree | {"callbacks": measuring}
+        return {key: value for key, value in tree.items() if key not in skipped}
+
     def with_seed(self, seed: int) -> Experiment:
         """The same experiment from another seed."""
         return replace(self, seed=seed)
 
-    def load_problem(self) -> Problem:
-        """The problem with its regulariser; may read files."""
-        source, chosen = self.problem, self.regularizer
+    def load_problem(self, loaded: Problem | None = None) -> Problem:
+        """The problem with its regulariser; may read files, unless it is loaded already."""
+        source, chosen = loaded or self.problem, self.regularizer
         if isinstance(source, Problem):
             return source if chosen is None else replace(source, regularizer=chosen)
         if "regularizer" in inspect.signature(source.load).parameters:
@@ -190,7 +209,8 @@ def described(
     """The experiment that keyword arguments describe.
 
     `solver`, `stop` and `start` are those of `local`; `engine` may be a name; `evaluate` may be
-    True for the usual metrics, False for none, or a function of the model that returns metrics.
+    True for the usual metrics, False for none, or a function of the model that returns metrics;
+    `callbacks` may hold functions of a `RoundReport`.
     """
     work = {key: given.pop(key) for key in ("solver", "stop", "start") if key in given}
     if work:
@@ -204,6 +224,7 @@ def described(
         evaluate = Evaluation(objective=evaluate, test=evaluate)
     elif not isinstance(evaluate, Evaluation) and callable(evaluate):
         evaluate = Evaluation(extra=evaluate)
+    given["callbacks"] = as_callbacks(given.get("callbacks", ()))
     for name in ("sampler", "output"):
         if name in given and given[name] is None:
             del given[name]

@@ -16,7 +16,6 @@ import reprlib
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ from fedadmm.core.protocols import (
     Sampler,
     Seen,
 )
-from fedadmm.run import endings, noise
+from fedadmm.run import callbacks, endings, noise
 from fedadmm.run.client import Job, bound_tensor, this_round
 from fedadmm.run.plan import RoundReport, RunState, Schedule
 from fedadmm.run.record import Record, cohort, work
@@ -73,14 +72,9 @@ def run(
     if state.engine is not None:
         engine.restore(state.engine)
     if state.notes is None:
-        notes = {tool.name: tool.begin(state, store) for tool in schedule.instruments}
+        notes = callbacks.first_notes(schedule.callbacks)
         state = state._replace(notes=notes, output=output.begin(offered(job.algorithm, state)))
-    for tool in schedule.instruments:
-        if tool.name not in (state.notes or {}):
-            raise StateError(
-                f"the checkpoint of round {state.round} knows nothing of the {tool.name}, but it "
-                "must be measured from the first round on"
-            )
+    callbacks.check_notes(schedule.callbacks, state)
     endings.check_budget(schedule, state)
     first = state.round
     ids = _cohort(sampler, job, state.round, state.known)
@@ -116,7 +110,7 @@ def run(
             if measured.clients:
                 record["clients"] = measured.clients
             record["clock"]["evaluation_seconds"] = time.perf_counter() - began
-        following = _instrumented(following, record, infos, store, schedule)
+        following = callbacks.measured(schedule.callbacks, following, record, infos)
         if schedule.judge is not None:
             following = following._replace(best=schedule.judge.after(state.best, record, handed))
         ending = endings.decide(following, record, infos, schedule, iterate.params)
@@ -129,7 +123,7 @@ def run(
         yield RoundReport(state, record, infos, ending)
         if ending is not None:
             return
-        if "evaluation_seconds" in record["clock"]:  # observers were first: they say it better
+        if "evaluation_seconds" in record["clock"]:  # callbacks were first: they say it better
             endings.check_measured(record, schedule, state)
         ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
 
@@ -180,35 +174,6 @@ def _remembered(
         before = known.get(info.client, Seen(index))
         known[info.client] = Seen(before.asked, index, info.drift, info.loss)
     return state._replace(known=known)
-
-
-def _instrumented(
-    state: RunState,
-    record: Record,
-    infos: Sequence[ClientInfo],
-    store: ClientStateStore,
-    schedule: Schedule,
-) -> RunState:
-    """Let every instrument look; what it found goes into the record, notes into the state."""
-    notes = dict(state.notes or {})
-    for tool in schedule.instruments:
-        report, began = RoundReport(state, record, infos, None), time.perf_counter()
-        notes[tool.name], found = tool.look(report, store, notes.get(tool.name))
-        if found:
-            record["clock"][f"{tool.name}_seconds"] = time.perf_counter() - began
-            _add(record.setdefault("instruments", {}), found, tool.name)
-    return state._replace(notes=notes)
-
-
-def _add(instruments: dict[str, Any], found: dict[str, Any], source: str) -> None:
-    """Add what an instrument found; none may take the place of what another one did."""
-    for name in found:
-        if name in instruments:
-            raise ParameterError(
-                f"simulate: the {source} reports {name!r}, which another instrument does already; "
-                f"taken are {', '.join(sorted(instruments))}"
-            )
-    instruments |= found
 
 
 def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:

@@ -16,7 +16,7 @@ from fedadmm.run.client import Expected, Job, message_template
 from fedadmm.run.plan import Noised, RunState
 
 if TYPE_CHECKING:
-    from fedadmm.theory.privacy import Accountant
+    from fedadmm.core.privacy import Accountant
 
 
 class HiddenClients(NamedTuple):
@@ -100,7 +100,7 @@ class HiddenRecords:
     def _of(self, per_epoch: int) -> Accountant:
         """The accountant of clients with so many steps in an epoch."""
         if per_epoch not in self._accountants:
-            from fedadmm.theory.privacy import Accountant
+            from fedadmm.core.privacy import Accountant
 
             noise, rate = self._noise, 1 / per_epoch
             account = Accountant(noise.multiplier, noise.delta, rate, budget=noise.budget)
@@ -135,7 +135,7 @@ def hidden(job: Job, sampler: Sampler) -> tuple[Job, Spending | None]:
     noise = job.uploads.noise
     if noise is None:
         return job, None
-    from fedadmm.theory.privacy import Accountant
+    from fedadmm.core.privacy import Accountant
 
     clients = job.problem.num_clients
     chances = sampler.probabilities(clients)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from fedadmm.core.missed import Missed
 from fedadmm.core.outputs import AnyOutput, LastIterate
-from fedadmm.core.protocols import ClientInfo, ClientStateStore, EngineState, Known
+from fedadmm.core.protocols import ClientInfo, EngineState, Known
 from fedadmm.run.best import Best, Judge
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.record import Record
 
 if TYPE_CHECKING:
+    from fedadmm.run.callbacks import Attached
     from fedadmm.run.noise import Spending
 
 
@@ -43,7 +44,7 @@ class RunState(NamedTuple):
     engine: EngineState | None = None
     """The clock and the work in flight of an engine that has them."""
     notes: dict[str, Any] | None = None
-    """What the instruments remember, as plain values by name."""
+    """What callbacks that measure remember, as plain values by name."""
     known: Known | None = None
     """What a sampler that looks back may know of the clients; None for others."""
     output: Any = None
@@ -81,28 +82,12 @@ class Ending(NamedTuple):
 
 
 class RoundReport(NamedTuple):
-    """What observers get after every round."""
+    """What callbacks get after every round."""
 
     state: RunState
     record: Record
     infos: Sequence[ClientInfo]
     ending: Ending | None
-
-
-class Instrument(Protocol):
-    """Looks at the whole state between rounds, and remembers plain values of its own."""
-
-    @property
-    def name(self) -> str:
-        """Under which its note is kept."""
-
-    def begin(self, state: RunState, store: ClientStateStore) -> Any:
-        """The note before the first round."""
-
-    def look(
-        self, report: RoundReport, store: ClientStateStore, note: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """After a round, an initial one too: the new note, and what its record shall say."""
 
 
 class Schedule(NamedTuple):
@@ -112,7 +97,7 @@ class Schedule(NamedTuple):
     evaluation: Evaluation
     target: Target | None = None
     tolerance: float | None = None
-    instruments: Sequence[Instrument] = ()
+    callbacks: Sequence[Attached] = ()
     output: AnyOutput = LastIterate()
     spending: Spending | None = None
     judge: Judge | None = None

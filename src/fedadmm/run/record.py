@@ -54,11 +54,11 @@ class Record(TypedDict):
     work: Work
     traffic: Traffic
     clock: dict[str, Any]
-    """The seconds of training, evaluation and instruments, and what the engine's clock says."""
+    """The seconds of training, evaluation and callbacks, and what the engine's clock says."""
     metrics: dict[str, Any]
     """What the evaluation measured."""
     instruments: NotRequired[dict[str, Any]]
-    """What certificates and diagnostics found."""
+    """What callbacks found: certificates, diagnostics."""
     network: NotRequired[dict[str, Any]]
     """What happened on the network, and what the sites measured."""
     clients: NotRequired[dict[str, list[float | None]]]

@@ -87,7 +87,7 @@ class Journal:
             engine.choice = start.choice
 
     def completed(self, report: RoundReport) -> None:
-        """A round is over and observers have seen it: remember it, and save it when it is time."""
+        """A round is over and callbacks have seen it: remember it, and save it when it is time."""
         if self._checkpoints is None:
             return
         choice = self._engine.choice if isinstance(self._engine, Choosing) else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,26 +17,24 @@ from fedadmm.core.files import locked
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem, ProblemSource
-from fedadmm.core.protocols import AnyAlgorithm, ClientStateStore, Sampler
+from fedadmm.core.protocols import AnyAlgorithm, ClientStateStore
 from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.uploads import Uploads
 from fedadmm.run import endings, pairing
 from fedadmm.run.best import Best, Judge
-from fedadmm.run.engines import EngineChoice, Job
+from fedadmm.run.callbacks import Callbacks, Run, Summarise
+from fedadmm.run.engines import Job
 from fedadmm.run.engines.threads import chosen_threads, torch_threads
-from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.experiment import Experiment, described, filled, resolved
 from fedadmm.run.loop import offered, run
 from fedadmm.run.noise import hidden
-from fedadmm.run.plan import Code, Ending, Instrument, RoundReport, RunState, Schedule
+from fedadmm.run.plan import Code, Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.releases import check_uploads
 from fedadmm.run.resuming import Begun, Journal
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.run.state.records import StoredStates
-
-Observer = Callable[[RoundReport], None]
 
 _PATIENCE = 1.0
 """Seconds that a run waits for another one to leave its folders."""
@@ -78,11 +77,12 @@ def simulate(
     *,
     initial: Tensor | None = None,
     keep_trajectory: bool = False,
-    observers: Iterable[Observer] = (),
     store: ClientStateStore | None = None,
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
     fingerprint: Mapping[str, Any] | None = None,
+    directory: Path | None = None,
+    summarise: Summarise | None = None,
     **fields: Any,
 ) -> Result:
     """Run an experiment in this process.
@@ -92,39 +92,44 @@ def simulate(
 
     Args:
         experiment: the experiment, or the method of one.
-        problem: with a method: the clients' objectives and what they share.
+        problem: with a method: the clients' objectives and what they share; with an experiment:
+            its problem, if it is loaded already.
         rounds: with a method: the largest number of rounds.
         initial: the start vector, which also fixes the precision; the problem's own by default.
         keep_trajectory: keep the output model of every round.
-        observers: called with a `RoundReport` after every round.
         store: where client state is kept between rounds, instead of what the experiment says.
         checkpoints: where and how often to save the run, so that it can be resumed; while it goes
             on, another run in that folder, or in that of the store, is refused.
         resume: go on from the newest good checkpoint; from round 0 when there is none.
         fingerprint: plain values that describe the run; a checkpoint with others is refused.
+        directory: the folder that trackers write to.
+        summarise: (ending, result or None) -> what callbacks learn at the end, instead of its
+            code and status.
         fields: with a method: the other fields of the experiment.
     """
     if not isinstance(experiment, Experiment):
         method = fields.pop("algorithm", experiment)
         experiment = described(method, problem, rounds, **fields)  # type: ignore[arg-type]
-    elif problem is not None or rounds is not None or fields:
+    elif rounds is not None or fields or not isinstance(problem, Problem | None):
         raise ParameterError(
             "simulate: an experiment has all its fields already; change them by "
             "dataclasses.replace(experiment, …)"
         )
     chosen = resolved(experiment)
     choice, sampler, evaluation = filled(chosen.engine), chosen.sampler, chosen.evaluate
-    loaded = chosen.load_problem()
-    start_vector = initial if initial is not None else first_vector(chosen, loaded)
-    job = make_job(chosen.algorithm, loaded, chosen.local, chosen.seed, start_vector)
-    job = job._replace(asks_losses=sampler.asks_losses, uploads=Uploads.of(chosen.upload))
-    pairing.check(job, sampler, chosen.rounds)
-    evaluation.check(job)
-    pairing.check_engine(chosen.algorithm, choice, loaded.num_clients)
-    check_uploads(job, sampler, asynchronous=choice.is_asynchronous)
-    job, spending = hidden(job, sampler)
-    with torch_threads(chosen_threads(job, chosen.threads)), torch.no_grad(), ExitStack() as held:
-        tools = _instruments(job, sampler, choice, evaluation)
+    with ExitStack() as held:
+        callbacks = held.enter_context(Callbacks(chosen.callbacks, summarise or _summary))
+        loaded = chosen.load_problem(problem if isinstance(problem, Problem) else None)
+        start_vector = initial if initial is not None else first_vector(chosen, loaded)
+        job = make_job(chosen.algorithm, loaded, chosen.local, chosen.seed, start_vector)
+        job = job._replace(asks_losses=sampler.asks_losses, uploads=Uploads.of(chosen.upload))
+        pairing.check(job, sampler, chosen.rounds)
+        evaluation.check(job)
+        pairing.check_engine(chosen.algorithm, choice, loaded.num_clients)
+        check_uploads(job, sampler, asynchronous=choice.is_asynchronous)
+        job, spending = hidden(job, sampler)
+        held.enter_context(torch_threads(chosen_threads(job, chosen.threads)))
+        held.enter_context(torch.no_grad())
         if checkpoints is not None:
             held.enter_context(locked(checkpoints.directory, _PATIENCE))
         kept = store if store is not None else _default_store(chosen, checkpoints, resume)
@@ -132,29 +137,36 @@ def simulate(
             held.enter_context(locked(kept.directory, _PATIENCE))
         journal = Journal(job, kept, checkpoints, fingerprint, chosen.output)
         begun = journal.begin(resume)
-        judge = Judge(chosen.target, chosen.patience)
+        callbacks.begin(Run(chosen.tree, job, sampler, choice, kept, begun.state, directory))
         schedule = Schedule(
             chosen.rounds,
             evaluation,
             chosen.target,
             chosen.tolerance,
-            tools,
+            callbacks.attached,
             chosen.output,
             spending,
-            judge,
+            Judge(chosen.target, chosen.patience),
         )
         try:
             running = choice.start(job, kept)
             try:
                 journal.attach(running, begun)
                 reports = run(job, sampler, running, kept, schedule, begun.state)
-                watchers = [*observers, journal.completed]
-                return _collect(job, kept, begun, schedule, reports, watchers, keep_trajectory)
+                after = (callbacks.round, journal.completed)
+                result = _collect(job, kept, begun, schedule, reports, after, keep_trajectory)
             finally:
                 running.close()
         except KeyboardInterrupt:
             journal.interrupted()
             raise
+        callbacks.ended(Ending(result.code, result.status), result)
+    return result
+
+
+def _summary(ending: Ending, result: Result | None) -> dict[str, Any]:
+    """What callbacks learn at the end of a run that nothing is written about."""
+    return {"code": ending.code, "status": ending.sentence}
 
 
 def first_vector(chosen: Experiment, problem: Problem) -> Tensor:
@@ -183,23 +195,6 @@ def make_job(
     return Job(method, converted, work, seed, start, buffers)
 
 
-def _instruments(
-    job: Job, sampler: Sampler, choice: EngineChoice, evaluation: Evaluation
-) -> list[Instrument]:
-    """What is asked for besides the metrics of the global model."""
-    tools: list[Instrument] = []
-    if evaluation.certificate != "none":
-        from fedadmm.theory.certificates import certify
-
-        tools.append(certify(evaluation.certificate, job, sampler, choice))
-    if evaluation.diagnose:
-        from fedadmm.run.diagnostics import Diagnostics
-
-        look = (evaluation.diagnose, evaluation.diagnosed_clients, evaluation.duality)
-        tools.append(Diagnostics(job, *look))
-    return tools
-
-
 def _default_store(
     chosen: Experiment, checkpoints: Checkpoints | None, resume: bool
 ) -> ClientStateStore:
@@ -226,7 +221,7 @@ def _collect(
     begun: Begun,
     schedule: Schedule,
     reports: Iterator[RoundReport],
-    observers: list[Observer],
+    after: Sequence[Callable[[RoundReport], None]],
     keep_trajectory: bool,
 ) -> Result:
     history: list[Record] = []
@@ -240,8 +235,8 @@ def _collect(
             if keep_trajectory:
                 trajectory.append(_handed_out(job, schedule, state).params.clone())
             with interrupts_deferred():
-                for observer in observers:
-                    observer(report)
+                for step in after:
+                    step(report)
     model = trees.clone(_handed_out(job, schedule, state))
     return Result(
         params=model.params,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from annotated_types import Gt, Lt
 
 from fedadmm.core.errors import ConfigError, PairingError
+from fedadmm.core.privacy import multiplier_for
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Sampler
 from fedadmm.core.tables import Tree, flattened
@@ -19,7 +20,6 @@ from fedadmm.study.estimating import Estimate, estimate
 from fedadmm.study.loading import merged
 from fedadmm.study.words import Telling, untold
 from fedadmm.theory import Advice, Situation, recommend, rounds_needed
-from fedadmm.theory.privacy import multiplier_for
 
 PRACTICE = "FedADMM, FedDR (practice)"
 CONVEX = "FedADMM, FedDR (convex losses)"
@@ -241,7 +241,7 @@ def _remarks(situation: Situation, found: Estimate) -> list[str]:
         remarks.append(
             "The losses are not known to be convex. The theorems then want a penalty above 2L, "
             "with which a client hardly moves; the written setting goes below it, as the papers' "
-            "own experiments do, and so has no guarantee. Watch it: evaluate.diagnose = 10."
+            "own experiments do, and so has no guarantee. Watch it with the callback diagnostics."
         )
     if situation.p_hat < 1.0 and situation.tau is None:
         remarks.append(ALIGNED if situation.strong_convexity is None else SEEN)

@@ -24,13 +24,16 @@ from fedadmm.core.parts import FAMILIES, is_external, part_of
 from fedadmm.core.tables import Tree, flattened, from_table
 from fedadmm.core.uploads import Uploads
 from fedadmm.data import problems
-from fedadmm.run import engines
+from fedadmm.run import diagnostics, engines
 from fedadmm.run.engines import default_engine
 from fedadmm.run.experiment import Experiment, resolved
+from fedadmm.study import trackers
+from fedadmm.theory import certificates
 
 REGISTERED = (
     *(problems, algorithms, regularizers, schedules, solvers, stopping),
     *(sampling, adaptive_sampling, engines, outputs, uploads),
+    *(diagnostics, certificates, trackers),
 )
 """Importing these fills the families of parts."""
 
@@ -54,6 +57,11 @@ MOVED = {
     "algorithm.absent": "algorithm.name = 'aligned-admm' for 'aligned', and nothing for 'kept'",
     "algorithm.alignment": "algorithm.sigma, with algorithm.name = 'aligned-admm'",
     "algorithm.increment": "algorithm.name = 'fedadmm-released' or 'fedadmm-printed'",
+    "trackers": 'callbacks = [{ name = "tensorboard" }]',
+    "evaluate.certificate": 'callbacks = [{ name = "certificate", theorem = "auto" }]',
+    "evaluate.diagnose": 'callbacks = [{ name = "diagnostics", every = 10 }]',
+    "evaluate.diagnosed_clients": 'callbacks = [{ name = "diagnostics", clients = 5 }]',
+    "evaluate.duality": 'callbacks = [{ name = "diagnostics", clients = 0, duality = true }]',
 }
 """Keys of version 0.1.0 -> what to write in their place."""
 _MOST = {"problem.clients": 1_000_000, "engine.workers": 1024}

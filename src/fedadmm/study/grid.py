@@ -18,23 +18,20 @@ from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.run.evaluation import Target
-from fedadmm.run.experiment import Experiment, filled
+from fedadmm.run.experiment import Experiment
 from fedadmm.study import records
 from fedadmm.study.pool import Job, Watch, nobody, run_jobs
 from fedadmm.study.recorded import RecordedRun, read_run
 from fedadmm.study.rundir import RunDir, create
 from fedadmm.study.summary import Summary
 
-_NO_MATTER = ("engine", "device", "threads", "checkpoint", "trackers")
+_NO_MATTER = ("engine", "device", "threads", "checkpoint")
 """How a result is computed, not what it is; an engine that shapes the run does matter."""
 
 
 def cell_hash(run: Experiment) -> str:
     """Sixteen hexadecimal digits for everything that the result depends on."""
-    ignored = set(_NO_MATTER)
-    if filled(run.engine).shapes_the_run:
-        ignored.remove("engine")
-    tree = {key: value for key, value in run.tree.items() if key not in ignored}
+    tree = run.affecting(*_NO_MATTER)
     tree["store"] = run.store.primal
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 

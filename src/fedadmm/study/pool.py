@@ -26,7 +26,7 @@ from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.core.problem import Problem
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
-from fedadmm.study.running import Watcher, run
+from fedadmm.study.running import run
 from fedadmm.study.summary import Summary
 
 _PATIENCE = 30.0
@@ -93,14 +93,14 @@ def _alone(index: int, job: Job, watch: Watch) -> Summary:
     return summary
 
 
-def execute(job: Job, watcher: Watcher) -> Summary:
+def execute(job: Job, tell: Callable[[Record], None]) -> Summary:
     """Run one job in this process; jobs on the same problem share it."""
     return run(
         job.run,
         job.directory,
         label=job.label,
         resume=job.resume,
-        watchers=[watcher],
+        callbacks=[lambda report: tell(report.record)],
         problem=_shared_problem(job.run),
     )
 

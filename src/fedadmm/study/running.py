@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,10 @@ from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, FedADMMError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
-from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.tables import flattened, suggestion
 from fedadmm.run.best import Best
-from fedadmm.run.experiment import MAY_CHANGE, Experiment, filled
+from fedadmm.run.callbacks import Callback, Given, as_callbacks
+from fedadmm.run.experiment import MAY_CHANGE, Experiment
 from fedadmm.run.loop import offered
 from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record, flat
@@ -28,11 +28,7 @@ from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore, params_sha256
 from fedadmm.study import loading, records, words
 from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir, create
-from fedadmm.study.summary import FAILED, INTERRUPTED, Summary, partition_of, summarise
-from fedadmm.study.trackers import Tracker, tracker
-
-Watcher = Callable[[Record], None]
-"""Called with every new record: progress, pipes, anything that only looks."""
+from fedadmm.study.summary import INTERRUPTED, Summary, partition_of, summarise
 
 _PATIENCE = 10.0
 """Seconds until a run that still goes on is believed: a killed comparison's take a while to end."""
@@ -40,10 +36,7 @@ _PATIENCE = 10.0
 
 def fingerprint(run: Experiment) -> dict[str, Any]:
     """Everything that the trajectory depends on, flat."""
-    may_change = set(MAY_CHANGE)
-    if filled(run.engine).shapes_the_run:
-        may_change.remove("engine")
-    return flattened({key: value for key, value in run.tree.items() if key not in may_change})
+    return flattened(run.affecting(*MAY_CHANGE))
 
 
 def run(
@@ -52,11 +45,12 @@ def run(
     *,
     label: str | None = None,
     resume: bool = False,
-    watchers: Sequence[Watcher] = (),
+    callbacks: Iterable[Given] = (),
     problem: Problem | None = None,
 ) -> Summary:
     """Run an experiment and return its summary; everything else is in the directory.
 
+    `callbacks` look at this run beside the experiment's own, and no file names them.
     With `resume`, a finished run is returned as it is and an interrupted one goes on from its
     last checkpoint (or from the start, when it has none).  On KeyboardInterrupt the directory is
     left ready to be resumed.
@@ -72,7 +66,7 @@ def run(
         if finished is not None:
             return finished
         with _fitting_in_memory(chosen):
-            session = _Session(chosen, folder, label, watchers)
+            session = _Session(chosen, folder, label, as_callbacks(callbacks))
             return session.go(problem or chosen.load_problem())
 
 
@@ -124,20 +118,19 @@ class _Models(NamedTuple):
     best: Best | None
 
 
-class _Session:
-    """A run that is under way."""
+class _Session(Callback):
+    """A run that is under way: the first of its callbacks, which writes its directory."""
 
     def __init__(
-        self, chosen: Experiment, folder: RunDir, label: str | None, watchers: Sequence[Watcher]
+        self, chosen: Experiment, folder: RunDir, label: str | None, besides: Sequence[Callback]
     ) -> None:
         self._run = chosen
         self._folder = folder
         self._label = label
-        self._watchers = watchers
-        self._trackers: list[Tracker] = [tracker(name) for name in chosen.trackers]
-        self._followers: list[Tracker] = []
+        self._besides = besides
         self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint.every)
         self._latest: _Models | None = None
+        self._summary: Summary = {}
 
     def go(self, problem: Problem) -> Summary:
         """Simulate; a run that ends or is interrupted leaves its summary."""
@@ -152,30 +145,25 @@ class _Session:
         before, begun = folder.documents(), summarise(chosen, done, label=self._label, best=best)
         folder.begin(chosen.tree, begun, partition)
         try:
-            for follower in self._trackers:
-                follower.start(folder.path, chosen.tree, (latest or 0) + 1)
-                self._followers.append(follower)
-            result = simulate(
-                replace(chosen, problem=problem),
-                observers=[self._observe],
+            simulate(
+                replace(chosen, callbacks=(self, *chosen.callbacks, *self._besides)),
+                problem,
                 store=store,
                 checkpoints=self._checkpoints,
                 resume=latest is not None,
                 fingerprint=fingerprint(chosen),
+                directory=folder.path,
+                summarise=self._close,
             )
-        except KeyboardInterrupt:
-            with interrupts_deferred():  # a second Ctrl-C waits for the summary
-                kept = self._checkpoints.latest_round() or 0
-                done = records.rounds(folder.records())
-                told = f"interrupted after round {len(done)}, {kept} rounds are kept"
-                self._close(Ending(INTERRUPTED, told), None)
+        except Exception as error:  # a run refused before its first round leaves no trace
+            refused = self._latest is None and isinstance(error, FedADMMError)
+            if refused or not folder.records():
+                folder.abandon(before)
             raise
-        except Exception as error:
-            self._fail(error, before)
-            raise
-        return self._close(Ending(result.code, result.status), result)
+        return self._summary
 
-    def _observe(self, report: RoundReport) -> None:
+    def round(self, report: RoundReport, live: Any) -> None:
+        """Append the record, and keep the model when it is time."""
         every = self._run.checkpoint.every
         due = report.ending is not None or (every > 0 and report.state.round % every == 0)
         self._folder.append(report.record, durable=due and every > 0)  # before the checkpoint is
@@ -185,10 +173,6 @@ class _Session:
         if due and every > 0:
             self._keep_model()
         self._check_target(report.record)
-        for follower in self._followers:
-            follower.record(report.record)
-        for watcher in self._watchers:
-            watcher(report.record)
 
     def _check_target(self, record: Record) -> None:
         """A target that no round measures would never be met: refuse it in the first one."""
@@ -197,27 +181,24 @@ class _Session:
             near = suggestion(target.metric, measured)
             raise ConfigError(f"target.metric is {target.metric!r}, which is not measured; {near}")
 
-    def _fail(self, error: Exception, before: Mapping[str, bytes | None]) -> None:
-        """A run that was refused before its first round leaves the folder as it was."""
-        refused = self._latest is None and isinstance(error, FedADMMError)
-        self._close(Ending(FAILED, f"failed: {str(error).splitlines()[0]}"), None)
-        if refused or not self._folder.records():
-            self._folder.abandon(before)
-
     def _close(self, ending: Ending, result: Result | None) -> Summary:
+        """Write the summary of a run that ends, is interrupted or fails."""
         digest = None if result is None else params_sha256(result.params)
         threads = None if result is None else result.threads
         if result is not None:
             self._latest = _Models(Iterate(result.params, result.buffers), result.best)
         self._keep_model()
         done, best = self._folder.records(), None
+        if ending.code == INTERRUPTED:
+            kept = self._checkpoints.latest_round() or 0
+            told = f"interrupted after round {len(records.rounds(done))}, {kept} rounds are kept"
+            ending = Ending(INTERRUPTED, told)
         if done:
             best = self._folder.best()
         method = None if result is None else result.algorithm
         summary = summarise(self._run, done, ending, digest, self._label, threads, best, method)
         self._folder.close(summary)
-        for follower in self._followers:
-            follower.finish(summary)
+        self._summary = summary
         return summary
 
     def _keep_model(self) -> None:

@@ -1,6 +1,6 @@
-"""Runs in other people's tools: TensorBoard, MLflow, Weights & Biases, or your own.
+"""Trackers: callbacks that write a run into TensorBoard, MLflow or Weights & Biases.
 
-A tracker sees the configuration once, every record, and the summary.  Its files lie in the run
+A tracker gets the configuration once, every record, and the summary.  Its files lie in the run
 directory unless the tool's own environment variables say otherwise.
 """
 
@@ -11,134 +11,115 @@ from collections.abc import Mapping
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedadmm.core import clock
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.parts import imported, is_external
-from fedadmm.core.tables import flattened, suggestion
-from fedadmm.run.record import Record, numbers
+from fedadmm.core.parts import part
+from fedadmm.core.tables import flattened
+from fedadmm.run.callbacks import Callback, Run
+from fedadmm.run.plan import RoundReport
+from fedadmm.run.record import numbers
 from fedadmm.study import records
 
 
-class Tracker(Protocol):
-    """What `trackers` in a configuration names."""
-
-    def start(self, directory: Path, config: Mapping[str, Any], first_round: int) -> None:
-        """Before the first round; `first_round` is above 1 when the run is resumed."""
-
-    def record(self, record: Record) -> None:
-        """After every round."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """After the last round, or when the run was interrupted."""
-
-
-class TensorBoard:
+@part("callback", "tensorboard")
+class TensorBoard(Callback):
     """Event files for `tensorboard --logdir RUN` (the extra `tensorboard`)."""
 
-    def start(self, directory: Path, config: Mapping[str, Any], first_round: int) -> None:
+    def begin(self, run: Run) -> Any:
         """Open the event file; rounds that will be run again are purged."""
         module = _needed("torch.utils.tensorboard", "tensorboard")
-        folder = str(directory / "tensorboard")
-        self._writer = module.SummaryWriter(folder, purge_step=first_round)
+        folder = str(_place(run, "tensorboard") / "tensorboard")
+        return module.SummaryWriter(folder, purge_step=max(0, run.state.round) + 1)
 
-    def record(self, record: Record) -> None:
+    def round(self, report: RoundReport, live: Any) -> None:
         """One scalar a number."""
-        for key, value in numbers(record).items():
-            self._writer.add_scalar(key, value, records.number(record))
+        for key, value in numbers(report.record).items():
+            live.add_scalar(key, value, records.number(report.record))
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def end(self, summary: Mapping[str, Any], live: Any) -> None:
         """Close the event file."""
-        self._writer.close()
+        live.close()
 
 
-class MLflow:
+@part("callback", "mlflow")
+class MLflow(Callback):
     """An MLflow run in RUN/mlflow.db (SQLite), or wherever MLFLOW_TRACKING_URI points."""
 
-    def start(self, directory: Path, config: Mapping[str, Any], first_round: int) -> None:
-        """Begin a run with the configuration as its parameters."""
+    def begin(self, run: Run) -> Any:
+        """Begin a run with the configuration as its parameters: the client, and the run's id."""
         tracking = _needed("mlflow.tracking", "mlflow")
-        place = directory.resolve()
+        place = _place(run, "mlflow")
         given = os.environ.get("MLFLOW_TRACKING_URI")
-        self._client = tracking.MlflowClient(given or f"sqlite:///{place / 'mlflow.db'}")
-        found = self._client.get_experiment_by_name("fedadmm")
+        client = tracking.MlflowClient(given or f"sqlite:///{place / 'mlflow.db'}")
+        found = client.get_experiment_by_name("fedadmm")
         artifacts = None if given else (place / "mlflow").as_uri()  # not where one happens to stand
         experiment = (
             found.experiment_id
             if found
-            else self._client.create_experiment("fedadmm", artifact_location=artifacts)
+            else client.create_experiment("fedadmm", artifact_location=artifacts)
         )
-        self._run = self._client.create_run(experiment, run_name=directory.name).info.run_id
+        number = client.create_run(experiment, run_name=place.name).info.run_id
         param = _needed("mlflow.entities", "mlflow").Param
-        about = [param(key, str(value)[:500]) for key, value in flattened(config).items()]
+        about = [param(key, str(value)[:500]) for key, value in flattened(run.config).items()]
         for begin in range(0, len(about), 100):  # as many as MLflow takes at once
-            self._client.log_batch(self._run, params=about[begin : begin + 100])
+            client.log_batch(number, params=about[begin : begin + 100])
+        return client, number
 
-    def record(self, record: Record) -> None:
+    def round(self, report: RoundReport, live: Any) -> None:
         """One metric each, at the round as its step."""
+        client, number = live
         metric = _needed("mlflow.entities", "mlflow").Metric
         now = round(1000 * datetime.fromisoformat(clock.timestamp()).timestamp())
-        step = records.number(record)
-        found = [metric(key, value, now, step) for key, value in numbers(record).items()]
-        self._client.log_batch(self._run, metrics=found)  # one transaction a round
+        step = records.number(report.record)
+        found = [metric(key, value, now, step) for key, value in numbers(report.record).items()]
+        client.log_batch(number, metrics=found)  # one transaction a round
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def end(self, summary: Mapping[str, Any], live: Any) -> None:
         """End the run with the status that MLflow knows."""
+        client, number = live
         known = {"diverged": "FAILED", "failed": "FAILED", "interrupted": "KILLED"}
         status = known.get(str(summary["code"]), "FINISHED")
-        self._client.set_terminated(self._run, status)
+        client.set_terminated(number, status)
 
 
-class WeightsAndBiases:
+@part("callback", "wandb")
+class WeightsAndBiases(Callback):
     """A run of Weights & Biases in RUN/wandb, offline until `wandb sync`, or as WANDB_MODE says."""
 
-    def start(self, directory: Path, config: Mapping[str, Any], first_round: int) -> None:
+    def begin(self, run: Run) -> Any:
         """Begin a run with the configuration; a resumed one is another run of the same group."""
-        self._run = _needed("wandb", "wandb").init(
+        place = _place(run, "wandb")
+        return _needed("wandb", "wandb").init(
             project=os.environ.get("WANDB_PROJECT", "fedadmm"),
-            name=directory.name,
-            group=directory.name,
-            dir=str(directory),
-            config=dict(config),
+            name=place.name,
+            group=place.name,
+            dir=str(place),
+            config=dict(run.config),
             mode=os.environ.get("WANDB_MODE", "offline"),
         )
 
-    def record(self, record: Record) -> None:
+    def round(self, report: RoundReport, live: Any) -> None:
         """One point each, at the round as its step."""
-        self._run.log(numbers(record), step=records.number(record))
+        live.log(numbers(report.record), step=records.number(report.record))
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def end(self, summary: Mapping[str, Any], live: Any) -> None:
         """Keep how it ended, and end the run."""
         told = ("code", "status", "rounds", "best", "rounds_to_target")
-        self._run.summary.update({key: summary[key] for key in told})
+        live.summary.update({key: summary[key] for key in told if key in summary})
         failed = summary["code"] in ("diverged", "failed", "interrupted")
-        self._run.finish(exit_code=int(failed))
+        live.finish(exit_code=int(failed))
 
 
-TRACKERS: dict[str, type[Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-    "wandb": WeightsAndBiases,
-}
-
-
-def tracker(name: str) -> Tracker:
-    """A tracker by its name, or any other as package.module:name."""
-    if name in TRACKERS:
-        return TRACKERS[name]()
-    if not is_external(name):
-        near = suggestion(name, [*TRACKERS, "package.module:name"])
-        raise ConfigError(f"trackers names {name!r}, which is not known; {near}")
-    kind = imported(f"trackers names {name!r}", name)
-    missing = [member for member in ("start", "record", "finish") if not hasattr(kind, member)]
-    if not isinstance(kind, type) or missing:
+def _place(run: Run, extra: str) -> Path:
+    """The run directory, absolute."""
+    if run.directory is None:
         raise ConfigError(
-            f"trackers names {name!r}, which has no {', '.join(missing)}, but must be a class with "
-            "start, record and finish"
+            f"callbacks names {extra!r}, which writes into a run directory, but this run has none; "
+            "give simulate(directory=...), or use `fedadmm run`"
         )
-    made: Tracker = kind()
-    return made
+    return run.directory.resolve()
 
 
 def _needed(module: str, extra: str) -> Any:
@@ -146,6 +127,6 @@ def _needed(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"trackers names {extra!r}, which is not installed ({error}); "
+            f"callbacks names {extra!r}, which is not installed ({error}); "
             f"pip install 'fedadmm[{extra}]'"
         ) from None

@@ -15,18 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
 from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.parts import part
 from fedadmm.core.protocols import ClientInfo, ClientStateStore, Sampler
 from fedadmm.core.solvers import ExactSolver
+from fedadmm.run.callbacks import Callback, Run
 from fedadmm.run.client import Job
 from fedadmm.run.diagnostics import has_gongs_measure, look_at, optimality_measure
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.virtual_time import VirtualTime
-from fedadmm.run.evaluation import Theorem
-from fedadmm.run.plan import RoundReport, RunState
+from fedadmm.run.plan import RoundReport
 from fedadmm.run.record import Record
 from fedadmm.theory import (
     async_certificate,
@@ -39,6 +40,8 @@ from fedadmm.theory import (
     gong_rho_min,
 )
 from fedadmm.theory.assumptions import arrival_law, local_errors
+
+Theorem = Literal["auto", "feddr", "wang", "gong", "async-feddr"]
 
 
 class Start(NamedTuple):
@@ -61,11 +64,34 @@ class Note(NamedTuple):
     """Whether a local solve missed its accuracy, so that there is no bound any more."""
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """An instrument that measures what a theorem bounds."""
+@part("callback", "certificate")
+class Certificate(Callback):
+    """Measure in every round what a theorem bounds, beside the bound.
 
-    name: ClassVar[str] = "certificate"
+    Args:
+        theorem: the theorem whose bound the run carries; "auto" is the one that covers it.
+    """
+
+    theorem: Theorem = "auto"
+
+    def begin(self, run: Run) -> _Watched:
+        """Refuse a run that the theorem does not cover; measure where it starts."""
+        assert run.engine is not None, "deployments refuse callbacks that measure"
+        covered = certify(self.theorem, run.job, run.sampler, run.engine)
+        start = covered.measure(run.state.server, run.store) if run.is_fresh else math.nan
+        return _Watched(covered, run.store, Note(start, False))
+
+    def measure(
+        self, report: RoundReport, live: _Watched, note: Any
+    ) -> tuple[Note, dict[str, Any]]:
+        """Go on with the mean, and compare it with the bound."""
+        before = live.first if note is None else Note(*note)
+        return live.covered.after(report, live.store, before)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """A run that a theorem covers: what it bounds, and by how much."""
 
     theorem: str
     job: Job
@@ -75,15 +101,10 @@ class Certificate:
     counts_last: bool
     """Whether the mean runs over the state after the last round too, or only before each."""
 
-    def begin(self, state: RunState, store: ClientStateStore) -> Note:
-        """Measure the state before the first round."""
-        return Note(self.measure(state.server, store), False)
-
-    def look(
-        self, report: RoundReport, store: ClientStateStore, note: Any
+    def after(
+        self, report: RoundReport, store: ClientStateStore, before: Note
     ) -> tuple[Note, dict[str, Any]]:
-        """Go on with the mean, and compare it with the bound."""
-        before = Note(*note)
+        """The next note, and the measured mean beside its bound."""
         rounds = report.state.round
         now = self.measure(report.state.server, store)
         missed = before.missed or self._missed(report.infos)
@@ -110,8 +131,16 @@ class Certificate:
             return math.nan
 
 
-def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: EngineChoice) -> Certificate:
-    """The certificate of a run; a PairingError says which condition it does not meet."""
+class _Watched(NamedTuple):
+    """A covered run, its clients' states, and the note that its first round goes on from."""
+
+    covered: Covered
+    store: ClientStateStore
+    first: Note
+
+
+def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: EngineChoice) -> Covered:
+    """What a theorem says about a run; a PairingError says which condition it does not meet."""
     start = _start(job)
     chosen = _choose(theorem, job, engine, start.L)
     if chosen == "async-feddr":
@@ -198,7 +227,7 @@ def _starts_at_a_prox(job: Job) -> bool:
     return bool((moved == job.initial).all())
 
 
-def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
+def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Covered:
     eta = job.algorithm.prox_step
     alpha = job.algorithm.relaxation
     gap, gradients = start.gap, start.gradients
@@ -224,10 +253,10 @@ def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Certificate:
             start_mapping=mapping,
         )
 
-    return Certificate(theorem, job, _mapping(job, eta), bound, counts_last=True)
+    return Covered(theorem, job, _mapping(job, eta), bound, counts_last=True)
 
 
-def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start) -> Certificate:
+def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start) -> Covered:
     if not isinstance(job.solver, ExactSolver):
         raise _refuse("the asynchronous theorem needs exact local solves; use ExactSolver")
     law = arrival_law(job, sampler, engine)
@@ -248,10 +277,10 @@ def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start
         setting = (n, *law(record), start.L, alpha, eta)
         return async_feddr_bound(*setting, rounds, gap, start_gradient=gradients)
 
-    return Certificate("async-feddr", job, _mapping(job, eta), bound, counts_last=True)
+    return Covered("async-feddr", job, _mapping(job, eta), bound, counts_last=True)
 
 
-def _gong(job: Job, start: Start, p_hat: float) -> Certificate:
+def _gong(job: Job, start: Start, p_hat: float) -> Covered:
     rho = 1 / job.algorithm.prox_step
     gong_constants(start.L, rho, p_hat)  # refuses what the theorem does not cover
     if not has_gongs_measure(job.problem):
@@ -273,4 +302,4 @@ def _gong(job: Job, start: Start, p_hat: float) -> Certificate:
         everybody = (look_at(job, store, client) for client in range(start.clients))
         return optimality_measure(everybody, job.algorithm.global_params(server))
 
-    return Certificate("gong", job, measure, bound, counts_last=False)
+    return Covered("gong", job, measure, bound, counts_last=False)

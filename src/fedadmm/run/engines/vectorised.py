@@ -184,7 +184,7 @@ def _describe(
     solves: Sequence[SolveInfo],
     theta: Tensor | None,
 ) -> list[ClientInfo]:
-    """What observers may know about each client's round."""
+    """What callbacks may know about each client's round."""
     anchor = problem.start if theta is None else theta
     weights = torch.as_tensor(problem.weight, dtype=result.params.dtype).reshape(-1)
     columns = zip(

@@ -1,0 +1,211 @@
+"""Callbacks: what looks at a run while it goes on.
+
+Diagnostics, certificates, trackers, progress bars and a user's own functions are callbacks.  One
+that measures adds entries to the records; the others only look.
+
+    begin     before the first round: refuse the run, or open what is needed
+    measure   after a round, before it is decided whether the run ends: entries for its record
+    round     after a round, when its record is complete
+    end       after the last round, an interruption or a failure
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple
+
+from fedadmm.core.errors import ParameterError, StateError
+from fedadmm.core.parts import name_of, role
+from fedadmm.core.protocols import ClientInfo, ClientStateStore, Sampler
+from fedadmm.core.signals import interrupts_deferred
+from fedadmm.core.tables import Tree
+from fedadmm.run.client import Job
+from fedadmm.run.engines.choice import EngineChoice
+from fedadmm.run.plan import Ending, RoundReport, RunState
+from fedadmm.run.record import Record
+
+
+class Run(NamedTuple):
+    """What a callback may know of a run that begins or is resumed."""
+
+    config: Tree
+    """The tables that describe it."""
+    job: Job
+    sampler: Sampler
+    engine: EngineChoice | None
+    """None in a deployment, where the sites do the work."""
+    store: ClientStateStore
+    """The clients' states; empty in a deployment, where the sites keep them."""
+    state: RunState
+    """Before the next round."""
+    directory: Path | None
+    """The run directory; None for a run that writes none."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no round was run yet."""
+        return self.state.notes is None
+
+
+@role("callback")
+class Callback:
+    """Looks at a run: a frozen dataclass of options.
+
+    What `begin` returns is the argument `live` of the other methods, so that a callback can hold
+    an open file or a connection although its options never change.
+    """
+
+    name: ClassVar[str]
+    """The name in configurations."""
+
+    def begin(self, run: Run) -> Any:
+        """Refuse the run, or open what the other methods need."""
+
+    def measure(self, report: RoundReport, live: Any, note: Any) -> tuple[Any, dict[str, Any]]:
+        """After a round, an initial one too: the next note, and entries for the round's record.
+
+        A note holds plain values and is part of every checkpoint; it is None in the first round.
+        A callback that defines this method must be there from the first round on.
+        """
+        raise NotImplementedError
+
+    def round(self, report: RoundReport, live: Any) -> None:
+        """After a round, when its record is complete; Ctrl-C waits until it returns."""
+
+    def end(self, summary: Mapping[str, Any], live: Any) -> None:
+        """After the last round, an interruption or a failure: `code` says which."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether it adds to the records; a resumed run cannot change such a callback."""
+        return type(self).measure is not Callback.measure
+
+
+class FunctionCallback(Callback):
+    """Calls a function with the report of every round."""
+
+    def __init__(self, function: Callable[[RoundReport], Any]) -> None:
+        self._function = function
+
+    def round(self, report: RoundReport, live: Any) -> None:
+        """Call the function."""
+        self._function(report)
+
+
+Given = Callback | Callable[[RoundReport], Any]
+"""What people may give: a callback, or a function of a round's report."""
+
+
+def as_callbacks(given: Iterable[Given]) -> tuple[Callback, ...]:
+    """Callbacks, with a function of a report as one that only looks."""
+    return tuple(
+        FunctionCallback(one) if callable(one) and not isinstance(one, Callback | type) else one
+        for one in given
+    )
+
+
+class Attached(NamedTuple):
+    """A callback and what its `begin` returned."""
+
+    callback: Callback
+    live: Any = None
+
+
+Summarise = Callable[[Ending, Any], Mapping[str, Any]]
+"""(ending, result or None) -> what callbacks are told at the end."""
+
+
+class Callbacks:
+    """The callbacks of one run, as a context: on leaving it, all that have begun end."""
+
+    def __init__(self, callbacks: Sequence[Callback], summarise: Summarise) -> None:
+        self._callbacks = callbacks
+        self._summarise = summarise
+        self._ended: tuple[Ending, Any] | None = None
+        self.attached: list[Attached] = []
+
+    def begin(self, run: Run) -> None:
+        """Begin all of them, in order."""
+        for callback in self._callbacks:
+            self.attached.append(Attached(callback, callback.begin(run)))
+
+    def round(self, report: RoundReport) -> None:
+        """A round is complete."""
+        for callback, live in self.attached:
+            callback.round(report, live)
+
+    def ended(self, ending: Ending, result: Any) -> None:
+        """The run has ended by itself."""
+        self._ended = ending, result
+
+    def __enter__(self) -> Callbacks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        with interrupts_deferred() if interrupted else nullcontext():
+            ending, result = self._ended or (_broken_off(error), None)
+            summary = self._summarise(ending, result)
+            with ExitStack() as last:  # runs all of them, even if one fails
+                for callback, live in reversed(self.attached):
+                    last.callback(callback.end, summary, live)
+
+
+def _broken_off(error: BaseException | None) -> Ending:
+    if isinstance(error, KeyboardInterrupt):
+        return Ending("interrupted", "interrupted")
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return Ending("failed", f"failed: {reason}")
+
+
+def check_notes(attached: Sequence[Attached], state: RunState) -> None:
+    """Refuse to measure from the middle of a run on."""
+    for callback, _ in attached:
+        if callback.measures and name_of(type(callback)) not in (state.notes or {}):
+            raise StateError(
+                f"the checkpoint of round {state.round} knows nothing of the callback "
+                f"{name_of(type(callback))}, but it must measure from the first round on"
+            )
+
+
+def first_notes(attached: Sequence[Attached]) -> dict[str, Any]:
+    """The notes before the first round."""
+    return {name_of(type(callback)): None for callback, _ in attached if callback.measures}
+
+
+def measured(
+    attached: Sequence[Attached], state: RunState, record: Record, infos: Sequence[ClientInfo]
+) -> RunState:
+    """Let callbacks measure; the entries go into the record, the notes into the state."""
+    notes = dict(state.notes or {})
+    for callback, live in attached:
+        if not callback.measures:
+            continue
+        name, began = name_of(type(callback)), time.perf_counter()
+        report = RoundReport(state, record, infos, None)
+        notes[name], found = callback.measure(report, live, notes.get(name))
+        if found:
+            short = name.rpartition(":")[2]
+            record["clock"][f"{short}_seconds"] = time.perf_counter() - began
+            _add(record.setdefault("instruments", {}), found, short)
+    return state._replace(notes=notes)
+
+
+def _add(entries: dict[str, Any], found: Mapping[str, Any], source: str) -> None:
+    """Add what a callback found; none may take the place of what another one did."""
+    for name in found:
+        if name in entries:
+            raise ParameterError(
+                f"simulate: the callback {source} reports {name!r}, which another one does "
+                f"already; taken are {', '.join(sorted(entries))}"
+            )
+    entries |= found
