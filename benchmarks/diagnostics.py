@@ -36,7 +36,8 @@ def share(changes: dict[str, Any]) -> tuple[float, float]:
         tree = loading.run_only(loading.read("quickstart")) | changes
     tree = tree | {
         "algorithm": {"name": "fedadmm", "rho": 0.1},
-        "evaluate": {"every": 10**6, "diagnose": EVERY, "diagnosed_clients": CLIENTS},
+        "evaluate": {"every": 10**6},
+        "callbacks": [{"name": "diagnostics", "every": EVERY, "clients": CLIENTS}],
     }
     with tempfile.TemporaryDirectory() as folder:
         running.run(config.resolve(tree), Path(folder) / "run")

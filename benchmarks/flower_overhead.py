@@ -70,8 +70,8 @@ def main(grid, context):
         marks = []
         folder = log.parent / f"ours-{turn}"
         # The first round also asks the nodes who they are: the clock starts after it.
-        observers = [lambda report: marks.append(time.monotonic())]
-        serve(federation(clients, rounds + 1), grid, folder, observers)
+        callbacks = [lambda report: marks.append(time.monotonic())]
+        serve(federation(clients, rounds + 1), grid, folder, callbacks)
         note(log, "fedadmm", marks)
 
 

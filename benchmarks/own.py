@@ -123,7 +123,7 @@ def run(spec: SimpleNamespace, begun: float) -> dict[str, Any]:
             done + spec.warm_up + spec.rounds,
             sampler=UniformSampling(spec.cohort),
             stop=Epochs(spec.epochs),
-            observers=[clock],
+            callbacks=[clock],
             **settings,
         )
         touched = len(store.clients())

@@ -305,7 +305,7 @@ def test_mutating_what_went_in_or_came_out_moves_nothing_else(name):
 @pytest.mark.parametrize("name", ROWS)
 def test_nothing_is_shared_while_a_run_is_going_on(name):
     """The caller's vector is destroyed after round 1, when some clients have yet to start from it;
-    and what comes out is not what the observers were shown."""
+    and what comes out is not what the callbacks were shown."""
     row, given = ROWS[name], federation(9)
     options = {"sampler": cohort(row, 1), **DETERMINISTIC}
     expected = run(row.algorithm, given, ROUNDS, **options).params
@@ -315,7 +315,7 @@ def test_nothing_is_shared_while_a_run_is_going_on(name):
         initial.fill_(77)
         reports.append(report)
 
-    result = run(row.algorithm, given, ROUNDS, initial=initial, observers=[observe], **options)
+    result = run(row.algorithm, given, ROUNDS, initial=initial, callbacks=[observe], **options)
     assert torch.equal(result.params, expected)
     for leaf in trees.tensors((result.params, *result.trajectory, result.server)):
         leaf.fill_(77)

@@ -237,7 +237,7 @@ def watched(method: Any, given: Federation, **options: Any) -> list[tuple[Any, M
         taken.append((report.state.server, missed, states))
 
     # Not said to be asynchronous, which is refused: the books are kept whatever becomes of theta.
-    run(method, given, engine=Chosen(spied), observers=[observe], **options)
+    run(method, given, engine=Chosen(spied), callbacks=[observe], **options)
     return taken
 
 

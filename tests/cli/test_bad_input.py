@@ -54,7 +54,7 @@ def refused(*arguments: object) -> str:
             ("--checkpoint-every", "-2"),
             "checkpoint.every is -2, but must be a whole number of at least 0",
         ),
-        (("--tracker", "comet"), "trackers names 'comet', which is not known"),
+        (("--tracker", "comet"), "callbacks[0].name is 'comet', which is not known"),
         (("--roundz", "3"), "No such option '--roundz'."),
         (
             ("--set", "sampler.size=9"),
@@ -243,7 +243,7 @@ VALUES = st.sampled_from([*NUMBERS, *WORDS, *LISTS, *TABLES])
 KEYS = st.sampled_from(
     (
         *("name", "rho", "lr", "size", "steps", "clients", "metric", "value", "every", "rh0"),
-        *("rounds", "seed", "precision", "tolerance", "trackers", "", "a.b", "ß"),
+        *("rounds", "seed", "precision", "tolerance", "callbacks", "", "a.b", "ß"),
         *("problem", "regularizer", "algorithm", "solver", "stop", "sampler", "engine"),
         *("evaluate", "target", "store", "checkpoint"),
     )

@@ -97,7 +97,7 @@ def test_run_takes_every_shortcut(tmp_path: Path) -> None:
     assert tree["local"]["solver"] == {"name": "lbfgs", "lr": 1.0, "history": 10}
     assert (tree["rounds"], tree["seed"], tree["precision"]) == (7, 3, "float64")
     assert tree["checkpoint"]["every"] == 5
-    assert tree["trackers"] == ["mlflow"]
+    assert tree["callbacks"] == [{"name": "mlflow"}]
 
 
 def test_run_as_json_prints_one_document(tmp_path: Path) -> None:
@@ -121,12 +121,12 @@ def test_a_run_without_out_gets_a_new_folder_each_time(
 
 def test_an_interrupted_run_exits_130_with_the_command_that_goes_on(tmp_path: Path) -> None:
     whole = document("run", write_small(tmp_path / "a.toml"), "--out", tmp_path / "a")
-    config = write_small(tmp_path / "b.toml", trackers=["support.commands:Interrupter"])
+    config = write_small(tmp_path / "b.toml", callbacks=[{"name": "support.commands:Interrupter"}])
     result = call("run", config, "--out", tmp_path / "b")
     assert result.exit_code == 130
     command = f"fedadmm run {config} --out {tmp_path / 'b'} --resume"
     assert result.stderr.endswith(f" rounds are kept; go on with: {command}\n")
-    resumed = document(*command.split()[1:], "--set", "trackers=[]")
+    resumed = document(*command.split()[1:], "--set", "callbacks=[]")
     assert resumed["params_sha256"] == whole["params_sha256"]
     assert resumed["rounds"] == 4
 

@@ -16,7 +16,7 @@ from support.commands import call, write_small
 INTERRUPTER = "support.commands:Interrupter"
 SHARED = (
     *("--checkpoint-every", "2", "--engine", "virtual-time", "--workers", "1"),
-    *("--set", "engine.mode=sync", "--set", f"trackers=['{INTERRUPTER}']"),
+    *("--set", "engine.mode=sync", "--set", f"callbacks=[{{name='{INTERRUPTER}'}}]"),
 )
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": (
@@ -55,7 +55,7 @@ def test_every_option_is_on_the_command_that_goes_on(
     config, out = write_small(tmp_path / "a file.toml"), tmp_path / "out"
     given = [str(config) if word == "CONFIG" else word for word in COMMANDS[command]]
     given += ["--out", str(out)]
-    if command == "reproduce":  # its recipes have no trackers
+    if command == "reproduce":  # its recipes have no callbacks
 
         def interrupted(*ignored: object, **also: object) -> None:
             raise KeyboardInterrupt
@@ -81,10 +81,10 @@ def test_a_run_without_a_folder_goes_on_in_the_one_that_it_got(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_small(tmp_path / "small.toml", trackers=[INTERRUPTER])
+    write_small(tmp_path / "small.toml", callbacks=[{"name": INTERRUPTER}])
     result = call("run", "small.toml", "--no-report")
     command = "fedadmm run small.toml --out runs/small-fedadmm-seed0 --resume --no-report"
     assert result.stderr.endswith(f" rounds are kept; go on with: {command}\n")
-    resumed = call(*command.split()[1:], "--set", "trackers=[]")
+    resumed = call(*command.split()[1:], "--set", "callbacks=[]")
     assert resumed.exit_code == 0, resumed.stderr
     assert "completed all 4 rounds" in resumed.stdout

@@ -34,17 +34,15 @@ def test_the_help_page_needs_neither_torch_nor_pydantic() -> None:
 
 def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
     (tmp_path / "talkative.py").write_text(
-        "import os\n\n\n"
-        "class Tracker:\n"
-        "    def start(self, *ignored):\n"
+        "import os\nfrom dataclasses import dataclass\n\nimport fedadmm\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Talking(fedadmm.Callback):\n"
+        "    def begin(self, run):\n"
         "        print('hello from Python')\n"
         "        os.write(1, b'hello from below\\n')\n"
-        "        os.system('echo hello from a child')\n\n"
-        "    def record(self, record):\n"
-        "        pass\n\n"
-        "    finish = record\n"
+        "        os.system('echo hello from a child')\n"
     )
-    config = write_small(tmp_path / "small.toml", trackers=["talkative:Tracker"])
+    config = write_small(tmp_path / "small.toml", callbacks=[{"name": "talkative:Talking"}])
     done = subprocess.run(
         [*FEDADMM, "run", str(config), "--out", "out", "--no-report", "--json"],
         cwd=tmp_path,

@@ -46,7 +46,7 @@ def test_the_server_knows_who_was_asked_heard_and_what_they_reported(engine):
         sampler=spy,
         engine=engine,
         solver=fa.GradientDescent(0.1),
-        observers=[lambda report: infos.append({i.client: i for i in report.infos})],
+        callbacks=[lambda report: infos.append({i.client: i for i in report.infos})],
     )
     starts = [given.start, *(theta.numpy() for theta in result.trajectory)]
     assert spy.told[0] == {}

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.core.privacy import Accountant
 from fedadmm.core.protocols import LocalProblem, SolveContext
 from fedadmm.core.rng import Dice
 from fedadmm.run.noise import HiddenRecords
 from fedadmm.run.plan import Noised, RunState
-from fedadmm.core.privacy import Accountant
 
 SIZES = (40, 25, 9)
 

@@ -161,7 +161,7 @@ def test_buffers_follow_their_policy(policy, momentum, order):
         engine=Chosen(engine),
         sampler=fa.TraceSampling(COHORTS),
         evaluate=fa.Evaluation(target="local" if policy == "keep-local" else "global"),
-        observers=[lambda report: states.append(report.state)],
+        callbacks=[lambda report: states.append(report.state)],
         **FULL_BATCH,
     )
     theta, statistics = by_hand(policy, COHORTS, momentum)
@@ -222,7 +222,7 @@ def test_averaged_buffers_are_the_weighted_mean_of_the_participants(engine):
         6,
         engine=engine,
         sampler=fa.UniformSampling(2),
-        observers=[lambda report: states.append(report.state.buffers)],
+        callbacks=[lambda report: states.append(report.state.buffers)],
         **FULL_BATCH,
     )
     expected = torch.cat([torch.zeros(4), torch.ones(4)]).double()
@@ -244,7 +244,7 @@ def test_without_rounds_every_client_keeps_its_share_of_the_averaged_buffers(buf
         problem,
         20,
         engine=VirtualTime(ratio=3.0, redraw=True, buffer=buffer),
-        observers=[lambda report: states.append(report.state.buffers)],
+        callbacks=[lambda report: states.append(report.state.buffers)],
         **FULL_BATCH,
     )
     expected = torch.cat([torch.zeros(4), torch.ones(4)]).double()
@@ -300,7 +300,7 @@ def test_a_test_metric_sees_the_buffers_that_were_averaged():
     )
     states = []
     fa.simulate(
-        fa.FedAvg(), watched, 3, observers=[lambda r: states.append(r.state.buffers)], **FULL_BATCH
+        fa.FedAvg(), watched, 3, callbacks=[lambda r: states.append(r.state.buffers)], **FULL_BATCH
     )
     assert len(seen) == 3
     assert all(torch.equal(a, b) for a, b in zip(seen, states, strict=True))

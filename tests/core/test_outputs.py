@@ -76,7 +76,7 @@ def test_training_goes_on_with_theta_and_everything_else_sees_what_is_handed_out
         seed=4,
         evaluate=lambda x: {"first": float(x[0])},
         output=RANDOM,
-        observers=[lambda report: states.append(report.state)],
+        callbacks=[lambda report: states.append(report.state)],
         **options,
     )
     kept = handed_out(result, last, given.initial)
@@ -195,7 +195,7 @@ def test_a_model_is_handed_out_with_the_statistics_of_its_own_round():
         6,
         output=RANDOM,
         keep_trajectory=True,
-        observers=[keep],
+        callbacks=[keep],
         evaluate=evaluation,
         **options,
     )

@@ -145,9 +145,9 @@ def test_the_tracked_mean_is_the_mean_of_what_was_sent(name, stages):
 @pytest.mark.parametrize("stages", ["clip", "top-k, 4 bits"])
 @pytest.mark.parametrize("name", ["FedADMM", "FedDR"])
 def test_diagnostics_know_that_a_rest_is_not_lost(name, stages):
-    row, look = ROWS[name], fa.Evaluation(diagnose=1)
+    row, look = ROWS[name], fa.Diagnostics(1)
     chosen = options(row, STAGES[stages])
-    result = run(row.algorithm, rows_federation(), ROUNDS, evaluate=look, **chosen)
+    result = run(row.algorithm, rows_federation(), ROUNDS, callbacks=[look], **chosen)
     assert max(record["instruments"]["mean_drift"] for record in result.history) < 1e-10
 
 
@@ -264,7 +264,7 @@ def test_an_adaptive_bound_finds_the_quantile():
         200,
         initial=torch.zeros(4, dtype=torch.float64),
         upload=[fa.AdaptiveClip(0.1, 0.55, 0.3)],
-        observers=[lambda report: bounds.append(report.state.bound)],
+        callbacks=[lambda report: bounds.append(report.state.bound)],
     )
     assert result.code == "completed"
     # Gradients have norm 2k, k = 1 ... 10: between the fifth and the sixth lies the quantile.

@@ -12,9 +12,9 @@ import torch
 from scipy.stats import beta, norm
 
 import fedadmm as fa
+from fedadmm.core.privacy import Accountant, multiplier_for
 from fedadmm.core.rng import Dice
 from fedadmm.core.uploads.pipeline import round_dice
-from fedadmm.core.privacy import Accountant, multiplier_for
 from support.federations import run
 from test_properties import rows_federation
 
@@ -213,7 +213,7 @@ def test_a_tracked_mean_adds_up_the_noise_of_all_rounds(method, stages):
     work: dict[str, Any] = {"solver": fa.ExactSolver(), "sampler": fa.UniformSampling(2)}
     squares = {rounds: [] for rounds in (4, 25)}
     for seed in range(12):
-        result = noisy(method, 25, seed, *stages, evaluate=fa.Evaluation(diagnose=1), **work)
+        result = noisy(method, 25, seed, *stages, callbacks=[fa.Diagnostics(1)], **work)
         looks = [record["instruments"] for record in result.history]
         for rounds, found in squares.items():
             found.append(looks[rounds - 1]["mean_drift"] ** 2 / 50)

@@ -162,7 +162,7 @@ def test_insa_criterion_of_clients_that_start_at_theta(reference, engine):
         stop=fa.InSaCriterion(sigma, reference=reference, max_epochs=500),
         initial=given.initial,
         engine=engine,
-        observers=[lambda report: seen.append(report.infos)],
+        callbacks=[lambda report: seen.append(report.infos)],
     )
     n, dimension = given.b.shape
     w, y = np.tile(given.start, (n, 1)), np.zeros((n, dimension))
@@ -276,7 +276,7 @@ def test_every_client_of_a_round_draws_its_own_epochs():
         solver=fa.GradientDescent(0.1),
         stop=fa.UniformEpochs(5),
         initial=given.initial,
-        observers=[lambda report: infos.extend(report.infos)],
+        callbacks=[lambda report: infos.extend(report.infos)],
     )
     assert {info.solve.steps for info in infos} == {1, 2, 3, 4, 5}
 

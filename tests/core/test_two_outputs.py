@@ -83,7 +83,7 @@ def test_the_average_moves_by_a_share_of_the_way_to_the_participants_mean() -> N
         algorithm=method,
         output=fa.Averaged(),
         keep_trajectory=True,
-        observers=[lambda report: thetas.append(method.participants_mean(report.state.server))],
+        callbacks=[lambda report: thetas.append(method.participants_mean(report.state.server))],
     )
     average = None
     for number, (mean, handed) in enumerate(zip(thetas, result.trajectory, strict=True), 1):

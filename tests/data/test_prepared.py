@@ -128,18 +128,23 @@ def test_a_run_from_csv_files_goes_on_from_the_line_it_printed_and_with_no_other
     line = ("run", "--csv", *paths, "--target", "diagnosis", "--rounds", 5, "--no-report")
     whole = call(*line, "--out", tmp_path / "whole")
     assert whole.exit_code == 0, whole.stderr
-    stopping = ("--set", "trackers=['support.commands:Interrupter']", "--checkpoint-every", 2)
+    stopping = (
+        "--set",
+        "callbacks=[{name='support.commands:Interrupter'}]",
+        "--checkpoint-every",
+        2,
+    )
     stopped = call(*line, "--out", out, *stopping)
     assert stopped.exit_code == 130, stopped.output
     printed = shlex.split(stopped.stderr.partition("go on with: ")[2])[1:]
     text = paths[0].read_text()
     paths[0].write_text(text[: text.rindex("\n", 0, -1) + 1])  # one patient less
-    refused = call(*printed, "--set", "trackers=[]")
+    refused = call(*printed, "--set", "callbacks=[]")
     assert refused.exit_code == 2
     assert "the data have changed since this run began" in refused.stderr
     assert "sizes" in refused.stderr
     paths[0].write_text(text)
-    assert call(*printed, "--set", "trackers=[]").exit_code == 0
+    assert call(*printed, "--set", "callbacks=[]").exit_code == 0
     found = [json.loads((one / "summary.json").read_text()) for one in (tmp_path / "whole", out)]
     assert found[0]["params_sha256"] == found[1]["params_sha256"]
     assert call("run", "--out", out, "--resume", "--rounds", 6, "--no-report").exit_code == 0

@@ -300,7 +300,7 @@ def test_honest_sites_with_different_rows_are_let_in(method, share, clients, mon
     sampler = fa.UniformSampling(max(1, round(share * clients)))
     solver, stop = fa.SGD(lr=0.1, batch_size=20), fa.Epochs(5)
     options = {"solver": solver, "stop": stop, "sampler": sampler, "evaluate": False}
-    fa.simulate(method, problem, 15, engine="sequential", observers=[judge], **options)
+    fa.simulate(method, problem, 15, engine="sequential", callbacks=[judge], **options)
     assert len(past) == clients
 
 

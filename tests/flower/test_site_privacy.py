@@ -10,6 +10,7 @@ from flwr.app import Message
 
 import fedadmm as fa
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.privacy import Accountant, composed_epsilon
 from fedadmm.core.protocols import Download, Round
 from fedadmm.flower import SitePolicy
 from fedadmm.flower.protocol import wire
@@ -17,7 +18,6 @@ from fedadmm.flower.protocol.codec import encode, pack
 from fedadmm.flower.protocol.ledger import ServerLedger
 from fedadmm.flower.protocol.messages import Question
 from fedadmm.flower.server.tasks import Broadcast
-from fedadmm.theory.privacy import Accountant, composed_epsilon
 
 from .harness import CLIENTS, DIMENSION, FakeGrid, federation, run_through
 

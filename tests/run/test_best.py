@@ -205,14 +205,14 @@ def test_a_run_that_diverges_or_is_interrupted_leaves_its_best(tmp_path: Path) -
     found = loss_of(wild, RunDir(tmp_path / "wild").model().params)
     assert found == pytest.approx(min(losses), rel=1e-5)
 
-    def press(record: Any) -> None:
-        if record["round"] == 5:
+    def press(report: Any) -> None:
+        if report.record["round"] == 5:
             raise KeyboardInterrupt
 
     chosen = small()
     whole = run(chosen, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run(chosen, tmp_path / "cut", watchers=[press])
+        run(chosen, tmp_path / "cut", callbacks=[press])
     number, losses = kept(tmp_path / "cut")
     assert losses[number - 1] == min(losses)
     assert run(chosen, tmp_path / "cut", resume=True)["best"] == whole["best"]

@@ -100,7 +100,7 @@ def test_a_crash_after_an_initial_round_does_not_repeat_it(
             **options,
             store=make_store(kind, tmp_path),
             checkpoints=Checkpoints(folder, 5),
-            observers=[crash],
+            callbacks=[crash],
         )
     assert Checkpoints(folder).latest_round() == 0
     again = {"store": make_store(kind, tmp_path), "checkpoints": Checkpoints(folder, 5)}
@@ -148,10 +148,10 @@ def test_an_engine_that_chose_keeps_its_choice(
     assert_continued(resume(), run(8, engine="vectorised"), 4)
 
 
-def test_only_new_rounds_reach_observers(tmp_path: Path) -> None:
+def test_only_new_rounds_reach_callbacks(tmp_path: Path) -> None:
     resume = interrupted(tmp_path, 5)
     seen: list[int] = []
-    result = resume(observers=[lambda report: seen.append(report.record["round"])])
+    result = resume(callbacks=[lambda report: seen.append(report.record["round"])])
     assert seen == [record["round"] for record in result.history] == [6, 7, 8]
 
 
@@ -201,7 +201,7 @@ def test_ctrl_c_in_the_middle_of_a_round_loses_nothing(kind: str, tmp_path: Path
     assert_continued(result, run(8), 5)
 
 
-def test_ctrl_c_waits_for_observers_and_checkpoints(tmp_path: Path) -> None:
+def test_ctrl_c_waits_for_callbacks_and_checkpoints(tmp_path: Path) -> None:
     seen: list[int] = []
 
     def observe(report: RoundReport) -> None:
@@ -210,7 +210,7 @@ def test_ctrl_c_waits_for_observers_and_checkpoints(tmp_path: Path) -> None:
         seen.append(report.record["round"])
 
     with pytest.raises(KeyboardInterrupt):
-        run(8, checkpoints=Checkpoints(tmp_path), observers=[observe])
+        run(8, checkpoints=Checkpoints(tmp_path), callbacks=[observe])
     assert seen == [1, 2, 3]
     assert Checkpoints(tmp_path).latest_round() == 3
 
@@ -326,11 +326,11 @@ def test_divergence_is_judged_by_the_first_loss_of_the_whole_run(tmp_path: Path)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(8, checkpoints=Checkpoints(tmp_path), observers=[observe])
+        run(8, checkpoints=Checkpoints(tmp_path), callbacks=[observe])
     run(
         8,
         checkpoints=Checkpoints(tmp_path),
-        observers=[lambda r: saved.append(r.state.first_loss)],
+        callbacks=[lambda r: saved.append(r.state.first_loss)],
         resume=True,
     )
     assert set(saved) == {losses[1]}
@@ -419,7 +419,7 @@ def test_merging_bounds_what_is_kept(tmp_path: Path) -> None:
             parts = files.read_json(manifests[-1])["parts"]
             most = max(most, sum(part["records"] for part in parts))
 
-    run(40, checkpoints=Checkpoints(tmp_path), observers=[look], evaluate=False)
+    run(40, checkpoints=Checkpoints(tmp_path), callbacks=[look], evaluate=False)
     assert CLIENTS < most <= 2 * CLIENTS
 
 
@@ -438,7 +438,7 @@ def test_a_folder_that_cannot_be_written_is_reported_before_round_0(tmp_path: Pa
     blocked.write_text("")
     seen: list[int] = []
     with pytest.raises(fa.StateError, match=f"cannot create the folder {blocked}"):
-        run(3, checkpoints=Checkpoints(blocked), observers=[lambda report: seen.append(1)])
+        run(3, checkpoints=Checkpoints(blocked), callbacks=[lambda report: seen.append(1)])
     assert seen == []
 
 

@@ -15,7 +15,7 @@ from fedadmm.data import problems
 from fedadmm.run.state import Checkpoints
 from support.federations import WEIGHTS, Federation, federation, run, snapshots, stacked
 
-EVERYBODY = fa.Evaluation(objective=False, test=False, diagnose=1, diagnosed_clients=0)
+EVERYBODY: dict[str, Any] = {"evaluate": False, "callbacks": [fa.Diagnostics(1, clients=0)]}
 METHODS = {
     "FedADMM": fa.FedADMM(9.0),
     "FedADMM-In": fa.FedADMMIn(9.0),
@@ -40,7 +40,7 @@ def test_every_quantity_by_hand(name):
     given = federation(61, weights=WEIGHTS, regularizer=fa.L1(lam))
     options = {"sampler": fa.UniformSampling(2), "seed": 3}
     shots = snapshots(METHODS[name], given, 8, **options)
-    looked = run(METHODS[name], given, 8, evaluate=EVERYBODY, **options)
+    looked = run(METHODS[name], given, 8, **EVERYBODY, **options)
     for shot, record in zip(shots, looked.history, strict=True):
         theta = shot.theta.numpy()
         w, y = states(name, shot.clients)
@@ -73,7 +73,7 @@ def test_gongs_measure_by_hand_without_knowing_anything_of_the_problem(name):
     options = {"sampler": fa.UniformSampling(2), "seed": 3}
     method = METHODS.get(name, fa.FedADMM(9.0, step=0.9))
     shots = snapshots(method, given, 8, **options)
-    looked = run(method, given, 8, evaluate=EVERYBODY, **options)
+    looked = run(method, given, 8, **EVERYBODY, **options)
     assert given.problem.facts == fa.Facts()
     for shot, record in zip(shots, looked.history, strict=True):
         theta = shot.theta.numpy()
@@ -86,7 +86,7 @@ def test_gongs_measure_by_hand_without_knowing_anything_of_the_problem(name):
 
 @pytest.mark.parametrize("changed", [{"weights": WEIGHTS}, {"regularizer": fa.L1(0.1)}])
 def test_gongs_measure_is_left_out_where_it_is_not_defined(changed):
-    looked = run(fa.FedADMM(9.0), federation(67, **changed), 2, evaluate=EVERYBODY)
+    looked = run(fa.FedADMM(9.0), federation(67, **changed), 2, **EVERYBODY)
     assert "gong_v" not in looked.history[0]["instruments"]
     assert "lagrangian" in looked.history[0]["instruments"]
 
@@ -96,7 +96,7 @@ def test_a_lost_mean_shows_as_drift(step):
     given = federation(62)
     options = {"sampler": fa.UniformSampling(2), "seed": 1}
     method = fa.FedADMM(9.0, step=step)
-    result = run(method, given, 5, evaluate=EVERYBODY, **options)
+    result = run(method, given, 5, **EVERYBODY, **options)
     (warning,) = result.history[0]["instruments"]["warnings"]
     assert "away from the mean of its clients" in warning
     assert warning.endswith(
@@ -109,7 +109,7 @@ def test_a_lost_mean_shows_as_drift(step):
 def test_within_the_theorems_conditions_the_lagrangian_falls_and_nothing_is_warned_of(name):
     given = federation(63)  # L is at most 3
     sampler = fa.UniformSampling(2)
-    result = run(METHODS[name], given, 120, evaluate=EVERYBODY, sampler=sampler, seed=2)
+    result = run(METHODS[name], given, 120, **EVERYBODY, sampler=sampler, seed=2)
     assert not [record for record in result.history if "warnings" in record["instruments"]]
     values = [record["instruments"]["lagrangian"] for record in result.history]
     heard = accumulate((set(record["cohort"]["clients"]) for record in result.history), set.union)
@@ -134,7 +134,7 @@ def warned(result: fa.Result) -> list[str]:
 
 
 def test_a_penalty_that_is_too_small_is_named_before_the_loss_explodes():
-    result = run(fa.FedADMM(1 / 0.7), tilted(), 60, evaluate=EVERYBODY)
+    result = run(fa.FedADMM(1 / 0.7), tilted(), 60, **EVERYBODY)
     first = next(r["round"] for r in result.history if "warnings" in r["instruments"])
     thetas = [abs(float(theta)) for theta in result.trajectory]
     assert thetas[first - 1] < 1e-2 * max(thetas)
@@ -150,18 +150,18 @@ def test_a_learning_rate_that_is_too_large_is_named():
     given = federation(64)
     for lr in (0.25, [0.25] * given.clients, fa.Piecewise({0: 0.25})):
         options = {"solver": fa.GradientDescent(lr), "stop": fa.Steps(5)}
-        result = run(fa.FedADMM(9.0), given, 8, evaluate=EVERYBODY, **options)
+        result = run(fa.FedADMM(9.0), given, 8, **EVERYBODY, **options)
         assert any(
             "likely cause: the learning rate 0.25 is above 2/(L + rho)" in t for t in warned(result)
         )
     calm = {"solver": fa.GradientDescent(lr=0.08), "stop": fa.Steps(5)}
-    assert not warned(run(fa.FedADMM(9.0), given, 8, evaluate=EVERYBODY, **calm))
+    assert not warned(run(fa.FedADMM(9.0), given, 8, **EVERYBODY, **calm))
 
 
 def test_some_clients_every_few_rounds():
     problem = problems.load("saturating", clients=20, dimension=3)
-    look = fa.Evaluation(objective=False, diagnose=4, diagnosed_clients=3)
-    options = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(3), "evaluate": look}
+    look = [fa.Diagnostics(4, clients=3)]
+    options = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(3), "callbacks": look}
     result = fa.simulate(fa.FedADMM(8.0), problem, 12, **options)
     found = [record["round"] for record in result.history if "instruments" in record]
     assert found == [4, 8, 12]
@@ -175,10 +175,10 @@ def test_some_clients_every_few_rounds():
 
 def test_a_resumed_run_compares_with_what_it_saw_before(tmp_path):
     given, method = tilted(), fa.FedADMM(1 / 0.7)
-    whole = run(method, given, 30, evaluate=EVERYBODY)
+    whole = run(method, given, 30, **EVERYBODY)
     saved = Checkpoints(tmp_path, every=4)
-    run(method, given, 12, evaluate=EVERYBODY, checkpoints=saved)
-    rest = run(method, given, 30, evaluate=EVERYBODY, checkpoints=saved, resume=True)
+    run(method, given, 12, **EVERYBODY, checkpoints=saved)
+    rest = run(method, given, 30, **EVERYBODY, checkpoints=saved, resume=True)
     assert [r["instruments"].get("warnings") for r in rest.history] == [
         r["instruments"].get("warnings") for r in whole.history[12:]
     ]
@@ -192,7 +192,7 @@ def test_clients_that_move_while_they_are_absent_are_refused(method):
         match=f"^diagnostics are about the models and duals that clients keep, but those of this "
         f"{name} move along while they are absent, which only its server knows; use FedADMM, ",
     ):
-        run(method, federation(65), 1, evaluate=EVERYBODY)
+        run(method, federation(65), 1, **EVERYBODY)
 
 
 def test_methods_without_duals_are_refused():
@@ -200,4 +200,4 @@ def test_methods_without_duals_are_refused():
         fa.PairingError,
         match=r"^diagnostics are about duals, but FedAvg keeps none; use FedADMM, FedADMMIn, ",
     ):
-        run(fa.FedAvg(), federation(65), 1, evaluate=EVERYBODY)
+        run(fa.FedAvg(), federation(65), 1, **EVERYBODY)

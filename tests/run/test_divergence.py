@@ -80,7 +80,7 @@ def test_the_norm_is_judged_by_the_first_move_of_the_whole_run(tmp_path: Path):
     def observe(report: RoundReport) -> None:
         seen.append(report.state.first_norm)
 
-    options: dict[str, Any] = {"checkpoints": saved, "observers": [observe], **TOO_LONG}
+    options: dict[str, Any] = {"checkpoints": saved, "callbacks": [observe], **TOO_LONG}
     run(fa.FedAvg(), GIVEN, half, **options)
     rest = run(fa.FedAvg(), GIVEN, 500, resume=True, **options)
     assert rest.status == whole.status

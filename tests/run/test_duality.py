@@ -14,7 +14,7 @@ from fedadmm.run.duality import duality
 from fedadmm.study.config import resolve
 from support.federations import WEIGHTS, Array, Federation, federation, run
 
-LOOK = fa.Evaluation(objective=False, test=False, diagnose=1, diagnosed_clients=0, duality=True)
+LOOK: Any = {"evaluate": False, "callbacks": [fa.Diagnostics(1, clients=0, duality=True)]}
 METHODS = {
     "FedADMM": fa.FedADMM(3.0),
     "FedADMM-In": fa.FedADMMIn(3.0),
@@ -54,7 +54,7 @@ def infimum(given: Federation, name: str) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_gap_encloses_the_infimum_and_closes(method, name):
     given = federation(31, weights=WEIGHTS, regularizer=REGULARIZERS[name][0])
-    options = {"sampler": fa.UniformSampling(3), "seed": 4, "evaluate": LOOK}
+    options = {"sampler": fa.UniformSampling(3), "seed": 4, **LOOK}
     history = run(METHODS[method], given, 200, **options).history
     best = infimum(given, name)
     for record in history:
@@ -135,7 +135,7 @@ def test_a_concave_client_has_no_dual_value():
 
 def test_single_precision_is_enough_to_see_the_gap_close():
     given = federation(34, regularizer=fa.L1(0.2))
-    single = {"evaluate": LOOK, "initial": given.initial.float()}
+    single = {**LOOK, "initial": given.initial.float()}
     gaps = [
         r["instruments"]["duality_gap"] for r in run(fa.FedADMM(3.0), given, 200, **single).history
     ]
@@ -147,19 +147,19 @@ def test_it_is_recorded_from_a_configuration():
     tree: dict[str, Any] = {
         "problem": {"name": "quadratics"},
         "algorithm": {"name": "fedadmm"},
-        "evaluate": {"diagnose": 2, "diagnosed_clients": 0, "duality": True},
+        "callbacks": [{"name": "diagnostics", "every": 2, "clients": 0, "duality": True}],
     }
-    assert resolve(tree).evaluate.duality
+    assert resolve(tree).callbacks == (fa.Diagnostics(2, 0, True),)
 
 
 def test_refused():
     given = federation(35)
     with pytest.raises(
         fa.ParameterError,
-        match=r"^Evaluation: duality is True, but diagnose is 0 and diagnosed_clients is 5; it "
-        r"needs a look at everybody: diagnose of at least 1 and diagnosed_clients of 0$",
+        match=r"^Diagnostics: duality is True, but clients is 5, and must be 0: it needs a look at "
+        r"everybody$",
     ):
-        fa.Evaluation(duality=True)
+        fa.Diagnostics(duality=True)
     rows = torch.ones(3, 4, dtype=torch.float64)
     logistic = fa.LogisticRegression(rows, torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
     problem = fa.Problem([logistic], initial=given.initial)
@@ -168,4 +168,4 @@ def test_refused():
         match=r"^duality: the dual value needs losses with a known conjugate, but the clients' are "
         r"LogisticRegression; use Quadratic or LeastSquares$",
     ):
-        fa.simulate(fa.FedADMM(1.0), problem, 1, solver=fa.GradientDescent(0.1), evaluate=LOOK)
+        fa.simulate(fa.FedADMM(1.0), problem, 1, solver=fa.GradientDescent(0.1), **LOOK)

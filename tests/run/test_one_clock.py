@@ -45,7 +45,7 @@ def test_the_learning_rate(engine):
         solver=fa.GradientDescent(SWITCH),
         stop=fa.Steps(1),
         engine=ENGINES[engine],
-        observers=[lambda report: infos.append(report.infos)],
+        callbacks=[lambda report: infos.append(report.infos)],
     )
     starts = [given.start, *(theta.numpy() for theta in result.trajectory)]
     check_switch(
@@ -73,7 +73,7 @@ def test_an_accuracy_that_tightens(engine):
         solver=fa.GradientDescent(lr),
         stop=rule,
         engine=ENGINES[engine],
-        observers=[lambda report: infos.append(report.infos)],
+        callbacks=[lambda report: infos.append(report.infos)],
     )
     starts = [given.start, *(theta.numpy() for theta in result.trajectory)]
     assert any(not found for found in infos)
@@ -108,7 +108,7 @@ def test_the_penalty():
         ROUNDS,
         sampler=SAMPLER,
         seed=SEED,
-        observers=[lambda report: infos.append(report.infos)],
+        callbacks=[lambda report: infos.append(report.infos)],
     )
     check_switch({index: [info.weight for info in found] for index, found in enumerate(infos)})
 

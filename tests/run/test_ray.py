@@ -159,7 +159,7 @@ def test_lost_actors_are_replaced_and_their_clients_recovered(tmp_path: Path) ->
     }
     reference = run(5, **options)
     store = DiskStore(tmp_path / "clients")
-    result = run(5, engine=engine, store=store, observers=[kill], **options)
+    result = run(5, engine=engine, store=store, callbacks=[kill], **options)
     assert not (tmp_path / "kill-now").exists(), "the actor was never killed"
     assert_close(result, reference)
 
@@ -181,7 +181,7 @@ def test_a_client_that_raises_is_named() -> None:
 
 def test_a_run_on_ray_is_resumed_from_its_own_files(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
-    options: Any = {"engine": ENGINE, "observers": [stopping_after(3)]}
+    options: Any = {"engine": ENGINE, "callbacks": [stopping_after(3)]}
     with pytest.raises(KeyboardInterrupt):
         run(6, checkpoints=Checkpoints(checkpoint, 2), **options)
     checkpoints = Checkpoints(checkpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import nn
 import fedadmm as fa
 from fedadmm.core.local_work import LocalWork
 from fedadmm.run import loop
+from fedadmm.run.callbacks import Attached
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.sequential import SequentialEngine
 from fedadmm.run.plan import Schedule
@@ -115,7 +117,7 @@ def test_an_exploding_loss_ends_the_run():
     sentence = f"diverged in round {len(losses)}: the loss of the global model is {losses[-1]:g}"
     assert result.status.startswith(sentence)
     drifts: list[Any] = []
-    run(fa.FedSGD(5.0), given, len(losses), solver=None, observers=[drifts.append])
+    run(fa.FedSGD(5.0), given, len(losses), solver=None, callbacks=[drifts.append])
     worst = max(drifts[-1].infos, key=lambda info: info.drift).client
     size = f" and its norm {float(result.params.norm()):g}; client {worst} moved furthest from it"
     assert result.status == f"{sentence}{size}; {REMEDY}"
@@ -197,7 +199,7 @@ def test_a_record_says_what_the_round_was():
         solver=fa.GradientDescent(0.1),
         stop=fa.Epochs(3),
         evaluate=True,
-        observers=[lambda report: infos.append(report.infos)],
+        callbacks=[lambda report: infos.append(report.infos)],
     )
     A, b = np.tensordot(given.a, given.A, 1), given.a @ given.b
     before = given.start
@@ -237,7 +239,7 @@ def test_a_record_says_what_the_round_was():
 def test_drift_and_move_of_a_client():
     given, infos = federation(6), []
     rounds = snapshots(fa.FedADMM(1.0), given, 3)
-    run(fa.FedADMM(1.0), given, 3, observers=[lambda report: infos.append(report.infos)])
+    run(fa.FedADMM(1.0), given, 3, callbacks=[lambda report: infos.append(report.infos)])
     for info in infos[2]:
         w = rounds[2].clients[info.client].w
         old = rounds[1].clients[info.client].w
@@ -250,7 +252,7 @@ def test_drift_and_move_of_a_client():
 def test_the_penalty_statistics_are_those_of_the_participants():
     given, infos = federation(7), []
     method = fa.FedADMMInSa(0.05, mu=1.5)
-    result = run(method, given, 12, observers=[lambda report: infos.append(report.infos)])
+    result = run(method, given, 12, callbacks=[lambda report: infos.append(report.infos)])
     betas = np.array([info.weight for info in infos[-1]])
     record = result.history[-1]
     assert len(set(betas)) > 1
@@ -349,52 +351,55 @@ NAMES = ["round", "seconds", "participants", "evaluation_seconds", "in_flight", 
 def test_a_metric_may_have_the_name_of_an_entry_of_the_record(name):
     engine = VirtualTime("sync") if name == "in_flight" else None
     options: Any = {"engine": engine, "target": fa.Target(name, 78.5), "keep_trajectory": True}
+    options["callbacks"] = [fa.Diagnostics(1)]
 
     def runs(evaluation: fa.Evaluation, **more: Any) -> fa.Result:
         return run(fa.FedADMM(1.0), federation(2), 4, evaluate=evaluation, **options | more)
 
     counted = iter(itertools.count(77))
-    named = runs(fa.Evaluation(extra=lambda x: {name: float(next(counted))}, diagnose=1))
+    named = runs(fa.Evaluation(extra=lambda x: {name: float(next(counted))}))
     assert [record["metrics"][name] for record in named.history] == [77.0, 78.0, 79.0]
     assert named.status == f"{name} 79 reached the target in round 3"
-    plain = runs(fa.Evaluation(diagnose=1), target=None)
+    plain = runs(fa.Evaluation(), target=None)
     assert all(map(torch.equal, named.trajectory, plain.trajectory))
     for one, other in zip(untimed(named.history), untimed(plain.history), strict=False):
         assert one["metrics"].pop(name) >= 77.0
         assert one == other
 
 
-class Finder:
-    """An instrument that reports one entry."""
+@dataclass(frozen=True)
+class One(fa.Callback):
+    """Reports one entry, the same in every round."""
 
-    def __init__(self, name: str, entry: str) -> None:
-        self.name, self.entry = name, entry
+    entry: str
 
-    def begin(self, state: Any, store: Any) -> None:
-        """Remember nothing."""
-
-    def look(self, report: Any, store: Any, note: Any) -> tuple[None, dict[str, Any]]:
-        """The same entry in every round."""
+    def measure(self, report: Any, live: Any, note: Any) -> tuple[None, dict[str, Any]]:
         return None, {self.entry: 1.0}
 
 
-def test_two_instruments_must_not_report_one_name():
+class Two(One):
+    """Another."""
+
+
+def test_two_callbacks_must_not_report_one_name():
     given = federation(2)
 
-    def look(*tools: Finder) -> Record:
+    def look(*tools: One) -> Record:
         method, solver, store = fa.FedADMM(1.0), fa.ExactSolver(), MemoryStore()
         local = LocalWork(solver, fa.Epochs(1))
         job = make_job(method, given.problem, local, 0, given.initial)
-        schedule = Schedule(1, fa.Evaluation(), instruments=tools)
+        schedule = Schedule(1, fa.Evaluation(), callbacks=[Attached(tool) for tool in tools])
         parts = (fa.FullParticipation(), SequentialEngine(job, store), store)
         return next(loop.run(job, *parts, schedule, loop.initial_state(job))).record
 
-    found = look(Finder("one", "x"), Finder("two", "y"))
+    found = look(One("x"), Two("y"))
     assert found["instruments"] == {"x": 1.0, "y": 1.0}
-    assert {"one_seconds", "two_seconds"} <= found["clock"].keys()
-    message = "^simulate: the two reports 'x', which another instrument does already; taken are x$"
+    assert {"One_seconds", "Two_seconds"} <= found["clock"].keys()
+    message = (
+        "^simulate: the callback Two reports 'x', which another one does already; taken are x$"
+    )
     with pytest.raises(fa.ParameterError, match=message):
-        look(Finder("one", "x"), Finder("two", "x"))
+        look(One("x"), Two("x"))
 
 
 @pytest.mark.parametrize("where", ["global", "local"])
@@ -527,7 +532,7 @@ def test_uploads_are_summed_as_they_come_and_not_collected():
 
 def test_an_observer_sees_every_round_and_the_ending_last():
     endings = []
-    run(fa.FedADMM(1.0), federation(13), 4, observers=[lambda r: endings.append(r.ending)])
+    run(fa.FedADMM(1.0), federation(13), 4, callbacks=[lambda r: endings.append(r.ending)])
     assert endings[:3] == [None] * 3
     assert endings[3].code == "completed"
 

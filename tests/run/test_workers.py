@@ -152,7 +152,7 @@ def test_a_worker_killed_between_rounds_is_replaced() -> None:
 
     problem = PROBLEMS["perceptron"]
     expected = run("sequential", fa.FedADMM(rho=0.5), problem())
-    found = run(TWO, fa.FedADMM(rho=0.5), problem(), observers=[kill_one])
+    found = run(TWO, fa.FedADMM(rho=0.5), problem(), callbacks=[kill_one])
     assert_same_run(found, expected, tolerance=0.0)
 
 
@@ -169,7 +169,7 @@ def test_leaving_in_the_middle_of_a_round_ends_the_processes() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(TWO, fa.FedAvg(), PROBLEMS["perceptron"](), observers=[interrupt])
+        run(TWO, fa.FedAvg(), PROBLEMS["perceptron"](), callbacks=[interrupt])
     diverging = {"solver": fa.GradientDescent(1e200), "stop": fa.Epochs(4)}
     found = run(TWO, fa.FedAvg(), PROBLEMS["least squares"](), **diverging)
     assert found.code == "diverged"

@@ -286,8 +286,8 @@ def test_the_problems_by_name_have_a_default_to_advise_on():
 
 
 def test_a_wanted_epsilon_is_what_the_proposed_noise_spends():
-    from fedadmm.study.advising import private
     from fedadmm.core.privacy import Accountant, multiplier_for
+    from fedadmm.study.advising import private
 
     run = resolve(
         {

@@ -156,7 +156,7 @@ def test_a_search_prefers_rounds_then_worth_and_never_divergence() -> None:
 
 
 def test_a_worker_that_dies_is_reported_and_none_is_left(tmp_path: Path) -> None:
-    chosen = resolve(SMALL | {"trackers": ["support.victims_of_a_pool:Suicidal"]})
+    chosen = resolve(SMALL | {"callbacks": [{"name": "support.victims_of_a_pool:Suicidal"}]})
     jobs = [Job(f"run {i}", chosen, tmp_path / str(i)) for i in range(2)]
     before = _children()
     with pytest.raises(EngineError, match="its process ended with code -9"):

@@ -156,7 +156,7 @@ def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, star
             "evaluate.objective is 3, but must be True or False, or None",
         ),
         ({"precision": "float16"}, "precision is 'float16', but must be one of 'float32', 'float"),
-        ({"trackers": [1]}, "trackers[0] is 1, but must be text"),
+        ({"callbacks": [1]}, "callbacks[0] is 1, but must be a table whose name is one of"),
         (
             {"sampler": {"name": "trace", "rounds": [[1, "a"]]}},
             "sampler.rounds[0][1] is 'a', but must be a whole number",

@@ -21,7 +21,8 @@ from support.commands import SMALL
     ("change", "same"),
     [
         ({"checkpoint": {"every": 7}}, True),
-        ({"trackers": ["tensorboard"]}, True),
+        ({"callbacks": [{"name": "tensorboard"}]}, True),
+        ({"callbacks": [{"name": "diagnostics"}]}, False),
         ({"threads": 2}, True),
         ({"store": {"name": "disk"}}, True),
         ({"store": {"name": "disk", "primal": "bfloat16"}}, False),

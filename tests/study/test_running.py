@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from fedadmm.core.errors import ConfigError, PairingError, StateError
 from fedadmm.core.files import locked
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.state import params_sha256
-from fedadmm.study import loading, running
+from fedadmm.study import loading
 from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
@@ -33,11 +34,11 @@ def records(directory: Path) -> list[dict[str, Any]]:
 
 
 def interrupt_in_round(number: int) -> Any:
-    def watcher(record: dict[str, Any]) -> None:
-        if record["round"] == number:
+    def press(report: Any) -> None:
+        if report.record["round"] == number:
             raise KeyboardInterrupt
 
-    return watcher
+    return press
 
 
 def test_a_run_directory_holds_what_simulate_gives(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
     whole = run(config, tmp_path / "whole")
     broken = tmp_path / "broken"
     with pytest.raises(KeyboardInterrupt):
-        run(config, broken, watchers=[interrupt_in_round(3)])
+        run(config, broken, callbacks=[interrupt_in_round(3)])
     assert RunDir(broken).summary()["code"] == "interrupted"
     resumed = run(config, broken, resume=True)
     assert resumed["params_sha256"] == whole["params_sha256"]
@@ -86,7 +87,7 @@ def test_half_a_line_and_lines_after_the_checkpoint_are_cut(tmp_path: Path) -> N
     whole = run(config, tmp_path / "whole")
     broken = tmp_path / "broken"
     with pytest.raises(KeyboardInterrupt):
-        run(config, broken, watchers=[interrupt_in_round(4)])
+        run(config, broken, callbacks=[interrupt_in_round(4)])
     metrics = broken / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + '{"round": 77}\n{"round": 78, "lo')
     assert run(config, broken, resume=True)["params_sha256"] == whole["params_sha256"]
@@ -100,7 +101,7 @@ def test_a_run_whose_last_lines_a_power_cut_took_goes_on_with_a_gap(
     whole = run(config, tmp_path / "whole")
     tmp_path /= "cut"
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path, watchers=[interrupt_in_round(4)])
+        run(config, tmp_path, callbacks=[interrupt_in_round(4)])
     metrics = tmp_path / "metrics.jsonl"
     left = metrics.read_text().splitlines(keepends=True)[:1]
     metrics.write_text("".join(left) + '{"round": 2, "lo')
@@ -116,9 +117,9 @@ def test_a_run_whose_last_lines_a_power_cut_took_goes_on_with_a_gap(
 
 def test_a_finished_run_is_returned_and_a_longer_one_goes_on(tmp_path: Path) -> None:
     first = run(small(rounds=4), tmp_path / "a")
-    again = run(small(rounds=4), tmp_path / "a", resume=True, watchers=[interrupt_in_round(1)])
+    again = run(small(rounds=4), tmp_path / "a", resume=True, callbacks=[interrupt_in_round(1)])
     assert again == first
-    longer = run(small(rounds=6), tmp_path / "a", resume=True, watchers=[interrupt_in_round(4)])
+    longer = run(small(rounds=6), tmp_path / "a", resume=True, callbacks=[interrupt_in_round(4)])
     assert longer["rounds"] == 6
     assert longer["params_sha256"] == run(small(rounds=6), tmp_path / "b")["params_sha256"]
 
@@ -209,7 +210,7 @@ def test_a_directory_in_which_a_run_goes_on_is_left_alone(
 ) -> None:
     monkeypatch.setattr("fedadmm.study.running._PATIENCE", 0.1)
     with pytest.raises(KeyboardInterrupt):
-        run(small(checkpoint={"every": 1}), tmp_path, watchers=[interrupt_in_round(2)])
+        run(small(checkpoint={"every": 1}), tmp_path, callbacks=[interrupt_in_round(2)])
     before = records(tmp_path)
     with locked(tmp_path, 0.0), pytest.raises(StateError, match="in use by process"):
         run(small(checkpoint={"every": 1}), tmp_path, resume=True)
@@ -219,7 +220,7 @@ def test_a_directory_in_which_a_run_goes_on_is_left_alone(
 
 def test_a_summary_is_there_from_the_first_second_on(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
-    final = run(small(), tmp_path, label="mine", watchers=[lambda _: seen.append(read(tmp_path))])
+    final = run(small(), tmp_path, label="mine", callbacks=[lambda _: seen.append(read(tmp_path))])
     assert {one["code"] for one in seen} == {"running"}
     assert [one["rounds"] for one in seen] == [0, 0, 0, 0]
     known = ("label", "algorithm", "method", "baseline", "seed", "target", "fedadmm_version")
@@ -238,7 +239,7 @@ def test_a_killed_run_of_this_version_and_the_one_before_go_on(tmp_path: Path) -
     whole = run(small(rounds=6), tmp_path / "whole")
     for name in ("new", "old"):
         with pytest.raises(KeyboardInterrupt):
-            run(small(rounds=6), tmp_path / name, watchers=[interrupt_in_round(4)])
+            run(small(rounds=6), tmp_path / name, callbacks=[interrupt_in_round(4)])
     running = RunDir(tmp_path / "new").summary() | {"code": "running"}
     (tmp_path / "new/summary.json").write_text(json.dumps(running))
     (tmp_path / "old/summary.json").unlink()
@@ -248,57 +249,59 @@ def test_a_killed_run_of_this_version_and_the_one_before_go_on(tmp_path: Path) -
 
 
 def test_a_run_that_fails_on_the_way_says_so_and_goes_on(tmp_path: Path) -> None:
-    def fail(record: dict[str, Any]) -> None:
-        if record["round"] == 3:
+    def fail(report: Any) -> None:
+        if report.record["round"] == 3:
             raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
-        run(small(rounds=6), tmp_path / "a", watchers=[fail])
+        run(small(rounds=6), tmp_path / "a", callbacks=[fail])
     summary = RunDir(tmp_path / "a").summary()
     assert (summary["code"], summary["status"]) == ("failed", "failed: no space left")
     resumed = run(small(rounds=6), tmp_path / "a", resume=True)
     assert resumed["params_sha256"] == run(small(rounds=6), tmp_path / "b")["params_sha256"]
 
 
-class Follower:
-    """A tracker that remembers what it was told, as `test_running:Follower`."""
+@dataclass(frozen=True)
+class Follower(fa.Callback):
+    """Remembers what it was told, as `test_running:Follower`."""
 
     told: ClassVar[list[str]] = []
 
-    def start(self, directory: Path, config: Any, first_round: int) -> None:
-        self.told.append(f"from {first_round}")
+    def begin(self, run: Any) -> None:
+        self.told.append(f"from {run.state.round + 1}")
 
-    def record(self, record: dict[str, Any]) -> None:
-        """Nothing to remember."""
-
-    def finish(self, summary: Any) -> None:
+    def end(self, summary: Any, live: Any) -> None:
         self.told.append(summary["code"])
 
 
+@dataclass(frozen=True)
 class Missing(Follower):
     """One whose package is not installed."""
 
-    def start(self, directory: Path, config: Any, first_round: int) -> None:
-        raise ConfigError("trackers names 'missing', which is not installed")
+    def begin(self, run: Any) -> None:
+        raise ConfigError("callbacks names 'missing', which is not installed")
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "a tracker": {"trackers": [f"{__name__}:Follower", f"{__name__}:Missing"]},
-    "an engine": {"trackers": [f"{__name__}:Follower"], "engine": {"name": "vectorised"}},
+    "a callback": {"callbacks": [{"name": f"{__name__}:{one}"} for one in ("Follower", "Missing")]},
+    "an engine": {
+        "callbacks": [{"name": f"{__name__}:Follower"}],
+        "engine": {"name": "vectorised"},
+    },
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("done", [0, 4])
 def test_a_refused_run_leaves_its_folder_as_it_was(case: str, done: int, tmp_path: Path) -> None:
-    """A new one empty, and a finished one finished; trackers that began hear of it."""
+    """A new one empty, and a finished one finished; callbacks that began hear of it."""
     solver = {"local": {"solver": {"name": "lbfgs"}}}  # which does not stack
     if done:
         run(small(**solver), tmp_path)
     names = ("config.toml", "metrics.jsonl", "summary.json", "model.safetensors")
     before = {name: (tmp_path / name).read_bytes() for name in names if done}
     Follower.told.clear()
-    with pytest.raises(ConfigError if case == "a tracker" else PairingError):
+    with pytest.raises(ConfigError if case == "a callback" else PairingError):
         run(small(rounds=6, **solver, **REFUSED[case]), tmp_path, resume=True)
     assert Follower.told == [f"from {done + 1}", "failed"]
     found = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in names}
@@ -316,7 +319,7 @@ def test_a_resumed_run_that_is_interrupted_at_once_still_knows_its_best(
     def press(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "simulate", press)
+    monkeypatch.setattr("fedadmm.run.simulation.make_job", press)
     with pytest.raises(KeyboardInterrupt):
         run(small(rounds=6), tmp_path, resume=True)
     summary = RunDir(tmp_path).summary()
@@ -357,7 +360,7 @@ def test_an_initial_round_is_round_0_and_written_once(kept: bool, tmp_path: Path
     assert whole["bytes_up"] == sum(record["traffic"]["bytes_up"] for record in written)
     broken = tmp_path / "broken"
     with pytest.raises(KeyboardInterrupt):
-        run(chosen, broken, watchers=[interrupt_in_round(1)])
+        run(chosen, broken, callbacks=[interrupt_in_round(1)])
     assert RunDir(broken).summary()["status"] == "interrupted after round 1, 0 rounds are kept"
     if not kept:
         shutil.rmtree(broken / "checkpoint")

@@ -34,7 +34,7 @@ ALL: dict[str, Any] = {
     },
     "sampler": {"name": "support.strangers:EveryOther"},
     "engine": {"name": "support.strangers:Engineer"},
-    "trackers": ["support.strangers:Tracker"],
+    "callbacks": [{"name": "support.strangers:Counting"}],
 }
 
 
@@ -105,7 +105,7 @@ def test_a_mistake_in_a_strangers_table_is_named() -> None:
         ("sampler", "support.strangers:Nobody", "cannot be imported .*'Nobody'.*current folder"),
         ("sampler", ":X", "cannot be imported"),
         ("sampler", "support.strangers:Loose", "is a dataclass that can be changed, but must be"),
-        ("sampler", "support.strangers:Tracker", "is not a frozen dataclass"),
+        ("sampler", "support.strangers:perceptron", "is not a frozen dataclass"),
         ("sampler", "support.strangers:Empty", "not a subclass of fedadmm.core.protocols.Sampler"),
         ("problem", "support.strangers:Empty", "has no load, but must have load"),
         (
@@ -127,9 +127,11 @@ def test_what_is_no_part_of_the_family_is_refused(family: str, name: str, messag
         resolve(SMALL | tree)
 
 
-def test_trackers_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trackers names .*, which has no start, record, finish"):
-        run(resolve(SMALL | {"trackers": ["support.strangers:Empty"]}), tmp_path)
+def test_what_is_no_callback_is_refused() -> None:
+    name = "support.strangers:Empty"
+    message = f"^callback.name is {name!r}, which is not a subclass of .*callbacks.Callback, but"
+    with pytest.raises(ConfigError, match=message):
+        resolve(SMALL | {"callbacks": [{"name": name}]})
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "ray"])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+import fedadmm as fa
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.core.tables import flattened
 from fedadmm.study.config import resolve
 from fedadmm.study.export import export
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
-from fedadmm.study.trackers import tracker
 from support.commands import SMALL
 
 
@@ -27,7 +27,7 @@ def test_tensorboard_holds_every_round(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(resolve(SMALL | {"trackers": ["tensorboard"]}), tmp_path)
+    run(resolve(SMALL | {"callbacks": [{"name": "tensorboard"}]}), tmp_path)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     found = [(event.step, event.value) for event in events.Scalars("loss")]
@@ -41,7 +41,7 @@ def test_mlflow_holds_parameters_metrics_and_status(
 ) -> None:
     tracking = pytest.importorskip("mlflow.tracking", reason="the extra 'mlflow' is missing")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run(resolve(SMALL | {"trackers": ["mlflow"]}), tmp_path)
+    run(resolve(SMALL | {"callbacks": [{"name": "mlflow"}]}), tmp_path)
     client = tracking.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("fedadmm")
     (found,) = client.search_runs([experiment.experiment_id])
@@ -74,18 +74,34 @@ def test_weights_and_biases_holds_every_round_offline(
     wandb = pytest.importorskip("wandb", reason="the extra 'wandb' is not installed")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
-    run(resolve(SMALL | {"trackers": ["wandb"]}), tmp_path)
+    run(resolve(SMALL | {"callbacks": [{"name": "wandb"}]}), tmp_path)
     wandb.teardown()  # ends the process that writes the file
     (path,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     assert steps_of(path) == list(zip([1, 2, 3, 4], losses(tmp_path), strict=True))
 
 
-def test_unknown_trackers_are_refused_before_round_0(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trackers names 'tensorbord', .*did you mean tensorboa"):
-        run(resolve(SMALL | {"trackers": ["tensorbord"]}), tmp_path)
-    with pytest.raises(ConfigError, match="cannot be imported"):
-        tracker("no.such.module:Thing")
-    assert not (tmp_path / "metrics.jsonl").exists()
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        (
+            [{"name": "tensorbord"}],
+            r"^callbacks\[0\].name is 'tensorbord', .*did you mean tensorboa",
+        ),
+        ([{"name": "no.such.module:Thing"}], "cannot be imported"),
+        (["tensorboard"], r"^callbacks\[0\] is 'tensorboard', but must be a table whose name is"),
+        ([{"name": "diagnostics"}] * 2, "^callbacks names 'diagnostics' twice"),
+    ],
+)
+def test_what_is_no_callback_is_refused(callbacks: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(SMALL | {"callbacks": callbacks})
+
+
+@pytest.mark.parametrize("tracker", [fa.TensorBoard(), fa.MLflow(), fa.WeightsAndBiases()])
+def test_a_tracker_needs_a_run_directory(tracker: fa.Callback) -> None:
+    problem = resolve(SMALL).load_problem()
+    with pytest.raises(ConfigError, match=r"writes into a run directory, but this run has none"):
+        fa.simulate(fa.FedADMM(1.0), problem, 1, solver=fa.ExactSolver(), callbacks=[tracker])
 
 
 def test_tables_become_dotted_keys() -> None:

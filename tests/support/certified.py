@@ -23,8 +23,8 @@ SAMPLERS = {
 
 def certified(method: Any, problem: fa.Problem, rounds: int = 15, **options: Any) -> fa.Result:
     theorem = options.pop("theorem", "auto")
-    evaluation = fa.Evaluation(objective=False, test=False, certificate=theorem)
-    return fa.simulate(method, problem, rounds, evaluate=evaluation, **options)
+    callbacks = [fa.Certificate(theorem), *options.pop("callbacks", ())]
+    return fa.simulate(method, problem, rounds, evaluate=False, callbacks=callbacks, **options)
 
 
 def accurate(M: float, L: float, weight: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedadmm.cli import app
+from fedadmm.run.callbacks import Callback
 
 SMALL: dict[str, Any] = {
     "rounds": 4,
@@ -37,15 +39,10 @@ def write_small(path: Path, **changes: Any) -> Path:
     return path
 
 
-class Interrupter:
-    """A tracker that presses Ctrl-C in the third round, as `support.commands:Interrupter`."""
+@dataclass(frozen=True)
+class Interrupter(Callback):
+    """Presses Ctrl-C in the third round, as `support.commands:Interrupter`."""
 
-    def start(self, directory: Path, config: Any, first_round: int) -> None:
-        self.round = 0
-
-    def record(self, record: dict[str, Any]) -> None:
-        if record["round"] == 3:
+    def round(self, report: Any, live: Any) -> None:
+        if report.record["round"] == 3:
             raise KeyboardInterrupt
-
-    def finish(self, summary: Any) -> None:
-        """Nothing to close."""

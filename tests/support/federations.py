@@ -151,7 +151,7 @@ def snapshots(
         given,
         rounds,
         engine=Chosen(spied, choice.is_asynchronous),
-        observers=[observe],
+        callbacks=[observe],
         **options,
     )
     return taken

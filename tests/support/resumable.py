@@ -84,7 +84,7 @@ def run_in_directory(directory: Path, rounds: int, kind: str, every: int) -> Non
             file.flush()
 
         store = make_store(kind, directory)
-        result = run(rounds, store=store, checkpoints=checkpoints, resume=True, observers=[note])
+        result = run(rounds, store=store, checkpoints=checkpoints, resume=True, callbacks=[note])
     (directory / "digests.json").write_text(json.dumps(fingerprints(result)))
 
 
@@ -100,7 +100,7 @@ def interrupted(
         return run(options.pop("rounds", rounds), **options)
 
     with pytest.raises(KeyboardInterrupt):
-        go(observers=[stopping_after(after)])
+        go(callbacks=[stopping_after(after)])
     return lambda **more: go(resume=True, **more)
 
 

@@ -102,17 +102,20 @@ def perceptron(inputs: int, classes: int) -> nn.Module:
     return models.mlp(inputs, 32, classes)
 
 
-class Tracker:
+@dataclass(frozen=True)
+class Counting(fa.Callback):
     """Writes how many records it has seen."""
 
-    def start(self, directory: Path, config: Any, first_round: int) -> None:
-        self.directory, self.seen = directory, 0
+    file: str = "seen.txt"
 
-    def record(self, record: Any) -> None:
-        self.seen += 1
+    def begin(self, run: Any) -> tuple[Path, list[int]]:
+        return run.directory / self.file, []
 
-    def finish(self, summary: Any) -> None:
-        (self.directory / "seen.txt").write_text(str(self.seen))
+    def round(self, report: Any, live: tuple[Path, list[int]]) -> None:
+        live[1].append(report.record["round"])
+
+    def end(self, summary: Any, live: tuple[Path, list[int]]) -> None:
+        live[0].write_text(str(len(live[1])))
 
 
 @dataclass

@@ -1,20 +1,18 @@
-"""Trackers that bring their process down."""
+"""Callbacks that bring their process down."""
 
 from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 from typing import Any
 
+from fedadmm.run.callbacks import Callback
 
-class Suicidal:
+
+@dataclass(frozen=True)
+class Suicidal(Callback):
     """Dies like a process that the system killed."""
 
-    def start(self, *ignored: Any) -> None:
-        """Nothing to prepare."""
-
-    def record(self, record: dict[str, Any]) -> None:
+    def round(self, report: Any, live: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-
-    def finish(self, summary: Any) -> None:
-        """Never reached."""

@@ -237,7 +237,7 @@ def test_a_certificate_goes_on_after_a_crash_between_the_initial_round_and_the_f
 
     saved = fa.Checkpoints(tmp_path, 9)
     with pytest.raises(OSError):
-        certified(method, problem, 2, checkpoints=saved, observers=[crash], **options)
+        certified(method, problem, 2, checkpoints=saved, callbacks=[crash], **options)
     saved = fa.Checkpoints(tmp_path, 9)
     again = certified(method, problem, 2, checkpoints=saved, resume=True, **options)
     whole = certified(method, problem, 2, keep_trajectory=True, **options)
@@ -388,4 +388,4 @@ def test_a_problem_that_nothing_is_known_of_is_refused():
         fa.PairingError,
         match=r"^certificate: needs a problem whose smoothness L is known, but problem has none$",
     ):
-        run(fa.FedDR(0.1), given, 1, evaluate=fa.Evaluation(certificate="auto"))
+        run(fa.FedDR(0.1), given, 1, callbacks=[fa.Certificate()])

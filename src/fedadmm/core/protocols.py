@@ -697,7 +697,7 @@ class ClientRecord(NamedTuple):
 
 
 class ClientInfo(NamedTuple):
-    """What is known about one client's round; observers read it, algorithms never do."""
+    """What is known about one client's round; callbacks read it, algorithms never do."""
 
     client: int
     solve: SolveInfo

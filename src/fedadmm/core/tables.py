@@ -101,7 +101,9 @@ def _value(value: Any, annotation: Any, where: str) -> Any:
     """What a constructor takes for a value of a table."""
     choices = members(annotation)
     kinds = [kind_of(choice) for choice in choices]
-    if isinstance(value, str):  # docstrings are written for Python, where nothing is None
+    only = [kind for kind in kinds if kind is not type(None)]
+    if isinstance(value, str) and (only[0] not in ROLES or value in (NONE, "None")):
+        # Docstrings are written for Python, where nothing is None.
         return None if value in (NONE, "None") and type(None) in kinds else value
     if isinstance(value, Mapping):
         return _from_mapping(value, choices, where)
@@ -111,7 +113,6 @@ def _value(value: Any, annotation: Any, where: str) -> Any:
                 item = (get_args(choice) or (Any,))[0]
                 return tuple(_value(one, item, f"{where}[{i}]") for i, one in enumerate(value))
         return value
-    only = [kind for kind in kinds if kind is not type(None)]
     if len(only) == 1 and only[0] in ROLES:  # it can only be a table
         return part_from(ROLES[only[0]], value, where)
     if len(only) == 1 and isinstance(only[0], type) and is_dataclass(only[0]):

@@ -47,7 +47,7 @@ class Parcel(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Up: the upload and what observers may know about how it came about."""
+    """Up: the upload and what callbacks may know about how it came about."""
 
     upload: Upload
     info: ClientInfo

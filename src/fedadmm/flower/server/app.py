@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedadmm.core import files
-from fedadmm.core.errors import ConfigError
+from fedadmm.core.errors import ConfigError, PairingError
+from fedadmm.core.parts import name_of
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.server.endpoint import Endpoint, Watched
 from fedadmm.flower.server.rundir import RunDirectory
-from fedadmm.flower.server.service import Observer, Outcome, Service
+from fedadmm.flower.server.service import Outcome, Service
 from fedadmm.flower.site.app import STATE_DIR
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.callbacks import Callbacks, Given, as_callbacks
+from fedadmm.run.plan import Ending, RoundReport
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -35,7 +37,7 @@ _PREDECESSOR = 60.0
 """Seconds that a server waits for the one before it to end."""
 
 
-def server_app(federation: Federation, observers: Sequence[Observer] = ()) -> ServerApp:
+def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> ServerApp:
     """A Flower ServerApp that runs a federation, and resumes it when it is started again.
 
     The run configuration must hold `run-dir`, the folder that receives metrics.jsonl,
@@ -56,7 +58,7 @@ def server_app(federation: Federation, observers: Sequence[Observer] = ()) -> Se
         watched = Watched(run)
         with endpoint(context, watched):
             said = partial(log_round, run.rounds)
-            seen = serve(run, grid, directory.path, [directory, watched, said, *observers])
+            seen = serve(run, grid, directory.path, [directory, watched, said, *callbacks])
             directory.finish(seen)
 
     app = ServerApp()
@@ -84,22 +86,41 @@ def run_folder(context: Context) -> Path:
 
 
 def serve(
-    federation: Federation, grid: Grid, folder: Path, observers: Iterable[Observer] = ()
+    federation: Federation, grid: Grid, folder: Path, callbacks: Iterable[Given] = ()
 ) -> Outcome:
     """Run a federation over a grid, from its last checkpoint in `folder` if there is one.
 
     Two servers on one checkpoint would acknowledge what the other never folded: the second waits,
-    and is refused.
+    and is refused.  Callbacks look at the rounds; none of them can measure here, because the
+    clients' states are at the sites.
     """
+    chosen = as_callbacks(callbacks)
+    for one in chosen:
+        if one.measures:
+            raise PairingError(
+                f"callbacks has {name_of(type(one))!r}, which measures on the clients' states, but "
+                "a deployment keeps them at the sites; leave it out"
+            )
     files.make_directory(folder)
     beside: dict[str, Mapping[str, Any]] = {}
     if federation.train_config:
         beside[wire.CONFIG] = federation.train_config
     if is_simulated(grid):
         beside[wire.PLACE] = {STATE_DIR: str(folder.resolve() / SITES)}
-    with torch.no_grad(), files.locked(folder, _PREDECESSOR):
-        files.remove_leftovers(folder)
-        return Service(federation, grid, folder, list(observers), beside).run()
+    with Callbacks(chosen, _summary) as attached, torch.no_grad():
+        with files.locked(folder, _PREDECESSOR):
+            files.remove_leftovers(folder)
+            outcome = Service(federation, grid, folder, attached, beside).run()
+        attached.ended(outcome.ending, outcome)
+    return outcome
+
+
+def _summary(ending: Ending, outcome: Outcome | None) -> dict[str, Any]:
+    """What callbacks learn at the end of a deployed run."""
+    told: dict[str, Any] = {"code": ending.code, "status": ending.sentence}
+    if outcome is not None:
+        told |= {"rounds": outcome.state.round, "network": outcome.counts}
+    return told
 
 
 def is_simulated(grid: Grid) -> bool:
@@ -110,7 +131,7 @@ def is_simulated(grid: Grid) -> bool:
 
 
 def log_round(rounds: int, report: RoundReport) -> None:
-    """An observer that says how a round went, where Flower says such things."""
+    """Say how a round went, where Flower says such things."""
     record = report.record
     metrics = "".join(f", {name} {value:.4g}" for name, value in record["metrics"].items())
     seconds, clients = record["clock"]["seconds"], record["cohort"]["participants"]

@@ -32,7 +32,7 @@ class _Gauge(NamedTuple):
 
 
 class Watched:
-    """What is told of a run; an observer of its rounds."""
+    """What is told of a run; called with the report of every round."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation

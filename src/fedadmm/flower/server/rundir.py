@@ -39,7 +39,7 @@ def _is_event(line: bytes) -> bool:
 
 
 class RunDirectory:
-    """An observer that appends to metrics.jsonl, and writes the summary at the end.
+    """A callback that appends to metrics.jsonl, and writes the summary at the end.
 
     What was refused, missing, lost or repaired stands in events.jsonl, one line an event.
 

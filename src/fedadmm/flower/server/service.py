@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +24,7 @@ from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
 from fedadmm.run.best import Judge
+from fedadmm.run.callbacks import Callbacks, Run
 from fedadmm.run.client import Job, message_template
 from fedadmm.run.endings import EXPLOSION
 from fedadmm.run.evaluation import Evaluation
@@ -36,8 +36,6 @@ from fedadmm.run.state import MemoryStore
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
-
-Observer = Callable[[RoundReport], None]
 
 
 class Outcome(NamedTuple):
@@ -59,13 +57,14 @@ class Service:
         federation: Federation,
         grid: Grid,
         folder: Path,
-        observers: list[Observer],
+        callbacks: Callbacks,
         beside: Beside,
     ) -> None:
         self.federation = federation
         job = federation.server_job()
         self.job, self._spending = hidden(job, federation.sampler)
-        self.observers = observers
+        self.callbacks = callbacks
+        self._folder = folder
         self._simulated = PLACE in beside
         self.journal = Journal()
         self.remembers = _remembers(self.job)
@@ -109,6 +108,9 @@ class Service:
 
     def run(self) -> Outcome:
         """Rounds, or steps, until the end; repairs and empty rounds interrupt the loop."""
+        known = fingerprint(self.federation, self.job)
+        places = (MemoryStore(), self.saved.state, self._folder)
+        self.callbacks.begin(Run(known, self.job, self.federation.sampler, None, *places))
         if self._simulated:
             self._check_nodes()
         initial = self.saved.state.round < 0
@@ -167,8 +169,7 @@ class Service:
         record["network"] = record.get("network", {}) | self._told(record["round"]) | self.news()
         state = report.state._replace(first_loss=self._first_loss)
         report = RoundReport(state, record, report.infos, ending)
-        for observer in self.observers:
-            observer(report)
+        self.callbacks.round(report)
         return report
 
     def _told(self, number: int) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class SiteAccount:
         budgets = [budget for budget in (noise.budget, own) if budget is not None]
         if not budgets:
             return
-        from fedadmm.theory.privacy import composed_epsilon
+        from fedadmm.core.privacy import composed_epsilon
 
         before = self.spent()
         after = {**before, kind: before.get(kind, 0) + more}
