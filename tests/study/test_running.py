@@ -162,7 +162,8 @@ def test_a_target_that_nothing_measures_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_diverged_run_has_json_without_nan(tmp_path: Path) -> None:
-    config = small(rounds=200, solver={"name": "gradient-descent", "lr": 1e6})
+    local = SMALL["local"] | {"solver": {"name": "gradient-descent", "lr": 1e6}}
+    config = small(rounds=200, local=local)
     summary = run(config, tmp_path)
     assert summary["code"] == "diverged"
     for path in (tmp_path / "metrics.jsonl", tmp_path / "summary.json"):

@@ -85,7 +85,7 @@ def test_weights_and_biases_holds_every_round_offline(
     [
         (
             [{"name": "tensorbord"}],
-            r"^callbacks\[0\].name is 'tensorbord', .*did you mean tensorboa",
+            r"^callbacks\[0\].name is 'tensorbord', .*did you mean tensor",
         ),
         ([{"name": "no.such.module:Thing"}], "cannot be imported"),
         (["tensorboard"], r"^callbacks\[0\] is 'tensorboard', but must be a table whose name is"),
