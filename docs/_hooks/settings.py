@@ -60,6 +60,10 @@ def page() -> str:
     )
     for name in FAMILIES["upload"]:
         parts += _part("upload", name)
+    parts.append("## \\[\\[callbacks\\]\\]")
+    parts.append("A list of tables: what looks at the run while it goes on.")
+    for name in FAMILIES["callback"]:
+        parts += _part("callback", name)
     parts.append("## Schedules")
     parts.append("Where a number may change over the rounds, a table takes its place.")
     for name in FAMILIES["schedule"]:

@@ -395,9 +395,7 @@ def test_two_callbacks_must_not_report_one_name():
     found = look(One("x"), Two("y"))
     assert found["instruments"] == {"x": 1.0, "y": 1.0}
     assert {"One_seconds", "Two_seconds"} <= found["clock"].keys()
-    message = (
-        "^simulate: the callback Two reports 'x', which another one does already; taken are x"
-    )
+    message = "^simulate: the callback Two reports 'x', which another one does already; taken are x"
     with pytest.raises(fa.ParameterError, match=message):
         look(One("x"), Two("x"))
 

@@ -324,7 +324,7 @@ def test_a_run_that_was_not_certified_from_the_start_cannot_be_later(tmp_path):
     run_options = {"solver": fa.ExactSolver(), "checkpoints": saved}
     fa.simulate(fa.FedDR(0.3), problem, 5, evaluate=False, **run_options)
     with pytest.raises(
-        fa.StateError, match=r"^the checkpoint of round 5 knows nothing of the certificate, but"
+        fa.StateError, match=r"^the checkpoint of round 5 knows nothing of the callback certif"
     ):
         certified(fa.FedDR(0.3), problem, 9, resume=True, **run_options)
 

@@ -69,8 +69,8 @@ def _run(chosen: Experiment, folder: Path, resume: bool, report: bool, as_json: 
 
     with live() as watch:
         watch(Began(0, chosen.label, chosen.rounds))
-        shown = [lambda report: watch(Recorded(0, report.record))]
-        summary = run_experiment(chosen, folder, resume=resume, callbacks=shown)
+        bars = [lambda report: watch(Recorded(0, report.record))]
+        summary = run_experiment(chosen, folder, resume=resume, callbacks=bars)
     page = draw(folder, report)
     if as_json:
         print_json(summary | {"directory": str(folder), "report": page})

@@ -23,6 +23,7 @@ from fedadmm.core.parts import name_of, role
 from fedadmm.core.protocols import ClientInfo, ClientStateStore, Sampler
 from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.tables import Tree
+from fedadmm.core.validation import check
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.plan import Ending, RoundReport, RunState
@@ -102,10 +103,13 @@ Given = Callback | Callable[[RoundReport], Any]
 
 def as_callbacks(given: Iterable[Given]) -> tuple[Callback, ...]:
     """Callbacks, with a function of a report as one that only looks."""
-    return tuple(
-        FunctionCallback(one) if callable(one) and not isinstance(one, Callback | type) else one
-        for one in given
-    )
+    made: list[Any] = list(given)
+    for index, one in enumerate(made):
+        if callable(one) and not isinstance(one, Callback | type):
+            made[index] = FunctionCallback(one)
+        else:
+            check("simulate", f"callbacks[{index}]", one, Callback)
+    return tuple(made)
 
 
 class Attached(NamedTuple):
