@@ -95,8 +95,8 @@ def test_a_method_without_models_of_its_clients_has_no_choice(method):
     given = federation(42)
     run(method, given, rounds=1, start="global", **WORK)
     words = (
-        f"^{type(method).__name__} keeps no model of a client between rounds, but start is "
-        "'current'; use 'global'$"
+        f"^{type(method).__name__} keeps no model of a client between rounds, but local.start "
+        "is 'current'; use 'global'$"
     )
     with pytest.raises(fa.PairingError, match=words):
         run(method, given, rounds=1, start="current", **WORK)

@@ -73,8 +73,8 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
 
     @property
     def bias(self) -> str | None:
-        numeric = "a numeric step pulls by rho (1 - |S|/(n step)) (theta - theta^0) in the limit"
-        return None if self.step == "tracking" else numeric
+        pull = "a numeric step pulls the limit by rho (1 - |S|/(n step)) (theta - theta^0)"
+        return None if self.step == "tracking" else pull
 
     @property
     def tolerates_stale(self) -> bool:
@@ -134,9 +134,8 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         self, server: Server, past: Message, regularizer: Regularizer
     ) -> Server | None:
         """Take its u_i out of the mean; a numeric step keeps no such mean."""
-        if self.step != "tracking":
-            return None
-        return fold(server, trees.scaled(past, -1.0), at(self.rho, 0), regularizer)
+        tracks, taken = self.step == "tracking", trees.scaled(past, -1.0)
+        return fold(server, taken, at(self.rho, 0), regularizer) if tracks else None
 
     def global_params(self, server: Server) -> Tensor:
         return server.theta

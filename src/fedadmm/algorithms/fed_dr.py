@@ -67,19 +67,12 @@ class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
 
     eta: float
     usual_start = "own"
+    increments = ("increment",)
+    tolerates_stale = True  # a reply moves the mean by its own share
 
     @property
     def prox_step(self) -> float:
         return self.eta
-
-    @property
-    def tolerates_stale(self) -> bool:
-        """A reply moves the mean by its own share."""
-        return True
-
-    @property
-    def increments(self) -> tuple[str, ...]:
-        return ("increment",)
 
     def init_server(self, params: Tensor) -> Server:
         return Server(params, params)
