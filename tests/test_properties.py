@@ -487,8 +487,8 @@ TOGETHER: dict[str, list[Any]] = {
     "algorithm": [
         ROWS[name].algorithm
         for name in (
-            *("FedAvg", "FedDyn", "SCAFFOLD 2", "FedADMM", "FedADMM aligned", "A-FedPD"),
-            "FedDR aligned prox",
+            *("FedAvg", "FedDyn", "SCAFFOLD 2", "FedADMM", "aligned", "A-FedPD"),
+            "FedDR prox",
         )
     ],
     "weights": [None, range(1, resumable.CLIENTS + 1)],
