@@ -154,7 +154,7 @@ def changed(settings: Federation, chance: Random) -> tuple[Federation, bool]:
             (replace(settings, weights=[*other[1:], other[0] + 1]), False),
             (replace(settings, initial=settings.initial + 1), False),
             (replace(settings, seed=settings.seed + 1), False),
-            (replace(settings, algorithm=fa.FedAvg(), stop=fa.Steps(9)), False),
+            (replace(settings, algorithm=fa.FedADMM(rho=9.0), stop=fa.Steps(9)), False),
             (replace(settings, ledger="none" if settings.ledger == "disk" else "disk"), False),
             (replace(settings, evaluate_every=1), True),
             (replace(settings, patience=replace(settings.patience, round=25.0)), True),
