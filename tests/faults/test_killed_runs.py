@@ -80,11 +80,10 @@ def kill_after(
     launcher: Launcher, metrics: Path, lines: int, delay: float, *arguments: Any
 ) -> None:
     """Let a run write some lines, wait a random moment more, and kill it."""
-    victim = launcher.start(*arguments)
+    victim = launcher.start(*arguments, True)
     deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
-            break
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < lines:
+        assert time.monotonic() < deadline, f"{lines} lines do not come"
         time.sleep(0.001)
     time.sleep(delay)
     os.kill(victim, signal.SIGKILL)

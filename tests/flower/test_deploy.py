@@ -342,23 +342,47 @@ def test_a_folder_without_deployment_is_named(tmp_path):
     assert "is no deployment" in done.output
 
 
+SLOW_TO_END = """
+import os, signal, sys, time
+
+def end(*_):
+    print("asked")
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.02)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+print("ready")
+time.sleep(300)
+"""
+
+
+def said(groups, word):
+    deadline = time.monotonic() + 120
+    while not all(word in group.tail() for group in groups):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_taking_down_is_not_stopped_half_way(tmp_path, monkeypatch):
-    """Whoever asks twice must not leave processes behind."""
-    slow = "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(1), exit()))\nprint(1)\n"
+    """Whoever asks twice must not leave processes behind: they end only after the second time."""
+    again = tmp_path / "again"
     ground = LocalNetwork(tmp_path, [], tls=False)
     groups = [
-        ground._launch(name, [sys.executable, "-u", "-c", slow + "time.sleep(60)"])
+        ground._launch(name, [sys.executable, "-u", "-c", SLOW_TO_END, str(again)])
         for name in ("first", "second")
     ]
-    deadline = time.monotonic() + 30
-    while not all(group.tail() for group in groups):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    said(groups, "ready")
 
     def interrupt(number, frame):
         raise KeyboardInterrupt
 
-    asking = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    def ask_again():
+        said(groups[:1], "asked")
+        os.kill(os.getpid(), signal.SIGTERM)
+        again.touch()
+
+    asking = threading.Thread(target=ask_again)
     before = signal.signal(signal.SIGTERM, interrupt)
     asking.start()
     try:

@@ -27,7 +27,7 @@ with locked(Path(sys.argv[1]), 1.0):
     alone = sys.argv[2] == "alone"
     if alone or os.fork() == 0:  # a worker speaks for itself: only then has it let go of the lock
         print(-1 if alone else os.getpid(), flush=True)
-    time.sleep(60)
+    time.sleep(300)
 """
 
 
@@ -42,7 +42,7 @@ def holder(folder: Path, *, worker: bool = False) -> Iterator[tuple[subprocess.P
         yield process, child
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
         if child > 0:
             os.kill(child, signal.SIGKILL)
@@ -60,7 +60,7 @@ def test_a_second_process_is_refused_and_told_who_is_there(tmp_path: Path) -> No
 def test_who_waits_comes_next(tmp_path: Path) -> None:
     with holder(tmp_path) as (process, _):
         process.terminate()
-        with locked(tmp_path, 10.0):
+        with locked(tmp_path, 60.0):
             assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
     with locked(tmp_path, 0.0):
         pass
@@ -69,7 +69,7 @@ def test_who_waits_comes_next(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_no_lock_with_its_workers(tmp_path: Path) -> None:
     with holder(tmp_path, worker=True) as (process, child):
         process.kill()
-        process.wait(10)
+        process.wait(60)
         os.kill(child, 0)  # still there
         with locked(tmp_path, 0.0):
             pass

@@ -148,7 +148,7 @@ def test_a_worker_killed_between_rounds_is_replaced() -> None:
     def kill_one(report: object) -> None:
         child = multiprocessing.active_children()[0]
         os.kill(child.pid, signal.SIGKILL)
-        child.join(10)
+        child.join(60)
 
     problem = PROBLEMS["perceptron"]
     expected = run("sequential", fa.FedADMM(rho=0.5), problem())
@@ -160,8 +160,8 @@ def test_a_stuck_client_is_named_after_the_timeout() -> None:
     def disaster() -> None:
         signal.pause()
 
-    with pytest.raises(fa.EngineError, match=r"client 2 .* more than 0.5 seconds"):
-        _run_all(_with(disaster), Workers(workers=2, timeout=0.5))
+    with pytest.raises(fa.EngineError, match=r"client 2 .* more than 3 seconds"):
+        _run_all(_with(disaster), Workers(workers=2, timeout=3.0))
 
 
 def test_leaving_in_the_middle_of_a_round_ends_the_processes() -> None:
@@ -239,5 +239,5 @@ def test_no_process_survives_its_parent(how: str) -> None:
             os.killpg(parent.pid, signal.SIGINT)
         else:
             parent.kill()
-        parent.wait(30)
-        assert _gone(parent.pid, patience=30)
+        parent.wait(120)
+        assert _gone(parent.pid, patience=120)

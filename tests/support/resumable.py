@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,13 @@ def stopping_after(number: int) -> Callable[[RoundReport], None]:
     return observe
 
 
-def run_in_directory(directory: Path, rounds: int, kind: str, every: int) -> None:
-    """What a program around `simulate` does: metrics a line a round, cut back before a resume."""
+def run_in_directory(
+    directory: Path, rounds: int, kind: str, every: int, hold: bool = False
+) -> None:
+    """What a program around `simulate` does: metrics a line a round, cut back before a resume.
+
+    With `hold` it waits in its last round: whoever is to kill it cannot come too late.
+    """
     checkpoints = Checkpoints(directory / "checkpoint", every)
     metrics = directory / "metrics.jsonl"
     done = checkpoints.latest_round() or 0
@@ -82,6 +88,8 @@ def run_in_directory(directory: Path, rounds: int, kind: str, every: int) -> Non
         def note(report: RoundReport) -> None:
             file.write(json.dumps(report.record) + "\n")
             file.flush()
+            if hold and report.record["round"] == rounds:
+                time.sleep(3600)
 
         store = make_store(kind, directory)
         result = run(rounds, store=store, checkpoints=checkpoints, resume=True, callbacks=[note])

@@ -19,12 +19,12 @@ from support.resumable import run_in_directory
 def main() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
-        directory, rounds, kind, every = json.loads(line)
+        directory, *arguments = json.loads(line)
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                run_in_directory(Path(directory), rounds, kind, every)
+                run_in_directory(Path(directory), *arguments)
                 status = 0
             finally:
                 os._exit(status)
