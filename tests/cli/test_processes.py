@@ -55,8 +55,15 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         assert f"hello from {origin}\n" in done.stderr
 
 
-@pytest.mark.parametrize("every", [5000, 0])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "every"),
+    [
+        (signal.SIGINT, 130, 5000),
+        (signal.SIGTERM, 143, 0),
+        pytest.param(signal.SIGINT, 130, 0, marks=pytest.mark.release),
+        pytest.param(signal.SIGTERM, 143, 5000, marks=pytest.mark.release),
+    ],
+)
 def test_an_interrupted_run_keeps_its_rounds_and_the_printed_command_goes_on(
     number: signal.Signals, code: int, every: int, tmp_path: Path
 ) -> None:

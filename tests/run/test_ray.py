@@ -68,8 +68,11 @@ def test_the_name_is_registered() -> None:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [fa.FedAvg(), fa.FedADMM(rho=0.5, members="seen"), fa.FedDR(eta=1.0, init="prox")],
-    ids=lambda algorithm: algorithm.name,
+    [
+        pytest.param(fa.FedAvg(), id="fedavg", marks=pytest.mark.release),
+        pytest.param(fa.FedADMM(rho=0.5, members="seen"), id="fedadmm"),
+        pytest.param(fa.FedDR(eta=1.0, init="prox"), id="feddr", marks=pytest.mark.release),
+    ],
 )
 def test_ray_equals_sequential(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With weights, several sums an actor, and no record that travels to the driver."""
@@ -99,6 +102,7 @@ def test_what_leaves_a_client_is_the_same() -> None:
     assert_close(run(5, engine=ENGINE, **options), run(5, **options))
 
 
+@pytest.mark.release
 def test_models_with_buffers_equal_sequential() -> None:
     def options() -> dict[str, Any]:
         federation = small_federation(torch.nn.BatchNorm1d(5).double(), buffers="keep-local")
@@ -107,6 +111,7 @@ def test_models_with_buffers_equal_sequential() -> None:
     assert_close(run(3, engine=ENGINE, **options()), run(3, **options()))
 
 
+@pytest.mark.release
 def test_lazy_clients_and_silent_rounds() -> None:
     clients = problem().clients
     built = fa.LazyClients(len(clients), lambda index: clients[index])
@@ -164,6 +169,7 @@ def test_lost_actors_are_replaced_and_their_clients_recovered(tmp_path: Path) ->
     assert_close(result, reference)
 
 
+@pytest.mark.release
 def test_an_actor_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"kill-{number}").touch()
@@ -179,6 +185,7 @@ def test_a_client_that_raises_is_named() -> None:
         run(2, problem=federation_with(3, Broken), engine=ENGINE, **options)
 
 
+@pytest.mark.release
 def test_a_run_on_ray_is_resumed_from_its_own_files(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     options: Any = {"engine": ENGINE, "callbacks": [stopping_after(3)]}
@@ -207,6 +214,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_ever() -> None:
         run(2, engine=Ray(actors=1, timeout=1e-6))
 
 
+@pytest.mark.release
 def test_parts_that_have_only_the_declared_members_run_on_actors() -> None:
     result = minimal.run(ENGINE)
     path = [float(x) for x in result.trajectory]
