@@ -70,12 +70,16 @@ def test_two_processes_tell_the_same_stories() -> None:
 
 
 def test_all_kinds_of_faults_happen() -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(0, 16 * 60, 16):  # where all are switched on; a story is short
-        counts += tell(seed)
     told = {"loss": "lost messages", "delay": "late messages", "duplicates": "doubled messages"}
     told |= {"a liar": "lies", "second nodes": "messages"}
-    assert [kind for kind in KINDS if not counts[told.get(kind, kind)]] == []
+    missing = set(KINDS)
+    seeds = (seed for seed in itertools.count() if make(seed).kinds & missing)
+    for seed in itertools.islice(seeds, MOST):
+        counts = tell(seed)
+        missing -= {kind for kind in missing if counts[told.get(kind, kind)]}
+        if not missing:
+            return
+    pytest.fail(f"not in {MOST} seeds that may have it: {missing}")
 
 
 # bugs on purpose ---------------------------------------------------------------------------------
