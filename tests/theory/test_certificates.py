@@ -332,17 +332,21 @@ def test_a_run_that_was_not_certified_from_the_start_cannot_be_later(tmp_path):
 QUADRATICS = {"name": "quadratics", **CLASSES["quadratics"]}
 REFUSED = [
     (fa.FedAvg(), {}, r"^certificate: there is no theorem about FedAvg$"),
-    (fa.FedADMM(5.0, step=1.0), {}, r"^certificate: FedADMM's theorems need a constant rho, step="),
+    (
+        fa.FedADMM(5.0, step=1.0),
+        {},
+        r"^certificate: FedADMM's theorems need FedADMM itself with a constant rho, step=",
+    ),
     (
         fa.AlignedADMM(5.0),
         {},
         r"^certificate: the theorems are about absent clients that keep what they have, but those "
-        r"of this FedADMM move along; use FedADMM or FedDR with absent='kept'$",
+        r"of this AlignedADMM move along; use FedADMM or FedDR$",
     ),
     (
         fa.AFedPD(5.0),
         {"theorem": "feddr"},
-        r"^certificate: the theorems are about absent clients .* this FedDR move along",
+        r"^certificate: the theorems are about absent clients .* this AFedPD move along",
     ),
     (fa.FedDR(0.6), {}, r"^feddr_constants: eta is 0.6, but Theorem 3.1 with alpha = 1"),
     (fa.FedADMM(3.0), {"theorem": "gong"}, r"^gong_constants: rho is 3.0.* needs rho > \(1\+sqrt"),
