@@ -100,9 +100,11 @@ def test_all_of_them_end_although_one_cannot() -> None:
         def end(self, summary: Any, live: Any) -> None:
             raise OSError("cannot close")
 
-    with pytest.raises(OSError, match="cannot close"):
-        small(1, Broken(), Diary())
-    assert Diary.lines[-1][0] == "end"
+    for order in ((Broken(), Diary()), (Diary(), Broken())):
+        Diary.lines.clear()
+        with pytest.raises(OSError, match="cannot close"):
+            small(1, *order)
+        assert Diary.lines[-1][0] == "end"
 
 
 def test_an_interruption_ends_them() -> None:
