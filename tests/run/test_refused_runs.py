@@ -32,8 +32,8 @@ class Forgetful(fa.Sampler):
 
 
 HAS_NO_PROX = (
-    "has no proximal server step, but the problem's regularizer is L1; use FedADMM, AlignedADMM, "
-    "FedADMMInSa, FedDR, FedDRII, FedMid or FedDualAvg"
+    "has no proximal server step, but the problem's regularizer is L1; use AlignedADMM, FedDR, "
+    "FedADMM, FedADMMIn, FedDRII, FedDualAvg or FedMid"
 )
 SGD = fa.SGD(0.1)
 
@@ -70,12 +70,12 @@ PAIRINGS: Cases = {
     "SCAFFOLD 2 with an exact solver": (
         lambda: simulate(fa.Scaffold()),
         "Scaffold averages the gradients of its local steps, but ExactSolver has none to average; "
-        "use SGD, GradientDescent or AcceleratedGradient, or option=1",
+        "use SGD, GradientDescent, AcceleratedGradient or DPSGD, or option=1",
     ),
     "SCAFFOLD 2 with L-BFGS": (
         lambda: simulate(fa.Scaffold(), solver=fa.LBFGS()),
         "Scaffold averages the gradients of its local steps, but LBFGS has none to average; "
-        "use SGD, GradientDescent or AcceleratedGradient, or option=1",
+        "use SGD, GradientDescent, AcceleratedGradient or DPSGD, or option=1",
     ),
     "exact solver on a network": (
         lambda: fa.simulate(fa.FedADMM(1.0), small_federation(), 2, solver=fa.ExactSolver()),
@@ -220,7 +220,7 @@ def test_one_image_is_enough_for_a_batch_norm_of_channels():
     inputs, targets = torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 0])
     client = fa.ModelObjective(model, nn.functional.cross_entropy, inputs, targets)
     before = client.flat.buffers()
-    assert client.trains_on_one_row()
+    assert client.needs_two_rows() is None
     assert torch.equal(before, client.flat.buffers())
     problem = fa.Problem([client], initial=client.flat.vector.clone(), buffers="average")
     solver = fa.SGD(0.1, batch_size=2)

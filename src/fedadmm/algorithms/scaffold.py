@@ -62,6 +62,7 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
     baseline: ClassVar[bool] = True
     moves: ClassVar[tuple[str, ...]] = ("delta",)
     increments: ClassVar[tuple[str, ...]] = ("control",)
+    without_mean_gradient: ClassVar[str] = "option=1"
 
     option: Literal[1, 2] = 2
     step: Positive = 1.0

@@ -7,14 +7,17 @@ work where they start.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import PairingError
 from fedadmm.core.parts import checked
 from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalSolver, Start, StoppingRule
+
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
 
 STARTS: tuple[Start, ...] = ("own", "current", "global")
 
@@ -34,13 +37,18 @@ class LocalWork:
     stop: StoppingRule | None = None
     start: Start | None = None
 
-    def check(self, algorithm: AnyAlgorithm, state: Any) -> None:
-        """Refuse a start that needs a model of the client's own where the method keeps none."""
-        if self.start != "global" and algorithm.local_params(state) is None:
-            raise PairingError(
-                f"{type(algorithm).__name__} keeps no model of a client between rounds, but "
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """A start at the client's own model where the method keeps none; what its parts refuse."""
+        method = setup.algorithm
+        state = method.init_client(setup.initial)
+        if self.start != "global" and method.local_params(state) is None:
+            yield (
+                f"{type(method).__name__} keeps no model of a client between rounds, but "
                 f"local.start is {self.start!r}; use 'global'"
             )
+        for part in (self.solver, self.stop):
+            if part is not None:
+                yield from part.refuses(setup)
 
     def problem(
         self, algorithm: AnyAlgorithm, cast: Any, state: Any, first: Tensor
@@ -53,7 +61,7 @@ class LocalWork:
         if self.start == "global":
             return problem
         own = algorithm.local_params(state)
-        assert own is not None, "`check` refuses it"
+        assert own is not None, "`refuses` says so"
         if self.start == "current":
             own = torch.where(first, problem.start, own)
         return problem._replace(start=own)

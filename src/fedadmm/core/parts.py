@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.validation import (
@@ -36,10 +36,25 @@ from fedadmm.core.validation import (
     hints,
 )
 
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
+
 Made = TypeVar("Made")
 
 NOT_IN_TABLES = {"in_tables": False}
 """Metadata of a field that only Python can set, such as a function."""
+
+
+class Part:
+    """What a part says about the others of its run."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """Why it cannot work with the other parts, a sentence each; nothing where it can.
+
+        A subclass that has more to say begins with `yield from super().refuses(setup)`.  For a
+        wrong value of its own it raises a ParameterError.
+        """
+        yield from ()
 
 
 @dataclass_transform(frozen_default=True)
@@ -141,6 +156,13 @@ def imported(subject: str, name: str) -> Any:
         ) from None
 
 
+def names_of(family: str, fits: Callable[[Any], bool]) -> str:
+    """The classes of a family that fit, in words; a variant of another one is not named."""
+    known = [kind for kind in FAMILIES.get(family, {}).values() if fits(kind)]
+    names = [k.__name__ for k in known if not any(b in known for b in k.__mro__[1:])]
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names or ["another"])
+
+
 def _unfit(kind: Any, wanted: type[Any]) -> str | None:
     """Why something cannot be a part of a family, or None."""
     if not isinstance(kind, type) or not is_dataclass(kind):
@@ -166,6 +188,7 @@ __all__ = [
     "Fraction",
     "Natural",
     "NotNegative",
+    "Part",
     "Positive",
     "Probability",
     "Share",
@@ -175,6 +198,7 @@ __all__ = [
     "imported",
     "is_external",
     "name_of",
+    "names_of",
     "part",
     "part_of",
     "role",

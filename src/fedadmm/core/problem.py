@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor
@@ -15,6 +23,9 @@ from fedadmm.core.parts import role
 from fedadmm.core.protocols import Evaluator, Objective, Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.validation import check
+
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
 
 Buffers = Literal["keep-local", "average"]
 Item = TypeVar("Item")
@@ -39,6 +50,9 @@ class Facts(NamedTuple):
 
 
 NOTHING_KNOWN = Facts()
+
+_COUNTED = 10_000
+"""Of more clients than these, this many tell whether somebody has a batch of one row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +97,34 @@ class Problem:
                 f"Problem: {len(self.client_tests)} client_tests for {len(self.clients)} clients, "
                 "but there must be one a client"
             )
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """Buffers without a policy, data that do not fit the model, a batch of one row."""
+        first = self.clients[0]
+        if first.flat is not None and first.flat.buffers() is not None and self.buffers is None:
+            names = ", ".join(name for name, _ in first.flat.module.named_buffers())
+            yield (
+                f"the model has buffers ({names}), but the problem has no policy for them; choose "
+                "buffers='keep-local' or buffers='average'"
+            )
+        first.check()  # of clients that are made when they are asked for, one
+        if (layer := first.needs_two_rows()) is None:
+            return
+        solver = setup.local.solver if setup.algorithm.needs.local_solve else None
+        size = None if solver is None else solver.batch_size
+        for number in self.evenly(_COUNTED):
+            rows = self.clients[number].num_samples
+            if (rows if size is None else rows % size or size) == 1:
+                yield (
+                    f"batch_size is {size} and client {number} has {rows} rows, which leaves a "
+                    f"batch of one row, but {layer} needs at least two to train on; choose another "
+                    "batch_size, or GroupNorm or LayerNorm"
+                )
+
+    def evenly(self, most: int) -> Iterator[int]:
+        """All clients, or `most` of them, evenly spaced."""
+        asked = min(self.num_clients, most)
+        return (index * self.num_clients // asked for index in range(asked))
 
     @property
     def num_clients(self) -> int:

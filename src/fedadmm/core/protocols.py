@@ -19,6 +19,7 @@ the replies is `total / received.weight`.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,12 +43,13 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import DataError, ParameterError, StateError
 from fedadmm.core.missed import Missed
-from fedadmm.core.parts import role
+from fedadmm.core.parts import Part, names_of, role
 from fedadmm.core.rng import Key, permutation
-from fedadmm.core.schedules import PerWork
+from fedadmm.core.schedules import PerWork, check_one_each
 
 if TYPE_CHECKING:
     from fedadmm.core.objectives.flat import FlatModule
+    from fedadmm.core.setup import Setup
 
 Pull = Callable[[Tensor, int, int], None]
 """Moves the entries from one index to another by a local problem's own terms, in place."""
@@ -174,11 +176,18 @@ class Received(NamedTuple):
 
 
 @role("regularizer")
-class Regularizer(ABC):
+class Regularizer(Part, ABC):
     """A proper, closed, convex g with its proximal operator."""
 
     name: ClassVar[str]
     """The name in configurations; only parts of a configuration need one."""
+    is_zero: ClassVar[bool] = False
+    """Whether g = 0, which every method accepts."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """Nothing but a vector of the wrong length, which the prox itself refuses."""
+        self.prox(setup.initial, setup.algorithm.prox_step)
+        yield from super().refuses(setup)
 
     @abstractmethod
     def value(self, params: Tensor) -> Tensor:
@@ -190,7 +199,7 @@ class Regularizer(ABC):
 
 
 @role("algorithm")
-class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
+class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     """One paper's method: a frozen dataclass of hyper-parameters with pure functions.
 
     States, broadcasts and messages are NamedTuples of tensors.  No function changes what it is
@@ -214,6 +223,8 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     say anything but "global"."""
     baseline: ClassVar[bool] = False
     """Whether comparisons measure the others against it: a method without duals."""
+    without_mean_gradient: ClassVar[str] = ""
+    """The option to use where a solver has no gradients to average; empty where there is none."""
 
     def __init_subclass__(cls, **options: object) -> None:
         """Give a method its title, and the name by which a configuration reaches an own one."""
@@ -226,6 +237,50 @@ class Algorithm(ABC, Generic[Server, Client, Cast, Message]):
     def needs(self) -> Needs:
         """What this method needs of the local solve."""
         return Needs()
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """Clients that sit out, a regulariser, or a solver that it is not made for."""
+        method, needs, solver = type(self).__name__, self.needs, setup.local.solver
+        if not self.accepts_partial and not setup.sampler.takes_everybody:
+            yield (
+                f"{method} needs all clients in every round, but the sampler is "
+                f"{type(setup.sampler).__name__}; use FullParticipation"
+            )
+        if not self.accepts_regularizer and not setup.problem.regularizer.is_zero:
+            yield (
+                f"{method} has no proximal server step, but the problem's regularizer is "
+                f"{type(setup.problem.regularizer).__name__}; use "
+                f"{names_of('algorithm', lambda kind: kind.accepts_regularizer)}"
+            )
+        if not needs.local_solve:
+            return
+        if solver is None:
+            yield (
+                f"{method} needs a local solver, but solver is None; choose one, such as "
+                "SGD(lr=0.1)"
+            )
+        elif needs.mean_gradient and not solver.averages_gradients:
+            yield (
+                f"{method} averages the gradients of its local steps, but "
+                f"{type(solver).__name__} has none to average; use "
+                f"{names_of('solver', lambda kind: kind.averages_gradients)}"
+                + f", or {self.without_mean_gradient}"
+                * bool(self.without_mean_gradient)
+            )
+        elif needs.step_sum and not solver.sums_steps:
+            yield (
+                f"{method} must know the size of every local step, but {type(solver).__name__} "
+                f"does not tell; use {names_of('solver', lambda kind: kind.sums_steps)}"
+            )
+
+    def no_late_replies(self) -> str:
+        """Why a method that is not `tolerates_stale` is refused where replies arrive late."""
+        given = " with a fixed step" if self.fixed_step(0) is not None else ""
+        return (
+            f"{type(self).__name__}{given} does not tolerate late replies (tolerates_stale is "
+            "False): each moves the whole model, they pile up and the run explodes; use FedADMM "
+            f"with step='tracking', FedDR, {names_of('algorithm', lambda k: k.asynchronous)}"
+        )
 
     def resolve_penalty(self, length: Callable[[], float]) -> Self:
         """The method with a number for every `PerWork`; itself where there is none.
@@ -439,6 +494,10 @@ class Objective(ABC):
     def check(self) -> None:  # noqa: B027 - most have nothing to refuse
         """Refuse data that do not fit the model or the loss, before the first round."""
 
+    def needs_two_rows(self) -> str | None:
+        """The layer that cannot train on a batch of one row; None where every batch will do."""
+        return None
+
     @property
     def is_random(self) -> bool:
         """Whether a gradient draws random numbers of its own (dropout)."""
@@ -500,13 +559,39 @@ class Progress(NamedTuple):
 
 
 @role("stop")
-class StoppingRule(ABC):
+class StoppingRule(Part, ABC):
     """When a local solve ends: a budget, and for some rules a test between epochs."""
 
     needs_gradient: ClassVar[bool] = False
     """Whether `reached` must be asked, with full gradients, before every epoch."""
     per_client: ClassVar[tuple[str, ...]] = ()
     """The fields that may hold a sequence with one entry per client; its length is checked."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """For a rule that measures gradients: a method in which they do not tell the accuracy."""
+        check_per_client(self, setup.problem.num_clients)
+        if not setup.algorithm.needs.local_solve or not self.needs_gradient:
+            return
+        method, rule = type(setup.algorithm).__name__, type(self).__name__
+        others = names_of("stop", lambda kind: not kind.needs_gradient)
+        if self.reference == "global" and not setup.algorithm.always_sends_theta:
+            yield (
+                f"{rule} with reference='global' measures against theta, but {method} does not "
+                "send it in every round; use reference='own'"
+            )
+        if setup.algorithm.needs.local_prox != "none":
+            yield (
+                f"{rule} measures the gradient of a smooth local problem, but {method} takes the "
+                f"prox of g in its local steps; use {others}"
+            )
+        if setup.first_problem.steps is not None:
+            yield (
+                f"{rule} ends a local solve by what it measures, but {method} says how many steps "
+                f"a round has; use {others}, which it does not ask"
+            )
+        zero = setup.initial.new_zeros(1)
+        # A rule that certifies an accuracy refuses a penalty that is too small for it.
+        self.reached(Progress(zero, zero, zero, setup.first_problem.weight, 0, (0,)))
 
     @property
     def reference(self) -> str | None:
@@ -551,9 +636,54 @@ class RecordNoise(NamedTuple):
     delta: float
     budget: float | None
 
+    def refuses(self, setup: Setup, solver: str) -> Iterator[str]:
+        """What tells of rows and has no noise."""
+        method, needs = type(setup.algorithm).__name__, setup.algorithm.needs
+        if needs.start_gradient or not needs.local_solve:
+            yield (
+                f"{method} takes the gradient over all of a client's rows, which {solver} does not "
+                "noise; use a method that sends where its local steps lead"
+            )
+        assert setup.local.stop is not None
+        if setup.local.stop.needs_gradient:
+            yield (
+                f"{type(setup.local.stop).__name__} looks at gradients without the noise of "
+                f"{solver}; use {names_of('stop', lambda kind: not kind.needs_gradient)}"
+            )
+        if setup.first_problem.steps is not None:
+            yield (
+                f"{method} draws how many steps a round has, but noise is accounted for by those "
+                "of the stopping rule; use another method"
+            )
+        if setup.sampler.asks_losses:
+            yield (
+                f"{type(setup.sampler).__name__} asks for losses, which {solver} does not noise; "
+                "use another sampler"
+            )
+        if setup.uploads.noise is not None:
+            yield (
+                f"{solver} hides the rows of clients and the upload's noise hides clients, but a "
+                "run accounts for one of them; leave out the other"
+            )
+        if (reason := setup.problem.clients[0].row_refusal(setup.initial)) is not None:
+            yield f"{solver}: {reason}"
+        for client, objective in enumerate(setup.problem.clients):
+            if (rows := objective.num_samples) >= 1 / self.delta:
+                raise ParameterError(
+                    f"{solver}: delta is {self.delta:g}, but must be below one over the number of "
+                    f"rows of every client, {1 / rows:.4g} at client {client}: otherwise giving "
+                    "one row away would be allowed"
+                )
+
+
+def check_per_client(part: LocalSolver | StoppingRule, clients: int) -> None:
+    """Refuse a sequence per client that is not one entry for each of them."""
+    for field in part.per_client:
+        check_one_each(part, field, getattr(part, field), clients)
+
 
 @role("solver")
-class LocalSolver(ABC):
+class LocalSolver(Part, ABC):
     """Solves a local problem approximately."""
 
     averages_gradients: ClassVar[bool] = False
@@ -564,6 +694,12 @@ class LocalSolver(ABC):
     """The rows of a step; None for all."""
     per_client: ClassVar[tuple[str, ...]] = ()
     """The fields that may hold a sequence with one entry per client; its length is checked."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """A wrong number of entries per client, and what its noise does not hide."""
+        check_per_client(self, setup.problem.num_clients)
+        if self.noise is not None:
+            yield from self.noise.refuses(setup, type(self).__name__)
 
     @property
     def noise(self) -> RecordNoise | None:
@@ -612,7 +748,7 @@ Known = Mapping[int, Seen]
 
 
 @role("sampler")
-class Sampler(ABC):
+class Sampler(Part, ABC):
     """Who takes part in a round: a function of the seed, the round, and what is known."""
 
     looks_back: ClassVar[bool] = False
@@ -622,6 +758,21 @@ class Sampler(ABC):
     only what is `known` holds it."""
     is_random: ClassVar[bool] = True
     """Whether rounds are drawn, as the theorems want it, and not planned."""
+    takes_everybody: ClassVar[bool] = False
+    """Whether every client takes part in every round, as some methods need it."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """What `check` refuses, and a `sample` that forgot what it is called with."""
+        signature = inspect.signature(self.sample)
+        try:
+            signature.bind(0, 0, 1, None)
+        except TypeError:
+            raise ParameterError(
+                f"{type(self).__name__}: sample takes {signature}, but must take "
+                "(seed, round_index, clients, known=None)"
+            ) from None
+        self.check(setup.problem.num_clients, setup.rounds)
+        yield from super().refuses(setup)
 
     @abstractmethod
     def sample(

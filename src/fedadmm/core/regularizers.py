@@ -27,6 +27,8 @@ def _indicator(inside: Tensor, like: Tensor) -> Tensor:
 class Zero(Regularizer):
     """g = 0."""
 
+    is_zero = True
+
     def value(self, params: Tensor) -> Tensor:
         """Zero."""
         return params.new_zeros(())

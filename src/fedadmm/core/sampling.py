@@ -47,6 +47,8 @@ def count_of(owner: object, size: int | float, clients: int) -> int:
 class FullParticipation(Sampler):
     """Everybody, every round."""
 
+    takes_everybody = True
+
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:

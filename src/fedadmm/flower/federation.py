@@ -41,7 +41,6 @@ from fedadmm.flower.protocol.admission import Admission
 from fedadmm.run import pairing
 from fedadmm.run.client import Job
 from fedadmm.run.evaluation import Target
-from fedadmm.run.releases import check_uploads
 from fedadmm.run.simulation import make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
@@ -167,7 +166,7 @@ class Federation:
         if self.mode == "asynchronous" and not self.algorithm.tolerates_stale:
             raise ParameterError(
                 "Federation: mode is 'asynchronous', but "
-                f"{pairing.no_late_replies(self.algorithm)}, or mode='rounds'"
+                f"{self.algorithm.no_late_replies()}, or mode='rounds'"
             )
 
     def _check_kinds(self) -> None:
@@ -198,10 +197,7 @@ class Federation:
         flat = FlatModule(models.build(self.model)) if self.model is not None else None
         size = self.initial.numel() if self.initial is not None else 0
         elsewhere = Elsewhere(flat.num_parameters if flat is not None else size, flat)
-        job = self._job(elsewhere, self._start())
-        pairing.check(job, self.sampler, self.rounds)
-        check_uploads(job, self.sampler, asynchronous=self.mode == "asynchronous")
-        return job
+        return self._job(elsewhere, self._start())
 
     def client_job(self, objective: Objective, start: Tensor | None, precision: str) -> Job:
         """A site's half; `start` is only known, and only needed, when it is a newcomer."""
@@ -211,9 +207,7 @@ class Federation:
                     f"precision is {precision[:40]!r}, but must be one of {', '.join(_PRECISIONS)}"
                 )
             start = torch.zeros(objective.num_parameters, dtype=getattr(torch, precision))
-        job = self._job(objective, start)
-        pairing.check(job, self.sampler, self.rounds)
-        return job
+        return self._job(objective, start)
 
     def _start(self) -> Tensor:
         if self.initial is not None:
@@ -232,7 +226,10 @@ class Federation:
         local = LocalWork(self.solver, self.stop, self.start)
         job = make_job(self.algorithm, problem, local, self.seed, start)
         uploads = Uploads.of(self.upload)
-        return job._replace(asks_losses=self.sampler.asks_losses, uploads=uploads, deployed=True)
+        job = job._replace(asks_losses=self.sampler.asks_losses, uploads=uploads, deployed=True)
+        late = self.mode == "asynchronous"
+        pairing.check(job, self.sampler, self.rounds, asynchronous=late)
+        return job
 
 
 def work_is_unknown() -> NoReturn:

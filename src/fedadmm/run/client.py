@@ -205,12 +205,6 @@ def message_template(job: Job, cast: Any) -> Any:
     return job.algorithm.client_update(cast, client, LocalResult.like(zero))[1]
 
 
-def first_problem(job: Job) -> LocalProblem:
-    """The local problem of a client's first round."""
-    cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), this_round(job, 0))
-    return job.algorithm.local_problem(cast, job.algorithm.init_client(job.initial))
-
-
 def reported_loss(
     job: Job, objective: Objective, download: Download, problem: LocalProblem
 ) -> float:

@@ -139,7 +139,7 @@ def hidden(job: Job, sampler: Sampler) -> tuple[Job, Spending | None]:
 
     clients = job.problem.num_clients
     chances = sampler.probabilities(clients)
-    assert chances is not None, "`check_uploads` refuses these"
+    assert chances is not None, "the noise refuses these"
     weights = [job.problem.weight(client) for client in range(clients)]
     weight = sum(p * a for p, a in zip(chances.tolist(), weights, strict=True))
     expected = Expected(float(chances.sum()), weight, max(weights))
@@ -153,7 +153,7 @@ def hidden(job: Job, sampler: Sampler) -> tuple[Job, Spending | None]:
         noise.budget,
     )
     accountant.check()
-    assert job.uploads.clip is not None, "`check_uploads` refuses these"
+    assert job.uploads.clip is not None, "the noise refuses these"
     return job._replace(expected=expected), HiddenClients(accountant, job.uploads.clip.norm)
 
 

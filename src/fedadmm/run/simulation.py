@@ -31,7 +31,6 @@ from fedadmm.run.loop import offered, run
 from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Code, Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record
-from fedadmm.run.releases import check_uploads
 from fedadmm.run.resuming import Begun, Journal
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
 from fedadmm.run.state.records import StoredStates
@@ -123,10 +122,8 @@ def simulate(
         start_vector = initial if initial is not None else first_vector(chosen, loaded)
         job = make_job(chosen.algorithm, loaded, chosen.local, chosen.seed, start_vector)
         job = job._replace(asks_losses=sampler.asks_losses, uploads=Uploads.of(chosen.upload))
-        pairing.check(job, sampler, chosen.rounds)
+        pairing.check(job, sampler, chosen.rounds, choice)
         evaluation.check(job)
-        pairing.check_engine(chosen.algorithm, choice, loaded.num_clients)
-        check_uploads(job, sampler, asynchronous=choice.is_asynchronous)
         job, spending = hidden(job, sampler)
         held.enter_context(torch_threads(chosen_threads(job, chosen.threads)))
         held.enter_context(torch.no_grad())

@@ -291,15 +291,17 @@ class ModelObjective(ModuleObjective):
             loss = self.loss(self.flat.module(inputs), targets)
             return torch.autograd.grad(loss, self.flat.parameters, materialize_grads=True)
 
-    def trains_on_one_row(self) -> bool:
-        """Whether a batch may have one row, which BatchNorm refuses; tried on a copy."""
+    def needs_two_rows(self) -> str | None:
+        """A layer that mixes rows and refuses a single one, as BatchNorm does; tried on a copy."""
+        if self.flat.mixes_rows is None:
+            return None
         model = copy.deepcopy(self.flat.module).train()
         try:
             with torch.no_grad():
                 model(self.prepared(self.inputs[:1]))
         except ValueError:
-            return False
-        return True
+            return self.flat.mixes_rows
+        return None
 
     def _try_a_row(self) -> None:
         self.flat.module(self.prepared(self.inputs[:1]))

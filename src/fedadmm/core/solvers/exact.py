@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import torch
 
 from fedadmm.core.errors import PairingError
@@ -21,10 +24,23 @@ from fedadmm.core.protocols import (
 from fedadmm.core.rng import Key
 from fedadmm.core.solvers.local_loss import LocalLoss, OneObjective
 
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
+
 
 @part("solver", "exact")
 class ExactSolver(LocalSolver):
     """Solves (A + weight I) w = b - linear + weight centre; meets every stopping rule."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """Objectives that are not quadratic."""
+        yield from super().refuses(setup)
+        client = setup.problem.clients[0]
+        if setup.algorithm.needs.local_solve and not isinstance(client, QuadraticObjective):
+            yield (
+                "ExactSolver needs quadratic objectives, but the clients' are "
+                f"{type(client).__name__}; use SGD, GradientDescent, AcceleratedGradient or LBFGS"
+            )
 
     def solve(
         self,

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import Count, Fraction, Positive, Share, part, role
+from fedadmm.core.parts import Count, Fraction, Part, Positive, Share, part, role
 from fedadmm.core.rng import Key, generator
+
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
 
 
 @role("upload")
-class UploadStage(ABC):
+class UploadStage(Part, ABC):
     """One thing that is done to what a client sends."""
 
     name: ClassVar[str]
@@ -23,7 +27,20 @@ class UploadStage(ABC):
     place: ClassVar[str]
     """Where in the pipeline it stands: clip, select, code or noise, in this order, once each."""
 
-    def check(self, parameters: int) -> None:  # noqa: B027 - most have nothing to refuse
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """A vector of the wrong length, and a message that the stage would bias."""
+        self.check(setup.problem.num_parameters)
+        method, whole = setup.algorithm, setup.sent_as_it_is
+        for name, leaf in whole.items():
+            if leaf.numel() > 1 or not (method.increments or method.moves):
+                yield (
+                    f"{type(method).__name__} sends {name} as a whole, not as a difference, so "
+                    f"that the upload's {self.name} would bias it; use a method whose messages are "
+                    "moves or increments, such as FedAvg, FedDyn, FedDR, FedADMM with rho fixed "
+                    "and members='all', or AlignedADMM"
+                )
+
+    def check(self, parameters: int) -> None:
         """Refuse what cannot work for a vector of this length, before round 0."""
 
 
@@ -273,6 +290,48 @@ class GaussianNoise(UploadStage):
     multiplier: Positive
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
     budget: Positive | None = None
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """Whatever the noise does not hide."""
+        yield from super().refuses(setup)
+        sampler, clients = setup.sampler, setup.problem.num_clients
+        if setup.uploads.clip is None:
+            yield (
+                "the upload has noise but no clip, so that one client could change the sum by more "
+                "than any noise hides; put Clip or AdaptiveClip first"
+            )
+        if setup.sent_as_it_is:
+            yield (
+                f"{type(setup.algorithm).__name__} sends {', '.join(sorted(setup.sent_as_it_is))} "
+                "beside its vectors, which no noise hides; use a method, or options of it, that "
+                "sends vectors alone"
+            )
+        if setup.asynchronous:
+            yield (
+                "noise hides a client among those of its round, but the engine folds every reply "
+                "on its own; use an engine with rounds"
+            )
+        if setup.problem.buffers == "average":
+            yield (
+                "the model's buffers are averaged without noise; use buffers='keep-local' or a "
+                "model without them"
+            )
+        if sampler.looks_back or sampler.asks_losses:
+            yield (
+                f"{type(sampler).__name__} chooses by what clients replied, which no noise hides; "
+                "use BernoulliSampling, UniformSampling or FullParticipation"
+            )
+        if sampler.probabilities(clients) is None:
+            yield (
+                f"noise needs to know how many replies to expect, which {type(sampler).__name__} "
+                "does not tell; use BernoulliSampling with fixed probabilities, UniformSampling or "
+                "FullParticipation"
+            )
+        if self.delta >= 1 / clients:
+            raise ParameterError(
+                f"GaussianNoise: delta is {self.delta:g}, but must be below one over the number of "
+                f"clients, {1 / clients:.4g}: otherwise giving one client away would be allowed"
+            )
 
 
 def packed(levels: Tensor, bits: int) -> Tensor:

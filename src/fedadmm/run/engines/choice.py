@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from fedadmm.core.parts import role
+from fedadmm.core.parts import Part, role
 from fedadmm.core.protocols import ClientRecords, Engine
+from fedadmm.core.setup import Setup
 from fedadmm.run.client import Job
 
 
 @role("engine")
-class EngineChoice(ABC):
+class EngineChoice(Part, ABC):
     """A frozen dataclass of options that starts its engine when a run begins."""
 
     name: ClassVar[str]
@@ -20,6 +22,27 @@ class EngineChoice(ABC):
     """Whether the options change the result, not only how fast it is computed."""
     needs_disk: ClassVar[bool] = False
     """Whether client state is where the clients are, so that the default store is one on disk."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """A method without rounds where there are rounds, and the other way round."""
+        algorithm, engine = setup.algorithm, type(self).__name__
+        method, asynchronous = type(algorithm).__name__, self.is_asynchronous
+        if algorithm.asynchronous and not asynchronous:
+            yield (
+                f"{method} folds every reply as it arrives, but the engine {engine} works in "
+                "rounds; use VirtualTime(mode='async') or GivenDelays, or else a method with rounds"
+            )
+        if asynchronous and not algorithm.accepts_partial:
+            yield (
+                f"{method} needs all clients in every round, but {engine} folds replies without "
+                "rounds; use an engine with rounds, such as VirtualTime(mode='sync')"
+            )
+        late = asynchronous and self.expected_delay(setup.problem.num_clients) != 0
+        if late and not algorithm.tolerates_stale:
+            yield (
+                f"{engine} folds replies as they arrive, but {algorithm.no_late_replies()}, or an "
+                "engine with rounds, such as VirtualTime(mode='sync')"
+            )
 
     @property
     def is_asynchronous(self) -> bool:

@@ -21,7 +21,6 @@ from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import initial_state
 from fedadmm.run.loop import run as run_loop
 from fedadmm.run.plan import Schedule
-from fedadmm.run.releases import check_uploads
 from fedadmm.run.state import MemoryStore
 from fedadmm.study.auditing.inference import Heard
 
@@ -84,7 +83,6 @@ def overhear(job: Job, sampler: Sampler, client: int, before: int = 0) -> list[H
     Noise of the upload is not on what the server hears, and the model is trained without it.
     """
     pairing.check(job, sampler, before + 1)
-    check_uploads(job, sampler, asynchronous=False)
     job = job._replace(uploads=job.uploads._replace(noise=None))
     engine = _Listening(job, client)
     schedule = Schedule(before + 1, Evaluation(objective=False, test=False))

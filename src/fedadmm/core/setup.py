@@ -1,0 +1,55 @@
+"""The parts of a run side by side, so that each can say what of the others it cannot work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedadmm.core import trees
+from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Round, Sampler
+from fedadmm.core.rng import Key, derive
+
+if TYPE_CHECKING:
+    from fedadmm.core.local_work import LocalWork
+    from fedadmm.core.problem import Problem
+    from fedadmm.core.uploads import Uploads
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a part's `refuses` is asked about, before round 0."""
+
+    algorithm: AnyAlgorithm
+    problem: Problem
+    local: LocalWork
+    sampler: Sampler
+    uploads: Uploads
+    initial: Tensor
+    seed: Key
+    rounds: int
+    asynchronous: bool
+    """Whether replies are folded as they arrive, without rounds."""
+
+    @cached_property
+    def first_cast(self) -> Any:
+        """The broadcast of the first round."""
+        server = self.algorithm.init_server(self.initial)
+        return self.algorithm.broadcast(server, Round(0, derive(self.seed, "broadcast", 0)))
+
+    @cached_property
+    def first_problem(self) -> LocalProblem:
+        """The local problem of a client's first round."""
+        client = self.algorithm.init_client(self.initial)
+        return self.algorithm.local_problem(self.first_cast, client)
+
+    @cached_property
+    def sent_as_it_is(self) -> dict[str, Tensor]:
+        """What a message holds besides moves and increments; the numbers mean nothing."""
+        client, method = self.algorithm.init_client(self.initial), self.algorithm
+        result = LocalResult.like(self.initial.new_zeros(self.initial.shape))
+        message = method.client_update(self.first_cast, client, result)[1]
+        declared = (*method.increments, *method.moves)
+        return {name: v for name, v in trees.named_tensors(message) if name not in declared}
