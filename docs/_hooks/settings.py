@@ -41,6 +41,7 @@ _FAMILIES = {
     "stop": "local.stop",
     "sampler": "sampler",
     "engine": "engine",
+    "aggregate": "aggregate",
     "output": "output",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import fedadmm as fa
+from fedadmm.core import trees
 from fedadmm.core.parts import Positive
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import ClientStateStore, Engine, Regularizer, Sampler
+from fedadmm.core.protocols import ClientStateStore, Engine, Regularizer, Sampler, Upload
 from fedadmm.data import models
 from fedadmm.run.engines import EngineChoice, Job, Sequential
 
@@ -65,6 +66,17 @@ class Ridge(Regularizer):
 
     def prox(self, params: Tensor, step: float) -> Tensor:
         return params / (1 + 0.1 * step)
+
+
+@dataclass(frozen=True)
+class Median(fa.Aggregation):
+    """The median of every entry, which needs each reply by itself."""
+
+    def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:
+        shares, uploads = zip(*replies, strict=True)
+        return trees.map_tensors(
+            lambda leaf: sum(shares) * leaf.quantile(0.5, dim=0), trees.stack(uploads)
+        )
 
 
 @dataclass(frozen=True)

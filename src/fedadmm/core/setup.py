@@ -13,6 +13,7 @@ from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Roun
 from fedadmm.core.rng import Key, derive
 
 if TYPE_CHECKING:
+    from fedadmm.core.aggregation import Aggregation
     from fedadmm.core.local_work import LocalWork
     from fedadmm.core.problem import Problem
     from fedadmm.core.uploads import Uploads
@@ -27,6 +28,7 @@ class Setup:
     local: LocalWork
     sampler: Sampler
     uploads: Uploads
+    aggregate: Aggregation
     initial: Tensor
     seed: Key
     rounds: int

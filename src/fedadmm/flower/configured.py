@@ -153,6 +153,7 @@ def _federation(config: Experiment, deployment: Deployment, **parts: Any) -> Fed
         target=config.target,
         output=config.output,
         upload=config.upload,
+        aggregate=config.aggregate,
         mode=deployment.mode,
         ledger=deployment.ledger,
         names=node_names(deployment.clients) if deployment.named else None,

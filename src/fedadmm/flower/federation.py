@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
+from fedadmm.core.aggregation import Aggregation, Sum
 from fedadmm.core.errors import (
     ParameterError,
     StateError,
@@ -127,6 +128,7 @@ class Federation:
     admission: Admission = field(default_factory=Admission)
     accept_rollback: bool = False
     upload: Sequence[UploadStage] = ()
+    aggregate: Aggregation = field(default_factory=Sum)
     train_config: Mapping[str, Any] = field(default_factory=dict)
     evaluate_config: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -176,6 +178,7 @@ class Federation:
             "sampler": Sampler,
             "regularizer": Regularizer,
             "output": Output,
+            "aggregate": Aggregation,
             "patience": Patience,
             "admission": Admission,
         }
@@ -226,7 +229,12 @@ class Federation:
         local = LocalWork(self.solver, self.stop, self.start)
         job = make_job(self.algorithm, problem, local, self.seed, start)
         uploads = Uploads.of(self.upload)
-        job = job._replace(asks_losses=self.sampler.asks_losses, uploads=uploads, deployed=True)
+        job = job._replace(
+            asks_losses=self.sampler.asks_losses,
+            uploads=uploads,
+            aggregate=self.aggregate,
+            deployed=True,
+        )
         late = self.mode == "asynchronous"
         pairing.check(job, self.sampler, self.rounds, asynchronous=late)
         return job

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.aggregation import Aggregation, Sum
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import (
@@ -58,6 +59,8 @@ class Job(NamedTuple):
     """Whether clients report f_i(theta), for a sampler that wants to know."""
     uploads: Uploads = Uploads()
     """What happens to a message before the sum."""
+    aggregate: Aggregation = Sum()
+    """What the server makes of the replies."""
     expected: Expected | None = None
     """Whom noise hides, for a run with noise."""
     deployed: bool = False

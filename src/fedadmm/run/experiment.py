@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
+from fedadmm.core.aggregation import Aggregation, Sum
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import AnyOutput, LastIterate
@@ -78,6 +79,8 @@ class Experiment:
         regularizer: g; None takes the problem's own.
         upload: what happens to a client's message before the sum, in this order: clip, compress
             (select, then code), noise.
+        aggregate: what the server makes of the replies: their weighted sum, unless the part asks
+            for more.
         output: which model is evaluated, recorded and returned.
         evaluate: what is measured between rounds.
         target: the value of a metric that rounds are counted to.
@@ -103,6 +106,7 @@ class Experiment:
     sampler: Sampler = FullParticipation()
     regularizer: Regularizer | None = None
     upload: Sequence[UploadStage] = ()
+    aggregate: Aggregation = Sum()
     output: AnyOutput = LastIterate()
     evaluate: Evaluation = Evaluation()
     target: Target | None = None

@@ -1,7 +1,8 @@
 """The only training loop.
 
     sampler -> who takes part           algorithm.broadcast -> what they get
-    engine.run_clients -> their uploads, streamed into one weighted sum
+    engine.run_clients -> their uploads
+    aggregate.fold -> one of them all: a weighted sum, streamed, unless the part asks for more
     algorithm.server_update -> one step; then what is handed out is evaluated and recorded
 
 Everything random is derived from (seed, purpose, round, client), so a run is the pair of its
@@ -185,20 +186,19 @@ def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:
 def run_round(
     job: Job, ids: Sequence[int], engine: Engine, state: RunState
 ) -> tuple[RunState, Record, list[ClientInfo]]:
-    """One round: broadcast, stream the weighted sum of the replies, one server step."""
+    """One round: broadcast, fold the replies as they come, one server step."""
     began = time.perf_counter()
     algorithm, problem, round_index = job.algorithm, job.problem, state.round
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
     download = Download(cast, state.buffers, state.missed, bound_tensor(state.bound))
     arrived = partial(algorithm.arrived, state.server) if engine.is_asynchronous else None
-    replies = Replies(problem, arrived)
-    finite = all(map(replies.add, engine.run_clients(ids, download, round_index)))
+    replies = Replies(job, engine.run_clients(ids, download, round_index), arrived)
     infos = sorted(replies.infos, key=lambda info: info.client)
     server, buffers, total = state.server, state.buffers, replies.total
     received = Received(len(infos), replies.weight, problem.num_clients, round_index)
-    if job.expected is not None and finite:
+    if job.expected is not None and replies.finite:
         total, received = noise.hidden_sum(job, total, infos, state, cast)
-    if total is not None and finite:
+    if total is not None and replies.finite:
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began

@@ -30,11 +30,13 @@ def check(
 
     Without an engine, as on a network, `asynchronous` says whether there are rounds.
     """
-    algorithm, problem, local, uploads = job.algorithm, job.problem, job.local, job.uploads
-    late = engine.is_asynchronous if engine is not None else asynchronous
-    setup = Setup(algorithm, problem, local, sampler, uploads, job.initial, job.seed, rounds, late)
-    parts = [sampler, algorithm, problem.regularizer, problem, local, engine, *uploads.stages]
-    for part in parts:
+    setup = Setup(
+        *(job.algorithm, job.problem, job.local, sampler, job.uploads, job.aggregate),
+        *(job.initial, job.seed, rounds),
+        engine.is_asynchronous if engine is not None else asynchronous,
+    )
+    own = [sampler, job.algorithm, job.problem.regularizer, job.problem, job.local]
+    for part in [*own, engine, *job.uploads.stages, job.aggregate]:
         for reason in part.refuses(setup) if part is not None else ():
             raise PairingError(reason)
 

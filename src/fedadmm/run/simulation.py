@@ -121,7 +121,11 @@ def simulate(
         loaded = chosen.load_problem(problem if isinstance(problem, Problem) else None)
         start_vector = initial if initial is not None else first_vector(chosen, loaded)
         job = make_job(chosen.algorithm, loaded, chosen.local, chosen.seed, start_vector)
-        job = job._replace(asks_losses=sampler.asks_losses, uploads=Uploads.of(chosen.upload))
+        job = job._replace(
+            asks_losses=sampler.asks_losses,
+            uploads=Uploads.of(chosen.upload),
+            aggregate=chosen.aggregate,
+        )
         pairing.check(job, sampler, chosen.rounds, choice)
         evaluation.check(job)
         job, spending = hidden(job, sampler)

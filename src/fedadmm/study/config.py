@@ -11,6 +11,7 @@ import torch
 from fedadmm import algorithms
 from fedadmm.core import (
     adaptive_sampling,
+    aggregation,
     outputs,
     regularizers,
     sampling,
@@ -32,7 +33,7 @@ from fedadmm.theory import certificates
 
 REGISTERED = (
     *(problems, algorithms, regularizers, schedules, solvers, stopping),
-    *(sampling, adaptive_sampling, engines, outputs, uploads),
+    *(sampling, adaptive_sampling, engines, outputs, uploads, aggregation),
     *(diagnostics, certificates, trackers),
 )
 """Importing these fills the families of parts."""
@@ -43,10 +44,16 @@ USUAL: dict[str, Any] = {
     "local": {"solver": {"name": "sgd"}},
 }
 """What a configuration may leave out although an experiment asks for it."""
-_NAMES = {"regularizer": "zero", "sampler": "full", "output": "last-iterate"}
+_NAMES = {
+    "regularizer": "zero",
+    "sampler": "full",
+    "aggregate": "sum",
+    "output": "last-iterate",
+}
 """The parts that tables without a name describe."""
 TABLES = {
-    key: key for key in ("problem", "regularizer", "algorithm", "sampler", "engine", "output")
+    key: key
+    for key in ("problem", "regularizer", "algorithm", "sampler", "engine", "aggregate", "output")
 }
 TABLES |= {"local.solver": "solver", "local.stop": "stop"}
 """The tables that name a part -> its family."""

@@ -78,6 +78,7 @@ def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
         "regularizer": federation.regularizer,
         "output": federation.output,
         "upload": federation.upload,
+        "aggregate": federation.aggregate,
         "mode": federation.mode,
         "ledger": federation.ledger,
         "vector": f"{job.initial.numel()} x {job.initial.dtype}",

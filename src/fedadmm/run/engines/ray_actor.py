@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -149,23 +149,23 @@ class ClientActor:
 
     def run(self, tasks: Sequence[Task], download: Download, round_index: int) -> Reply:
         """Run some clients and add up what they send."""
-        total: Upload | None = None
         infos: list[ClientInfo] = []
-        sent = 0
-        for task in tasks:
-            self._store.current[task.client] = task.version
-            upload, info = self._run(task.client, download, round_index)
-            infos.append(info)
-            sent += upload.num_bytes
-            if total is None:
-                total = trees.scaled(upload, task.share)
-            else:
-                trees.add_scaled_(total, upload, task.share)
+        sent: list[int] = []
+
+        def replies() -> Iterator[tuple[float, Upload]]:
+            for task in tasks:
+                self._store.current[task.client] = task.version
+                upload, info = self._run(task.client, download, round_index)
+                infos.append(info)
+                sent.append(upload.num_bytes)
+                yield task.share, upload
+
+        total = self._job.aggregate.fold(replies())
         assert total is not None
         weight = sum(task.share for task in tasks)
         finite = [info.client for info in infos if info.finite]
         versions = {client: self._store.current[client] for client in finite}
-        return Reply(Partial(total, weight, sent, infos), cast(dict[int, int], versions))
+        return Reply(Partial(total, weight, sum(sent), infos), cast(dict[int, int], versions))
 
     def _run(self, client: int, download: Download, round_index: int) -> tuple[Upload, ClientInfo]:
         try:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 from fedadmm.core.errors import EngineError, PairingError
 from fedadmm.core.parts import Count, Positive, part
 from fedadmm.core.protocols import ClientRecords, Download, Engine, Partial
+from fedadmm.core.setup import Setup
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.ray_actor import ClientActor, Place, Reply, Task, pack_job
@@ -52,6 +53,16 @@ class Ray(EngineChoice):
     actors: Count | None = None
     cohort: Count | None = None
     timeout: Positive = 600.0
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """An aggregation of single replies: actors send the sums of their clients."""
+        yield from super().refuses(setup)
+        if setup.aggregate.needs != "sum":
+            yield (
+                "the ray engine adds up replies where the clients are, but "
+                f"{type(setup.aggregate).__name__} needs each by itself; use Sequential, "
+                "Vectorised or Workers"
+            )
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
         """Start the engine."""

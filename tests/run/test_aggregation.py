@@ -1,0 +1,105 @@
+"""What the server makes of replies is a part, and says whether their sum is enough for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.core import trees
+from fedadmm.core.aggregation import Sum
+from fedadmm.core.protocols import Upload
+from fedadmm.flower.federation import Federation
+from fedadmm.study.config import resolve
+from support.strangers import Median
+
+CENTRES = np.array([[1.0, 9.0], [2.0, -4.0], [100.0, 0.5], [3.0, 1.0], [-7.0, 2.0]])
+WEIGHTS = [1.0, 4.0, 2.0, 2.0, 1.0]
+
+
+def problem() -> fa.Problem:
+    """f_i = ||x - centre_i||^2 / 2, so that client i's model is its centre."""
+    eye = torch.eye(2, dtype=torch.float64)
+    clients = [fa.Quadratic(eye, torch.from_numpy(centre)) for centre in CENTRES]
+    return fa.Problem(clients, weights=WEIGHTS, initial=torch.zeros(2, dtype=torch.float64))
+
+
+def run(aggregate: fa.Aggregation, method: fa.Algorithm | None = None, **options) -> fa.Result:
+    chosen = {"solver": fa.GradientDescent(1.0), "stop": fa.Steps(1)} | options
+    return fa.simulate(method or fa.FedAvg(), problem(), 2, aggregate=aggregate, **chosen)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", fa.Workers(workers=2), "auto"])
+def test_single_replies_reach_the_part_on_every_engine_in_this_machine(engine):
+    """One gradient step of length 1 leads to a client's centre."""
+    result = run(Median(), engine=engine)
+    np.testing.assert_allclose(result.params, np.median(CENTRES, axis=0), atol=1e-12)
+    summed = run(Sum(), engine=engine)
+    expected = np.average(CENTRES, axis=0, weights=WEIGHTS)
+    np.testing.assert_allclose(summed.params, expected, atol=1e-12)
+
+
+def test_a_sum_of_sums_is_the_sum():
+    draws = torch.Generator().manual_seed(0)
+    uploads = [Upload((torch.randn(3, generator=draws),)) for _ in range(5)]
+    shares = [0.1, 0.2, 0.3, 0.15, 0.25]
+    replies = list(zip(shares, uploads, strict=True))
+    parts = [Sum().fold(iter(some)) for some in (replies[:2], replies[2:])]
+    whole = Sum().fold((1.0, part) for part in parts)
+    expected = sum(share * upload.message[0].numpy() for share, upload in replies)
+    np.testing.assert_allclose(whole.message[0], expected, rtol=1e-6)
+    assert Sum().fold(iter(())) is None
+    assert all(trees.all_finite(upload) for upload in uploads)
+
+
+NEEDS = "Median needs each reply by itself"
+REFUSED = {
+    "client state": (
+        {"method": fa.FedADMM(1.0)},
+        f"{NEEDS}, but the clients of FedADMM keep a state that fits the server's only if the sum "
+        "of what they send is folded; use Sum, or a method without client state, such as FedAvg",
+    ),
+    "client state without increments": (
+        {"method": fa.FedPD(1.0)},
+        f"{NEEDS}, but the clients of FedPD keep a state that fits the server's only if the sum "
+        "of what they send is folded; use Sum, or a method without client state, such as FedAvg",
+    ),
+    "no rounds": (
+        {"method": fa.FedAsync(), "engine": fa.VirtualTime(mode="async")},
+        f"{NEEDS} and all of a round together, but replies are folded as they arrive; use Sum, or "
+        "rounds",
+    ),
+    "noise": (
+        {"upload": [fa.Clip(1.0), fa.GaussianNoise(1.0)]},
+        f"{NEEDS}, but the upload's noise hides clients in the sum only; use Sum",
+    ),
+    "Ray": (
+        {"engine": fa.Ray()},
+        "the ray engine adds up replies where the clients are, but Median needs each by itself; "
+        "use Sequential, Vectorised or Workers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_where_there_are_only_sums(case):
+    options, message = REFUSED[case]
+    with pytest.raises(fa.PairingError) as caught:
+        run(Median(), **options)
+    assert str(caught.value) == message
+
+
+def test_a_deployment_folds_with_the_same_part():
+    options = {"solver": fa.SGD(0.1), "initial": torch.zeros(2), "aggregate": Median()}
+    assert Federation(fa.FedAvg(), 3, 2, **options).server_job().aggregate == Median()
+    with pytest.raises(fa.PairingError, match=f"^{NEEDS}, but the clients of FedADMM keep"):
+        Federation(fa.FedADMM(1.0), 3, 2, **options).server_job()
+
+
+def test_a_configuration_names_it():
+    assert resolve({}).tree["aggregate"] == {"name": "sum"}
+    external = {"aggregate": {"name": "support.strangers:Median"}}
+    assert resolve(external).aggregate == Median()
+    with pytest.raises(fa.ConfigError, match=r"^aggregate\.name is 'mean', which is not known"):
+        resolve({"aggregate": {"name": "mean"}})
