@@ -5,6 +5,8 @@ What does not fit is known by the part that it does not fit: `Part.refuses`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
@@ -35,8 +37,9 @@ def check(
         *(job.initial, job.seed, rounds),
         engine.is_asynchronous if engine is not None else asynchronous,
     )
-    own = [sampler, job.algorithm, job.problem.regularizer, job.problem, job.local]
-    for part in [*own, engine, *job.uploads.stages, job.aggregate]:
+    parts: list[Any] = [sampler, job.algorithm, job.problem.regularizer, job.problem, job.local]
+    parts += [engine, *job.uploads.stages, job.aggregate]
+    for part in parts:
         for reason in part.refuses(setup) if part is not None else ():
             raise PairingError(reason)
 
