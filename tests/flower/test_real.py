@@ -31,8 +31,8 @@ def equal_to_simulate(stage, names):
         assert torch.allclose(result(stage, name), wanted, rtol=0, atol=1e-6)
 
 
-def test_equal_to_simulate(tmp_path):
-    stage = Stage(tmp_path, clients=3, tls=False)
+def test_with_tls_and_keys_equal_to_simulate(tmp_path):
+    stage = Stage(tmp_path, clients=3, tls=True)
     with stage.ground as ground:
         ground.start()
         equal_to_simulate(stage, ["fedadmm-insa"])
@@ -40,7 +40,7 @@ def test_equal_to_simulate(tmp_path):
 
 
 @pytest.mark.release
-def test_with_tls_and_keys_equal_to_simulate_and_closed_to_strangers(tmp_path):
+def test_five_methods_are_equal_to_simulate_and_closed_to_strangers(tmp_path):
     stage = Stage(tmp_path, clients=3, tls=True)
     with stage.ground as ground:
         ground.start()
