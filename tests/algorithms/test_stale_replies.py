@@ -33,10 +33,9 @@ FURTHER: dict[str, list[dict[str, Any]]] = {
     "fedadmm": [
         *({"step": 1.0}, {"step": fa.Piecewise({0: 1.0, 9: 0.9})}),
         *({"rho": fa.Piecewise({0: 1.0, 90: 3.0})}, {"rho": 0.3}),
-        {"absent": "aligned", "alignment": 1.0},
     ],
+    "aligned-admm": [{"sigma": 1.0}, {"sigma": 0.0}],
     "feddr": [{"alpha": 1.8}],
-    "fedadmm-in": [{"memory": 0.5}],
 }
 _EASY = ("start", "staleness")
 """Where an exact solve begins is all the same; what a late reply counts is on trial elsewhere."""
@@ -97,12 +96,12 @@ INTOLERANT = {
     "FedAvg": fa.FedAvg(),
     "FedDyn": fa.FedDyn(0.8),
     "AFedPD": fa.AFedPD(0.8),
-    "FedADMM with absent='aligned'": fa.FedADMM(1.3, absent="aligned"),
+    "AlignedADMM": fa.AlignedADMM(1.3),
     "FedADMM with a fixed step": fa.FedADMM(1.3, step=1.0),
 }
 INSTEAD = (
     r" does not tolerate late replies \(tolerates_stale is False\): each moves the whole model, "
-    r"they pile up and the run explodes; use FedADMM with step='tracking' and absent='kept', "
+    r"they pile up and the run explodes; use FedADMM with step='tracking', "
     r"FedDR, AsyncFedDR, FedAsync or FedBuff, or "
 )
 
