@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -179,6 +180,33 @@ PARAMETERS: Cases = {
 @pytest.mark.parametrize("case", PAIRINGS)
 def test_a_pairing(case: str) -> None:
     refused(fa.PairingError, PAIRINGS[case])
+
+
+KINDS: dict[str, Any] = {
+    "sampler": fa.FullParticipation(),
+    "algorithm": fa.FedAvg(),
+    "regularizer": fa.Zero(),
+    "solver": SGD,
+    "stop": fa.Epochs(1),
+    "engine": fa.Sequential(),
+    "upload": fa.Clip(1.0),
+    "aggregate": fa.Sum(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_part_is_asked_what_it_refuses(kind: str) -> None:
+    """Also one of another package, which says it in the same way."""
+
+    class Shy(type(KINDS[kind])):  # type: ignore[misc]
+        def refuses(self, setup: Any) -> Iterator[str]:
+            yield from super().refuses(setup)
+            yield f"{setup.problem.num_clients} clients are too many for {kind}"
+
+    part: Any = Shy(**vars(KINDS[kind]))
+    chosen = {"algorithm": fa.FedAvg(), "solver": SGD, kind: [part] if kind == "upload" else part}
+    with pytest.raises(fa.PairingError, match=f"^4 clients are too many for {kind}$"):
+        simulate(**chosen)
 
 
 @pytest.mark.parametrize("case", PARAMETERS)

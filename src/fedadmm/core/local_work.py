@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedadmm.core.parts import checked
+from fedadmm.core.parts import Part, checked
 from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalSolver, Start, StoppingRule
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ STARTS: tuple[Start, ...] = ("own", "current", "global")
 
 
 @checked
-class LocalWork:
+class LocalWork(Part):
     """The local work of every client.
 
     Args:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import DataError, ParameterError
-from fedadmm.core.parts import role
+from fedadmm.core.parts import Part, role
 from fedadmm.core.protocols import Evaluator, Objective, Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.validation import check
@@ -56,7 +56,7 @@ _COUNTED = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(Part):
     """The clients' objectives, their weights, and what they share.
 
     `clients` may be any sequence: one that builds a client when it is asked for (`LazyClients`)

@@ -5,11 +5,10 @@ What does not fit is known by the part that it does not fit: `Part.refuses`.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.parts import Part
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import LocalSolver, Sampler, StoppingRule, check_per_client
 from fedadmm.core.setup import Setup
@@ -37,10 +36,11 @@ def check(
         *(job.initial, job.seed, rounds),
         engine.is_asynchronous if engine is not None else asynchronous,
     )
-    parts: list[Any] = [sampler, job.algorithm, job.problem.regularizer, job.problem, job.local]
-    parts += [engine, *job.uploads.stages, job.aggregate]
+    parts: list[Part] = [sampler, job.algorithm, job.problem.regularizer, job.local, job.problem]
+    parts += [] if engine is None else [engine]
+    parts += [*job.uploads.stages, job.aggregate]
     for part in parts:
-        for reason in part.refuses(setup) if part is not None else ():
+        for reason in part.refuses(setup):
             raise PairingError(reason)
 
 
