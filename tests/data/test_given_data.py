@@ -211,11 +211,11 @@ def test_a_federation_refuses_a_class_or_a_word_for_a_part(field: str) -> None:
     for value, shown in (
         (classes[field], f"the class {classes[field].__name__}"),
         ("x", "'x'"),
-        (7, "a int"),
+        (7, "7"),
     ):
-        with pytest.raises(
-            fa.ParameterError, match=f"^Federation: {field} is {shown}, but must be"
-        ):
+        owner = {"regularizer": "Federation", "solver": "LocalWork", "stop": "LocalWork"}
+        named = f"^{owner.get(field, 'Experiment')}: {field} is {shown}, but must be"
+        with pytest.raises(fa.ParameterError, match=named):
             flower.Federation(**(settings | {field: value}), model=module)
 
 
@@ -223,9 +223,9 @@ def test_a_federation_refuses_a_class_or_a_word_for_a_part(field: str) -> None:
 def test_a_deployment_refuses_a_wrong_seed(seed: Any) -> None:
     flower = pytest.importorskip("fedadmm.flower")
     message = f"seed is {seed!r}, but must be a whole number of at least 0"
-    with pytest.raises(fa.ParameterError, match=f"^Federation: {re.escape(message)}"):
+    with pytest.raises(fa.ParameterError, match=f"^Experiment: {re.escape(message)}"):
         flower.Federation(fa.FedAvg(), 2, 3, model=module, seed=seed)
-    with pytest.raises(fa.ParameterError, match=f"^DropIn: {re.escape(message)}"):
+    with pytest.raises(fa.ParameterError, match=f"^Experiment: {re.escape(message)}"):
         flower.DropIn(fa.FedAvg(), 2, module, seed=seed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,20 +226,11 @@ def run_through(
 
 def simulated(settings: Federation, trace: list[list[int]] | None = None) -> fa.Result:
     """The same federation in one process, with the given participation."""
-    sampler = settings.sampler if trace is None else fa.TraceSampling(trace)
-    return fa.simulate(
-        settings.algorithm,
-        fa.Problem(objectives(settings.clients), settings.regularizer, settings.weights),
-        settings.rounds,
-        sampler=sampler,
-        solver=settings.solver,
-        stop=settings.stop,
-        seed=settings.seed,
-        initial=settings.initial,
-        evaluate=False,
-        output=settings.output,
-        upload=settings.upload,
-    )
+    run = settings.experiment
+    problem = settings.problem.with_clients(objectives(settings.clients))
+    sampler = run.sampler if trace is None else fa.TraceSampling(trace)
+    nothing = fa.Evaluation(objective=False, test=False)
+    return fa.simulate(replace(run, problem=problem, sampler=sampler, evaluate=nothing))
 
 
 def server_on_disk(settings: Federation, folder: Path) -> Saved:
@@ -246,7 +238,7 @@ def server_on_disk(settings: Federation, folder: Path) -> Saved:
     job = settings.server_job()
     disk = ServerState(folder / "server" / "checkpoint", False, fingerprint(settings, job))
     begun = initial_state(job)
-    note = settings.output.begin(offered(job.algorithm, begun))
+    note = settings.experiment.output.begin(offered(job.algorithm, begun))
     saved = disk.load(begun._replace(output=note))
     assert saved is not None
     return saved
@@ -324,21 +316,21 @@ def check_invariant(settings: Federation, folder: Path, tolerance: float = 1e-6)
 
     Aligned clients have not been told yet what they missed since.
     """
-    saved = server_on_disk(settings, folder)
+    saved, algorithm = server_on_disk(settings, folder), settings.experiment.algorithm
     states = states_on_disk(settings, folder)
     missed, now = saved.state.missed, saved.state.round
-    assert (missed is not None) == is_aligned(settings.algorithm)
+    assert (missed is not None) == is_aligned(algorithm)
     if missed is not None:
         states = {
-            client: settings.algorithm.catch_up(state, missed.change(client, now))
+            client: algorithm.catch_up(state, missed.change(client, now))
             for client, state in states.items()
         }
     sums: list[Tensor] = []
     for client, state in states.items():
         weight = settings.server_job().problem.weight(client)
-        parts = [weight * part.double() for part in contribution(settings.algorithm, state)]
+        parts = [weight * part.double() for part in contribution(algorithm, state)]
         sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
-    for held, wanted in zip(tracked(settings.algorithm, saved.state.server), sums, strict=True):
+    for held, wanted in zip(tracked(algorithm, saved.state.server), sums, strict=True):
         assert float((held.double() - wanted).abs().max()) < tolerance
 
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -150,18 +151,12 @@ class Stage:
 
 
 def simulated(stage, settings, trace=None):
-    problem = fa.Problem([stage.module.objective(c) for c in range(settings.clients)])
-    sampler = settings.sampler if trace is None else fa.TraceSampling(trace)
-    return fa.simulate(
-        settings.algorithm,
-        problem,
-        settings.rounds,
-        sampler=sampler,
-        solver=settings.solver,
-        stop=settings.stop,
-        initial=settings.initial,
-        evaluate=False,
-    ).params
+    run = settings.experiment
+    clients = [stage.module.objective(c) for c in range(settings.clients)]
+    problem = fa.Problem(clients, initial=run.problem.initial)
+    sampler = run.sampler if trace is None else fa.TraceSampling(trace)
+    nothing = fa.Evaluation(objective=False, test=False)
+    return fa.simulate(replace(run, problem=problem, sampler=sampler, evaluate=nothing)).params
 
 
 def result(stage, name):

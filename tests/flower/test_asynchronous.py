@@ -11,7 +11,6 @@ import torch
 import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.errors import EngineError, ParameterError
-from fedadmm.core.local_work import LocalWork
 from fedadmm.core.protocols import Download, Received, Round
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import run_client
@@ -52,9 +51,9 @@ class Unhurried(FakeGrid):
 
 def by_hand(settings, order):
     """Algorithm 2 of the paper: an independent loop that replays the order of arrivals."""
-    algorithm, initial = settings.algorithm, settings.initial
-    local = LocalWork(settings.solver, settings.stop)
-    job = make_job(algorithm, fa.Problem(objectives()), local, settings.seed, initial)
+    run, initial = settings.experiment, settings.problem.initial
+    algorithm = run.algorithm
+    job = make_job(algorithm, fa.Problem(objectives()), run.local, run.seed, initial)
     server, store = algorithm.init_server(initial), MemoryStore()
     casts = {client: algorithm.broadcast(server, Round(0, 0)) for client in range(CLIENTS)}
     done: Counter[int] = Counter()

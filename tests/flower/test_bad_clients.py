@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -306,8 +305,9 @@ def test_honest_sites_with_different_rows_are_let_in(method, share, clients, mon
 
 def test_a_divergence_names_who_contributed_most(tmp_path):
     solver = fa.SGD(lr=1e8, batch_size=10)
-    settings = federation(fa.FedAvg(), solver=solver, evaluate_every=1, weights=[1, 1, 6, 1])
-    settings = replace(settings, stop=fa.Steps(1), admission=Admission(norm_bound=1e15))
+    options = {"stop": fa.Steps(1), "admission": Admission(norm_bound=1e15)}
+    options |= {"evaluate_every": 1, "weights": [1, 1, 6, 1]}
+    settings = federation(fa.FedAvg(), solver=solver, **options)
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
     ending = history.outcome.ending
     assert ending.code == "diverged"

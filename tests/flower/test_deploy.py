@@ -90,8 +90,8 @@ def test_a_configuration_becomes_a_federation():
     made = federation(config, Deployment(5, named=True))
     assert made.clients == 5
     assert made.names[0] == "client-0"
-    assert made.rounds == 4
-    assert made.output == fa.Averaged()
+    assert made.experiment.rounds == 4
+    assert made.experiment.output == fa.Averaged()
     assert made.server_job().problem.num_clients == 5
 
 
@@ -129,7 +129,7 @@ def test_a_deployed_summary_tells_the_fitted_penalty(tmp_path, monkeypatch):
     steps = sum(5 * -(-size // 10) for size in sizes) / 5
     assert told["fitted"] == {"rho": pytest.approx(0.25 / (0.1 * steps))}
     assert RunDir(tmp_path / "run").summary() == told
-    assert federation(config, Deployment(5)).algorithm.rho == told["fitted"]["rho"]
+    assert federation(config, Deployment(5)).experiment.algorithm.rho == told["fitted"]["rho"]
 
 
 @pytest.mark.parametrize(

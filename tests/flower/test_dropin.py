@@ -85,7 +85,7 @@ def drop_in_of(algorithm, **changes):
 
 
 def grid_of(drop_in, tmp_path, make_optimizer=plain_sgd):
-    grid = FakeGrid(drop_in.federation(ROUNDS), tmp_path)
+    grid = FakeGrid(drop_in.federation, tmp_path)
     grid._app = app_of(drop_in, make_optimizer)
     return grid
 
@@ -124,7 +124,7 @@ def test_the_loop_of_an_app_is_the_local_solver(algorithm, tmp_path):
         sampler=fa.UniformSampling(3),
         solver=fa.GradientDescent(lr=LR),
         stop=fa.Steps(STEPS),
-        initial=drop_in.federation(1).server_job().initial,
+        initial=drop_in.federation.server_job().initial,
         evaluate=False,
     )
     assert torch.allclose(got, wanted.params, rtol=0, atol=1e-6)
@@ -157,7 +157,7 @@ def test_losses_that_a_train_function_does_not_give_are_refused():
 
 def test_messages_of_others_pass_through(tmp_path):
     drop_in = drop_in_of(fa.FedAvg())
-    grid = FakeGrid(drop_in.federation(1), tmp_path)
+    grid = FakeGrid(drop_in.federation, tmp_path)
     message = Message(RecordDict(), 1000, "train")
     assert drop_in.mod(message, grid.context(0), lambda m, c: m) is message
 
@@ -272,7 +272,7 @@ def simulation(monkeypatch):
 def test_a_simulation_has_a_node_for_every_client(simulation, tmp_path, nodes, algorithm):
     simulation()
     drop_in = drop_in_of(algorithm, evaluate_every=0)
-    grid = Bare(drop_in.federation(ROUNDS), tmp_path)
+    grid = Bare(drop_in.federation, tmp_path)
     grid._app, grid._clients = app_of(drop_in, plain_sgd), nodes
     if nodes == CLIENTS:
         begin(drop_in, grid, tmp_path, rounds=1)
@@ -284,7 +284,7 @@ def test_a_simulation_has_a_node_for_every_client(simulation, tmp_path, nodes, a
 def test_simulated_nodes_need_no_folder_and_deployed_ones_do(simulation, tmp_path, caplog):
     """The place of a simulated node is the run directory."""
     drop_in = drop_in_of(fa.FedADMM(rho=1.0), evaluate_every=0)
-    grid = Bare(drop_in.federation(ROUNDS), tmp_path)
+    grid = Bare(drop_in.federation, tmp_path)
     grid._app = app_of(drop_in, plain_sgd)
     with pytest.raises(fa.EngineError, match="no client brought an update"):
         begin(drop_in, grid, tmp_path, run_dir=tmp_path / "deployed")

@@ -128,7 +128,8 @@ def test_every_task_that_went_out_is_counted_down(mode, tmp_path):
     grid = Counting(settings, tmp_path, fault)
     history = run_through(settings, grid, tmp_path)
     assert fault.count > 1
-    theta = settings.initial.numel() * settings.initial.element_size()
+    initial = settings.problem.initial
+    theta = initial.numel() * initial.element_size()
     assert sum(record["traffic"]["bytes_down"] for record in history.records) == grid.tasks * theta
     if mode == "rounds":
         again = history.records[2]["traffic"]["bytes_down"] - CLIENTS * theta

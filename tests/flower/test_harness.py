@@ -126,7 +126,7 @@ def test_the_sites_and_the_operator_get_what_a_simulation_hands_out(output, tmp_
     wanted = simulated(settings)
     assert history.crashes == 1
     assert torch.equal(history.outcome.params, wanted.params)
-    theta = settings.algorithm.global_params(wanted.server)
+    theta = settings.experiment.algorithm.global_params(wanted.server)
     assert torch.equal(wanted.params, theta) == isinstance(output, fa.TwoOutputs)
     assert torch.equal(seen[-2 if isinstance(output, fa.TwoOutputs) else -1], wanted.params)
     problem = fa.Problem(objectives())

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedadmm as fa
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import Download, Round
+from fedadmm.core.tables import to_table
 from fedadmm.flower import configured
 from fedadmm.flower.protocol import admission, codec, wire
 from fedadmm.flower.protocol.codec import encode, pack
@@ -59,12 +60,11 @@ def test_a_site_may_stream_its_batches(tmp_path):
     found = run_through(settings, grid, tmp_path).outcome.params
     problem = fa.Problem([site(client) for client in range(settings.clients)], initial=start)
     wanted = fa.simulate(
-        settings.algorithm,
+        settings.experiment.algorithm,
         problem,
-        settings.rounds,
+        settings.experiment.rounds,
         sampler=sampler,
-        solver=solver,
-        stop=settings.stop,
+        local=settings.experiment.local,
         evaluate=False,
     )
     assert torch.allclose(found, wanted.params, rtol=0, atol=1e-6)
@@ -117,7 +117,7 @@ def test_a_configured_site_loads_its_problem_once_per_process(tmp_path, counted)
     config = resolve({"rounds": 2, "problem": {"name": "digits", "clients": 5}})
     deployment = configured.Deployment(5)
     (tmp_path / configured.CONFIG).write_text(loading.write(config.tree))
-    (tmp_path / configured.DEPLOYMENT).write_text(loading.write(deployment._asdict()))
+    (tmp_path / configured.DEPLOYMENT).write_text(loading.write(to_table(deployment)))
     content = a_task(configured.federation(config, deployment), client=1)
     counted.clear()
     apps = configured.apps(tmp_path)

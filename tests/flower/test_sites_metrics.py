@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import pytest
 import torch
@@ -204,12 +205,12 @@ class Scores:
 def test_the_best_model_is_the_servers_choice_and_survives_its_restart(tmp_path):
     """Sites that praise every round move nothing: 0.5, 0.9 | 0.8, 0.7 ends in the fourth round."""
     folder, seen = tmp_path / "run", []
-    patience = Patience(better=2, poll=0.01)
-    options = {"evaluate_every": 1, "patience": patience}
+    options = {"evaluate_every": 1, "patience": Patience(poll=0.01)}
     lies = {client: {"test_accuracy": 0.99} for client in range(4)}
 
     def go(rounds, scores):
         settings = federation(fa.FedADMM(rho=1.0), rounds=rounds, test=Scores(scores), **options)
+        settings = replace(settings, experiment=replace(settings.experiment, patience=2))
         grid = Talkative(settings, tmp_path)
         grid.lies = lies
         directory = RunDirectory(folder)
@@ -227,5 +228,6 @@ def test_the_best_model_is_the_servers_choice_and_survives_its_restart(tmp_path)
 
 
 def test_a_server_that_measures_nothing_waits_for_no_better_model():
-    with pytest.raises(ParameterError, match=r"patience.better is 2, but test is None"):
-        federation(fa.FedADMM(rho=1.0), patience=Patience(better=2))
+    settings = federation(fa.FedADMM(rho=1.0))
+    with pytest.raises(ParameterError, match="patience is 2 in the experiment, but test is None"):
+        replace(settings, experiment=replace(settings.experiment, patience=2))

@@ -28,6 +28,7 @@ from data.data_files import heart_bytes, idx_bytes, leaf_bytes
 from fedadmm.core.errors import ConfigError, DataError, EngineError, FedADMMError, StateError
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import LastIterate
+from fedadmm.core.tables import to_table
 from fedadmm.data import tabular
 from fedadmm.data.loaders.femnist import read_leaf
 from fedadmm.data.loaders.heart import read_hospital
@@ -307,7 +308,7 @@ def _settings(folder: Path) -> Iterator[Parser]:
     yield Parser("set", [*sets, b"target={metric='a',value=1}"], _set, (ConfigError,))
     grids = [b"algorithm.rho=0.1,1", b"seed=1,2,3", b"local.stop.epochs=[1,2],3"]
     yield Parser("grid", grids, lambda data: sweeping.axis(_text(data), "--grid"), (ConfigError,))
-    deployment = loading.write(Deployment(3)._asdict()).encode()
+    deployment = loading.write(to_table(Deployment(3))).encode()
     path = folder / "bundle" / "deployment.toml"
     yield Parser("bundle", [deployment], _file(path, read_deployment), (ConfigError,))
 

@@ -155,7 +155,7 @@ def test_the_summary_tells_the_number_and_a_resumed_run_has_it_again(tmp_path):
 def test_a_deployment_whose_server_can_load_the_rows_fits_it_too():
     settings = federation(config(), Deployment(6))
     steps = 2 * math.ceil(1437 / 6 / 20)
-    assert settings.algorithm.rho == pytest.approx(0.5 / (0.1 * steps))
+    assert settings.experiment.algorithm.rho == pytest.approx(0.5 / (0.1 * steps))
     hospitals = config(problem={"name": "heart-disease"}, sampler={"name": "full"})
     with pytest.raises(ParameterError, match="does not see how many rows the sites have; give it"):
         federation(hospitals, Deployment(4))

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedadmm.flower.federation import Federation
@@ -178,15 +179,16 @@ class Upload(NamedTuple):
 class Books:
     """Sees every checkpoint, every task and every reply."""
 
-    def __init__(self, settings: Federation, peek: Look, survivor: Look) -> None:
+    def __init__(
+        self, settings: Federation, weights: list[float], peek: Look, survivor: Look
+    ) -> None:
         self._peek, self._survivor = peek, survivor
-        assert settings.initial is not None
-        self._sums = sums_of(settings.algorithm, settings.initial.numel())
-        self._sigma = settings.algorithm.sigma if is_aligned(settings.algorithm) else 0.0
-        weights = settings.weights
-        assert isinstance(weights, list)
+        algorithm, initial = settings.experiment.algorithm, settings.problem.initial
+        assert isinstance(initial, torch.Tensor)
+        self._sums = sums_of(algorithm, initial.numel())
+        self._sigma = algorithm.sigma if is_aligned(algorithm) else 0.0
         self._weights = [weight / sum(weights) for weight in weights]
-        self._start = self._initial(settings)
+        self._start = self._initial(algorithm.init_server(initial))
         self._nothing = tuple(np.zeros_like(one) for one in self._start)
         self._known: dict[bytes, tuple[Checkpoint, dict[int, Chain], Virtual]] = {}
         self._before_flips: dict[bytes, bytes] = {}
@@ -220,8 +222,7 @@ class Books:
         """Whether this is a server's file with a bit changed."""
         return data in self._before_flips
 
-    def _initial(self, settings: Federation) -> Numbers:
-        server = settings.algorithm.init_server(settings.initial)
+    def _initial(self, server: Any) -> Numbers:
         names = self._sums.kept if self._sums is not None else ()
         return tuple(getattr(server, name).double().numpy() for name in names)
 

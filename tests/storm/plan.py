@@ -44,6 +44,7 @@ class Plan:
     """One world before it begins."""
 
     federation: Federation
+    weights: list[float]
     kinds: frozenset[str]
     objectives: list[fa.Quadratic]
     tail: int
@@ -96,6 +97,7 @@ def make(seed: int) -> Plan:
         calm = 120 if "upload" in settings else 30
     return Plan(
         Federation(**settings),
+        settings["weights"],
         kinds,
         [_quadratic(chance, dimension) for _ in range(clients)],
         # Without rounds the others go on while one is repaired: it needs time for its turn.
@@ -144,17 +146,33 @@ def _quadratic(chance: Random, dimension: int) -> fa.Quadratic:
     return fa.Quadratic(matrix, 2 * _vector(chance, dimension))
 
 
+def with_run(settings: Federation, **changes: Any) -> Federation:
+    """The same federation with another experiment."""
+    return replace(settings, experiment=replace(settings.experiment, **changes))
+
+
+def start(settings: Federation) -> torch.Tensor:
+    """Where the run starts."""
+    initial = settings.problem.initial
+    assert isinstance(initial, torch.Tensor)
+    return initial
+
+
 def changed(settings: Federation, chance: Random) -> tuple[Federation, bool]:
     """Other settings at a restart, and whether a run that has begun may go on with them."""
-    other = settings.weights
-    assert isinstance(other, list)
-    assert settings.initial is not None
+    run, problem = settings.experiment, settings.problem
+    assert isinstance(problem.weights, torch.Tensor)
+    other = problem.weights.tolist()
+    work = replace(run.local, stop=fa.Steps(9))
     return chance.choice(
         [
-            (replace(settings, weights=[*other[1:], other[0] + 1]), False),
-            (replace(settings, initial=settings.initial + 1), False),
-            (replace(settings, seed=settings.seed + 1), False),
-            (replace(settings, algorithm=fa.FedADMM(rho=9.0), stop=fa.Steps(9)), False),
+            (
+                with_run(settings, problem=replace(problem, weights=[*other[1:], other[0] + 1])),
+                False,
+            ),
+            (with_run(settings, problem=replace(problem, initial=start(settings) + 1)), False),
+            (with_run(settings, seed=run.seed + 1), False),
+            (with_run(settings, algorithm=fa.FedADMM(rho=9.0), local=work), False),
             (replace(settings, ledger="none" if settings.ledger == "disk" else "disk"), False),
             (replace(settings, evaluate_every=1), True),
             (replace(settings, patience=replace(settings.patience, round=25.0)), True),

@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -216,7 +215,7 @@ class Story:
         world.heal()
         data = world.disk.peek(_SERVER_FILE)
         done = 0 if data is None else world.books.checkpoint(data).round
-        self.settings = replace(self.settings, rounds=max(done, 0) + self.plan.tail)
+        self.settings = planning.with_run(self.settings, rounds=max(done, 0) + self.plan.tail)
         if self._restored and self.settings.ledger == "disk":
             self._accepts = True  # the status names those who are ahead
         for _ in range(6):
@@ -261,7 +260,7 @@ class Story:
         if summary["code"] != "completed":
             raise Violation(f"the run ended as {summary['status']}")
         saved = self._saved()
-        first = 0 if self.plan.federation.algorithm.starts_with_everyone else 1
+        first = 0 if self.plan.federation.experiment.algorithm.starts_with_everyone else 1
         whole = "metrics.jsonl" not in self.world.flipped
         if whole and numbers != list(range(first, saved.round + 1)):
             raise Violation(f"the records are of rounds {numbers}, but {saved.round} were done")
@@ -282,7 +281,7 @@ class Story:
     def _check_participation(self) -> None:
         """Whoever is honest and has its state takes part in the calm."""
         ledger = self._saved().entries
-        if self.plan.federation.sampler != fa.FullParticipation() or self._beyond_repair:
+        if self.plan.federation.experiment.sampler != fa.FullParticipation() or self._beyond_repair:
             return
         last = self._records()[-self.plan.tail :]
         seen = {client for record in last for client in record["cohort"]["clients"]}
@@ -302,9 +301,10 @@ class Story:
     def _compare(self) -> None:
         """The model is that of a run without faults in which the same clients took part."""
         saved, settings = self._saved(), self.plan.federation
+        run = settings.experiment
         restarted = any(entry.incarnation for entry in saved.entries.values())
         lost = any(entry.lost for entry in saved.entries.values())
-        theta = saved.arrays[_model_name(settings.algorithm)]
+        theta = saved.arrays[_model_name(run.algorithm)]
         trace = []
         if "metrics.jsonl" not in self.world.flipped:
             rounds = (record for record in self._records() if record["round"] > 0)
@@ -313,15 +313,13 @@ class Story:
         comparable = settings.mode == "rounds" and everybody  # a trace without somebody is refused
         if comparable and self.plan.liar is None and not (restarted or self._restored):
             result = fa.simulate(
-                settings.algorithm,
-                fa.Problem(self.plan.objectives, settings.regularizer, settings.weights),
+                run.algorithm,
+                settings.problem.with_clients(self.plan.objectives),
                 len(trace),
                 sampler=fa.TraceSampling(trace),
-                solver=settings.solver,
-                stop=settings.stop,
-                seed=settings.seed,
-                initial=settings.initial,
-                upload=settings.upload,
+                local=run.local,
+                seed=run.seed,
+                upload=run.upload,
                 evaluate=False,
             )
             off = float(np.abs(result.params.numpy() - theta).max())
@@ -332,11 +330,9 @@ class Story:
             self._check_optimum(theta)
 
     def _check_optimum(self, theta: Any) -> None:
-        settings, objectives = self.plan.federation, self.plan.objectives
-        if isinstance(settings.algorithm, fa.FedAvg):
+        weights, objectives = self.plan.weights, self.plan.objectives
+        if isinstance(self.plan.federation.experiment.algorithm, fa.FedAvg):
             return  # its limit is another one
-        weights = settings.weights
-        assert isinstance(weights, list)
         matrix = sum(w * one.A for w, one in zip(weights, objectives, strict=True))
         right = sum(w * one.b for w, one in zip(weights, objectives, strict=True))
         optimum = torch.linalg.solve(torch.as_tensor(matrix), torch.as_tensor(right)).numpy()

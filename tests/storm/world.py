@@ -101,7 +101,7 @@ class World:
             self.machines[node.client].append(node.machine)
         for machine in ["server", *(node.machine for node in self.nodes.values())]:
             self._install(machine)
-        self.books = Books(plan.federation, self.disk.peek, self.disk.survivor)
+        self.books = Books(plan.federation, plan.weights, self.disk.peek, self.disk.survivor)
         self.books.ever_tampered |= {n.client for n in self.nodes.values() if n.number >= 2000}
         self.liar = None if plan.liar is None else Liar(plan.liar, self.chance)
         self._app = client_app(plan.federation, lambda context: plan.objectives[_number(context)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import (
     TYPE_CHECKING,
@@ -169,6 +170,12 @@ class Problem(Part):
         """G(x) = (x - prox_{step g}(x - step grad f(x))) / step; zero exactly at stationarity."""
         moved = self.regularizer.prox(params - step * self.gradient(params), step)
         return (params - moved) / step
+
+    def with_clients(self, clients: Sequence[Objective]) -> Problem:
+        """The same problem with other objectives, one for each client."""
+        made = copy(self)  # `replace` would scale the weights again, and round them
+        object.__setattr__(made, "clients", clients)
+        return made
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Problem:
         """The same problem with every objective in another precision or on another device."""

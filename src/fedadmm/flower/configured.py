@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,16 +17,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.problem import Problem
+from fedadmm.core.parts import Count, Positive, checked
+from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.protocols import AnyAlgorithm
+from fedadmm.core.tables import from_table
 from fedadmm.data import models
 from fedadmm.data.problems import NamedProblem, Sites
-from fedadmm.flower.federation import Federation, Patience, work_is_unknown
+from fedadmm.flower.federation import (
+    Elsewhere,
+    Federation,
+    Patience,
+    check_deployable,
+    work_is_unknown,
+)
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
 from fedadmm.run.experiment import Experiment, filled
 from fedadmm.run.pairing import local_length
-from fedadmm.run.simulation import first_vector
 from fedadmm.study import loading
 from fedadmm.study.config import resolve
 
@@ -37,16 +45,36 @@ if TYPE_CHECKING:
 CONFIG, DEPLOYMENT = "config.toml", "deployment.toml"
 
 
-class Deployment(NamedTuple):
-    """What is decided about the network, beside the run's configuration."""
+@checked
+class Deployment:
+    """What is decided about the network, beside the run's configuration.
 
-    clients: int
+    Args:
+        clients: how many nodes there are.
+        mode: as in `Federation`.
+        ledger: as in `Federation`.
+        named: whether only registered nodes called client-0, client-1 … may take part.
+        round_timeout: seconds that the server waits for the replies of a round.
+        resend_after: seconds after which it sends an unanswered task again.
+    """
+
+    clients: Count
     mode: Literal["rounds", "asynchronous"] = "rounds"
     ledger: Literal["none", "disk"] = "disk"
     named: bool = False
-    """Whether only registered nodes called client-0, client-1 … may take part."""
-    round_timeout: float = 600.0
-    resend_after: float = 150.0
+    round_timeout: Positive = 600.0
+    resend_after: Positive = 150.0
+
+    def federation(self, experiment: Experiment, evaluate_every: int) -> Federation:
+        """An experiment on this network."""
+        return Federation(
+            experiment,
+            evaluate_every=evaluate_every,
+            mode=self.mode,
+            ledger=self.ledger,
+            names=node_names(self.clients) if self.named else None,
+            patience=Patience(round=self.round_timeout, resend=self.resend_after),
+        )
 
 
 class Apps(NamedTuple):
@@ -70,13 +98,8 @@ def apps(folder: Path) -> Apps:
 
 
 def read_deployment(path: Path) -> Deployment:
-    """What deployment.toml says, whose values the federation checks."""
-    table = loading.table(path)
-    unknown = sorted(table.keys() - set(Deployment._fields))
-    if unknown or "clients" not in table:
-        held = ", ".join(unknown) or "no clients"
-        raise ConfigError(f"{path}: holds {held}, but may hold {', '.join(Deployment._fields)}")
-    return Deployment(**table)
+    """What deployment.toml says."""
+    return from_table(Deployment, loading.table(path), title=str(path))
 
 
 def federation(
@@ -86,21 +109,14 @@ def federation(
     check(config)
     apart = sites(config)
     if apart is not None:
-        return _without_rows(config, deployment, apart)
+        return deployment.federation(
+            _without_rows(config, deployment, apart), config.evaluate.every
+        )
     problem = problem or config.load_problem()
     check_clients(deployment.clients, problem.num_clients)
-    client: Any = problem.clients[0]
-    return _federation(
-        config,
-        deployment,
-        algorithm=as_it_runs(config, problem),
-        initial=first_vector(config, problem),
-        model=client.flat.module if problem.buffers is not None else None,
-        weights=problem.weights,
-        buffers=problem.buffers,
-        test=problem.test,
-        evaluate_every=config.evaluate.every if config.evaluate.objective else 0,
-    )
+    method = as_it_runs(config, problem)
+    run = replace(config, problem=problem, algorithm=method, regularizer=None)
+    return deployment.federation(run, config.evaluate.every if config.evaluate.objective else 0)
 
 
 def as_it_runs(config: Experiment, problem: Problem) -> AnyAlgorithm:
@@ -116,7 +132,7 @@ def sites(config: Experiment) -> Sites | None:
     return config.problem.sites if isinstance(config.problem, NamedProblem) else None
 
 
-def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> Federation:
+def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> Experiment:
     """The server knows how wide the sites' rows are, and nothing else about them."""
     check_clients(deployment.clients, len(apart.names))
     options = config.tree["problem"]
@@ -131,39 +147,9 @@ def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> F
     sizes = {name: size for name, size in sizes.items() if name in asked}
     model = models.factory(make, **sizes)
     start = models.initial_vector(model, config.seed)
-    return _federation(
-        config,
-        deployment,
-        algorithm=config.algorithm,
-        initial=start.to(getattr(torch, filled(config.precision))),
-        evaluate_every=config.evaluate.every,
-    )
-
-
-def _federation(config: Experiment, deployment: Deployment, **parts: Any) -> Federation:
-    return Federation(
-        clients=deployment.clients,
-        rounds=config.rounds,
-        solver=config.local.solver,
-        stop=config.local.stop,
-        start=config.local.start,
-        sampler=config.sampler,
-        seed=config.seed,
-        regularizer=filled(config.regularizer),
-        target=config.target,
-        output=config.output,
-        upload=config.upload,
-        aggregate=config.aggregate,
-        mode=deployment.mode,
-        ledger=deployment.ledger,
-        names=node_names(deployment.clients) if deployment.named else None,
-        patience=Patience(
-            round=deployment.round_timeout,
-            resend=deployment.resend_after,
-            better=config.patience,
-        ),
-        **parts,
-    )
+    clients = LazyClients(deployment.clients, lambda _: Elsewhere(start.numel(), None))
+    problem = Problem(clients, filled(config.regularizer), initial=start)
+    return replace(config, problem=problem, regularizer=None)
 
 
 def node_names(clients: int) -> Sequence[str]:
@@ -194,19 +180,7 @@ def alone(config: Experiment, apart: Sites, path: Any, number: int) -> Problem:
 
 def check(config: Experiment) -> None:
     """Refuse what a deployment cannot do."""
-    if config.tolerance is not None:
-        raise ConfigError(
-            f"tolerance is {config.tolerance}, but must be 'none' in a deployment, because the "
-            "gradient mapping needs all clients' gradients"
-        )
-    if config.callbacks:
-        raise ConfigError("callbacks must be empty in a deployment; read metrics.jsonl instead")
-    if config.evaluate.target != "global":
-        raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
-    if config.evaluate.clients:
-        raise ConfigError("evaluate.clients is true, but must be false in a deployment")
-    if config.evaluate.train:
-        raise ConfigError("evaluate.train is true, but must be false in a deployment")
+    check_deployable(config)
     if sites(config) is not None:
         config.algorithm.resolve_penalty(work_is_unknown)
 

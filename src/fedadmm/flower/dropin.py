@@ -21,24 +21,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedadmm.core.errors import PairingError, check_count, check_kind
+from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.problem import Buffers
-from fedadmm.core.protocols import Algorithm, AnyAlgorithm, Sampler, Start
-from fedadmm.core.sampling import FullParticipation
+from fedadmm.core.protocols import AnyAlgorithm
+from fedadmm.core.validation import check
 from fedadmm.data import models
-from fedadmm.flower.federation import Elsewhere, Federation, Patience
+from fedadmm.flower.federation import Elsewhere, Federation
 from fedadmm.flower.own_loop import OwnLoop
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Admission
 from fedadmm.flower.site.app import answer, declines, read_question
 from fedadmm.flower.site.policy import SitePolicy
 
@@ -52,60 +50,58 @@ RUNS = "fedadmm-runs"
 """The folder in the user's home that receives runs without an absolute path of their own."""
 
 
-@dataclass(frozen=True, eq=False)
 class DropIn:
     """A method of the package for a Flower app that exists already.
-
-    What is not described here is as in `Federation`.
 
     Args:
         algorithm: the method; it must not need gradients at the broadcast vector, nor the sizes of
             the local steps.
         clients: how many nodes there are.
         model: what makes the model that the train function loads.
-        evaluate_every: call the app's evaluate function at all nodes after every so many rounds,
+        evaluate_every: call the app's evaluate function at all nodes after this many rounds each,
             and after the last one; 0 never does.
         policy: what nodes agree to whose own configuration does not say; by default none evaluates
             models, because an answer is exact and for any model that the server sends.
+        settings: all others are those of `Federation`, without a solver and its stopping rule: the
+            app's train function is both.
     """
 
-    algorithm: AnyAlgorithm
-    clients: int
-    model: models.Model
-    evaluate_every: int = 1
-    sampler: Sampler = field(default_factory=FullParticipation)
-    seed: int = 0
-    buffers: Buffers | None = None
-    ledger: Any = "none"
-    names: Sequence[str] | None = None
-    patience: Patience = field(default_factory=Patience)
-    admission: Admission = field(default_factory=Admission)
-    accept_rollback: bool = False
-    local_start: Start | None = None
-    policy: SitePolicy = field(default_factory=SitePolicy)
-
-    def __post_init__(self) -> None:
-        check_kind(self, "algorithm", self.algorithm, Algorithm)
-        check_kind(self, "sampler", self.sampler, Sampler)
-        check_kind(self, "policy", self.policy, SitePolicy)
-        check_count(self, "clients", self.clients)
-        check_count(self, "seed", self.seed, low=0)
-        check_count(self, "evaluate_every", self.evaluate_every, low=0)
-        needs = self.algorithm.needs
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        clients: int,
+        model: models.Model,
+        evaluate_every: int = 1,
+        *,
+        policy: SitePolicy | None = None,
+        **settings: Any,
+    ) -> None:
+        for name in ("solver", "stop", "local"):
+            if name in settings:
+                raise ParameterError(
+                    f"DropIn: {name} is given, but must not be: the app's own train function "
+                    "solves the local problems"
+                )
+        settings |= {"model": model, "solver": OwnLoop(), "evaluate_every": evaluate_every}
+        self.federation = Federation(algorithm, clients, 1, **settings)
+        self.model = model
+        self.policy = policy or SitePolicy()
+        check("DropIn", "policy", self.policy, SitePolicy)
+        needs, sampler = algorithm.needs, self.federation.experiment.sampler
         if needs.start_gradient or not needs.local_solve:
             raise PairingError(
-                f"DropIn: {type(self.algorithm).__name__} needs full gradients, which a train "
+                f"DropIn: {type(algorithm).__name__} needs full gradients, which a train "
                 "function does not give; use another method or option, or fedadmm.flower.client_app"
             )
         if needs.step_sum:
             raise PairingError(
-                f"DropIn: {type(self.algorithm).__name__} must know the size of every local step, "
+                f"DropIn: {type(algorithm).__name__} must know the size of every local step, "
                 "which a train function does not tell; use another method, or "
                 "fedadmm.flower.client_app"
             )
-        if self.sampler.asks_losses:
+        if sampler.asks_losses:
             raise PairingError(
-                f"DropIn: {type(self.sampler).__name__} asks for the clients' losses, which a "
+                f"DropIn: {type(sampler).__name__} asks for the clients' losses, which a "
                 "train function does not give; use another sampler, or fedadmm.flower.client_app"
             )
 
@@ -167,19 +163,21 @@ class DropIn:
                 if group in network:
                     kept[number] = MetricRecord(network[group]["metrics"])
                     metrics |= network[group]["metrics"]
-            params = self.algorithm.global_params(report.state.server)
+            params = experiment.algorithm.global_params(report.state.server)
             record["metrics"] = metrics | record["metrics"] | evaluate(number, params)
 
-        start = None
+        problem, patience = self.federation.problem, self.federation.patience
         if initial_arrays is not None:
             flat.module.load_state_dict(initial_arrays.to_torch_state_dict())
-            start = flat.vector.clone()
+            problem = replace(problem, initial=flat.vector.clone())
+        experiment = replace(self.federation.experiment, problem=problem, rounds=num_rounds)
         federation = replace(
-            self.federation(num_rounds, start),
+            self.federation,
+            experiment=experiment,
             train_config=dict(train_config or {}),
             evaluate_config=dict(evaluate_config or {}),
             identity=self._identity(grid, train_config),
-            patience=self.patience if timeout is None else replace(self.patience, round=timeout),
+            patience=patience if timeout is None else replace(patience, round=timeout),
         )
         directory = RunDirectory(_folder(grid, run_dir))
         done = directory.rounds
@@ -231,7 +229,9 @@ class DropIn:
             return returned
 
         flat = self._flat()
-        federation = self.federation(1, flat.vector.clone(), OwnLoop(train))
+        experiment = self.federation.experiment
+        work = replace(experiment.local, solver=OwnLoop(train))
+        federation = replace(self.federation, experiment=replace(experiment, local=work))
         elsewhere = Elsewhere(flat.num_parameters, flat)
         answered = answer(federation, lambda: elsewhere, context, content, self.policy)
         if told:
@@ -254,31 +254,8 @@ class DropIn:
         measured = _numbers("evaluate", call_next(message, context).content)
         return Message(wire.write_metrics(measured), reply_to=message)
 
-    def federation(
-        self, rounds: int, initial: Tensor | None = None, solver: OwnLoop | None = None
-    ) -> Federation:
-        """The federation that this app runs."""
-        return Federation(
-            self.algorithm,
-            self.clients,
-            rounds,
-            model=self.model,
-            initial=initial,
-            solver=solver or OwnLoop(),
-            sampler=self.sampler,
-            seed=self.seed,
-            buffers=self.buffers,
-            evaluate_every=self.evaluate_every,
-            ledger=self.ledger,
-            names=self.names,
-            patience=self.patience,
-            admission=self.admission,
-            accept_rollback=self.accept_rollback,
-            start=self.local_start,
-        )
-
     def _flat(self) -> FlatModule:
-        return FlatModule(models.build(self.model, seed=self.seed))
+        return FlatModule(models.build(self.model, seed=self.federation.experiment.seed))
 
 
 def _folder(grid: Grid, run_dir: str | Path | None) -> Path:

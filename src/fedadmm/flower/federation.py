@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, field, fields, replace
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
-from fedadmm.core.aggregation import Aggregation, Sum
-from fedadmm.core.errors import (
-    ParameterError,
-    StateError,
-    check_choice,
-    check_count,
-    check_kind,
-)
-from fedadmm.core.local_work import LocalWork
+from fedadmm.core.errors import ConfigError, ParameterError, StateError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import rows_are_mixed
-from fedadmm.core.outputs import AnyOutput, LastIterate, Output
-from fedadmm.core.parts import Count, Positive, checked
+from fedadmm.core.parts import Count, Natural, Positive, checked
 from fedadmm.core.problem import Buffers, LazyClients, Problem
-from fedadmm.core.protocols import (
-    Algorithm,
-    AnyAlgorithm,
-    Evaluator,
-    LocalSolver,
-    Objective,
-    Regularizer,
-    Sampler,
-    Start,
-    StoppingRule,
-)
+from fedadmm.core.protocols import AnyAlgorithm, Evaluator, Objective, Regularizer
 from fedadmm.core.regularizers import Zero
-from fedadmm.core.sampling import FullParticipation
-from fedadmm.core.uploads import Uploads, UploadStage
+from fedadmm.core.uploads import Uploads
+from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.protocol.admission import Admission
 from fedadmm.run import pairing
 from fedadmm.run.client import Job
-from fedadmm.run.evaluation import Target
-from fedadmm.run.simulation import make_job
+from fedadmm.run.experiment import Experiment, described
+from fedadmm.run.simulation import first_vector, make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 
@@ -58,8 +40,6 @@ class Patience:
             twice as long, so that a slow node is not flooded, and at most eight times.
         poll: between two looks for replies.
         empty: rounds in a row without any update after which the run stops, to be resumed later.
-        better: measurements of the server's own in a row without a better model after which the
-            run ends; None waits for ever.
     """
 
     start: Positive = 300.0
@@ -67,24 +47,22 @@ class Patience:
     resend: Positive = 150.0
     poll: Positive = 0.5
     empty: Count = 3
-    better: Count | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@checked
 class Federation:
-    """A run on real sites: the parts of `simulate`, without the data.
+    """An experiment on real sites, beside what is decided about the network.
 
-    What is not described here is as in `simulate`.
+    `Federation(method, clients, rounds, model=…, solver=…, stop=…)` describes the experiment by
+    keywords: those of `fedadmm.simulate`, and `model` or `initial`, `weights`, `buffers` and
+    `test` of its problem, whose data the server does not have.
 
     Args:
-        algorithm: the method with its hyper-parameters.
-        clients: how many sites there are; they are numbered from 0.
-        rounds: how many rounds at most; in an asynchronous run, how many replies are folded.
-        model: what makes the model; or give `initial` for objectives that are no modules.
-        initial: the start vector; made from the model and the seed by default.
-        weights: a_i up to a common factor; 1/n each by default.
-        test: metrics of a vector on data that the server itself holds.
-        evaluate_every: ask all sites for their loss after every so many rounds, and after the
+        experiment: what is run; its problem says how many sites there are, and the server uses no
+            rows of it.  In an asynchronous run `rounds` counts the replies that are folded.  Sites
+            clip and compress uploads, the server adds the noise, which comes from the machine's
+            entropy and not from the seed.
+        evaluate_every: ask all sites for their loss after this many rounds each, and after the
             last one; 0 never asks.
         mode: "rounds", or "asynchronous": every reply is folded as it arrives.
         ledger: "disk" keeps each client's contribution, so that a client that lost its state can
@@ -100,52 +78,51 @@ class Federation:
             own (`DropIn`).
         evaluate_config: sent with every question for their metrics, for the same apps.
         identity: what else must be the same when a run is resumed, such as the app's name.
-        upload: as in `simulate`; sites clip and compress, the server adds the noise, which comes
-            from the machine's entropy and not from the seed.
     """
 
-    algorithm: AnyAlgorithm
-    clients: int
-    rounds: int
-    model: models.Model | None = None
-    initial: Tensor | None = None
-    solver: LocalSolver | None = None
-    stop: StoppingRule | None = None
-    start: Start | None = None
-    sampler: Sampler = field(default_factory=FullParticipation)
-    seed: int = 0
-    regularizer: Regularizer = field(default_factory=Zero)
-    weights: Sequence[float] | Tensor | None = None
-    buffers: Buffers | None = None
-    test: Evaluator | None = None
-    evaluate_every: int = 0
-    target: Target | None = None
-    output: AnyOutput = field(default_factory=LastIterate)
+    experiment: Experiment
+    evaluate_every: Natural = 0
     mode: Literal["rounds", "asynchronous"] = "rounds"
     ledger: Literal["none", "disk"] = "none"
     names: Sequence[str] | None = None
-    patience: Patience = field(default_factory=Patience)
-    admission: Admission = field(default_factory=Admission)
+    patience: Patience = Patience()
+    admission: Admission = Admission()
     accept_rollback: bool = False
-    upload: Sequence[UploadStage] = ()
-    aggregate: Aggregation = field(default_factory=Sum)
     train_config: Mapping[str, Any] = field(default_factory=dict)
     evaluate_config: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check_count(self, "clients", self.clients)
-        check_count(self, "rounds", self.rounds)
-        check_count(self, "seed", self.seed, low=0)
-        check_count(self, "evaluate_every", self.evaluate_every, low=0)
-        self._check_kinds()
-        check_choice(self, "mode", self.mode, ("rounds", "asynchronous"))
-        check_choice(self, "ledger", self.ledger, ("none", "disk"))
-        if self.model is None and self.initial is None:
-            raise ParameterError("Federation: model and initial are None, but one must be given")
-        if self.patience.better is not None and self.test is None:
+    def __init__(
+        self,
+        experiment: Experiment | AnyAlgorithm | None = None,
+        clients: int | None = None,
+        rounds: int | None = None,
+        **given: Any,
+    ) -> None:
+        network = [one for one in fields(self) if one.name != "experiment"]
+        chosen = {one.name: given.pop(one.name) for one in network if one.name in given}
+        if not isinstance(experiment, Experiment):
+            method = given.pop("algorithm", experiment)
+            experiment = _described(method, clients, rounds, **given)
+        elif clients is not None or rounds is not None or given:
             raise ParameterError(
-                f"Federation: patience.better is {self.patience.better}, but test is None; it "
+                "Federation: an experiment has all its fields already; change them by "
+                "dataclasses.replace(experiment, …)"
+            )
+        if not isinstance(experiment.problem, Problem) or experiment.regularizer is not None:
+            experiment = replace(experiment, problem=experiment.load_problem(), regularizer=None)
+        object.__setattr__(self, "experiment", experiment)
+        for one in network:
+            usual = one.default if one.default is not MISSING else {}
+            object.__setattr__(self, one.name, chosen.get(one.name, usual))
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        check_deployable(self.experiment)
+        method, patience = self.experiment.algorithm, self.experiment.patience
+        if patience is not None and self.problem.test is None:
+            raise ParameterError(
+                f"Federation: patience is {patience} in the experiment, but test is None; it "
                 "waits for a better model by what the server measures itself, so that no site can "
                 "end a run"
             )
@@ -154,53 +131,51 @@ class Federation:
                 f"Federation: names holds {len(set(self.names))} names, but must hold one for "
                 f"each of the {self.clients} clients"
             )
-        self.algorithm.resolve_penalty(work_is_unknown)
-        if self.algorithm.asynchronous and self.mode == "rounds":
+        method.resolve_penalty(work_is_unknown)
+        if method.asynchronous and self.mode == "rounds":
             raise ParameterError(
-                f"Federation: mode is 'rounds', but {type(self.algorithm).__name__} folds every "
+                f"Federation: mode is 'rounds', but {type(method).__name__} folds every "
                 "reply as it arrives; use mode='asynchronous', or a method with rounds"
             )
-        if self.mode == "asynchronous" and not self.algorithm.accepts_partial:
+        if self.mode == "asynchronous" and not method.accepts_partial:
             raise ParameterError(
-                f"Federation: mode is 'asynchronous', but {type(self.algorithm).__name__} needs "
+                f"Federation: mode is 'asynchronous', but {type(method).__name__} needs "
                 "all clients in every step; use mode='rounds'"
             )
-        if self.mode == "asynchronous" and not self.algorithm.tolerates_stale:
+        if self.mode == "asynchronous" and not method.tolerates_stale:
             raise ParameterError(
                 "Federation: mode is 'asynchronous', but "
-                f"{self.algorithm.no_late_replies()}, or mode='rounds'"
+                f"{method.no_late_replies()}, or mode='rounds'"
             )
 
-    def _check_kinds(self) -> None:
-        """Refuse a class, a word or something else where a part is asked for."""
-        roles: dict[str, type[object]] = {
-            "algorithm": Algorithm,
-            "sampler": Sampler,
-            "regularizer": Regularizer,
-            "output": Output,
-            "aggregate": Aggregation,
-            "patience": Patience,
-            "admission": Admission,
-        }
-        roles |= {"solver": LocalSolver} if self.solver is not None else {}
-        roles |= {"stop": StoppingRule} if self.stop is not None else {}
-        for name, role in roles.items():
-            check_kind(self, name, getattr(self, name), role)
-        for stage in self.upload:
-            check_kind(self, "upload", stage, UploadStage)
+    @property
+    def problem(self) -> Problem:
+        """The experiment's problem: of its clients only the number and the model count."""
+        loaded = self.experiment.problem
+        assert isinstance(loaded, Problem)
+        return loaded
+
+    @property
+    def clients(self) -> int:
+        """How many sites there are; they are numbered from 0."""
+        return self.problem.num_clients
 
     @property
     def has_noise(self) -> bool:
         """Whether noise is to hide the sites' rows, or the sites."""
-        hides_rows = self.solver is not None and self.solver.noise is not None
-        return hides_rows or Uploads.of(self.upload).noise is not None
+        solver = self.experiment.local.solver
+        hides_rows = solver is not None and solver.noise is not None
+        return hides_rows or Uploads.of(self.experiment.upload).noise is not None
 
     def server_job(self) -> Job:
         """The server's half: it knows the model, not the data."""
-        flat = FlatModule(models.build(self.model)) if self.model is not None else None
-        size = self.initial.numel() if self.initial is not None else 0
-        elsewhere = Elsewhere(flat.num_parameters if flat is not None else size, flat)
-        return self._job(elsewhere, self._start())
+        problem = self.problem
+        client = problem.clients[0]
+        if not isinstance(client, Elsewhere):
+            # Buffers are the model's: only they need more than its size.
+            module = client.flat.module if problem.buffers is not None and client.flat else None
+            client = Elsewhere.of(module, client.num_parameters)
+        return self._job(client, first_vector(self.experiment, problem))
 
     def client_job(self, objective: Objective, start: Tensor | None, precision: str) -> Job:
         """A site's half; `start` is only known, and only needed, when it is a newcomer."""
@@ -212,32 +187,69 @@ class Federation:
             start = torch.zeros(objective.num_parameters, dtype=getattr(torch, precision))
         return self._job(objective, start)
 
-    def _start(self) -> Tensor:
-        if self.initial is not None:
-            return self.initial
-        assert self.model is not None
-        return models.initial_vector(self.model, self.seed)
-
     def _job(self, objective: Objective, start: Tensor) -> Job:
-        problem = Problem(
-            LazyClients(self.clients, lambda _: objective),
-            regularizer=self.regularizer,
-            weights=self.weights,
-            test=self.test,
-            buffers=self.buffers,
-        )
-        local = LocalWork(self.solver, self.stop, self.start)
-        job = make_job(self.algorithm, problem, local, self.seed, start)
-        uploads = Uploads.of(self.upload)
+        run, problem = self.experiment, self.problem
+        clients = LazyClients(problem.num_clients, lambda _: objective)
+        job = make_job(run.algorithm, problem.with_clients(clients), run.local, run.seed, start)
         job = job._replace(
-            asks_losses=self.sampler.asks_losses,
-            uploads=uploads,
-            aggregate=self.aggregate,
+            asks_losses=run.sampler.asks_losses,
+            uploads=Uploads.of(run.upload),
+            aggregate=run.aggregate,
             deployed=True,
         )
-        late = self.mode == "asynchronous"
-        pairing.check(job, self.sampler, self.rounds, asynchronous=late)
+        pairing.check(job, run.sampler, run.rounds, asynchronous=self.mode == "asynchronous")
         return job
+
+
+def _described(
+    algorithm: AnyAlgorithm,
+    clients: int | None,
+    rounds: int | None,
+    *,
+    model: models.Model | None = None,
+    initial: Tensor | None = None,
+    weights: Sequence[float] | Tensor | None = None,
+    buffers: Buffers | None = None,
+    test: Evaluator | None = None,
+    regularizer: Regularizer | None = None,
+    **given: Any,
+) -> Experiment:
+    """The experiment that keyword arguments describe, without the sites' data."""
+    check("Federation", "clients", clients, Count)
+    check("Federation", "regularizer", regularizer, Regularizer | None)
+    if model is None and initial is None:
+        raise ParameterError("Federation: model and initial are None, but one must be given")
+    size = 0 if initial is None else initial.numel()
+    problem = Problem(
+        LazyClients(clients or 0, lambda _: Elsewhere.of(model, size)),
+        regularizer=regularizer or Zero(),
+        weights=weights,
+        test=test,
+        initial=initial if model is None or initial is not None else partial(_vector, model),
+        buffers=buffers,
+    )
+    return described(algorithm, problem, rounds, **given)  # type: ignore[arg-type]
+
+
+def _vector(model: models.Model, seed: int) -> Tensor:
+    return models.initial_vector(model, seed)
+
+
+def check_deployable(experiment: Experiment) -> None:
+    """Refuse what a deployment cannot do."""
+    if experiment.tolerance is not None:
+        raise ConfigError(
+            f"tolerance is {experiment.tolerance}, but must be 'none' in a deployment, because the "
+            "gradient mapping needs all clients' gradients"
+        )
+    if experiment.callbacks:
+        raise ConfigError("callbacks must be empty in a deployment; read metrics.jsonl instead")
+    if experiment.evaluate.target != "global":
+        raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
+    if experiment.evaluate.clients:
+        raise ConfigError("evaluate.clients is true, but must be false in a deployment")
+    if experiment.evaluate.train:
+        raise ConfigError("evaluate.train is true, but must be false in a deployment")
 
 
 def work_is_unknown() -> NoReturn:
@@ -257,6 +269,14 @@ class Elsewhere(Objective):
     def __init__(self, num_parameters: int, flat: FlatModule | None) -> None:
         self._length = num_parameters
         self.flat = flat
+
+    @classmethod
+    def of(cls, model: models.Model | None, size: int) -> Elsewhere:
+        """That of a model, or of vectors of a size where there is none."""
+        if model is None:
+            return cls(size, None)
+        flat = FlatModule(models.build(model))
+        return cls(flat.num_parameters, flat)
 
     @property
     def num_parameters(self) -> int:

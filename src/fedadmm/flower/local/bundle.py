@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import to_table
 from fedadmm.flower.configured import CONFIG, DEPLOYMENT, Deployment
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import loading
@@ -89,7 +90,7 @@ def write_configured(folder: Path, config: Experiment, deployment: Deployment, r
         target.write_bytes(source.read_bytes())
     (package / "app.py").write_text(_CONFIGURED)
     (package / CONFIG).write_text(loading.write(config.tree))
-    (package / DEPLOYMENT).write_text(loading.write(deployment._asdict()))
+    (package / DEPLOYMENT).write_text(loading.write(to_table(deployment)))
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
@@ -58,7 +59,7 @@ def run_locally(
     method = None if problem is None else as_it_runs(config, problem)
     summary = partial(summarise, config, label=label, method=method)
     folder.begin(config.tree, summary(folder.records()), partition)
-    deployment = deployment._replace(named=tls)
+    deployment = replace(deployment, named=tls)
     app = write_configured(out / FOLDER / "app", config, deployment, out)
     # Sites must do with their own file: no process below finds the others' by chance.
     hidden = {"FEDADMM_DATA": str(out / FOLDER / "no-data")}

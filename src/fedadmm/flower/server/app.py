@@ -57,7 +57,7 @@ def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> Serve
         run = replace(federation, accept_rollback=accepts)
         watched = Watched(run)
         with endpoint(context, watched):
-            said = partial(log_round, run.rounds)
+            said = partial(log_round, run.experiment.rounds)
             seen = serve(run, grid, directory.path, [directory, watched, said, *callbacks])
             directory.finish(seen)
 

@@ -63,7 +63,7 @@ class Watched:
         return {
             "healthy": quiet <= patience.start + 2 * patience.round,
             "round": number,
-            "rounds": self._federation.rounds,
+            "rounds": self._federation.experiment.rounds,
             "seconds_since_round": round(quiet, 1),
         }
 

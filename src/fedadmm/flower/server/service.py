@@ -62,7 +62,7 @@ class Service:
     ) -> None:
         self.federation = federation
         job = federation.server_job()
-        self.job, self._spending = hidden(job, federation.sampler)
+        self.job, self._spending = hidden(job, federation.experiment.sampler)
         self.callbacks = callbacks
         self._folder = folder
         self._simulated = PLACE in beside
@@ -74,7 +74,7 @@ class Service:
             folder / "checkpoint", on_disk and self.remembers, fingerprint(federation, self.job)
         )
         begun = initial_state(self.job)
-        note = federation.output.begin(offered(self.job.algorithm, begun))
+        note = federation.experiment.output.begin(offered(self.job.algorithm, begun))
         fresh = Saved(begun._replace(output=note), new_run(), {})
         saved = self.disk.load(fresh.state) or fresh
         self.saved = saved._replace(boots=saved.boots + 1)
@@ -110,13 +110,15 @@ class Service:
         """Rounds, or steps, until the end; repairs and empty rounds interrupt the loop."""
         known = fingerprint(self.federation, self.job)
         places = (MemoryStore(), self.saved.state, self._folder)
-        self.callbacks.begin(Run(known, self.job, self.federation.sampler, None, *places))
+        self.callbacks.begin(
+            Run(known, self.job, self.federation.experiment.sampler, None, *places)
+        )
         if self._simulated:
             self._check_nodes()
         initial = self.saved.state.round < 0
         everybody = initial or not self.job.algorithm.accepts_partial
         self.roster.wait_for(self.federation.clients if everybody else 1)
-        sampler, engine = self.federation.sampler, self.engine
+        sampler, engine = self.federation.experiment.sampler, self.engine
         while self.saved.state.round < self.rounds:
             self.repair()
             state = self.saved.state
@@ -144,12 +146,13 @@ class Service:
     @property
     def rounds(self) -> int:
         """How many rounds there will be; one that brought nothing does not count."""
-        return self.federation.rounds + self.saved.empty
+        return self.federation.experiment.rounds + self.saved.empty
 
     def _completed(self) -> Ending:
         empty = f", and {self.saved.empty} that brought nothing" if self.saved.empty else ""
+        rounds = self.federation.experiment.rounds
         made = "rounds" if self.federation.mode == "rounds" else "steps"
-        return Ending("completed", f"completed all {self.federation.rounds} {made}{empty}")
+        return Ending("completed", f"completed all {rounds} {made}{empty}")
 
     def observe(self, report: RoundReport) -> RoundReport:
         """Measure, and write the round down; if its checkpoint fails it is made and written again.
@@ -211,7 +214,7 @@ class Service:
 
     def _reached(self, own: Record, measured: Measured | None, complete: bool) -> Ending | None:
         """Whether the target is met; `complete` when everything was measured that ever is."""
-        target = self.federation.target
+        target = self.federation.experiment.target
         if target is None or not target.end_run:
             return None
         if measured is None and "evaluation_seconds" not in own["clock"]:
@@ -293,21 +296,23 @@ class Service:
         evaluation = Evaluation(
             every=max(1, self.federation.evaluate_every),
             objective=False,
-            test=self.federation.test is not None,
+            test=self.job.problem.test is not None,
         )
         # By the server's own metrics: no single site can choose a model or end a run.
-        judge = Judge(self.federation.target, self.federation.patience.better)
+        experiment = self.federation.experiment
+        judge = Judge(experiment.target, experiment.patience)
         return Schedule(
             self.rounds,
             evaluation,
-            output=self.federation.output,
+            output=experiment.output,
             spending=self._spending,
             judge=judge,
         )
 
     def _handed_out(self, state: RunState) -> tuple[Tensor, Tensor | None]:
         """The model of the run's output after a round, and its buffers."""
-        handed = self.federation.output.model(state.output, offered(self.job.algorithm, state))
+        output = self.federation.experiment.output
+        handed = output.model(state.output, offered(self.job.algorithm, state))
         return handed.params, handed.buffers
 
     def news(self) -> dict[str, Any]:

@@ -67,18 +67,19 @@ def new_run() -> ServerLedger:
 def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
     """What must not change between a run and its resumption."""
     weights = [job.problem.weight(client) for client in range(federation.clients)]
+    run = federation.experiment
     parts: dict[str, Any] = {
-        "algorithm": federation.algorithm,
+        "algorithm": run.algorithm,
         "clients": federation.clients,
-        "solver": federation.solver,
+        "solver": job.solver,
         "stop": job.stop,
         "start": job.local.start,
-        "sampler": federation.sampler,
-        "seed": federation.seed,
-        "regularizer": federation.regularizer,
-        "output": federation.output,
-        "upload": federation.upload,
-        "aggregate": federation.aggregate,
+        "sampler": run.sampler,
+        "seed": run.seed,
+        "regularizer": job.problem.regularizer,
+        "output": run.output,
+        "upload": run.upload,
+        "aggregate": run.aggregate,
         "mode": federation.mode,
         "ledger": federation.ledger,
         "vector": f"{job.initial.numel()} x {job.initial.dtype}",
