@@ -17,9 +17,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import fedadmm as fa
+from fedadmm.core.codec import decode, encode
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol.admission import seal
-from fedadmm.flower.protocol.codec import decode, encode
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.rundir import RunDirectory

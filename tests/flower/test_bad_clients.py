@@ -11,9 +11,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import fedadmm as fa
 from fedadmm.core import trees
+from fedadmm.core.codec import Packed, encode
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import WINDOW, Admission, Brought, seal
-from fedadmm.flower.protocol.codec import Packed, decode, encode
+from fedadmm.flower.protocol.codec import decode
 
 from .harness import FakeGrid, check_invariant, check_versions, federation, run_through, simulated
 

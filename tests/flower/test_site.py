@@ -11,12 +11,12 @@ from flwr.app import Context, Message, RecordDict
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedadmm as fa
+from fedadmm.core.codec import digest, encode, pack
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import Download, Round
 from fedadmm.core.tables import to_table
 from fedadmm.flower import configured
-from fedadmm.flower.protocol import admission, codec, wire
-from fedadmm.flower.protocol.codec import encode, pack
+from fedadmm.flower.protocol import admission, wire
 from fedadmm.flower.protocol.ledger import ServerLedger, issue
 from fedadmm.flower.protocol.messages import parcel
 from fedadmm.flower.server.tasks import Broadcast
@@ -169,7 +169,7 @@ def test_a_task_that_does_not_fit_is_refused_with_a_sentence(what, tmp_path):
         "no precision": lambda: encode(packed._replace(plain={"round_index": 0})),
     }
     body = bodies[what]()
-    task = issue(ServerLedger("run"), 0, 0, codec.digest(body))
+    task = issue(ServerLedger("run"), 0, 0, digest(body))
     site = site_app.SiteState(tmp_path)
     sites, account = FakeGrid(settings, tmp_path)._sites, site_app.SiteAccount(tmp_path, 0)
     with site.locked(), pytest.raises(StateError):

@@ -9,12 +9,12 @@ import torch
 from flwr.app import Message
 
 import fedadmm as fa
+from fedadmm.core.codec import encode, pack
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.privacy import Accountant, composed_epsilon
 from fedadmm.core.protocols import Download, Round
 from fedadmm.flower import SitePolicy
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.codec import encode, pack
 from fedadmm.flower.protocol.ledger import ServerLedger
 from fedadmm.flower.protocol.messages import Question
 from fedadmm.flower.server.tasks import Broadcast

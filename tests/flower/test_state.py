@@ -11,14 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fedadmm as fa
+from fedadmm.core import codec
+from fedadmm.core.codec import DamageError, Packed
 from fedadmm.core.errors import StateError
-from fedadmm.flower import sealed
-from fedadmm.flower.protocol import codec
 from fedadmm.flower.protocol.admission import Brought, seal
-from fedadmm.flower.protocol.codec import Packed
 from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
 from fedadmm.flower.protocol.messages import record_template
-from fedadmm.flower.sealed import DamageError
 from fedadmm.flower.server import state
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.state import SERVER, Saved, ServerState, new_run
@@ -305,10 +303,12 @@ def test_states_that_share_memory_travel():
 @pytest.mark.parametrize("part", [b'"x"', b"12345", b"word"], ids=["name", "number", "text"])
 def test_a_seal_covers_names_and_values(part, tmp_path):
     path = tmp_path / "file"
-    sealed.write(path, Packed({"x": torch.ones(2)}, {"a": 12345, "b": "word", "c": float("nan")}))
+    codec.write_checksummed(
+        path, Packed({"x": torch.ones(2)}, {"a": 12345, "b": "word", "c": float("nan")})
+    )
     data = path.read_bytes()
-    assert sealed.read(path).plain["a"] == 12345
+    assert codec.read_checksummed(path).plain["a"] == 12345
     place = data.index(part) + len(part) // 2
     spoil(path, place)
     with pytest.raises(DamageError):
-        sealed.read(path)
+        codec.read_checksummed(path)

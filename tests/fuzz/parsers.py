@@ -25,6 +25,7 @@ import torch
 
 import fedadmm as fa
 from data.data_files import heart_bytes, idx_bytes, leaf_bytes
+from fedadmm.core import codec
 from fedadmm.core.errors import ConfigError, DataError, EngineError, FedADMMError, StateError
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import LastIterate
@@ -37,7 +38,7 @@ from fedadmm.data.partitions import Partition
 from fedadmm.run import resuming
 from fedadmm.run.client import Job
 from fedadmm.run.simulation import make_job
-from fedadmm.run.state import Checkpoints, files
+from fedadmm.run.state import Checkpoints
 from fedadmm.run.state.checkpoint import Checkpoint
 from fedadmm.study import loading, sweeping
 from fedadmm.study.config import resolve
@@ -50,12 +51,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedadmm.flower import sealed
 from fedadmm.flower.configured import Deployment, read_deployment
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.local import processes
-from fedadmm.flower.protocol import codec, wire
-from fedadmm.flower.protocol.admission import Admission, seal
+from fedadmm.flower.protocol import codec as arriving
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.admission import Admission, Brought, seal
 from fedadmm.flower.protocol.ledger import Entry, Kind, Reply, ServerLedger, Task
 from fedadmm.flower.protocol.messages import (
     answer_template,
@@ -146,7 +147,7 @@ def _messages() -> Iterator[Parser]:
     answer = answer_template(job, parcel_template(job).download)
     body = codec.encode(codec.pack(answer))
     parcel = codec.encode(codec.pack(parcel_template(job)))
-    yield Parser("codec", [body, parcel], codec.decode, (RefusedError,))
+    yield Parser("codec", [body, parcel], arriving.decode, (RefusedError,))
     yield Parser("parcel", [parcel], lambda data: _unpacked_parcel(job, data), (RefusedError,))
     task = Task("run", 1, 3, 0, 2, "d", "c")
     ledger = ServerLedger("run", {1: Entry(0, 2, "d")})
@@ -172,8 +173,8 @@ def _messages() -> Iterator[Parser]:
 
 
 def _unpacked_parcel(job: Job, data: bytes) -> object:
-    packed = codec.decode(data)
-    codec.check_like(parcel_template(job), packed, optional=True)
+    packed = arriving.decode(data)
+    arriving.check_like(parcel_template(job), packed, optional=True)
     return codec.unpack(parcel_template(job), packed)
 
 
@@ -221,12 +222,12 @@ def _stored(folder: Path) -> Iterator[Parser]:
     state = ServerState(server, True, fingerprint(settings, job))
     saved = Saved(
         initial_state(job), ServerLedger("run", {1: Entry(0, 2, "d")}), {7: 1}, 1, 0,
-        {1: {"upload.message.increment": 2.0}},
+        {1: Brought(2, [{"upload.message.increment": 2.0}], {"upload.message.increment": 2.0})},
     )  # fmt: skip
     state.save(saved, {})
     path = server / "server.safetensors"
     whole = path.read_bytes()
-    packed = sealed.read(path)
+    packed = codec.read_checksummed(path)
     values = json.loads(str(packed.plain.pop("values")))
 
     def load(_: object = None) -> None:
@@ -235,7 +236,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
 
     def load_values(document: Any) -> None:
         plain = packed.plain | {"values": json.dumps(document)}
-        sealed.write(path, codec.Packed(packed.tensors, plain))
+        codec.write_checksummed(path, codec.Packed(packed.tensors, plain))
         load()
 
     yield Parser("sealed", [whole], _file(path, load), (StateError,))
@@ -269,24 +270,24 @@ def _checkpoints(folder: Path) -> Iterator[Parser]:
     job = make_job(fa.FedADMM(rho=0.5), problem(), LocalWork(fa.SGD(lr=0.1)), 3, problem().start(3))
     manifest = sorted(directory.glob("*.json"))[-1]
     tensors = next(directory.glob("*.server.safetensors")).read_bytes()
-    document = files.read_json(manifest)
+    document = codec.read_json(manifest)
     whole = manifest.read_bytes()
 
     def resume(_: object = None) -> None:
         kept = Checkpoints(directory)._good()[0]
-        server = files.read_tensors(directory / kept.server["file"])
+        server = codec.read(directory / kept.server["file"])
         found = Checkpoint(kept.round, server.tensors, kept.values)
         resuming.restored(job, found, LastIterate())
 
     def resume_signed(changed: Any) -> None:
         if isinstance(changed, dict):
-            files.write_json(manifest, changed)
+            codec.write_json(manifest, changed)
             resume()
 
     yield Parser("manifest", [whole], _file(manifest, resume), (StateError,))
     signed = _document(resume_signed)
     yield Parser("manifest-signed", _dumped(document), signed, (StateError,), "json")
-    read = _file(folder / "tensors" / "x.safetensors", files.read_tensors)
+    read = _file(folder / "tensors" / "x.safetensors", codec.read)
     yield Parser("tensors", [tensors], read, (StateError,))
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core import codec
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.best import Judge
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.state import Checkpoints, params_sha256
-from fedadmm.run.state.files import read_tensors
 from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
@@ -190,9 +190,9 @@ def test_the_run_directory_keeps_the_best_model_and_the_last(tmp_path: Path, eve
 def test_a_last_model_that_is_the_best_is_kept_once(tmp_path: Path) -> None:
     run(small(rounds=3), tmp_path)
     assert kept(tmp_path)[0] == 3
-    assert set(read_tensors(tmp_path / "model.safetensors").tensors) == {"params"}
+    assert set(codec.read(tmp_path / "model.safetensors").tensors) == {"params"}
     run(small(rounds=4), tmp_path / "on")
-    names = set(read_tensors(tmp_path / "on/model.safetensors").tensors)
+    names = set(codec.read(tmp_path / "on/model.safetensors").tensors)
     assert names == {"params", "last.params"}
 
 

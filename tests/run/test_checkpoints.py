@@ -13,16 +13,14 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.core import codec
 from fedadmm.run.engines.auto import AutoEngine
 from fedadmm.run.engines.workers import Workers
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.state import (
     Checkpoints,
     DiskStore,
-    checkpoint,
-    files,
     params_sha256,
-    record_files,
 )
 from support.models import small_federation
 from support.resumable import (
@@ -389,14 +387,13 @@ def test_a_checkpoint_writes_only_what_changed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[str, list[int]]] = []
-    write = files.write_tensors
+    write = codec.write
 
-    def noting(path: Path, contents: files.Contents, *, durable: bool) -> None:
-        written.append((path.name.split(".safetensors")[0], contents.tensors.get("ids", [])))
-        write(path, contents, durable=durable)
+    def noting(path: Path, packed: codec.Packed, *, durable: bool) -> None:
+        written.append((path.name.split(".safetensors")[0], packed.tensors.get("ids", [])))
+        write(path, packed, durable=durable)
 
-    for module in (checkpoint, record_files):
-        monkeypatch.setattr(module, "write_tensors", noting)
+    monkeypatch.setattr(codec, "write", noting)
     # Two clients a round: nobody comes twice in four rounds, so nothing is merged.
     options: Any = {"sampler": fa.CyclicSampling(2), "store": make_store(kind, tmp_path)}
     run(4, checkpoints=Checkpoints(tmp_path / "checkpoint"), **options)
@@ -416,7 +413,7 @@ def test_merging_bounds_what_is_kept(tmp_path: Path) -> None:
         nonlocal most
         manifests = sorted(tmp_path.glob("*.json"))
         if manifests:
-            parts = files.read_json(manifests[-1])["parts"]
+            parts = codec.read_json(manifests[-1])["parts"]
             most = max(most, sum(part["records"] for part in parts))
 
     run(40, checkpoints=Checkpoints(tmp_path), callbacks=[look], evaluate=False)

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedadmm.core import files
+from fedadmm.core import codec, files
 from fedadmm.core.missed import Missed
 from fedadmm.core.uploads.pipeline import Sent, Uploads
-from fedadmm.flower import sealed
 from fedadmm.flower.protocol import admission, ledger
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site
@@ -171,16 +170,18 @@ def fold_twice(patch: pytest.MonkeyPatch) -> None:
 
 def skip_the_seal_of_files(patch: pytest.MonkeyPatch) -> None:
     """What a file says about itself is believed."""
-    decode = sealed.decode
+    decode = codec.decode
 
-    def believe(data: bytes, most: int) -> Any:
-        packed = decode(data, most)
+    def believe(data: bytes, limits: codec.Limits = codec.FILE) -> Any:
+        packed = decode(data, limits)
+        if limits is codec.MESSAGE:
+            return packed
         named = {k: v for k, v in packed.tensors.items() if k != "body"}
         plain = {k: v for k, v in packed.plain.items() if k != "sha256"}
-        packed.plain["sha256"] = sealed._seal(sealed.Packed(named, plain))
+        packed.plain["sha256"] = codec.Packed(named, plain).sha256()
         return packed
 
-    patch.setattr(sealed, "decode", believe)
+    patch.setattr(codec, "decode", believe)
 
 
 def skip_the_seal_of_replies(patch: pytest.MonkeyPatch) -> None:

@@ -44,20 +44,6 @@ def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]
             yield from named_tensors(part, f"{prefix}.{name}" if prefix else name)
 
 
-def rebuild(template: Tree, values: dict[str, Tensor], prefix: str = "") -> Tree:
-    """The inverse of `named_tensors`: the template's shape filled with stored tensors."""
-    if isinstance(template, Tensor):
-        return cast(Tree, values[prefix])
-    if isinstance(template, tuple):
-        names = getattr(template, "_fields", [str(index) for index in range(len(template))])
-        parts = [
-            rebuild(part, values, f"{prefix}.{name}" if prefix else name)
-            for name, part in zip(names, template, strict=True)
-        ]
-        return cast(Tree, type(template)(*parts) if hasattr(template, "_fields") else tuple(parts))
-    return template
-
-
 def stack(trees: Sequence[Tree]) -> Tree:
     """The clients' trees as one: vectors (D,) become (K, D), scalars (1,) become (K, 1)."""
     columns = [list(tensors(tree)) for tree in trees]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from fedadmm.core import missed as away
 from fedadmm.core import trees
+from fedadmm.core.codec import Packed, unpack
 from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
 from fedadmm.core.missed import Missed
 from fedadmm.core.outputs import AnyOutput, Iterate
@@ -270,4 +271,4 @@ def _filled(job: Job, found: Checkpoint, template: Tree, prefix: str) -> Tree:
                 f"but {job.algorithm.name} needs {name}; {ANOTHER_VERSION}"
             )
         named[name] = found.tensors[name].to(like.device)
-    return trees.rebuild(template, named, prefix)
+    return unpack(template, Packed(named, {}), prefix)

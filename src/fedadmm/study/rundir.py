@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from fedadmm.core import files, trees
+from fedadmm.core import codec, files, trees
+from fedadmm.core.codec import Packed, Plain
 from fedadmm.core.errors import ConfigError, DataError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.best import Best
 from fedadmm.run.record import Record, read
-from fedadmm.run.state.files import Contents, read_tensors, write_tensors
 from fedadmm.run.state.records import separate
 from fedadmm.study import records as reading
 from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary, told
@@ -194,14 +194,14 @@ class RunDir:
         other = dict(trees.named_tensors(last._replace(mean=None)))
         if not all(torch.equal(value, other[name]) for name, value in named.items()):
             named |= {f"last.{name}": value for name, value in other.items()}
-        about = {"best": json.dumps(plain(told(best)), allow_nan=False)}
-        write_tensors(self.path / MODEL, Contents(separate(named), about), durable=True)
+        about: dict[str, Plain] = {"best": json.dumps(plain(told(best)), allow_nan=False)}
+        codec.write(self.path / MODEL, Packed(separate(named), about))
 
     def best(self) -> dict[str, Any] | None:
         """Which round's model the best one is, and why; the file tells it, also of a killed run."""
         path = self.path / MODEL
-        about = read_tensors(path).metadata.get("best") if path.is_file() else None
-        found = self.summary().get("best") if about is None else json.loads(about)
+        about = codec.read(path).plain.get("best") if path.is_file() else None
+        found = self.summary().get("best") if about is None else json.loads(str(about))
         return found if isinstance(found, dict) else None
 
     def model(self, last: bool = False) -> Iterate:
@@ -211,7 +211,7 @@ class RunDir:
             raise DataError(
                 f"{self.path}: holds no {MODEL} yet; it comes with the first checkpoint"
             )
-        tensors = read_tensors(path).tensors
+        tensors = codec.read(path).tensors
         prefix = "last." if last and "last.params" in tensors else ""
         if f"{prefix}params" not in tensors:
             raise DataError(f"{path}: holds {', '.join(sorted(tensors))}, but must hold params")

@@ -9,8 +9,9 @@ from typing import Annotated, NamedTuple
 import torch
 from annotated_types import Ge
 
+from fedadmm.core.codec import Packed, Plain, digest, pack, unpack
 from fedadmm.core.parts import Positive, checked
-from fedadmm.flower.protocol.codec import Packed, Plain, check_like, decode, digest, pack, unpack
+from fedadmm.flower.protocol.codec import check_like, decode
 from fedadmm.flower.protocol.ledger import Reply, ServerLedger, Task, objection
 from fedadmm.flower.protocol.messages import Answer
 from fedadmm.flower.protocol.refusal import RefusedError, Word, printable

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedadmm.core.codec import encode, pack
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.codec import encode, pack
 from fedadmm.flower.protocol.messages import Question
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.server.exchange import Exchange

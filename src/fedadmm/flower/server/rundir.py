@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import fedadmm
 from fedadmm.core import clock, files
+from fedadmm.core.codec import params_sha256
 from fedadmm.core.errors import DataError
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.plan import RoundReport
-from fedadmm.run.state.digest import params_sha256
 from fedadmm.study.rundir import RunDir, create
 from fedadmm.study.summary import told
 

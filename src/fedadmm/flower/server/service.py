@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.codec import DamageError
 from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.ledger import restart
 from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside
-from fedadmm.flower.sealed import DamageError
 from fedadmm.flower.server.asking import Asking, Measured, far_off, measured
 from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange

@@ -20,22 +20,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedadmm.core import files, trees
+from fedadmm.core import codec, files, trees
+from fedadmm.core.codec import DamageError, pack, params_sha256, unpack
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.missed import restored
 from fedadmm.core.outputs import Iterate
-from fedadmm.flower import sealed
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import Brought
-from fedadmm.flower.protocol.codec import pack, unpack
 from fedadmm.flower.protocol.ledger import Entry, ServerLedger
-from fedadmm.flower.sealed import DamageError
 from fedadmm.run.best import Best
 from fedadmm.run.client import Job
 from fedadmm.run.plan import RunState
 from fedadmm.run.resuming import known_from, noised_from, plain_rows
-from fedadmm.run.state.digest import params_sha256
-from fedadmm.run.state.files import read_tensors
 
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
 FORMAT = 3
@@ -106,7 +102,7 @@ class ServerState:
         """The last checkpoint, or None for a run that begins."""
         path = self._folder / SERVER
         try:
-            packed = sealed.read(path)
+            packed = codec.read_checksummed(path)
         except DamageError:
             if _had_no_digest(path):
                 raise _of_an_earlier_version(path) from None
@@ -164,7 +160,7 @@ class ServerState:
             "norms": {str(client): list(one) for client, one in saved.norms.items()},
         }
         packed.plain[_VALUES] = json.dumps(values)
-        sealed.write(self._folder / SERVER, packed)
+        codec.write_checksummed(self._folder / SERVER, packed)
         if self._keep:
             self._sweep(saved.ledger)
         return unkept
@@ -177,7 +173,7 @@ class ServerState:
         if entry.version == 0:
             return None
         path = self._path(client, entry)
-        packed = sealed.read(path)
+        packed = codec.read_checksummed(path)
         if packed is None:
             raise DamageError(f"{path} is not there")
         return unpack(template, packed)
@@ -196,7 +192,7 @@ class ServerState:
                 continue
             if past is not None:
                 total = trees.add_scaled_(trees.clone(total), past, 1.0)
-            sealed.write(self._path(client, entry), pack(total))
+            codec.write_checksummed(self._path(client, entry), pack(total))
         return unkept
 
     def _sweep(self, ledger: ServerLedger) -> None:
@@ -221,7 +217,7 @@ class Known(NamedTuple):
 def read_known(folder: Path) -> Known:
     """What a checkpoint knows, for whoever only looks; nothing before the first."""
     path = folder / SERVER
-    packed = sealed.read(path)
+    packed = codec.read_checksummed(path)
     if packed is None:
         return Known({}, {})
     with _understanding(path):
@@ -260,5 +256,5 @@ def _of_an_earlier_version(path: Path) -> StateError:
 def _had_no_digest(path: Path) -> bool:
     """Whether a file has the form that checkpoints had before their digest covered all of it."""
     with suppress(StateError):
-        return _VALUES in read_tensors(path).metadata
+        return _VALUES in codec.metadata(files.read(path))
     return False

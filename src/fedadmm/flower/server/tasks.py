@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from fedadmm.core.codec import digest, encode, pack
 from fedadmm.core.protocols import ClientInfo, Download
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Admitted
-from fedadmm.flower.protocol.codec import digest, encode, pack
 from fedadmm.flower.protocol.ledger import Kind, Reply, ServerLedger, Task, issue
 from fedadmm.flower.protocol.messages import answer_template, arrived, check_noised, parcel
 from fedadmm.flower.protocol.refusal import RefusedError, Word

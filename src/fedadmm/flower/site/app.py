@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from fedadmm.core.codec import digest, encode, pack, unpack
 from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.core.protocols import ClientRecord, Evaluator, Objective
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
-from fedadmm.flower.protocol.codec import check_like, decode, digest, encode, pack, unpack
+from fedadmm.flower.protocol.codec import check_like, decode
 from fedadmm.flower.protocol.ledger import Action, Kind, Reply, Task, receive, reply_to
 from fedadmm.flower.protocol.messages import (
     Parcel,

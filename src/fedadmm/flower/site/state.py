@@ -20,14 +20,12 @@ from typing import NamedTuple
 
 import torch
 
-from fedadmm.core import files
+from fedadmm.core import codec, files
+from fedadmm.core.codec import DamageError, Packed, pack, unpack
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord
-from fedadmm.flower import sealed
 from fedadmm.flower.protocol.admission import is_sealed
-from fedadmm.flower.protocol.codec import Packed, pack, unpack
 from fedadmm.flower.protocol.ledger import ClientLedger, Kind, Reply, Slot, slot_of
-from fedadmm.flower.sealed import DamageError
 
 ACKED, PENDING, DAMAGED = "acked.safetensors", "pending.safetensors", ".damaged"
 _REPLY, _BODY = "reply", "body"
@@ -100,7 +98,7 @@ class SiteState:
         packed = pack(record)
         packed.plain[_REPLY] = json.dumps(reply._asdict())
         content = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-        sealed.write(self._folder / PENDING, packed, body=content)
+        codec.write_checksummed(self._folder / PENDING, packed, body=content)
         self._files.pop(PENDING, None)
 
     def _slot(self, name: str) -> Slot | None:
@@ -125,7 +123,7 @@ class SiteState:
 
 def _read_file(path: Path) -> _File | None:
     # The digest of the body stands in the reply, so that it is hashed only when it is sent again.
-    packed = sealed.read(path, _BODY)
+    packed = codec.read_checksummed(path, _BODY)
     if packed is None:
         return None
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fedadmm.core.codec import params_sha256
 from fedadmm.run.state.checkpoint import Checkpoint, Checkpoints
-from fedadmm.run.state.digest import params_sha256
 from fedadmm.run.state.disk import DiskStore
 from fedadmm.run.state.memory import MemoryStore
 

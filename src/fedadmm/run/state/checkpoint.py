@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fedadmm.core import files
+from fedadmm.core import codec, files
+from fedadmm.core.codec import Packed
 from fedadmm.core.errors import StateError
 from fedadmm.core.validation import Natural, check
 from fedadmm.run.state import disk, record_files
-from fedadmm.run.state.files import Contents, read_json, read_tensors, write_json, write_tensors
 from fedadmm.run.state.manifest import OWN_NAME, Manifest, manifest_name, understood
 
 KEPT = 2
@@ -122,7 +122,7 @@ class Checkpoints:
             store.restore(*(restored + [iter(())] * KEPT)[:KEPT])
         if not kept:
             return None
-        server = read_tensors(self.directory / kept[0].server["file"])
+        server = codec.read(self.directory / kept[0].server["file"])
         return Checkpoint(kept[0].round, server.tensors, kept[0].values)
 
     def save(
@@ -145,7 +145,7 @@ class Checkpoints:
                 _plain(fingerprint),
             )
             files.sync(self.directory)
-            write_json(self.directory / manifest_name(manifest.round), manifest._asdict())
+            codec.write_json(self.directory / manifest_name(manifest.round), manifest._asdict())
         except StateError:
             self._sweep()
             raise
@@ -160,12 +160,12 @@ class Checkpoints:
         ]
 
     def _write(self, number: int, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        contents = Contents(tensors, {"round": str(number)})
+        packed = Packed(tensors, {"round": number})
         path = self.directory / f"round-{number:08d}.{name}.safetensors"
         # Its name need not be durable before the manifest's: the folder is synchronised once.
-        write_tensors(path, contents, durable=False)
+        codec.write(path, packed, durable=False)
         files.sync(path)
-        return {"file": path.name, "sha256": contents.sha256()}
+        return {"file": path.name, "sha256": packed.sha256()}
 
     def _good(self) -> list[Manifest]:
         """The checkpoints that are whole, newest first; damaged ones are reported."""
@@ -197,7 +197,7 @@ class Checkpoints:
 
     def _verified(self, number: int, checked: set[str]) -> Manifest:
         path = self.directory / manifest_name(number)
-        manifest = understood(path, read_json(path))
+        manifest = understood(path, codec.read_json(path))
         self._read(manifest.server, checked)
         if manifest.store["kind"] == disk.DiskStore.kind:
             directory = self.directory / (manifest.store["directory"] or "")
@@ -210,12 +210,12 @@ class Checkpoints:
     def _read(self, entry: dict[str, Any], checked: set[str]) -> None:
         """Read a file to see whether it is whole, unless another checkpoint made us do so."""
         if entry["sha256"] not in checked:
-            read_tensors(self.directory / entry["file"], entry["sha256"])
+            codec.read(self.directory / entry["file"], entry["sha256"])
             checked.add(entry["sha256"])
 
     def _parts(self, manifest: Manifest) -> Iterator[dict[str, Tensor]]:
         for part in reversed(manifest.parts):
-            yield read_tensors(self.directory / part["file"], part["sha256"]).tensors
+            yield codec.read(self.directory / part["file"], part["sha256"]).tensors
 
     def _check_store(self, manifest: Manifest, store: SnapshotStore) -> None:
         expected, found = manifest.store, self._relative(store.directory)

@@ -16,12 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core import files
+from fedadmm.core import codec, files
+from fedadmm.core.codec import Packed, Plain
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord
 from fedadmm.run.state import records
-from fedadmm.run.state.digest import content_sha256
-from fedadmm.run.state.files import Contents, read_tensors, write_tensors
 
 FOLDER_CLIENTS = 1000
 NO_FILE = 0
@@ -62,13 +61,14 @@ class RecordFiles:
         name, dtype = self._layout.primal, self._options.primal_dtype
         if dtype is not None and name is not None:
             named[name] = named[name].to(dtype)
-        metadata = {"client": str(client), "version": str(version), "round": str(round_index)}
-        if self._options.durable:
-            metadata["sha256"] = content_sha256(named, metadata)
+        about: dict[str, Plain] = {"client": client, "version": version, "round": round_index}
         path = path_of(self._directory, client, version)
         if not files.exists(path.parent):
             files.make_directory(path.parent)
-        write_tensors(path, Contents(named, metadata), durable=self._options.durable)
+        if self._options.durable:
+            codec.write_checksummed(path, Packed(named, about))
+        else:
+            codec.write(path, Packed(named, about), durable=False)
         return version, records.rebuild(self._layout.template, named, path)
 
     def read(self, client: int, version: int, check: bool) -> ClientRecord:
@@ -76,13 +76,10 @@ class RecordFiles:
         if version == NO_FILE:
             return self._layout.template
         path = path_of(self._directory, client, version)
-        contents = read_tensors(path)
-        claimed = contents.metadata.get("sha256")
-        if check and claimed is not None:
-            metadata = {k: v for k, v in contents.metadata.items() if k != "sha256"}
-            if content_sha256(contents.tensors, metadata) != claimed:
-                raise StateError(f"{path} is damaged: its digest is not the recorded one")
-        return records.rebuild(self._layout.template, contents.tensors, path)
+        packed = codec.read(path)
+        if check:
+            codec.check_own_digest(path, packed)
+        return records.rebuild(self._layout.template, packed.tensors, path)
 
 
 def path_of(directory: Path, client: int, version: int) -> Path:
@@ -111,8 +108,8 @@ def _folders(directory: Path) -> list[Path]:
 def digest(directory: Path, client: int, version: int) -> str:
     """The digest of a version as it is on the disk."""
     if version == NO_FILE:
-        return content_sha256({}, {})
-    return read_tensors(path_of(directory, client, version)).sha256()
+        return Packed({}, {}).sha256()
+    return codec.read(path_of(directory, client, version)).sha256()
 
 
 def pack(entries: list[tuple[int, int, str]]) -> dict[str, Tensor]:

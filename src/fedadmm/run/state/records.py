@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.codec import Packed, unpack
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord, ClientStateStore
 from fedadmm.run.client import Job, record_layout
@@ -72,8 +73,7 @@ def rebuild(template: ClientRecord, named: dict[str, Tensor], where: object) -> 
     buffers = named.get("buffers")
     if buffers is not None:
         buffers = buffers.to(_device(template))
-    state = trees.rebuild(template.state, restored, "state")
-    return ClientRecord(state, buffers, trees.rebuild(template.rest, restored, "rest"))
+    return unpack(template, Packed(restored, {}))._replace(buffers=buffers)
 
 
 def _kept(record: ClientRecord) -> dict[str, Tensor]:
