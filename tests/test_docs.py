@@ -292,7 +292,7 @@ def test_the_picture_of_few_participants_draws_the_tables_of_its_page(
     assert printed["AdaBest"] == {20: pytest.approx(2.0)}
     assert averaged["SCAFFOLD"] == {2: pytest.approx(1 / 3)}
     assert averaged["FedAvg"] == {2: pytest.approx((150 / 90) ** 0.5)}
-    page = (ROOT / "docs/participation.md").read_text("utf-8")
+    page = (ROOT / "docs/participation-tables.md").read_text("utf-8")
     drawn = (ROOT / "docs/participation.svg").read_text("utf-8")
     assert f">{picture.described(page)}<" in drawn, "run `make figure`"
     assert set(picture.read(page)) == {1, 2, 5, 10, 20}

@@ -1,6 +1,6 @@
-"""Draws docs/participation.svg: rounds by participation, from the tables of docs/participation.md.
+"""Draws docs/participation.svg: rounds by participation, from docs/participation-tables.md.
 
-The page's tables own the numbers; `make figure` draws them, so that both say the same.
+The figure reads the tables of that page, so that both show the same numbers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SECTIONS = {
 }
 """The participation, in per cent, of each section's table."""
 METHODS = {
-    "FedADMM aligned, auto, per work": ("aligned FedADMM (recommended)", "#0072b2", "o-"),
+    "FedADMM aligned, auto, per work": ("aligned ADMM (recommended)", "#0072b2", "o-"),
     "AdaBest": ("AdaBest", "#00856a", "s-"),
     "SCAFFOLD": ("SCAFFOLD", "#d55e00", "^-"),
     "FedAvgM": ("FedAvgM", "#9467bd", "D-"),
     "FedAvg": ("FedAvg", "#586070", "v-"),
 }
 """Per row of the tables its name, colour and line here."""
-ENDINGS = {"what each method hands out": "", "everybody hands out an average": ", averaged"}
+ENDINGS = {"each method's own output": "", "averaged outputs": ", averaged"}
 """The two plots, and how their rows end."""
 
 Rows = dict[str, list[float]]
@@ -64,7 +64,7 @@ def read(page: str) -> dict[int, Rows]:
 
 
 def curves(tables: dict[int, Rows], ending: str) -> dict[str, dict[int, float]]:
-    """Per method and participation its rounds over those of FedAvg as printed.
+    """Per method and participation its rounds over those of FedAvg with its own output.
 
     The ratio is the geometric mean over the problems.
     """
@@ -79,7 +79,7 @@ def curves(tables: dict[int, Rows], ending: str) -> dict[str, dict[int, float]]:
 
 
 def described(page: str) -> str:
-    """Every number of the picture, for those who cannot see it and for the test of its age."""
+    """All numbers of the figure as text, for screen readers and for the test that it is up to date."""
     tables = read(page)
     return "; ".join(
         f"{row}{ending}: " + ", ".join(f"{percent} % {y:.2f}" for percent, y in points.items())
@@ -89,7 +89,7 @@ def described(page: str) -> str:
 
 
 def figure(page: str) -> Figure:
-    """What each method hands out on the left, an average on the right."""
+    """Each method's own output on the left, averaged outputs on the right."""
     tables = dict(sorted(read(page).items()))
     drawn = Figure(figsize=(8.4, 3.6), layout="constrained")
     plots = drawn.subplots(1, 2, sharey=True)
@@ -99,11 +99,11 @@ def figure(page: str) -> Figure:
             width = 2.6 if name.endswith("(recommended)") else 1.3
             look = {"color": colour, "lw": width, "ms": 5, "label": name}
             plot.plot(points.keys(), points.values(), line, **look)
-        plot.set(xscale="log", xticks=list(tables), xlabel="clients in a round")
+        plot.set(xscale="log", xticks=list(tables), xlabel="participation rate")
         plot.set_title(title, fontsize=9.5)
         plot.set_xticks([], minor=True)
         plot.set_xticklabels([f"{percent} %" for percent in tables])
-    plots[0].set(ylabel="rounds to the target\nFedAvg as printed is 1", ylim=(0, None))
+    plots[0].set(ylabel="rounds to the target\n(FedAvg, own output = 1)", ylim=(0, None))
     drawn.legend(
         *plots[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9
     )
