@@ -1,4 +1,4 @@
-"""Pages that are made from the code when the site is built, so that they cannot drift from it."""
+"""Generate pages from the code when the site is built, so that they stay true to it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ SHELF = {
         "faq.md",
         "glossary.md",
     ],
-    "Methods": [],
     "Guides": [
         "estimator.md",
         "own-model.md",
@@ -47,17 +46,20 @@ SHELF = {
         "add-an-algorithm.md",
         "add-a-sampler.md",
     ],
+    "Methods": [],
     "Evidence": [
         "theory.md",
         "participation.md",
+        "participation-tables.md",
         "reproduction.md",
+        "reproduction-tables.md",
         "checked-against.md",
         "benchmarks.md",
     ],
     "Reference": ["reference/commands.md", "reference/config.md", "reference/api.md"],
     "Inside": ["architecture.md"],
 }
-"""The order of what is known; a page that stands in docs/ and not here joins the guides."""
+"""The order of the pages; a page of docs/ that is not listed here joins the guides."""
 
 
 def generated() -> dict[str, str]:
@@ -71,7 +73,7 @@ def generated() -> dict[str, str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put every page that exists on its shelf."""
+    """Put each page into its section of the navigation."""
     made = generated()
     written = {path.name for path in Path(config.docs_dir).glob("*.md")}
     shelves: dict[str, list[Any]] = {name: list(pages) for name, pages in SHELF.items()}
