@@ -66,7 +66,7 @@ docs: $(STAMP)
 browser:
 	command -v chromium || { apt-get update -q && apt-get install -y -q chromium; }
 
-# Every fault of docs/deployment.md, injected into real processes: about half an hour.
+# Every fault of docs/deployment-tests.md, injected into real processes: about half an hour.
 faults: $(STAMP)
 	FEDADMM_FAULTS=1 $(BIN)/python -m pytest tests/flower/test_real_matrix.py tests/flower/test_real.py \
 		tests/flower/test_project.py tests/flower/test_flower_app.py tests/flower/test_own_parts.py \

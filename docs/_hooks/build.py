@@ -54,6 +54,7 @@ SHELF = {
         "reproduction.md",
         "reproduction-tables.md",
         "checked-against.md",
+        "deployment-tests.md",
         "benchmarks.md",
     ],
     "Reference": ["reference/commands.md", "reference/config.md", "reference/api.md"],
