@@ -41,7 +41,7 @@ def page(names: list[str] | None = None) -> str:
 def _entry(name: str) -> str:
     """A part from its class as it runs, because its decorator makes it a dataclass; others as read.
 
-    What a part's functions do is told once, at the class of its role.
+    The class of its role documents the functions of a part.
     """
     value = getattr(fedadmm, name)
     family = next((own for own, parts in FAMILIES.items() if value in parts.values()), None)

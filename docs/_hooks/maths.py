@@ -75,7 +75,7 @@ def _recursion(block: str) -> str:
 
 
 def formulas(line: str) -> str:
-    """One line of a recursion: words as text, what stands between them as formulas."""
+    """One line of a recursion: words as text, the rest as formulas."""
     return "&emsp;".join(_formulas(part) for part in re.split(r"\s{2,}", line.strip()))
 
 
@@ -143,7 +143,7 @@ def _fraction(text: str) -> str:
 
 
 def _inside(text: str) -> str:
-    """What stands in an index or a power."""
+    """The content of an index or a power."""
     return re.sub(r"[A-Za-z]+(_\w)?", lambda found: latex(found[0]) + " ", text).strip()
 
 

@@ -22,7 +22,7 @@ assert REGISTERED  # its import fills the families
 INTRODUCTION = """
 A configuration is a TOML file; `fedadmm run FILE --print-config` prints it with every default
 filled in. A table names a part, and its other keys are the arguments of that part's constructor in
-Python. TOML has no null: the word `none` stands for it. Unknown keys are refused, with the nearest
+Python. TOML has no null: write `none`. Unknown keys are refused, with the nearest
 right one. `--set algorithm.rho=0.1` changes one key from the command line.
 """
 
