@@ -69,7 +69,7 @@ def _facts(method: type[AnyAlgorithm]) -> str:
     names = {"Server": "The server keeps", "Client": "A client keeps", "Message": "A client sends"}
     module = sys.modules[method.__module__]
     lines = [
-        f"* Clients may sit a round out: {_yes(method.accepts_partial)}.",
+        f"* Clients may be absent from a round: {_yes(method.accepts_partial)}.",
         f"* The server step applies the prox of a regulariser: {_yes(method.accepts_regularizer)}.",
     ]
     for name, words in names.items():
