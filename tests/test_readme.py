@@ -67,7 +67,8 @@ def test_the_python_runs_offline(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     accuracies = [float(one) for one in re.findall(r"'test_accuracy': ([\d.]+)", done.stdout)]
     assert len(accuracies) == 2
-    assert min(accuracies) > 0.7
+    fedavg, aligned = accuracies
+    assert 0.7 < fedavg < aligned - 0.03  # as the page says: 84 and 92 per cent
 
 
 @pytest.mark.parametrize("line", sorted(set(COMMANDS)))
