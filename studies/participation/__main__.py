@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.cli import app
+from fedadmm.core.tables import from_table
 from fedadmm.study import loading, tables
-from fedadmm.study.grid import choose
 from fedadmm.study.rundir import create, write_json, write_text
 from studies.participation import text
 from studies.participation.findings import Outcome, Verdict, findings, sensitivities, transfers
@@ -30,14 +30,15 @@ def found_out(results: dict[str, Any]) -> dict[str, Any]:
     study = read(STUDY)
     where = places(study)
     outcomes = []
-    for cell in results["cells"]:
+    for cell in results["table"]:
         setting, row = cell["name"].split("/")
         rounds = {int(seed): one for seed, one in cell["by_seed"]["rounds_to_target"].items()}
         if rounds:
-            outcomes.append(Outcome(*where[setting], row, cell["method"], rounds, cell["rounds"]))
-    tried = results["tried"]
-    return findings(Verdict.model_validate(study["verdict"]), outcomes) | {
-        "transfers": [one._asdict() for one in transfers(tried, choose(tried))],
+            outcomes.append(Outcome(*where[setting], row, cell["title"], rounds, cell["rounds"]))
+    search = results["search"] or {"tried": [], "chosen": {}}
+    tried = search["tried"]
+    return findings(from_table(Verdict, study["verdict"], "verdict"), outcomes) | {
+        "transfers": [one._asdict() for one in transfers(tried, search["chosen"])],
         "sensitivities": [one._asdict() for one in sensitivities(tried)],
     }
 

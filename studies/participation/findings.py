@@ -10,40 +10,48 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from fedadmm.core.parts import checked
 from fedadmm.study.statistics import ranking
 from studies.participation.paired import chance, counted, mean_difference, median_ratio
 
 CONFIRMATION, DEVELOPMENT = "confirmation", "development"
 
 
-class Goal(BaseModel):
-    """How many rounds fewer than the best baseline a candidate wants to need, in the median."""
+@checked
+class Goal:
+    """How many rounds fewer than the best baseline a candidate wants to need, in the median.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Args:
+        percent: of the clients that take part.
+        fewer: the share of the baseline's rounds that is saved.
+        output: what baselines may hand out besides what they usually do.
+    """
 
     percent: int
-    output: str | None = Field(
-        default=None, description="what baselines may hand out besides what they usually do"
-    )
     fewer: float
+    output: str | None = None
 
 
-class Verdict(BaseModel):
+@checked
+class Verdict:
     """What the settings of the role `confirmation` are to decide.
 
     Of several candidates the one counts that did best in the settings of the role `development`.
+
+    Args:
+        candidates: rows of the recipe.
+        baselines: rows of the recipe.
+        goals: what a candidate is to reach.
+        behind: what no baseline may be ahead by, as a share of its rounds.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    candidates: list[str]
-    baselines: list[str]
-    goals: list[Goal]
-    behind: float = Field(description="what no baseline may be ahead by, as a share of its rounds")
+    candidates: Sequence[str]
+    baselines: Sequence[str]
+    goals: Sequence[Goal]
+    behind: float
 
 
 class Outcome(NamedTuple):
@@ -194,7 +202,7 @@ def _met(verdict: Verdict, goal: Goal, outcomes: Sequence[Outcome], name: str) -
             found += _lead(own, best)
     median = statistics.median(one["reduction"] for one in found) if found else None
     return {
-        **goal.model_dump(),
+        **asdict(goal),
         "problems": found,
         "median": median,
         "met": None if median is None else median >= goal.fewer,

@@ -139,7 +139,7 @@ def test_compare_ends_with_a_table_and_the_report(tmp_path: Path) -> None:
     assert "FedAvg" in result.stdout
     assert "1 ± 0" in result.stdout
     assert result.stdout.rstrip().endswith("report.html")
-    for name in ("comparison.json", "comparison.toml", "report.html"):
+    for name in ("results.json", "study.toml", "report.html"):
         assert (out / name).is_file()
     assert sorted(path.name for path in (out / "runs").iterdir()) == [
         *("fedadmm-seed0", "fedadmm-seed1", "fedavg-seed0", "fedavg-seed1")
@@ -205,7 +205,7 @@ def test_sweep_runs_a_grid_and_finds_finished_cells(tmp_path: Path) -> None:
     config = write_small(tmp_path / "s.toml")
     options = ("--grid", "algorithm.rho=0.5,2", "--seeds", "0,1", "--out", tmp_path / "out")
     first = document("sweep", config, *options, "--jobs", 1)
-    assert len(first["cells"]) == 4
+    assert len(first["runs"]) == 4
     assert len(list((tmp_path / "out/cells").iterdir())) == 4
     table = call("sweep", config, *options, "--grid", "rounds=4,5", "--jobs", 1)
     assert table.exit_code == 0, table.stderr

@@ -40,7 +40,7 @@ def test_a_running_run_shows_accuracy_loss_residuals_and_bytes() -> None:
     assert task.description == "mine"
     assert (task.completed, task.total) == (3, 4)
     assert task.fields["text"] == "acc 0.5000 loss 1.2500 res 0.1/0.02 3 kB"
-    watch(Ended(7, {}))
+    watch(Ended(7))
     assert progress.tasks == [overall]
     assert overall.completed == 1
 

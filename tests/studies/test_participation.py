@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fedadmm.algorithms import REGISTRY
+from fedadmm.core.tables import from_table
 from fedadmm.study import loading
-from fedadmm.study.recipe import SCALES, Recipe, cells
+from fedadmm.study.recipe import SCALES, Recipe, study_of
 from studies.participation.__main__ import main
 from studies.participation.findings import (
     Goal,
@@ -194,35 +195,38 @@ def test_every_method_has_a_row_or_a_reason() -> None:
 @pytest.mark.parametrize("name", [STUDY, FINAL])
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_configuration_is_complete(name: str, scale: str) -> None:
-    for cell in cells(Recipe.model_validate(recipe(name)), scale):
+    for cell in study_of(from_table(Recipe, recipe(name)), scale).cells:
         assert cell.run.rounds >= 1
 
 
 def test_a_problem_has_a_setting_for_each_percentage_and_a_method_two_rows() -> None:
-    found = {cell.name: cell for cell in cells(Recipe.model_validate(recipe(STUDY)), "full")}
+    study = study_of(from_table(Recipe, recipe(STUDY)), "full")
+    found = {cell.name: cell for cell in study.cells}
     printed, averaged = (found[f"mnist-shards-2/adabest{end}"] for end in ("", "+averaged"))
     for cell in (printed, averaged):
         assert cell.run.tree["sampler"] == {"name": "uniform", "size": 0.02}
         assert cell.run.tree["output"]["handed"] == "participants-mean"
-        assert cell.setting.tuned_at == ["digits-shards-2", "mnist-shards-2", "synthetic-2"]
+        places = ("digits-shards-2", "mnist-shards-2", "synthetic-2")
+        row = cell.name.partition("/")[2]
+        assert cell.tuned == " ".join(f"{place}/{row}" for place in places)
     assert printed.run.tree == averaged.run.tree  # one training, two models
     assert printed.target is not None
     assert averaged.target is not None
     assert (printed.target.metric, printed.target.value) == ("test_accuracy", 0.88)
     assert (averaged.target.metric, averaged.target.value) == ("test_accuracy_averaged", 0.88)
-    quick = {cell.setting.name for cell in cells(Recipe.model_validate(recipe(STUDY)), "quick")}
+    quick = {cell.setting for cell in study_of(from_table(Recipe, recipe(STUDY)), "quick").cells}
     assert {name.rpartition("-")[2] for name in quick} == {"2", "10"}
     assert places(read(STUDY))["femnist-5"] == ("femnist", 5, "confirmation")
 
 
 def test_the_verdict_names_rows_of_the_recipe() -> None:
-    verdict = Verdict.model_validate(read(STUDY)["verdict"])
+    verdict = from_table(Verdict, read(STUDY)["verdict"])
     rows = {row["name"] for row in recipe(STUDY)["methods"]}
     assert rows >= {*verdict.candidates, *verdict.baselines}
 
 
 def test_the_fixed_horizon_has_the_studys_problems_and_search_but_no_targets() -> None:
-    study, horizon = read(STUDY), Recipe.model_validate(recipe(FINAL))
+    study, horizon = read(STUDY), from_table(Recipe, recipe(FINAL))
     assert [(one.name, one.config) for one in horizon.settings] == [
         (one["name"], one["config"]) for one in study["settings"]
     ]
@@ -233,7 +237,7 @@ def test_the_fixed_horizon_has_the_studys_problems_and_search_but_no_targets() -
         own = rows[method.name]
         assert (method.config, method.search) == (own["config"], own["search"])
     assert [method.name for method in horizon.methods] == read(FINAL)["methods"]
-    for cell in cells(horizon, "full"):
+    for cell in study_of(horizon, "full").cells:
         assert (cell.run.target, cell.run.rounds) == (None, 80)
         assert cell.run.name("output") == "averaged"
 
@@ -247,10 +251,10 @@ def test_the_program_runs_the_recipe_and_writes_its_findings(tmp_path: Path) -> 
     found = json.loads((tmp_path / "findings.json").read_text())
     results = json.loads((tmp_path / "results.json").read_text())
     compared = {(one["problem"], one["row"]): one for one in found["comparisons"]}
-    for cell in results["cells"]:
+    for cell in results["table"]:
         setting, row = cell["name"].split("/")
         one = compared[places(read(STUDY))[setting].problem, row]
-        assert (one["seeds"], one["limit"]) == (len(cell["seeds"]), cell["rounds"])
+        assert (one["seeds"], one["limit"]) == (cell["seeds"], cell["rounds"])
     assert (tmp_path / "findings.md").read_text().startswith("# Few participants")
     assert (tmp_path / "tables" / "findings-1.csv").exists()
     assert main([*options, "--cells", "nothing/*"]) == 2

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedadmm.core.errors import ConfigError, EngineError
+from fedadmm.core.errors import ConfigError
 from fedadmm.study import loading
 from fedadmm.study.comparing import compare, plan
-from fedadmm.study.config import resolve
-from fedadmm.study.grid import choose, slug
-from fedadmm.study.pool import Event, Job, Recorded, run_jobs
-from fedadmm.study.results import spread
 from fedadmm.study.rundir import RunDir
+from fedadmm.study.study import folder_names
 from support.commands import SMALL
 
 TREE: dict[str, Any] = SMALL | {
@@ -41,7 +35,7 @@ def participation(directory: Path) -> list[list[int]]:
 def test_methods_meet_the_same_participation_and_keep_their_own_tables(
     tmp_path: Path, processes: int
 ) -> None:
-    result = compare(plan(TREE), tmp_path, processes=processes)
+    result = compare(plan(TREE), tmp_path, processes=processes).document
     assert [run["directory"] for run in result["runs"]] == [
         f"runs/{label}-seed{seed}" for label in ("plain", "fedadmm", "fedadmm-2") for seed in (0, 1)
     ]
@@ -52,17 +46,18 @@ def test_methods_meet_the_same_participation_and_keep_their_own_tables(
             if run["seed"] == seed
         )
         assert all(other == first for other in others)
-    assert json.loads((tmp_path / "comparison.json").read_text())["table"][0]["label"] == "plain"
+    assert json.loads((tmp_path / "results.json").read_text())["table"][0]["label"] == "plain"
     config = (tmp_path / "runs/fedadmm-2-seed0/config.toml").read_text()
     assert "rho = 2.0" in config
     assert "lr = 0.01" in config
 
 
 def test_every_method_gets_the_same_search_on_its_own_seed(tmp_path: Path) -> None:
-    result = compare(plan(TREE | {"search": SEARCH}), tmp_path)
-    search = result["learning_rate_search"]
+    search = compare(plan(TREE | {"search": SEARCH}), tmp_path).document["search"]
     assert [(row["label"], row["value"]) for row in search["tried"]] == [
-        (label, value) for label in ("plain", "fedadmm", "FedADMM 2") for value in (0.01, 0.05)
+        (label, {"local.solver.lr": value})
+        for label in ("plain", "fedadmm", "FedADMM 2")
+        for value in (0.01, 0.05)
     ]
     for folder in (tmp_path / "search").iterdir():
         summary = RunDir(folder).summary()
@@ -72,8 +67,8 @@ def test_every_method_gets_the_same_search_on_its_own_seed(tmp_path: Path) -> No
             (row for row in search["tried"] if row["label"] == label), key=lambda row: row["best"]
         )
         assert chosen["value"] == best["value"]
-        config = (tmp_path / f"runs/{slug(label)}-seed1/config.toml").read_text()
-        assert f"lr = {chosen['value']}" in config
+        config = (tmp_path / f"runs/{folder_names([label])[label]}-seed1/config.toml").read_text()
+        assert f"lr = {chosen['value']['local.solver.lr']}" in config
 
 
 def test_labels_and_values_that_would_make_the_same_folder_have_runs_of_their_own(
@@ -89,7 +84,7 @@ def test_labels_and_values_that_would_make_the_same_folder_have_runs_of_their_ow
     tree = TREE | {"methods": methods, "seeds": [0], "search": search}
     tree |= {"regularizer": {"name": "box", "low": -1.0, "high": 2.0}}
     for resume in (False, True):
-        result = compare(plan(tree), tmp_path, resume=resume)
+        result = compare(plan(tree), tmp_path, resume=resume).document
         folders = [RunDir(tmp_path / run["directory"]) for run in result["runs"]]
         assert [run.config()[1]["algorithm"]["rho"] for run in folders] == [1.0, 5.0, 9.0]
         tried = [RunDir(path).config()[1] for path in (tmp_path / "search").iterdir()]
@@ -104,7 +99,7 @@ def test_the_reported_seeds_are_not_searched_on() -> None:
 
 
 def test_algorithms_are_picked_by_name_or_label_or_added() -> None:
-    labels = [method.label for method in plan(TREE, ["plain", "feddr", "FedADMM 2"]).methods]
+    labels = [cell.label for cell in plan(TREE, ["plain", "feddr", "FedADMM 2"]).cells]
     assert labels == ["plain", "feddr", "FedADMM 2"]
     with pytest.raises(ConfigError, match="--algorithms names 'fedadm'; did you mean fedadmm"):
         plan(TREE, ["fedadm"])
@@ -122,9 +117,8 @@ def test_a_mistake_in_a_method_names_the_method() -> None:
 
 def test_a_complete_plan_is_the_same_plan() -> None:
     first = plan(TREE | {"search": SEARCH})
-    second = plan(first.complete())
-    assert second.methods == first.methods
-    assert second.complete() == first.complete()
+    second = plan(first.plan)
+    assert second == first
 
 
 def test_finished_runs_are_kept_when_a_comparison_goes_on(tmp_path: Path) -> None:
@@ -132,99 +126,40 @@ def test_finished_runs_are_kept_when_a_comparison_goes_on(tmp_path: Path) -> Non
     stamp = (tmp_path / "runs/plain-seed0/metrics.jsonl").stat().st_mtime_ns
     with pytest.raises(ConfigError, match="already holds a comparison; add --resume"):
         compare(plan(TREE), tmp_path)
-    result = compare(plan(TREE), tmp_path, resume=True)
+    result = compare(plan(TREE), tmp_path, resume=True).document
     assert (tmp_path / "runs/plain-seed0/metrics.jsonl").stat().st_mtime_ns == stamp
     assert len(result["runs"]) == 6
-
-
-def test_the_spread_is_the_sample_deviation_of_those_that_reached() -> None:
-    row = spread([10, 14, None, 18])
-    assert (row.mean, row.count, row.of) == (14, 3, 4)
-    assert row.std == statistics.stdev([10, 14, 18]) == 4.0
-    assert spread([None]).mean is None
-
-
-def test_a_search_prefers_rounds_then_worth_and_never_divergence() -> None:
-    def row(value: float, rounds: int | None, best: float | None, code: str = "x") -> Any:
-        known = {"label": "m", "key": "local.solver.lr", "more_is_better": True}
-        return known | {"value": value, "rounds_to_target": rounds, "best": best, "code": code}
-
-    assert choose([row(1, None, 0.9), row(2, 30, 0.8), row(3, 20, 0.7)])["m"]["value"] == 3
-    assert choose([row(1, None, 0.8), row(2, None, 0.9), row(3, None, None)])["m"]["value"] == 2
-    assert choose([row(1, 5, 0.99, "diverged"), row(2, None, 0.1)])["m"]["value"] == 2
-    assert choose([row(1, 20, 0.9), row(2, 20, 0.9)])["m"]["value"] == 1
-
-
-def test_a_worker_that_dies_is_reported_and_none_is_left(tmp_path: Path) -> None:
-    chosen = resolve(SMALL | {"callbacks": [{"name": "support.victims_of_a_pool:Suicidal"}]})
-    jobs = [Job(f"run {i}", chosen, tmp_path / str(i)) for i in range(2)]
-    before = _children()
-    with pytest.raises(EngineError, match="its process ended with code -9"):
-        run_jobs(jobs, 2)
-    assert _children() == before
-
-
-def test_a_refusal_in_a_worker_reaches_the_caller(tmp_path: Path) -> None:
-    chosen = resolve(SMALL | {"device": "abacus"})
-    jobs = [Job(f"run {i}", chosen, tmp_path / str(i)) for i in range(2)]
-    with pytest.raises(ConfigError, match="device is 'abacus'"):
-        run_jobs(jobs, 2)
-
-
-def test_an_interrupt_stops_every_worker_with_its_run_ready_to_go_on(tmp_path: Path) -> None:
-    chosen = resolve(SMALL | {"rounds": 100_000, "checkpoint": {"every": 1000}})
-    jobs = [Job(f"run {i}", chosen.with_seed(i), tmp_path / str(i)) for i in range(2)]
-    seen: set[int] = set()
-
-    def watch(event: Event) -> None:
-        if isinstance(event, Recorded):
-            seen.add(event.job)
-        if len(seen) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    before = _children()
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs, 2, watch)
-    assert _children() == before
-    codes = {RunDir(tmp_path / str(i)).summary()["code"] for i in range(2)}
-    assert codes == {"interrupted"}
-
-
-def _children() -> set[int]:
-    import multiprocessing
-
-    return {child.pid for child in multiprocessing.active_children() if child.pid is not None}
 
 
 @pytest.mark.parametrize("preset", loading.presets())
 def test_every_preset_is_a_fair_plan(preset: str) -> None:
     ready = plan(loading.read(preset))
-    assert plan(ready.complete()).methods == ready.methods
+    assert plan(ready.plan).cells == ready.cells
     shared = ("problem", "sampler", "regularizer", "evaluate", "rounds")
-    for method in ready.methods:
+    for method in ready.cells:
         assert {key: method.run.tree[key] for key in shared} == {
-            key: ready.methods[0].run.tree[key] for key in shared
+            key: ready.cells[0].run.tree[key] for key in shared
         }
 
 
 def rhos(settings: list[tuple[str, Any]], **changes: Any) -> dict[str, Any]:
     """The penalty of every method of the comparison that has one."""
-    methods = plan(TREE | changes, settings=settings).methods
+    methods = plan(TREE | changes, settings=settings).cells
     return {m.label: m.run.algorithm.rho for m in methods if hasattr(m.run.algorithm, "rho")}
 
 
 def test_what_is_set_reaches_every_method_that_has_the_key() -> None:
     assert rhos([]) == {"fedadmm": 1.0, "FedADMM 2": 2.0}
     given = plan(TREE, settings=[("algorithm.rho", 7.0), ("local.solver.lr", 0.5), ("rounds", 2)])
-    assert [getattr(one.run.algorithm, "rho", None) for one in given.methods] == [None, 7.0, 7.0]
-    assert [one.run.local.solver.lr for one in given.methods] == [0.5] * 3
-    assert [one.run.rounds for one in given.methods] == [2] * 3
+    assert [getattr(one.run.algorithm, "rho", None) for one in given.cells] == [None, 7.0, 7.0]
+    assert [one.run.local.solver.lr for one in given.cells] == [0.5] * 3
+    assert [one.run.rounds for one in given.cells] == [2] * 3
     assert given.reached == [
         "algorithm.rho = 7.0 for fedadmm; FedADMM 2; not for plain",
         "local.solver.lr = 0.5 for plain; fedadmm; FedADMM 2",
     ]
     picked = plan(TREE, ["fedprox", "fedavg"], [("algorithm.rho", 7.0)])
-    assert [one.run.tree["algorithm"].get("rho") for one in picked.methods] == [7.0, None]
+    assert [one.run.tree["algorithm"].get("rho") for one in picked.cells] == [7.0, None]
 
 
 def test_another_solver_is_set_before_its_keys() -> None:
@@ -233,7 +168,7 @@ def test_another_solver_is_set_before_its_keys() -> None:
         ("local.solver.batch_size", 5),
         ("local.solver.lr", 0.25),
     ]
-    solvers = [one.run.tree["local"]["solver"] for one in plan(TREE, settings=settings).methods]
+    solvers = [one.run.tree["local"]["solver"] for one in plan(TREE, settings=settings).cells]
     assert [(one["name"], one["batch_size"], one["lr"]) for one in solvers] == [
         ("sgd", 5, 0.25)
     ] * 3
@@ -274,11 +209,11 @@ def test_what_the_search_chooses_cannot_be_set() -> None:
 
 def test_a_method_without_rounds_keeps_its_engine_and_a_name_reaches_who_has_none() -> None:
     both = plan(TREE, ["fedavg", "fedbuff"], [("engine.name", "auto")])
-    assert [one.run.name("engine") for one in both.methods] == ["auto", "virtual-time"]
+    assert [one.run.name("engine") for one in both.cells] == ["auto", "virtual-time"]
     tree = TREE | {"methods": [{"label": "one"}, {"algorithm": {"name": "fedavg"}}]}
     named = plan(tree, settings=[("algorithm.rho", 3.0), ("algorithm.name", "fedprox")])
-    assert [one.run.tree["algorithm"]["name"] for one in named.methods] == ["fedprox", "fedavg"]
-    assert named.methods[0].run.algorithm.rho == 3.0
+    assert [one.run.tree["algorithm"]["name"] for one in named.cells] == ["fedprox", "fedavg"]
+    assert named.cells[0].run.algorithm.rho == 3.0
 
 
 def test_a_seed_that_is_named_twice_is_refused() -> None:

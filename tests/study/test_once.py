@@ -14,10 +14,12 @@ import fedadmm
 from fedadmm.study import config, rundir
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import resolve
-from fedadmm.study.grid import Cell, complete
-from fedadmm.study.reproducing import plan as plan_reproduction
+from fedadmm.study.recipe import plan as plan_reproduction
 from fedadmm.study.reproducing import reproduce
-from fedadmm.study.sweeping import Axis, points_of, sweep
+from fedadmm.study.runner import run_study
+from fedadmm.study.study import Cell, Study
+from fedadmm.study.sweeping import Axis, sweep
+from fedadmm.study.sweeping import plan as plan_sweep
 from support.commands import SMALL, call, write_small
 
 METHODS = [{"algorithm": {"name": name}} for name in ("fedavg", "fedadmm", "scaffold")]
@@ -60,8 +62,8 @@ def test_a_search_adds_one_check_per_trial_and_choice(tmp_path: Path, checks: li
 
 def test_a_sweep_of_48_cells_is_checked_48_times(tmp_path: Path, checks: list[str]) -> None:
     grid = [Axis("seed", list(range(12))), Axis("algorithm.rho", [0.5, 1.0, 2.0, 4.0])]
-    points = points_of(SMALL | {"rounds": 1}, grid, [])
-    assert len(sweep(points, tmp_path)["cells"]) == 48
+    study = plan_sweep(SMALL | {"rounds": 1}, grid, [])
+    assert len(sweep(study, tmp_path).runs) == 48
     assert len(checks) == 48
 
 
@@ -81,7 +83,7 @@ def test_a_part_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
             real(self)
 
         monkeypatch.setattr(kind, "__post_init__", counted)
-    complete([Cell.by_hash(tmp_path, "a", resolve(SMALL))])
+    run_study(Study("sweep", [Cell("a", resolve(SMALL), "a")]), tmp_path)
     assert made == {"FedADMM": 1, "GradientDescent": 1, "UniformSampling": 1}
 
 

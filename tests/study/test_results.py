@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from scipy import stats
 from fedadmm.run.evaluation import Target
 from fedadmm.study import results, words
 from fedadmm.study.recipe import load
+from fedadmm.study.recipe import plan as plan_reproduction
 from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report import write_report
-from fedadmm.study.report.content import read
-from fedadmm.study.reproducing import plan, reproduce
-from fedadmm.study.results import difference, spread
+from fedadmm.study.reproducing import reproduce
+from fedadmm.study.results import difference, read_results, spread
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.summary import tally
 from support.commands import call, write_small
@@ -49,7 +49,6 @@ def recorded(
         records=records,
         summary={"code": code},
         config={},
-        config_text="",
         tally=tally(records, TARGET),
     )
 
@@ -152,7 +151,7 @@ def _losses(folder: Path, seeds: Sequence[int]) -> list[float]:
 
 def test_every_output_tells_the_same_about_a_diverged_seed(compared: tuple[Path, str]) -> None:
     folder, terminal = compared
-    row = json.loads((folder / "comparison.json").read_text())["table"][1]
+    row = json.loads((folder / "results.json").read_text())["table"][1]
     expected = np.mean(_losses(folder, (0, 2)))
     assert (row["label"], row["diverged"], row["reached"]) == ("wild", 1, 2)
     assert row["rounds_to_target"]["count"] == 2
@@ -176,21 +175,21 @@ def _cells(page: str, label: str) -> str:
 
 
 def test_a_reproduction_follows_the_same_rule(tmp_path: Path) -> None:
-    todo = plan("note-identity", "smoke", seeds=2)
-    result = reproduce(todo, tmp_path)
-    cell = next(cell for cell in result["cells"] if cell["name"].endswith("/feddyn"))
-    path = tmp_path / cell["directories"][1] / "summary.json"
+    todo = plan_reproduction("note-identity", "smoke", seeds=2)
+    runs = reproduce(todo, tmp_path).runs
+    path = next(run.directory for run in runs if run.seed == 1 and run.algorithm == "feddyn")
+    path /= "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "diverged"}))
-    again = reproduce(todo, tmp_path, only_cached=True)
-    row = next(row for row in again["cells"] if row["name"] == cell["name"])
+    again = reproduce(todo, tmp_path, only_cached=True).document
+    row = next(row for row in again["table"] if row["name"].endswith("/feddyn"))
     for measure in load("note-identity").measures:
-        assert (row["measures"][measure]["count"], row["measures"][measure]["of"]) == (1, 2)
+        assert (row[measure]["count"], row[measure]["of"]) == (1, 2)
     assert row["diverged"] == 1
     text = (tmp_path / "results.md").read_text()
     assert "1 of 2 diverged" in text
     assert words.SPREAD in text
-    labels = {run.label for run in read(tmp_path / "reports/quadratics").runs}
-    assert len(labels) == len(again["cells"])  # a label has all its seeds
+    labels = [run.label for run in read_results(tmp_path).runs]
+    assert len(labels) == 2 * len(set(labels)) == 2 * len(again["table"])
 
 
 def test_a_comparison_without_a_target_speaks_of_none(tmp_path: Path) -> None:
@@ -204,25 +203,38 @@ def test_a_comparison_without_a_target_speaks_of_none(tmp_path: Path) -> None:
     assert ">Reduction<" not in page
 
 
-def test_a_comparison_of_the_version_before_is_read_with_proper_names(
-    tmp_path: Path, compared: tuple[Path, str]
-) -> None:
-    folder = tmp_path / "old"
-    shutil.copytree(compared[0], folder)
-    overview = json.loads((folder / "comparison.json").read_text())
-    for row in overview["runs"]:
-        row["label"] = row["algorithm"]
-        for key in ("method", "baseline"):
-            del row[key]
-        path = folder / row["directory"] / "summary.json"
-        old = json.loads(path.read_text())
-        for key in ("method", "baseline", "seconds_to_target"):
-            del old[key]
-        path.write_text(json.dumps(old))
-    (folder / "comparison.json").write_text(json.dumps(overview))
-    found = {row.label: row for row in read(folder).results.rows}
-    assert {label: row.method for label, row in found.items()} == {
-        "fedavg": "FedAvg",
-        "fedadmm": "FedADMM",
-    }
-    assert [found[label].baseline for label in ("fedavg", "fedadmm")] == [True, False]
+def test_nothing_is_claimed_from_seeds_that_gave_the_same_run() -> None:
+    """One row of a table of fifty, five times over, is one row."""
+    runs = [recorded("mean", seed, [0.52], baseline=True) for seed in range(5)]
+    runs += [recorded("dual", seed, [0.5]) for seed in range(5)]
+    found = results.results(runs, None)
+    row = found.rows[1]
+    assert row.difference is not None
+    assert row.difference.mean == pytest.approx(-0.02)
+    assert (row.difference.constant, row.difference.beyond_chance) == (True, False)
+    told = results.verdict(found)
+    assert told == (
+        "cannot be told apart from mean, because all seeds gave the same difference: dual"
+    )
+    assert results.compared(found, row) == "−2.0 points (on all seeds)"
+    other = results.results([*runs[:-1], recorded("dual", 4, [0.505])], None).rows[1].difference
+    assert other is not None
+    assert (other.constant, other.beyond_chance) == (False, True)
+
+
+def test_what_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+    """The page of a study is the same from memory and from its folder."""
+    config = write_small(tmp_path / "c.toml", methods=METHODS, seeds=[0, 1])
+    told = call("compare", config, "--out", tmp_path / "out", "--jobs", 1)
+    assert told.exit_code == 0, told.stderr
+    page = (tmp_path / "out/report.html").read_text()
+    found = read_results(tmp_path / "out")
+    assert [run.seed for run in found.runs] == [0, 1, 0, 1]
+    assert write_report(tmp_path / "out").read_text() == page
+
+
+def test_the_spread_is_the_sample_deviation_of_those_that_reached() -> None:
+    row = spread([10, 14, None, 18])
+    assert (row.mean, row.count, row.of) == (14, 3, 4)
+    assert row.std == statistics.stdev([10, 14, 18]) == 4.0
+    assert spread([None]).mean is None

@@ -13,7 +13,8 @@ import pytest
 
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.report import write_report
-from fedadmm.study.sweeping import axis, points_of, sweep
+from fedadmm.study.sweeping import axis, sweep
+from fedadmm.study.sweeping import plan as plan_sweep
 from fedadmm.study.tables import Table, as_csv, latex, markdown, write
 from support.commands import SMALL, call
 
@@ -79,7 +80,7 @@ def test_csv_has_the_numbers_where_there_are_some_and_no_formula() -> None:
 def test_every_table_of_a_comparison_is_a_file_in_three_forms(tmp_path: Path) -> None:
     search = {"key": "local.solver.lr", "values": [0.05, 0.1], "seed": 9}
     tree = SMALL | {"rounds": 2, "seeds": [0, 1], "search": search}
-    result = compare(plan(tree, ["fedavg", "fedadmm"]), tmp_path)
+    result = compare(plan(tree, ["fedavg", "fedadmm"]), tmp_path).document
     write_report(tmp_path)
     found = sorted(path.name for path in (tmp_path / "tables").iterdir())
     names = ("results", "runs", "search", "settings")
@@ -95,12 +96,12 @@ def test_every_table_of_a_comparison_is_a_file_in_three_forms(tmp_path: Path) ->
 
 
 def test_a_sweep_has_its_table_too(tmp_path: Path) -> None:
-    points = points_of(SMALL | {"rounds": 1}, [axis("algorithm.rho=0.5,1.0", "--grid")], [])
-    result = sweep(points, tmp_path)
+    points = plan_sweep(SMALL | {"rounds": 1}, [axis("algorithm.rho=0.5,1.0", "--grid")], [])
+    result = sweep(points, tmp_path).document
     rows = list(csv.DictReader(io.StringIO((tmp_path / "tables/cells.csv").read_text())))
     assert [float(row["set.algorithm.rho"]) for row in rows] == [0.5, 1.0]
     assert [float(row["final.loss"]) for row in rows] == [
-        cell["final"]["loss"] for cell in result["cells"]
+        cell["final"]["loss"] for cell in result["runs"]
     ]
     assert "| rho | rounds done | loss |" in (tmp_path / "tables/cells.md").read_text()
 
@@ -108,8 +109,10 @@ def test_a_sweep_has_its_table_too(tmp_path: Path) -> None:
 def test_the_rounds_of_a_sweep_are_those_after_an_initial_one(tmp_path: Path) -> None:
     """FedDR with init="prox" begins with everybody, in round 0."""
     method = {"name": "feddr", "eta": 1.0, "init": "prox"}
-    points = points_of(SMALL | {"algorithm": method}, [axis("local.solver.lr=0.05", "--grid")], [])
-    assert [cell["rounds"] for cell in sweep(points, tmp_path)["cells"]] == [SMALL["rounds"]]
+    points = plan_sweep(SMALL | {"algorithm": method}, [axis("local.solver.lr=0.05", "--grid")], [])
+    assert [cell["rounds"] for cell in sweep(points, tmp_path).document["runs"]] == [
+        SMALL["rounds"]
+    ]
 
 
 def test_tables_are_written_again_over_old_ones(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ KEYS = ["local.solver.lr=0.001..0.1 log", "algorithm.rho=0.5,1.0"]
 
 
 def names(out: Path) -> list[str]:
-    return [row["directory"] for row in json.loads((out / "tune.json").read_text())["trials"]]
+    return [row["directory"] for row in json.loads((out / "results.json").read_text())["runs"]]
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_best_trial_is_the_one_whose_last_measurement_is_best(searched: Path) -> None:
-    result = json.loads((searched / "tune.json").read_text())
-    assert len(result["trials"]) == 8
-    whole = [row for row in result["trials"] if row["state"] == "completed"]
+    result = json.loads((searched / "results.json").read_text())
+    assert len(result["runs"]) == 8
+    whole = [row for row in result["runs"] if row["state"] == "completed"]
     losses = {
         row["trial"]: RunDir(searched / row["directory"]).records()[-1]["metrics"]["objective"]
         for row in whole
@@ -55,8 +55,8 @@ def test_the_best_trial_is_the_one_whose_last_measurement_is_best(searched: Path
 
 
 def test_what_is_behind_half_of_the_others_is_cut_and_keeps_its_checkpoint(searched: Path) -> None:
-    result = json.loads((searched / "tune.json").read_text())
-    cut = [row for row in result["trials"] if row["state"] == "cut"]
+    result = json.loads((searched / "results.json").read_text())
+    cut = [row for row in result["runs"] if row["state"] == "cut"]
     assert cut, "no trial was cut; the ranges of this test must hold bad ones"
     folder = searched / cut[0]["directory"]
     assert cut[0]["rounds"] < 4
@@ -73,12 +73,13 @@ def test_a_search_that_was_interrupted_goes_on_as_if_it_had_not_been(
 
     with pytest.raises(KeyboardInterrupt):
         tune(SMALL, ranges_of(KEYS), tmp_path, 8, watch=press)
-    assert not (tmp_path / "tune.json").exists()
+    assert not (tmp_path / "results.json").exists()
     tune(SMALL, ranges_of(KEYS), tmp_path, 8)
     assert names(tmp_path) == names(searched)
-    longer = tune(SMALL, ranges_of(KEYS), tmp_path, 9)
-    assert [row["directory"] for row in longer["trials"]][:8] == names(tmp_path)[:8]
-    assert len(longer["trials"]) == 9
+    before = names(tmp_path)
+    longer = tune(SMALL, ranges_of(KEYS), tmp_path, 9).document["runs"]
+    assert [row["directory"] for row in longer][:8] == before
+    assert len(longer) == 9
 
 
 def test_another_search_in_the_same_folder_is_refused(searched: Path) -> None:
@@ -91,7 +92,7 @@ def test_what_is_set_reaches_every_trial_that_has_the_key(tmp_path: Path) -> Non
     ranges = ranges_of(["algorithm.name=fedavg,fedprox"])
     small = SMALL | {"rounds": 1, "algorithm": {"name": "fedavg"}}
     result = tune(small, ranges, tmp_path, 4, settings=[("algorithm.rho", 7.0)])
-    trees = [loading.table(tmp_path / row["directory"] / "config.toml") for row in result["trials"]]
+    trees = [run.config for run in result.runs]
     assert {(tree["algorithm"]["name"], tree["algorithm"].get("rho")) for tree in trees} == {
         ("fedavg", None),
         ("fedprox", 7.0),

@@ -52,6 +52,8 @@ def write_run(
         "seconds": sum(r["clock"]["seconds"] for r in result.history),
         "params_sha256": hashlib.sha256(result.params.numpy().tobytes()).hexdigest(),
         "algorithm": algorithm.name,
+        "method": algorithm.title,
+        "baseline": algorithm.baseline,
         "label": label,
         "seed": seed,
         "fedadmm_version": fedadmm.__version__,
@@ -88,11 +90,13 @@ def write_comparison(
             name = f"runs/{label}-seed{seed}"
             write_run(directory / name, result, algorithm, label, seed, problem.name)
             rows.append(
-                {"algorithm": algorithm.name, "label": label, "seed": seed, "directory": name}
+                {"label": label, "setting": "", "set": {}, "seed": seed, "directory": name}
+                | {"baseline": algorithm.baseline, "target": TARGET}
             )
     write_partition(directory, problem)
-    document = {"problem": problem.name, "target": TARGET, "runs": rows, "table": []}
-    (directory / "comparison.json").write_text(json.dumps(document))
+    document = {"kind": "comparison", "problem": problem.name, "target": TARGET, "search": None}
+    document |= {"runs": rows, "table": []}
+    (directory / "results.json").write_text(json.dumps(document))
     return directory
 
 

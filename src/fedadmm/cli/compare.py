@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +11,8 @@ from fedadmm.cli import app, options
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
-    from fedadmm.study.comparing import Comparison
+    from fedadmm.study.results import Outcome
+    from fedadmm.study.study import Study
 
 
 _USUAL = ["fedavg", "fedprox", "scaffold", "fedadmm"]
@@ -57,48 +57,49 @@ def compare(
     """
     from fedadmm.cli.display import print_settings
     from fedadmm.study import comparing, loading
+    from fedadmm.study.study import PLAN
 
-    tree = options.begin(source, out, comparing.PLAN, resume)
+    tree = options.begin(source, out, PLAN, resume)
     asked = options.listed(algorithms, "--algorithms")
-    plan = comparing.plan(
+    study = comparing.plan(
         tree,
         asked or ([] if "methods" in tree or not csv else _USUAL),
         options.settings(seeds=options.whole_numbers(seeds, "--seeds")),
     )
     if print_config:
-        typer.echo(loading.write(plan.complete()), nl=False)
+        typer.echo(loading.write(study.plan), nl=False)
         return
-    print_settings(plan.reached)
+    print_settings(study.reached)
     folder = options.output_folder(out, Path(source or "comparison").stem, resume)
     with resumable(again(out=folder, resume=True)):
-        _compare(plan, folder, resume, jobs, report, as_json)
+        _compare(study, folder, resume, jobs, report, as_json)
 
 
 def _compare(
-    plan: Comparison, folder: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
+    study: Study, folder: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
 ) -> None:
     from fedadmm.cli.display import draw, live, print_json, print_places, print_preparation
-    from fedadmm.study import comparing, rundir
+    from fedadmm.study import comparing
 
-    count = options.processes(jobs, (method.run for method in plan.methods))
-    with live(plan.runs()) as watch:
-        result = comparing.compare(plan, folder, resume=resume, processes=count, watch=watch)
-    page = draw(folder, report)
+    count = options.processes(jobs, (cell.run for cell in study.cells))
+    with live(study.runs()) as watch:
+        found = comparing.compare(study, folder, resume=resume, processes=count, watch=watch)
+    page = draw(folder, report, found)
     if as_json:
-        print_json(result | {"directory": str(folder), "report": page})
+        print_json(found.document | {"directory": str(folder), "report": page})
         return
-    _print(result, folder)
-    print_preparation(next(folder.rglob(rundir.CONFIG)).parent)
+    _print(found)
+    print_preparation(found.runs[0].directory)
     print_places("runs", folder, page)
 
 
-def _print(result: Mapping[str, Any], folder: Path) -> None:
+def _print(found: Outcome) -> None:
     from fedadmm.cli.display import print_note, print_table
-    from fedadmm.study.report.content import read
+    from fedadmm.study.report.content import of_study
     from fedadmm.study.report.tables import results_table
 
-    print_table(results_table(read(folder)))
-    search = result["learning_rate_search"]
+    print_table(results_table(of_study(found)))
+    search = found.document["search"]
     if search is not None:
         print_note(
             f"every method chose from {search['values']} on seed {search['seed']}, "

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from fedadmm.run.record import Record
     from fedadmm.study.pool import Event, Watch
+    from fedadmm.study.results import Outcome
     from fedadmm.study.tables import Table
     from fedadmm.study.words import Telling
 
@@ -31,8 +32,8 @@ def print_json(document: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(plain(document), indent=2, allow_nan=False), file=stream)
 
 
-def draw(folder: Path, wanted: bool) -> str | None:
-    """Write the report of a folder, if it is wanted, and say where it is."""
+def draw(folder: Path, wanted: bool, found: Outcome | None = None) -> str | None:
+    """Write the report of a run or of what a study found, if it is wanted; where it is."""
     if not wanted:
         return None
     from rich.console import Console
@@ -40,7 +41,7 @@ def draw(folder: Path, wanted: bool) -> str | None:
     from fedadmm.study.report import write_report
 
     with Console(stderr=True).status("writing the report"):
-        return str(write_report(folder))
+        return str(write_report(folder, found=found))
 
 
 def print_preparation(run: Path) -> None:

@@ -63,10 +63,10 @@ def incentives(
         tree = loading.run_only(loading.read(source))
         options.apply(tree)
         of = buying.offer(buying.costs_of(costs, buying.clients_of(tree)), least, most, asked)
-        points = buying.points(tree, of)
-        count = options.processes(jobs, (point.run for point in points))
-        with resumable(again(out=out)), live(len(points)) as watch:
-            found = buying.buy(points, of, out, processes=count, watch=watch)
+        study = buying.plan(tree, of)
+        count = options.processes(jobs, (cell.run for cell in study.cells))
+        with resumable(again(out=out)), live(study.runs()) as watch:
+            found = buying.buy(study, of, out, processes=count, watch=watch)
     if as_json:
         print_json(found)
         return

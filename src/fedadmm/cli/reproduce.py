@@ -11,7 +11,7 @@ from fedadmm.cli import app, options
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
-    from fedadmm.study.reproducing import Reproduction
+    from fedadmm.study.study import Study
 
 
 @app.command(epilog="Example: fedadmm reproduce wang-fig2 --scale quick")
@@ -51,8 +51,7 @@ def reproduce(
     """
     from fedadmm.cli.display import print_json
     from fedadmm.core.validation import check
-    from fedadmm.study.recipe import SCALES, name_of
-    from fedadmm.study.reproducing import plan
+    from fedadmm.study.recipe import SCALES, name_of, plan
 
     check("reproduce", "--scale", scale, Literal[SCALES])
     if identifier is None:
@@ -60,8 +59,8 @@ def reproduce(
         return
     folder = out or Path("runs/reproduce") / f"{name_of(identifier)}-{scale}"
     with resumable(again(out=folder)):
-        todo = plan(identifier, scale, seeds, cells or [], search)
-        result = _run(todo, folder, draw_only, jobs)
+        study = plan(identifier, scale, seeds, cells or [], search)
+        result = _run(study, folder, draw_only, jobs)
     if as_json:
         print_json(result | {"directory": str(folder)})
     else:
@@ -86,28 +85,27 @@ def _list(as_json: bool) -> None:
     Console().print(table)
 
 
-def _run(todo: Reproduction, folder: Path, draw_only: bool, jobs: int | None) -> dict[str, Any]:
+def _run(study: Study, folder: Path, draw_only: bool, jobs: int | None) -> dict[str, Any]:
     from fedadmm.cli.display import live
     from fedadmm.study.reproducing import reproduce as run
 
-    count = options.processes(jobs, (cell.run for cell in todo.cells))
-    with live(todo.runs()) as watch:
-        return run(todo, folder, processes=count, watch=watch, only_cached=draw_only)
+    count = options.processes(jobs, (cell.run for cell in study.cells))
+    with live(study.runs()) as watch:
+        found = run(study, folder, processes=count, watch=watch, only_cached=draw_only)
+    return found.document
 
 
 def _print(result: dict[str, Any], folder: Path) -> None:
     from fedadmm.cli.display import print_table
-    from fedadmm.study.output import NOTE, sentence, tables
+    from fedadmm.study.reproducing import NOTE, measured_tables, reductions
 
-    rows = result["cells"]
-    for table in tables(result).values():
+    for table in measured_tables(result).values():
         print_table(table)
     typer.echo(NOTE)
-    for found in result["reductions"]:
-        typer.echo(sentence(found))
+    for sentence in reductions(result):
+        typer.echo(sentence)
+    rows = result["table"]
     missing = sum(len(row["missing"]) for row in rows)
     if missing:
-        typer.echo(
-            f"missing {missing} of {sum(len(r['missing']) + len(r['seeds']) for r in rows)} runs"
-        )
+        typer.echo(f"missing {missing} of {len(rows) * len(result['seeds'])} runs")
     typer.echo(f"results {folder / 'results.md'}")

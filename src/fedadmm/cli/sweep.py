@@ -11,7 +11,7 @@ from fedadmm.cli import app, options
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
-    from fedadmm.study.sweeping import Point
+    from fedadmm.study.study import Study
 
 
 @app.command(
@@ -67,24 +67,25 @@ def sweep(
         raise typer.BadParameter(
             "--grid is missing, as in --grid algorithm.rho=0.1,1; --list or --seeds will do, too"
         )
-    points = sweeping.points_of(tree, axes, steps, options.settings())
-    print_settings(sweeping.reached(points))
+    study = sweeping.plan(tree, axes, steps, options.settings())
+    print_settings(study.reached)
     with resumable(again(out=out, resume=True)):
-        _sweep(points, out, resume, jobs, report, as_json)
+        _sweep(study, out, resume, jobs, report, as_json)
 
 
 def _sweep(
-    points: list[Point], out: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
+    study: Study, out: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
 ) -> None:
     from fedadmm.cli.display import draw, live, print_json, print_places, print_table
     from fedadmm.study import sweeping
+    from fedadmm.study.results import runs_table
 
-    count = options.processes(jobs, (point.run for point in points))
-    with live(len(points)) as watch:
-        result = sweeping.sweep(points, out, fresh=not resume, processes=count, watch=watch)
-    page = draw(out, report)
+    count = options.processes(jobs, (cell.run for cell in study.cells))
+    with live(study.runs()) as watch:
+        found = sweeping.sweep(study, out, fresh=not resume, processes=count, watch=watch)
+    page = draw(out, report, found)
     if as_json:
-        print_json(result | {"directory": str(out), "report": page})
+        print_json(found.document | {"directory": str(out), "report": page})
         return
-    print_table(sweeping.table(result))
+    print_table(runs_table(found.document))
     print_places("sweep", out, page)

@@ -54,19 +54,20 @@ def tune(
     command goes on with a search that was interrupted, or makes it longer by more --trials.
     """
     from fedadmm.cli.display import draw, live, print_json, print_settings, print_table
-    from fedadmm.study import loading, sweeping, tuning
+    from fedadmm.study import loading, tuning
+    from fedadmm.study.results import runs_table
 
     ranges = tuning.ranges_of(keys or [])
     tree = loading.run_only(loading.read(source))
     settings = options.settings()
-    print_settings(sweeping.reached(tuning.named_points(tree, ranges, settings)))
+    print_settings(tuning.named(tree, ranges, settings).reached)
     with resumable(again(out=out)), live(trials) as watch:
-        result = tuning.tune(tree, ranges, out, trials, settings=settings, prune=prune, watch=watch)
-    page = draw(out, report) if result["best"] is not None else None
+        found = tuning.tune(tree, ranges, out, trials, settings=settings, prune=prune, watch=watch)
+    page = draw(out, report, found) if found.document["best"] is not None else None
     if as_json:
-        print_json(result | {"directory": str(out), "report": page})
+        print_json(found.document | {"directory": str(out), "report": page})
         return
-    print_table(tuning.table(result))
+    print_table(runs_table(found.document))
     typer.echo(f"tune    {out}")
     if page is not None:
         typer.echo(f"best    fedadmm run {out / tuning.BEST}")

@@ -19,7 +19,9 @@ from fedadmm.core.tables import Tree
 from fedadmm.study import loading
 from fedadmm.study.config import resolve
 from fedadmm.study.pool import Watch, nobody
-from fedadmm.study.sweeping import Axis, Point, points_of, sweep
+from fedadmm.study.study import Study
+from fedadmm.study.sweeping import Axis, sweep
+from fedadmm.study.sweeping import plan as plan_sweep
 from fedadmm.theory.incentives import Game, critical_reward, equilibrium, game
 
 STEPS = (0.5, 0.8, 0.95, 0.99, 1.0, 1.01, 1.05, 1.2, 1.5, 2.0)
@@ -90,7 +92,7 @@ def clients_of(tree: Tree) -> int:
     return resolve(tree).load_problem().num_clients
 
 
-def points(tree: Tree, of: Offer) -> list[Point]:
+def plan(tree: Tree, of: Offer) -> Study:
     """One complete run per reward, whose clients do the epochs that pay."""
     own = deepcopy(tree)
     stop = {
@@ -101,8 +103,8 @@ def points(tree: Tree, of: Offer) -> list[Point]:
         "reward": of.rewards[0],
     }
     loading.assign(own, "local.stop", stop)
-    found = points_of(own, [Axis("local.stop.reward", of.rewards)], [])
-    if found[0].run.target is None:
+    found = plan_sweep(own, [Axis("local.stop.reward", of.rewards)], [])
+    if found.cells[0].run.target is None:
         raise ConfigError(
             "target is missing, but the rounds to it make up the bill; set one with "
             "--set target.metric=test_accuracy --set target.value=0.95"
@@ -111,11 +113,11 @@ def points(tree: Tree, of: Offer) -> list[Point]:
 
 
 def buy(
-    runs: Sequence[Point], of: Offer, out: Path, *, processes: int = 1, watch: Watch = nobody
+    study: Study, of: Offer, out: Path, *, processes: int = 1, watch: Watch = nobody
 ) -> dict[str, Any]:
     """Run every reward; the rows with their bills, and the cheapest that reaches the target."""
-    swept = sweep(runs, out, processes=processes, watch=watch)
-    shares = runs[0].run.sampler.probabilities(len(of.clients.costs))
+    swept = sweep(study, out, processes=processes, watch=watch).document["runs"]
+    shares = study.cells[0].run.sampler.probabilities(len(of.clients.costs))
     rows = [
         row
         | {
@@ -125,7 +127,7 @@ def buy(
             else row["payment"] * cell["rounds_to_target"],
             "final": cell["final"],
         }
-        for row, cell in zip(table(of, shares), swept["cells"], strict=True)
+        for row, cell in zip(table(of, shares), swept, strict=True)
     ]
     reached = [row for row in rows if row["bill"] is not None]
     best = min(reached, key=lambda row: row["bill"])["reward"] if reached else None

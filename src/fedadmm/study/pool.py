@@ -1,6 +1,6 @@
 """Independent runs side by side in a few processes, none of which outlives this one.
 
-A worker gets one job at a time through its pipe and sends back records and the summary.  It lives
+A worker gets one job at a time through its pipe and sends back records and the whole run.  It lives
 in a process group of its own, out of reach of the terminal's Ctrl-C: the parent alone decides,
 interrupts each worker (whose run then leaves its checkpoint), waits, and kills what does not go.
 A worker whose parent has died ends by itself.
@@ -26,8 +26,8 @@ from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.core.problem import Problem
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
-from fedadmm.study.running import run
-from fedadmm.study.summary import Summary
+from fedadmm.study.recorded import RecordedRun
+from fedadmm.study.running import run_recorded
 
 _PATIENCE = 30.0
 """Seconds that a worker has to leave its checkpoint."""
@@ -61,7 +61,6 @@ class Ended(NamedTuple):
     """A run ended."""
 
     job: int
-    summary: Summary
 
 
 Event = Began | Recorded | Ended
@@ -74,8 +73,8 @@ def nobody(event: Event) -> None:
     """A watch that looks away."""
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = nobody) -> list[Summary]:
-    """Run all jobs and return their summaries in order; the first refusal ends everything."""
+def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = nobody) -> list[RecordedRun]:
+    """Run all jobs and return them in order; the first refusal ends everything."""
     if processes <= 1 or len(jobs) <= 1:
         return [_alone(index, job, watch) for index, job in enumerate(jobs)]
     with _workers(min(processes, len(jobs))) as workers:
@@ -86,16 +85,16 @@ def _beginning(index: int, job: Job) -> Event:
     return Began(index, job.label, job.run.rounds)
 
 
-def _alone(index: int, job: Job, watch: Watch) -> Summary:
+def _alone(index: int, job: Job, watch: Watch) -> RecordedRun:
     watch(_beginning(index, job))
-    summary = execute(job, lambda record: watch(Recorded(index, record)))
-    watch(Ended(index, summary))
-    return summary
+    found = execute(job, lambda record: watch(Recorded(index, record)))
+    watch(Ended(index))
+    return found
 
 
-def execute(job: Job, tell: Callable[[Record], None]) -> Summary:
+def execute(job: Job, tell: Callable[[Record], None]) -> RecordedRun:
     """Run one job in this process; jobs on the same problem share it."""
-    return run(
+    return run_recorded(
         job.run,
         job.directory,
         label=job.label,
@@ -162,9 +161,9 @@ def _workers(count: int) -> Iterator[list[_Worker]]:
                 worker.close()
 
 
-def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> list[Summary]:
+def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> list[RecordedRun]:
     waiting = list(enumerate(jobs))[::-1]
-    summaries: dict[int, Summary] = {}
+    ended: dict[int, RecordedRun] = {}
 
     def supply(worker: _Worker) -> None:
         worker.job = None
@@ -175,7 +174,7 @@ def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> li
 
     for worker in workers:
         supply(worker)
-    while len(summaries) < len(jobs):
+    while len(ended) < len(jobs):
         busy = {worker.pipe: worker for worker in workers if worker.job is not None}
         for pipe in connection.wait(list(busy), timeout=1.0):
             worker = busy[pipe]  # type: ignore[index]
@@ -185,10 +184,10 @@ def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> li
             if kind == "record":
                 watch(Recorded(index, content))
             else:
-                summaries[index] = content
-                watch(Ended(index, content))
+                ended[index] = content
+                watch(Ended(index))
                 supply(worker)
-    return [summaries[index] for index in range(len(jobs))]
+    return [ended[index] for index in range(len(jobs))]
 
 
 def _receive(worker: _Worker, job: Job) -> tuple[str, Any]:

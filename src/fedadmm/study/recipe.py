@@ -1,4 +1,8 @@
-"""A recipe: which runs make up a table or a figure, at which scale."""
+"""A recipe: which runs make up a table or a figure of a paper, at which scale.
+
+A recipe (recipes/ID.toml) is data: base tables, settings (columns), methods with their readings
+(rows), the paper's values, a declared search, and what changes with the scale.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,21 @@ import fnmatch
 import itertools
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from dataclasses import field, replace
+from functools import reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from fedadmm.core.errors import ConfigError
-from fedadmm.core.tables import Tree, suggestion
-from fedadmm.run.evaluation import Target
-from fedadmm.run.experiment import Experiment
+from fedadmm.core.errors import ConfigError, ParameterError
+from fedadmm.core.parts import Count, Natural, checked
+from fedadmm.core.tables import Tree, from_table, suggestion
 from fedadmm.study import loading
 from fedadmm.study.config import resolve
+from fedadmm.study.study import Cell, Search, Study, Try
 
-SCALES = ("smoke", "quick", "full")
+Scale = Literal["smoke", "quick", "full"]
+SCALES: tuple[Scale, ...] = ("smoke", "quick", "full")
 READINGS = ("as printed", "as released", "recommended", "baseline")
 _SUFFIX = ".toml"
 
@@ -39,61 +42,70 @@ Measure = Literal[
     "pass_reduction",
     "distance",
 ]
+Keys = Mapping[str, Any]
+Values = Mapping[str, Sequence[Any]]
+"""What is tried of every key."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Scales(_Model):
+@checked
+class Scales:
     """Tables that replace others at a scale."""
 
-    smoke: Tree = {}
-    quick: Tree = {}
-    full: Tree = {}
+    smoke: Keys = field(default_factory=dict)
+    quick: Keys = field(default_factory=dict)
+    full: Keys = field(default_factory=dict)
 
 
-class Setting(_Model):
+@checked
+class Setting:
     """One column of a table, or one panel of a figure.
 
-    `config` holds tables below the method's, `assign` single keys above them.
+    Args:
+        name: for `--cells` and folders.
+        title: for people.
+        config: tables below the method's.
+        assign: single keys above the method's.
+        metric: instead of the recipe's.
+        at: tables that replace others at a scale.
+        scales: at which it is run.
+        tuned_at: the settings whose search decides, when it is not its own.
     """
 
     name: str
     title: str
-    config: Tree = {}
-    assign: Tree = {}
-    metric: str | None = Field(default=None, description="instead of the recipe's")
+    config: Keys = field(default_factory=dict)
+    assign: Keys = field(default_factory=dict)
+    metric: str | None = None
     at: Scales = Scales()
-    scales: list[str] = Field(default=list(SCALES), description="at which it is run")
-    tuned_at: list[str] = Field(
-        default=[], description="the settings whose search decides, when it is not its own"
-    )
+    scales: Sequence[Scale] = SCALES
+    tuned_at: Sequence[str] = ()
 
 
-class Reading(_Model):
-    """One row: a method in one reading of its paper."""
+@checked
+class Reading:
+    """One row: a method in one reading of its paper.
+
+    Args:
+        name: for `--cells`.
+        title: for people, without the reading.
+        reading: whose description of the method it follows.
+        config: tables over the setting's.
+        assign: single keys over those.
+        search: the keys that it tries values of, or its own values too; none: not tuned.
+        settings: patterns of the settings that it is run in.
+        scales: at which it is run.
+        metric: instead of the setting's.
+    """
 
     name: str
     title: str
     reading: Literal["as printed", "as released", "recommended", "baseline"] = "baseline"
-    config: Tree = {}
-    assign: Tree = {}
-    search: list[str] | dict[str, list[Any]] = Field(
-        default=["local.solver.lr"],
-        description="the keys that it tries values of, or its own values too; none: not tuned",
-    )
-    settings: list[str] = Field(default=["*"], description="the settings it is run in")
-    scales: list[str] = Field(default=list(SCALES), description="at which it is run")
-    metric: str | None = Field(default=None, description="instead of the setting's")
-
-    def at(self, scale: str) -> Reading:
-        """The row at a scale; at smoke it tries one point."""
-        if scale != "smoke" or not isinstance(self.search, dict):
-            return self
-        return self.model_copy(
-            update={"search": {key: own[:1] for key, own in self.search.items()}}
-        )
+    config: Keys = field(default_factory=dict)
+    assign: Keys = field(default_factory=dict)
+    search: Sequence[str] | Values = ("local.solver.lr",)
+    settings: Sequence[str] = ("*",)
+    scales: Sequence[Scale] = SCALES
+    metric: str | None = None
 
     @property
     def label(self) -> str:
@@ -101,125 +113,104 @@ class Reading(_Model):
         return self.title if self.reading == "baseline" else f"{self.title}, {self.reading}"
 
 
-class Search(_Model):
-    """The values of every key that methods try, on a seed that is not reported."""
+@checked
+class SearchTable:
+    """The values of every key that methods try, on a seed that is not reported.
 
-    values: dict[str, list[Any]]
-    quick_values: dict[str, list[Any]] = Field(default={}, description="instead, at quick scale")
-    seed: int = 1000
-    rounds: int | None = None
-    quick_rounds: int | None = None
-    budget: int | None = Field(
-        default=None, description="how many points everybody who is tuned tries, no more, no less"
-    )
+    Args:
+        values: at full scale, and for keys that are not in `quick_values`; at smoke scale only the
+            first: the search is exercised, not believed.
+        quick_values: at quick scale.
+        seed: not one of those that are reported.
+        rounds: as many as the runs when absent.
+        quick_rounds: at quick scale.
+        budget: how many points everybody who is tuned tries, no more, no less.
+    """
 
-    def at(self, scale: str) -> Search:
-        """The search at a scale; at smoke it tries one point: it is exercised, not believed."""
-        values, rounds = self.values, self.rounds
-        if scale == "smoke":
-            values, rounds = {key: some[:1] for key, some in values.items()}, 1
-        elif scale == "quick":
-            values, rounds = values | self.quick_values, self.quick_rounds or rounds
-        return self.model_copy(update={"values": values, "rounds": rounds})
+    values: Values
+    quick_values: Values = field(default_factory=dict)
+    seed: Natural = 1000
+    rounds: Count | None = None
+    quick_rounds: Count | None = None
+    budget: Count | None = None
 
-    def grid(self, wanted: Sequence[str] | Mapping[str, list[Any]]) -> list[Tree]:
+    def grid(self, wanted: Sequence[str] | Values, scale: str) -> list[Tree]:
         """Every combination of the keys' values: a method's own, or those that all share."""
-        if not wanted:
-            return []
-        own = wanted if isinstance(wanted, Mapping) else {key: self.values[key] for key in wanted}
-        points = itertools.product(*own.values())
+        shared = {**self.values, **(self.quick_values if scale == "quick" else {})}
+        own = wanted if isinstance(wanted, Mapping) else {key: shared[key] for key in wanted}
+        if scale == "smoke":
+            own = {key: values[:1] for key, values in own.items()}
+        points = itertools.product(*own.values()) if own else ()
         return [dict(zip(own, point, strict=True)) for point in points]
 
+    def rounds_at(self, scale: str) -> int | None:
+        """The most rounds of a point at a scale; None for as many as the runs have."""
+        return {"smoke": 1, "quick": self.quick_rounds or self.rounds}.get(scale, self.rounds)
 
-class Recipe(_Model):
-    """The content of a recipe file; `paper` holds values by setting, then by method title."""
+
+@checked
+class Recipe:
+    """The content of a recipe file.
+
+    Args:
+        title: what it shows.
+        source: where the paper has it.
+        measures: what is told of every cell; the paper's values are those of the first.
+        base: the tables that all runs share.
+        settings: the columns.
+        methods: the rows.
+        metric: what `final`, `best` and `distance` look at.
+        reference: the method that others are measured by.
+        notes: what a reader must know.
+        seeds, quick_seeds: how many at full and at quick scale.
+        search: what is tried before the reported runs.
+        paper: the paper's values by setting, then by method title.
+        scales: tables that replace others at a scale.
+        assign: single keys at a scale, above everything else.
+    """
 
     title: str
     source: str
-    measures: list[Measure]
+    measures: Sequence[Measure]
+    base: Keys
+    settings: Sequence[Setting]
+    methods: Sequence[Reading]
     metric: str = "test_accuracy"
-    reference: str | None = Field(default=None, description="the method others are measured by")
+    reference: str | None = None
     notes: str = ""
-    seeds: int = 3
-    quick_seeds: int = 3
-    base: Tree
-    search: Search | None = None
-    settings: list[Setting]
-    methods: list[Reading]
-    paper: dict[str, dict[str, float | str]] = {}
+    seeds: Count = 3
+    quick_seeds: Count = 3
+    search: SearchTable | None = None
+    paper: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
     scales: Scales = Scales()
-    assign: Scales = Field(default=Scales(), description="single keys, above everything else")
+    assign: Scales = Scales()
 
-    @model_validator(mode="after")
-    def _names_are_known(self) -> Recipe:
+    def __post_init__(self) -> None:
         places = [setting.name for setting in self.settings]
         for setting in self.settings:
             for place in setting.tuned_at:
                 if place not in places:
-                    raise ValueError(
+                    raise ParameterError(
                         f"{setting.name}: tuned_at is {place!r}, "
                         f"but must be one of {', '.join(places)}"
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _searches_are_alike(self) -> Recipe:
-        wanted = self.search
-        for method in self.methods if wanted is not None else []:
-            assert wanted is not None
-            own = method.search if isinstance(method.search, dict) else wanted.values
-            unknown = [key for key in method.search if key not in own]
-            if unknown:
-                raise ValueError(
-                    f"{method.name}: search names {unknown[0]!r}, which has no values in "
-                    f"[search.values]"
-                )
-            tried = len(wanted.grid(method.search))
-            if wanted.budget is not None and tried not in (0, wanted.budget):
-                raise ValueError(
-                    f"{method.name}: search tries {tried} points, but must try {wanted.budget}"
-                )
-        return self
-
-    def seeds_at(self, scale: str) -> int:
-        """How many seeds are run unless somebody asks for another number."""
-        return {"smoke": 1, "quick": self.quick_seeds}.get(scale, self.seeds)
+        for method in self.methods if self.search is not None else ():
+            _check_search(self.search, method)
 
 
-@dataclass(frozen=True)
-class TableCell:
-    """One method in one setting: its configuration for any seed and searched values."""
-
-    setting: Setting
-    method: Reading
-    tree: Tree
-    paper: float | str | None
-    metric: str
-
-    @property
-    def name(self) -> str:
-        """setting/method, which `--cells` patterns are matched against."""
-        return f"{self.setting.name}/{self.method.name}"
-
-    @cached_property
-    def run(self) -> Experiment:
-        """The complete run from seed 0, with the values that the recipe starts from."""
-        return resolve(self.tree, f"{self.name}: ")
-
-    @property
-    def target(self) -> Target | None:
-        """What is to be reached: the run's target, by the model that the method hands out."""
-        target, own = self.run.target, self.method.metric
-        return target if target is None or own is None else replace(target, metric=own)
-
-    def searched(self, point: Mapping[str, Any], rounds: int | None = None) -> Experiment:
-        """The run with other values of the searched keys, and perhaps fewer rounds."""
-        tree = deepcopy(self.tree)
-        for key, value in point.items():
-            loading.assign(tree, key, value)
-        if rounds is not None:
-            tree["rounds"] = min(rounds, self.run.rounds)
-        return resolve(tree, f"{self.name}: ")
+def _check_search(wanted: SearchTable | None, method: Reading) -> None:
+    assert wanted is not None
+    own = method.search if isinstance(method.search, Mapping) else wanted.values
+    for key in method.search:
+        if key not in own:
+            raise ParameterError(
+                f"{method.name}: search names {key!r}, which has no values in [search.values]"
+            )
+    tried = len(wanted.grid(method.search, "full"))
+    if wanted.budget is not None and tried not in (0, wanted.budget):
+        raise ParameterError(
+            f"{method.name}: search tries {tried} points, but must try {wanted.budget}"
+        )
 
 
 def identifiers() -> list[str]:
@@ -238,11 +229,9 @@ def load(identifier: str) -> Recipe:
     else:
         raise ConfigError(f"there is no recipe {identifier!r}; {suggestion(identifier, known)}")
     try:
-        return Recipe.model_validate(tree)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"recipe {identifier}: {where}: {first['msg']}") from None
+        return from_table(Recipe, tree, title="a recipe")
+    except ConfigError as error:
+        raise ConfigError(f"recipe {identifier}: {error}") from None
 
 
 def name_of(identifier: str) -> str:
@@ -250,39 +239,87 @@ def name_of(identifier: str) -> str:
     return Path(identifier).name.removesuffix(_SUFFIX)
 
 
-def cells(recipe: Recipe, scale: str, patterns: Sequence[str] = ()) -> list[TableCell]:
-    """Every cell at a scale whose name matches one of the patterns; all when there are none."""
-    found = [
-        _cell(recipe, setting, method, scale)
-        for setting in settings_at(recipe, scale)
+def plan(
+    identifier: str,
+    scale: str,
+    seeds: int | None = None,
+    patterns: Sequence[str] = (),
+    searching: bool = True,
+) -> Study:
+    """The study that a recipe describes at a scale.
+
+    `patterns` choose cells by their names, SETTING/METHOD; without `searching` every method keeps
+    the values that the recipe starts from.
+    """
+    recipe = load(identifier)
+    usual = {"smoke": 1, "quick": recipe.quick_seeds}.get(scale, recipe.seeds)
+    found = study_of(recipe, scale, patterns, searching)
+    count = usual if seeds is None else seeds
+    if found.search is not None and found.search.seed < count:
+        raise ConfigError(
+            f"--seeds is {count}, but the search's seed {found.search.seed} is not reported"
+        )
+    about = {"id": name_of(identifier), "scale": scale, **found.about}
+    return found._replace(seeds=list(range(count)), about=about)
+
+
+def study_of(
+    recipe: Recipe, scale: str, patterns: Sequence[str] = (), searching: bool = True
+) -> Study:
+    """A recipe at a scale; its cells and their search, without any seeds."""
+    pairs = {
+        f"{setting.name}/{method.name}": (setting, method)
+        for setting in recipe.settings
+        if scale in setting.scales
         for method in recipe.methods
         if scale in method.scales
         if any(fnmatch.fnmatch(setting.name, allowed) for allowed in method.settings)
-    ]
-    wanted = [c for c in found if not patterns or any(fnmatch.fnmatch(c.name, p) for p in patterns)]
+    }
+    wanted = {
+        name: pair
+        for name, pair in pairs.items()
+        if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+    }
     if not wanted:
         raise ConfigError(
-            f"--cells is {', '.join(patterns)!r}, but matches none of "
-            f"{', '.join(cell.name for cell in found)}"
+            f"--cells is {', '.join(patterns)!r}, but matches none of {', '.join(pairs)}"
         )
-    return wanted
+    made = {name: _cell(recipe, *pair, scale) for name, pair in wanted.items()}
+    tries: dict[tuple[str, str], list[Try]] = {}
+    if recipe.search is not None and searching:
+        for name, (setting, method) in wanted.items():
+            points = recipe.search.grid(method.search, scale)
+            if not points:
+                continue
+            places = _places(recipe, setting, scale)
+            tuned = " ".join(f"{place.name}/{method.name}" for place in places)
+            made[name] = made[name]._replace(tuned=tuned)
+            for place in places:
+                here = made.get(f"{place.name}/{method.name}") or _cell(
+                    recipe, place, method, scale
+                )
+                also = {"seed": recipe.search.seed}
+                rounds = recipe.search.rounds_at(scale)
+                also |= {} if rounds is None else {"rounds": min(rounds, here.run.rounds)}
+                tries[tuned, here.name] = [Try(tuned, here, values, also) for values in points]
+    search = None
+    if recipe.search is not None and searching:
+        about = {"values": recipe.search.values, "rounds": recipe.search.rounds_at(scale)}
+        search = Search(recipe.search.seed, [one for some in tries.values() for one in some], about)
+    told = ("title", "source", "notes", "reference", "measures")
+    whole = {key: getattr(recipe, key) for key in told}
+    return Study("reproduction", list(made.values()), search=search, about=whole)
 
 
-def settings_at(recipe: Recipe, scale: str) -> list[Setting]:
-    """The settings that are run at a scale."""
-    return [setting for setting in recipe.settings if scale in setting.scales]
+def _places(recipe: Recipe, setting: Setting, scale: str) -> list[Setting]:
+    """The settings whose search decides for one: itself, or those where it is tuned."""
+    if not setting.tuned_at:
+        return [setting]
+    places = [one for one in recipe.settings if one.name in setting.tuned_at]
+    return [one for one in places if scale in one.scales] or places
 
 
-def tuning_cells(recipe: Recipe, cell: TableCell, scale: str) -> list[TableCell]:
-    """The cells whose search decides for this one: itself, or the same method where it is tuned."""
-    if not cell.setting.tuned_at:
-        return [cell]
-    places = [one for one in recipe.settings if one.name in cell.setting.tuned_at]
-    here = [one for one in places if one in settings_at(recipe, scale)]
-    return [_cell(recipe, setting, cell.method, scale) for setting in here or places]
-
-
-def _cell(recipe: Recipe, setting: Setting, method: Reading, scale: str) -> TableCell:
+def _cell(recipe: Recipe, setting: Setting, method: Reading, scale: str) -> Cell:
     layers = [
         recipe.base,
         setting.config,
@@ -291,9 +328,36 @@ def _cell(recipe: Recipe, setting: Setting, method: Reading, scale: str) -> Tabl
         getattr(setting.at, scale),
     ]
     tree: Tree = deepcopy(reduce(loading.merged, layers, {}))  # cells share the recipe's tables
-    keys = setting.assign | method.assign | getattr(recipe.assign, scale)
+    keys = {**setting.assign, **method.assign, **getattr(recipe.assign, scale)}
     for key, value in keys.items():
-        loading.assign(tree, key, value)
-    paper = recipe.paper.get(setting.name, {}).get(method.title)
-    metric = method.metric or setting.metric or recipe.metric
-    return TableCell(setting, method.at(scale), tree, paper, metric)
+        loading.assign(tree, key, deepcopy(value))
+    name = f"{setting.name}/{method.name}"
+    run = resolve(tree, f"{name}: ")
+    target = run.target
+    if target is not None and method.metric is not None:  # by the model that the method hands out
+        target = replace(target, metric=method.metric)
+    papers = recipe.paper.get(setting.name, {})
+    paper = papers.get(method.title)
+    titles = [one.title for one in recipe.methods if one.name == recipe.reference]
+    reference = papers.get(titles[0]) if "speedup" in recipe.measures and titles else None
+    speedup = None
+    if isinstance(paper, float) and isinstance(reference, float):
+        speedup = reference / paper
+    return Cell(
+        label=method.label,
+        run=run,
+        name=name,
+        setting=setting.name,
+        judged_by=target,
+        baseline=method.reading == "baseline",
+        about={
+            "name": name,
+            "setting_title": setting.title,
+            "title": method.title,
+            "reading": method.reading,
+            "paper": paper,
+            "paper_speedup": speedup,
+            "metric": method.metric or setting.metric or recipe.metric,
+            "rounds": run.rounds,
+        },
+    )

@@ -1,4 +1,4 @@
-"""A run as its directory tells it, finished or not, of this version or the one before."""
+"""A run as its directory tells it, finished or not."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class RecordedRun:
     seed: int | None
     records: list[Record]
     summary: Summary
-    config: dict[str, Any]
-    config_text: str
+    config: Mapping[str, Any]
     tally: Summary
     """What the records come to, whether or not the run has ended."""
+    title: str = ""
+    """The method's own name."""
 
     @property
     def code(self) -> str:
@@ -53,48 +54,55 @@ class RecordedRun:
         found: dict[str, Any] = self.tally["final"]
         return found
 
-    def relabelled(self, label: str, baseline: bool) -> RecordedRun:
-        """The same run under the label that a table gives it."""
-        return replace(self, label=label, method=label, baseline=baseline)
-
     def to_target(self, what: str) -> float | None:
         """Rounds, bytes, uploads, seconds or passes to it; a diverged run did not get there."""
         return None if self.diverged else self.tally[f"{what}_to_target"]
 
+    def judged(
+        self, label: str, target: Target | None, baseline: bool | None = None
+    ) -> RecordedRun:
+        """The same run under the label and by the target that a table gives it."""
+        return replace(
+            self,
+            label=label,
+            method=self.title if label == self.algorithm else label,
+            baseline=self.baseline if baseline is None else baseline,
+            tally=tally(self.records, target),
+        )
+
 
 def read_run(
-    directory: Path, row: Mapping[str, Any] | None = None, target: Target | None = None
+    directory: Path, target: Target | None = None, summary: Summary | None = None
 ) -> RecordedRun:
-    """Read a run directory; `row` is what a comparison says about it, `target` its target."""
-    run, row = RunDir(directory), dict(row or {})
-    records, summary = run.records(), run.summary()
-    text, config = run.config()
+    """Read a run directory, finished or not; `summary` is its summary.json if that is known."""
+    run = RunDir(directory)
+    found = run.summary() if summary is None else summary
+    return as_recorded(directory, run.records(), found, run.config()[1], target)
+
+
+def as_recorded(
+    directory: Path,
+    records: list[Record],
+    summary: Summary,
+    config: Mapping[str, Any],
+    target: Target | None,
+) -> RecordedRun:
+    """A run from what its directory holds."""
     table = config.get("algorithm")
-    named = table.get("name") if isinstance(table, dict) else table
-    algorithm = str(row.get("algorithm") or summary.get("algorithm") or named or directory.name)
-    known: dict[str, Any] = {"label": algorithm, "seed": config.get("seed")}
-    known |= _about(algorithm) | summary | row
-    label = str(known["label"])
+    named = table.get("name") if isinstance(table, Mapping) else table
+    algorithm = str(summary.get("algorithm") or named or directory.name)
+    title = str(summary.get("method", algorithm))
+    label = str(summary.get("label", algorithm))
     return RecordedRun(
         directory=directory,
         label=label,
-        method=str(known["method"]) if label == algorithm else label,
+        method=title if label == algorithm else label,
         algorithm=algorithm,
-        baseline=bool(known["baseline"]),
-        seed=known["seed"],
+        baseline=bool(summary.get("baseline", False)),
+        seed=summary.get("seed", config.get("seed")),
         records=records,
         summary=summary,
         config=config,
-        config_text=text,
         tally=tally(records, target),
+        title=title,
     )
-
-
-def _about(algorithm: str) -> dict[str, Any]:
-    """What summaries of the version before do not say about a method."""
-    from fedadmm.algorithms import REGISTRY
-
-    method = REGISTRY.get(algorithm)
-    if method is None:
-        return {"method": algorithm, "baseline": False}
-    return {"method": method.title, "baseline": method.baseline}

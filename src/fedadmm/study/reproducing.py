@@ -1,209 +1,58 @@
-"""Tables and figures of the papers, run again: the paper's figure beside each reading of it.
-
-A recipe (recipes/ID.toml) is data: base tables, settings (columns), methods with their readings
-(rows), the paper's values, a declared search, and what changes with the scale.  Every cell is a
-complete run, found again by its hash: first the declared search, then the reported seeds.
-"""
+"""Tables and figures of the papers, run again: the paper's value beside each reading of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from fedadmm.core.errors import ConfigError
-from fedadmm.core.tables import Tree
-from fedadmm.run.experiment import Experiment
-from fedadmm.study import output, records, tables
-from fedadmm.study.comparing import write_overview
-from fedadmm.study.grid import Cell, Trial, choose, complete, search
+from fedadmm.study import records, tables, words
 from fedadmm.study.pool import Watch, nobody
-from fedadmm.study.recipe import (
-    Measure,
-    Recipe,
-    Search,
-    TableCell,
-    cells,
-    load,
-    name_of,
-    tuning_cells,
-)
+from fedadmm.study.recipe import READINGS, Measure
 from fedadmm.study.recorded import RecordedRun
-from fedadmm.study.results import Results, results, spread
-from fedadmm.study.rundir import create, write_json, write_text
+from fedadmm.study.report import write_report
+from fedadmm.study.results import Outcome, Spread, outcome, spread, write_results
+from fedadmm.study.rundir import write_text
+from fedadmm.study.runner import Chosen, Finished, run_study
+from fedadmm.study.study import Cell, Study
+from fedadmm.study.tables import Table
+from fedadmm.study.tables import markdown as as_text
 
+NOTE = f"{words.SPREAD}; a seed that diverged did not reach the target, and no mean holds it."
 
-class Reproduction(NamedTuple):
-    """What is to be run."""
-
-    identifier: str
-    scale: str
-    recipe: Recipe
-    cells: list[TableCell]
-    seeds: list[int]
-    search: Search | None
-
-    def runs(self) -> int:
-        """How many runs it takes at the most, those of the search among them."""
-        tried = _points(self, self.search) if self.search is not None else []
-        return len(self.cells) * len(self.seeds) + len(tried)
-
-
-Chosen = dict[str, Tree]
-"""The values that the search chose, by cell; none where a method is not tuned."""
-Found = dict[str, dict[int, RecordedRun]]
-"""The finished runs, by cell and seed."""
-
-
-def plan(
-    identifier: str,
-    scale: str,
-    seeds: int | None = None,
-    patterns: Sequence[str] = (),
-    searching: bool = True,
-) -> Reproduction:
-    """Check a recipe at a scale; every configuration is complete before anything runs.
-
-    Without `searching` every method keeps the values that the recipe starts from.
-    """
-    recipe = load(identifier)
-    count = seeds if seeds is not None else recipe.seeds_at(scale)
-    wanted = recipe.search.at(scale) if recipe.search is not None and searching else None
-    if wanted is not None and wanted.seed < count:
-        raise ConfigError(
-            f"--seeds is {count}, but the search's seed {wanted.seed} is not reported"
-        )
-    chosen = cells(recipe, scale, patterns)
-    for cell in chosen:
-        cell.run  # noqa: B018 - refuses what is wrong
-    return Reproduction(name_of(identifier), scale, recipe, chosen, list(range(count)), wanted)
+Row = Mapping[str, Any]
+"""One method in one setting, as results.json has it."""
 
 
 def reproduce(
-    todo: Reproduction,
+    study: Study,
     out: Path,
     *,
     processes: int = 1,
     watch: Watch = nobody,
     only_cached: bool = False,
-) -> dict[str, Any]:
-    """Run what is missing, and write results.json, results.md and a report for each setting.
+) -> Outcome:
+    """Run what is missing, and write results.json, results.md, their tables and a report.
 
     With `only_cached` nothing is run: what is there is drawn again.
     """
-    root = out / "cells"
-    create(root)
-    searched = _search(todo, root, processes, watch, only_cached)
-    grid = {
-        (cell.name, seed): Cell.by_hash(
-            root, f"{cell.name} seed {seed}", run.with_seed(seed), cell.target
-        )
-        for cell in todo.cells
-        if (run := _chosen_run(todo, cell, searched.chosen)) is not None
-        for seed in todo.seeds
-    }
-    if not only_cached:
-        complete(list(grid.values()), processes, watch)
-    found: Found = {}
-    for (name, seed), cell in grid.items():
-        if cell.finished() is not None:
-            found.setdefault(name, {})[seed] = cell.read()
-    return _write(todo, out, found, searched)
+    found = run_study(study, out, processes=processes, watch=watch, only_cached=only_cached)
+    result = outcome(found, out, {"edges": edges(found.tried, found.chosen)})
+    result.document["table"] = _rows(found, result.document["table"])
+    write_results(result)
+    write_text(out / "results.md", markdown(result.document))
+    tables.write(out, measured_tables(result.document))
+    write_report(out, found=result)
+    return result
 
 
-def _chosen_run(todo: Reproduction, cell: TableCell, chosen: Chosen) -> Experiment | None:
-    """The run with what its search chose; None while the search is not finished."""
-    if todo.search is None:
-        return cell.run
-    point = chosen.get(cell.name)
-    return cell.searched(point) if point is not None else None
+def edges(tried: Sequence[Mapping[str, Any]], best: Chosen) -> list[dict[str, Any]]:
+    """The choices at an end of what was tried, beyond which a better value may lie.
 
-
-class Point(NamedTuple):
-    """One point of a search: where it is tried, and who is tuned by it."""
-
-    tuned: str
-    cell: TableCell
-    values: Tree
-
-    @property
-    def label(self) -> str:
-        """What its run is called."""
-        values = " ".join(f"{key}={value}" for key, value in self.values.items())
-        return f"search {self.cell.name} {values}"
-
-
-def _points(todo: Reproduction, wanted: Search) -> list[Point]:
-    """Every point that is tried; cells that are tuned at the same places share their search."""
-    found = {
-        (tuned, place.name): (place, wanted.grid(cell.method.search))
-        for cell in todo.cells
-        for tuned, places in [_tuned(todo, cell)]
-        for place in places
-    }
-    return [
-        Point(tuned, place, values)
-        for (tuned, _), (place, points) in found.items()
-        for values in points
-    ]
-
-
-def _tuned(todo: Reproduction, cell: TableCell) -> tuple[str, list[TableCell]]:
-    """Where a cell is tuned, as a name for all of it and one by one."""
-    places = tuning_cells(todo.recipe, cell, todo.scale)
-    return " ".join(place.name for place in places), places
-
-
-class Searched(NamedTuple):
-    """What a search tried, and the values that it chose for every cell whose search is finished.
-
-    Cells that are not tuned have no values.
+    For every number that a row chose among at least three.
     """
-
-    tried: list[dict[str, Any]]
-    best: dict[str, dict[str, Any]]
-    chosen: Chosen
-
-
-def _search(
-    todo: Reproduction, root: Path, processes: int, watch: Watch, only_cached: bool
-) -> Searched:
-    wanted = todo.search
-    if wanted is None:
-        return Searched([], {}, {})
-    trials = []
-    for point in _points(todo, wanted):
-        run = point.cell.searched(point.values, wanted.rounds).with_seed(wanted.seed)
-        tried_in = Cell.by_hash(root, point.label, run, point.cell.target)
-        keys = " ".join(point.values)
-        trials.append(Trial(point.tuned, keys, point.values, tried_in, point.cell.name))
-    if not only_cached:
-        complete([trial.cell for trial in trials], processes, watch)
-    tried = search(trials)
-    best = choose(tried)
-    chosen: Chosen = {}
-    for cell in todo.cells:
-        tuned, _ = _tuned(todo, cell)
-        if not cell.method.search:
-            chosen[cell.name] = {}
-        elif tuned in best:
-            chosen[cell.name] = best[tuned]["value"]
-    return Searched(tried, best, chosen)
-
-
-class Edge(NamedTuple):
-    """A choice at an end of what was tried, beyond which a better value may lie."""
-
-    row: str
-    places: list[str]
-    key: str
-    value: float
-    end: Literal["smallest", "largest"]
-
-
-def edges(tried: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[Edge]:
-    """For every number that a row chose among at least three."""
     found = []
     for label, choice in best.items():
         rows = [one for one in tried if one["label"] == label]
@@ -212,118 +61,47 @@ def edges(tried: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[E
             values = {one["value"][key] for one in rows}
             if len(values) < 3 or not all(isinstance(one, int | float) for one in values):
                 continue
-            ends: dict[float, Literal["smallest", "largest"]]
-            ends = {min(values): "smallest", max(values): "largest"}
-            if value in ends:
-                found.append(Edge(name, list(dict.fromkeys(settings)), key, value, ends[value]))
+            end = {min(values): "smallest", max(values): "largest"}.get(value)
+            if end is not None:
+                places = list(dict.fromkeys(settings))
+                found.append(
+                    {"row": name, "places": places, "key": key, "value": value, "end": end}
+                )
     return found
 
 
-def _write(todo: Reproduction, out: Path, found: Found, searched: Searched) -> dict[str, Any]:
-    """Write everything that can be drawn from the finished cells; return results.json."""
-    compared = {
-        setting.title: _compared(todo, setting.name, found) for setting in todo.recipe.settings
-    }
-    rows = [_row(todo, cell, found, searched.chosen.get(cell.name)) for cell in todo.cells]
-    result = {
-        "id": todo.identifier,
-        "scale": todo.scale,
-        "title": todo.recipe.title,
-        "source": todo.recipe.source,
-        "notes": todo.recipe.notes,
-        "seeds": todo.seeds,
-        "measures": todo.recipe.measures,
-        "search": todo.search.model_dump() if todo.search is not None else None,
-        "tried": searched.tried,
-        "edges": [edge._asdict() for edge in edges(searched.tried, searched.best)],
-        "cells": rows,
-        "reductions": _reductions(todo, compared),
-        "reports": _reports(todo, out, found),
-    }
-    write_json(out / "results.json", result)
-    write_text(out / "results.md", output.markdown(result))
-    tables.write(out, output.tables(result))
-    return result
-
-
-def _runs(todo: Reproduction, setting: str, found: Found) -> list[RecordedRun]:
-    """The finished runs of a setting under their methods' labels."""
-    return [
-        run.relabelled(cell.method.label, baseline=cell.method.reading == "baseline")
-        for cell in todo.cells
-        if cell.setting.name == setting
-        for run in found.get(cell.name, {}).values()
-    ]
-
-
-def _compared(todo: Reproduction, setting: str, found: Found) -> Results | None:
-    runs = _runs(todo, setting, found)
-    cell = next((c for c in todo.cells if c.setting.name == setting), None)
-    return results(runs, cell.run.target) if runs and cell is not None else None
-
-
-def _reductions(todo: Reproduction, compared: Mapping[str, Results | None]) -> list[dict[str, Any]]:
-    """How many rounds fewer than the best baseline, for every other method that met the target."""
-    readings = {cell.method.label: cell.method for cell in todo.cells}
-    found = []
-    for setting, table in compared.items():
-        best = table.baseline if table is not None else None
-        if table is None or best is None or "rounds_to_target" not in todo.recipe.measures:
-            continue
-        found += [
-            {
-                "setting": setting,
-                "method": readings[row.label].title,
-                "reading": readings[row.label].reading,
-                "rounds": row.rounds.mean,
-                "best_baseline": best.label,
-                "baseline_rounds": best.rounds.mean,
-                "reduction": row.reduction,
+def _rows(found: Finished, compared: Sequence[Row]) -> list[dict[str, Any]]:
+    """A row for every cell, also for one that was not run; `compared` has those that were."""
+    about, seeds = found.study.about, found.study.seeds
+    known = {(row["setting"], row["label"]): row for row in compared}
+    runs: dict[str, dict[int, RecordedRun]] = {cell.name: {} for cell in found.study.cells}
+    for cell, run in found.runs:
+        runs[cell.name][run.seed or 0] = run
+    rows = []
+    for cell in found.study.cells:
+        own, reference = runs[cell.name], runs.get(f"{cell.setting}/{about['reference']}", {})
+        by_seed = {
+            name: {
+                str(seed): measure(name, cell.about["metric"], run, reference.get(seed))
+                for seed, run in own.items()
             }
-            for row in table.rows
-            if row.reduction is not None and not row.baseline
-        ]
-    return found
+            for name in about["measures"]
+        }
+        rows.append(
+            {
+                **known.get((cell.setting, cell.label), _not_run(cell)),
+                **cell.about,
+                **{name: asdict(spread(list(one.values()))) for name, one in by_seed.items()},
+                "by_seed": by_seed,
+                "missing": [seed for seed in seeds if seed not in own],
+            }
+        )
+    return rows
 
 
-def _row(todo: Reproduction, cell: TableCell, found: Found, point: Tree | None) -> dict[str, Any]:
-    own = found.get(cell.name, {})
-    reference = found.get(f"{cell.setting.name}/{todo.recipe.reference}", {})
-    values = {
-        name: {s: measure(name, cell.metric, run, reference.get(s)) for s, run in own.items()}
-        for name in todo.recipe.measures
-    }
-    measures = {name: spread(list(by_seed.values())) for name, by_seed in values.items()}
-    return {
-        "name": cell.name,
-        "setting": cell.setting.title,
-        "method": cell.method.title,
-        "reading": cell.method.reading,
-        "paper": cell.paper,
-        "paper_speedup": _paper_speedup(todo.recipe, cell),
-        "metric": cell.metric,
-        "measured": measures[todo.recipe.measures[0]].mean,
-        "measures": {name: vars(value) for name, value in measures.items()},
-        "by_seed": values,
-        "rounds": cell.run.rounds,
-        "seeds": sorted(own),
-        "missing": [seed for seed in todo.seeds if seed not in own],
-        "diverged": sum(run.diverged for run in own.values()),
-        "chosen": point,
-        "directories": {
-            seed: str(run.directory.relative_to(run.directory.parents[1]))
-            for seed, run in own.items()
-        },
-    }
-
-
-def _paper_speedup(recipe: Recipe, cell: TableCell) -> float | None:
-    """The speed-up over the reference that the paper's rounds amount to."""
-    titles = [method.title for method in recipe.methods if method.name == recipe.reference]
-    other = recipe.paper.get(cell.setting.name, {}).get(titles[0]) if titles else None
-    if "speedup" not in recipe.measures or isinstance(cell.paper, str | None):
-        return None
-    return None if isinstance(other, str | None) else other / cell.paper
+def _not_run(cell: Cell) -> Row:
+    about = {"setting": cell.setting, "label": cell.label, "method": cell.label, "seeds": 0}
+    return about | {"baseline": cell.baseline, "chosen": None, "diverged": 0, "reduction": None}
 
 
 def measure(
@@ -365,25 +143,109 @@ def _curve(run: RecordedRun, metric: str) -> list[float]:
     return [one for record in run.records if (one := records.value(record, metric)) is not None]
 
 
-def _reports(todo: Reproduction, out: Path, found: Found) -> dict[str, str]:
-    """One comparison a setting, drawn by the usual report from the cached runs."""
-    from fedadmm.study.report import write_report
+def markdown(result: Mapping[str, Any]) -> str:
+    """A table a measure: paper and readings side by side, one row a setting and method."""
+    lines = [f"# {result['id']}: {result['title']}", "", f"{result['source']}. "]
+    lines[-1] += f"Scale `{result['scale']}`, seeds {result['seeds']}; {NOTE}"
+    if result["notes"]:
+        lines += ["", result["notes"].strip()]
+    for name, table in measured_tables(result).items():
+        lines += ["", *as_text(table).splitlines()]
+        if name == "rounds_to_target":
+            lines += ["", *(f"* {sentence}" for sentence in reductions(result))]
+    return "\n".join(lines) + "\n"
 
-    written: dict[str, str] = {}
-    for setting in todo.recipe.settings:
-        folder = out / "reports" / setting.name
-        runs = _runs(todo, setting.name, found)
-        if not runs:
-            continue
-        create(folder)
-        first = next(cell for cell in todo.cells if cell.setting.name == setting.name).run
-        write_overview(
-            folder,
-            runs,
-            problem=f"{todo.recipe.title}: {setting.title}",
-            target=first.tree.get("target"),
-            seeds=todo.seeds,
-            rounds=first.rounds,
-        )
-        written[setting.name] = str(write_report(folder).relative_to(out))
-    return written
+
+def measured_tables(result: Mapping[str, Any]) -> dict[str, Table]:
+    """Every table of a reproduction, by the name of its file."""
+    found = {
+        measure: Table(measure.replace("_", " "), *side_by_side(result["table"], measure, number))
+        for number, measure in enumerate(result["measures"])
+    }
+    return found | ({"edges": at_an_edge(result["edges"])} if result["edges"] else {})
+
+
+def at_an_edge(edges: Sequence[Mapping[str, Any]]) -> Table:
+    """The choices of a search beyond which a better value may lie."""
+    return Table(
+        "Choices at an edge",
+        ["row", "places", "parameter", "chosen", "of what was tried"],
+        [
+            [one["row"], ", ".join(one["places"]), one["key"], f"{one['value']:g}", one["end"]]
+            for one in edges
+        ],
+        "A wider search may find better values for these rows, unless there are none beyond.",
+    )
+
+
+def reductions(result: Mapping[str, Any]) -> list[str]:
+    """How many rounds fewer than the best baseline, for every other method that met the target."""
+    rows = result["table"] if "rounds_to_target" in result["measures"] else []
+    known = {(row["setting"], row["label"]): row for row in rows}
+    return [
+        reduction(row, known[row["setting"], row["best_baseline"]])
+        for row in rows
+        if row["reduction"] is not None and not row["baseline"]
+    ]
+
+
+def reduction(row: Row, best: Row) -> str:
+    """One of them in words."""
+    share = round(row["reduction"], 2)
+    difference = (
+        f"{abs(share):.0%} {'fewer' if share > 0 else 'more'} than" if share else "as many as"
+    )
+    return (
+        f"{row['setting_title']}: {row['title']}, {row['reading']}, needs "
+        f"{row['rounds_to_target']['mean']:.4g} rounds, {difference} the best baseline, "
+        f"{best['label']} ({best['rounds_to_target']['mean']:.4g})"
+    )
+
+
+def side_by_side(
+    rows: Sequence[Row], measure: str, number: int = 0
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and lines of a table: the paper, then one column for each reading that occurs.
+
+    What a paper prints is the first measure, and the speed-up where a recipe has one.
+    """
+    readings = [r for r in READINGS if any(row["reading"] == r for row in rows)]
+    papers = ["paper"] if number == 0 or measure == "speedup" else []
+    groups: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        groups.setdefault((row["setting_title"], row["title"]), {})[row["reading"]] = row
+    lines = []
+    for names, found in groups.items():
+        row = next(iter(found.values()))
+        paper = [_printed(row["paper"]) if number == 0 else _times(row["paper_speedup"])]
+        values = [shown(measure, found[r]) if r in found else "" for r in readings]
+        lines.append([*names, *(paper if papers else []), *values])
+    return ["setting", "method", *papers, *readings], lines
+
+
+def shown(measure: str, row: Row) -> str:
+    """A measure as people read it: mean and deviation over the seeds, or what is missing."""
+    if not row["seeds"]:
+        return "not run"
+    value = Spread(**row[measure])
+    if measure == "rounds_to_target" and value.count == 0:
+        text = f"{row['rounds']}+"
+    elif measure == "distance" and value.mean is not None:
+        text = f"{value.mean:.1e}"
+    else:
+        text = words.spread(value, share=measure.endswith("_reduction"))
+    if row["diverged"]:
+        text += f", {row['diverged']} of {row['seeds']} diverged"
+    elif 0 < value.count < value.of:
+        text += f", {value.count} of {value.of} seeds"
+    return text
+
+
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}×"
+
+
+def _printed(value: float | str | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{value:g}"

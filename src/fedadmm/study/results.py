@@ -1,4 +1,4 @@
-"""Rows of a comparison, computed once for the terminal, JSON, Markdown and the page.
+"""What a study came to: results.json, and the rows that terminal, Markdown and page show, too.
 
 One rule for every table: a seed that diverged did not reach the target, its final values are left
 out of every mean, and its row says how many did.
@@ -7,17 +7,22 @@ out of every mean, and its row says how many did.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedadmm.core.tables import flattened
+from fedadmm.core.tables import flattened, to_table
 from fedadmm.run.evaluation import Target
 from fedadmm.run.record import as_number
 from fedadmm.study import records, words
-from fedadmm.study.recorded import RecordedRun
-from fedadmm.study.tables import Table
+from fedadmm.study.recorded import RecordedRun, read_run
+from fedadmm.study.rundir import RunDir, plain, read_json, write_json
+from fedadmm.study.runner import CellRun, Finished
+from fedadmm.study.study import RESULTS, short_keys
+from fedadmm.study.tables import Table, number_cell
 
 CONFIDENCE = 0.95
 """Of the interval around a difference."""
@@ -50,9 +55,16 @@ class Difference(NamedTuple):
     seeds: int
 
     @property
+    def constant(self) -> bool:
+        """Whether all seeds gave the same difference, so that they say nothing about chance."""
+        return self.low is not None and self.low == self.high
+
+    @property
     def beyond_chance(self) -> bool:
         """Whether the interval leaves zero out."""
-        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+        if self.low is None or self.high is None or self.constant:
+            return False
+        return not self.low <= 0 <= self.high
 
 
 class Row(NamedTuple):
@@ -203,7 +215,119 @@ def difference(values: Sequence[float]) -> Difference | None:
     return Difference(mean, mean - half, mean + half, count)
 
 
-def document(found: Results, chosen: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+class Outcome(NamedTuple):
+    """A study's folder, what its results.json says, and its runs in the order of that document."""
+
+    directory: Path
+    document: dict[str, Any]
+    runs: list[RecordedRun]
+
+    def of(self, key: str, value: Any) -> Outcome:
+        """The part of it whose runs have this value of a key."""
+        pairs = zip(self.document["runs"], self.runs, strict=True)
+        some = [(row, run) for row, run in pairs if row[key] == value]
+        runs = {"runs": [row for row, _ in some]}
+        return self._replace(document=self.document | runs, runs=[run for _, run in some])
+
+
+def outcome(found: Finished, out: Path, more: Mapping[str, Any] | None = None) -> Outcome:
+    """What a study came to; `more` is added to the document."""
+    study = found.study
+    runs = [cell.run for cell in study.cells]
+    table = []
+    for setting, some in by_setting(found.runs).items():
+        distinct = {(run.label, run.directory): run for _, run in some}  # a trial drawn twice
+        own = results(list(distinct.values()), some[0].cell.run.target)
+        searched = {cell.label: found.chosen.get(cell.tuned) for cell, _ in some}
+        chosen = {label: one["value"] for label, one in searched.items() if one is not None}
+        table += [{"setting": setting} | row for row in row_documents(own, chosen)]
+    document = {
+        "kind": study.kind,
+        "problem": _shared([run.name("problem") for run in runs]),
+        "target": _shared([run.tree.get("target") for run in runs]),
+        "seeds": study.seeds or list(dict.fromkeys(run.seed for _, run in found.runs)),
+        "rounds": _shared([run.rounds for run in runs]),
+        **study.about,
+        "search": study.search
+        and {
+            "seed": study.search.seed,
+            **study.search.about,
+            "tried": found.tried,
+            "chosen": found.chosen,
+        },
+        "table": table,
+        "runs": [_run_document(one, out) for one in found.runs],
+        **(more or {}),
+    }
+    return Outcome(out, plain(document), [run for _, run in found.runs])
+
+
+def _shared(values: Sequence[Any]) -> Any:
+    """The value that all have; None where they differ, or where there is none."""
+    return values[0] if values and all(value == values[0] for value in values) else None
+
+
+def by_setting(runs: Sequence[CellRun]) -> dict[str, list[CellRun]]:
+    """The runs of each setting, in the order of their first appearance."""
+    groups: dict[str, list[CellRun]] = {}
+    for one in runs:
+        groups.setdefault(one.cell.setting, []).append(one)
+    return groups
+
+
+def _run_document(one: CellRun, out: Path) -> dict[str, Any]:
+    cell, run = one
+    return {
+        "label": run.label,
+        "setting": cell.setting,
+        "set": dict(cell.values),
+        "method": run.method,
+        "algorithm": run.algorithm,
+        "baseline": run.baseline,
+        "seed": run.seed,
+        "status": run.status,
+        "code": run.code,
+        "target": None if cell.target is None else to_table(cell.target),
+        **{key: run.tally[key] for key in _TALLIED},
+        "params_sha256": run.summary.get("params_sha256"),
+        "directory": os.path.relpath(run.directory, out),
+    }
+
+
+_TALLIED = (
+    *("rounds", "rounds_to_target", "bytes_to_target", "bytes_up", "bytes_down"),
+    *("seconds", "final"),
+)
+
+
+def write_results(found: Outcome) -> None:
+    """Write results.json."""
+    write_json(found.directory / RESULTS, found.document)
+
+
+def read_results(directory: Path) -> Outcome:
+    """A study's results.json with every run of it that can be read."""
+    document = read_json(directory / RESULTS)
+    rows = [row for row in document["runs"] if RunDir(directory / row["directory"]).can_be_drawn]
+    runs = [
+        read_run(directory / row["directory"]).judged(
+            row["label"], target_of(row["target"]), row["baseline"]
+        )
+        for row in rows
+    ]
+    return Outcome(directory, document | {"runs": rows}, runs)
+
+
+def target_of(found: Mapping[str, Any] | None) -> Target | None:
+    """The target that a document tells of."""
+    if not isinstance(found, Mapping) or not {"metric", "value"} <= found.keys():
+        return None
+    metric = str(found["metric"])
+    at_least = found.get("at_least", records.metric(metric).up)
+    return Target(metric, float(found["value"]), bool(at_least))
+
+
+def row_documents(found: Results, chosen: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """The rows as JSON; `chosen` is what a search chose for each label."""
     return [
         {
@@ -221,6 +345,7 @@ def document(found: Results, chosen: Mapping[str, Any] | None = None) -> list[di
             "final": asdict(spread_of(row, found.metric)),
             "finals": {name: asdict(one) for name, one in row.final.items()},
             "baseline": row.baseline,
+            "best_baseline": found.baseline and found.baseline.label,
             "reduction": row.reduction,
             "difference": row.difference._asdict() if row.difference is not None else None,
         }
@@ -242,13 +367,14 @@ def table(found: Results, title: str, chosen: Mapping[str, Any] | None = None) -
         failed = failures(row)
         cells = [row.method + (f" ({failed})" if failed else "")]
         if chosen is not None:
-            choice = chosen[row.label]
-            cells.append(f"{choice['key'].split('.')[-1]} {choice['value']}")
+            values = chosen[row.label]["value"].items()
+            cells.append(", ".join(f"{key.split('.')[-1]} {value}" for key, value in values))
         cells += [reached(found, row), words.size(row.bytes.mean)] if targeted else []
         cells += [final(row, name) for name in metrics]
         cells += [compared(found, row)] if against else []
         lines.append(cells + [final(row, name) for name in found.over_clients])
-    data = [flattened(row) for row in document(found, chosen)]
+    values = {label: one["value"] for label, one in (chosen or {}).items()}
+    data = [flattened(row) for row in row_documents(found, values)]
     return Table(title, headings, lines, "\n".join(_notes(found)), data=data)
 
 
@@ -300,10 +426,16 @@ def verdict(found: Results) -> str | None:
         return None
     if all(one.low is None for _, one in compared):
         return f"one seed cannot tell a difference to {against} from chance; try --seeds 0,1,2,3,4"
-    told = [name for name, one in compared if one.beyond_chance]
-    rest = [name for name, one in compared if not one.beyond_chance]
-    parts = [f"differ from {against} by more than chance: {'; '.join(told)}"] if told else []
-    parts += [f"not told apart from {against}: {'; '.join(rest)}"] if rest else []
+    sides = {
+        f"differ from {against} by more than chance": [n for n, d in compared if d.beyond_chance],
+        f"not told apart from {against}": [
+            name for name, one in compared if not one.beyond_chance and not one.constant
+        ],
+        f"cannot be told apart from {against}, because all seeds gave the same difference": [
+            name for name, one in compared if one.constant
+        ],
+    }
+    parts = (f"{words}: {'; '.join(names)}" for words, names in sides.items() if names)
     return " · ".join(parts)  # labels may hold commas
 
 
@@ -320,6 +452,35 @@ def compared(found: Results, row: Row) -> str:
 
     ending = " points" if share else ""
     text = f"{signed(row.difference.mean)}{ending}"
-    if low is not None and high is not None:
+    if row.difference.constant:
+        text += " (on all seeds)"
+    elif low is not None and high is not None:
         text += f" ({signed(low)} to {signed(high)})"
     return text.replace("-", "−")
+
+
+def runs_table(document: Mapping[str, Any]) -> Table:
+    """One line a run of a sweep or a search: what was set, and what came out."""
+    rows, tuning = document["runs"], document["kind"] == "tuning"
+    best = document["best"]["trial"] if tuning and document["best"] else None
+    targeted = not tuning and any(row["target"] is not None for row in rows)
+    metrics = list(dict.fromkeys(name for row in rows for name in row["final"]))
+    if tuning:
+        metrics = [name for name in metrics if records.metric(name).known][:2]
+    lines = []
+    for row in rows:
+        done = row["rounds"]
+        if row["code"] == "diverged" and not tuning:
+            done = f"{done} (diverged)"
+        values = [*row["set"].values(), done]
+        values += [row["rounds_to_target"]] if targeted else [row["state"]] if tuning else []
+        values += [row["final"].get(name) for name in metrics]
+        if tuning:
+            values.insert(0, f"**{row['trial']}**" if row["trial"] == best else row["trial"])
+        lines.append([number_cell(value) for value in values])
+    keys = short_keys(list(rows[0]["set"])) if rows else []
+    headings = ["trial", *keys, "rounds", "state"] if tuning else [*keys, "rounds done"]
+    headings += [*(["rounds to target"] if targeted else []), *metrics]
+    note = f"Trial {best} is the best." if best is not None else ""
+    data = [flattened(row) for row in rows]
+    return Table("Trials" if tuning else "Sweep", headings, lines, note, data=data)

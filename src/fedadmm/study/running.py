@@ -27,8 +27,9 @@ from fedadmm.run.simulation import Result, simulate
 from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore, params_sha256
 from fedadmm.study import loading, records, words
 from fedadmm.study.config import resolve
-from fedadmm.study.rundir import RunDir, create
-from fedadmm.study.summary import INTERRUPTED, Summary, partition_of, summarise
+from fedadmm.study.recorded import RecordedRun, as_recorded, read_run
+from fedadmm.study.rundir import RunDir, create, plain, toml_tables
+from fedadmm.study.summary import INTERRUPTED, Summary, partition_of, summarise, told
 
 _PATIENCE = 10.0
 """Seconds until a run that still goes on is believed: a killed comparison's take a while to end."""
@@ -48,10 +49,26 @@ def run(
     callbacks: Iterable[Given] = (),
     problem: Problem | None = None,
 ) -> Summary:
-    """Run an experiment and return its summary; everything else is in the directory.
+    """Run an experiment and return its summary; everything else is in the directory."""
+    found = run_recorded(
+        chosen, directory, label=label, resume=resume, callbacks=callbacks, problem=problem
+    )
+    return found.summary
+
+
+def run_recorded(
+    chosen: Experiment,
+    directory: Path,
+    *,
+    label: str | None = None,
+    resume: bool = False,
+    callbacks: Iterable[Given] = (),
+    problem: Problem | None = None,
+) -> RecordedRun:
+    """Run an experiment and return everything that its directory holds.
 
     `callbacks` look at this run beside the experiment's own, and no file names them.
-    With `resume`, a finished run is returned as it is and an interrupted one goes on from its
+    With `resume`, a finished run is read as it is and an interrupted one goes on from its
     last checkpoint (or from the start, when it has none).  On KeyboardInterrupt the directory is
     left ready to be resumed.
     """
@@ -89,8 +106,8 @@ def _fitting_in_memory(chosen: Experiment) -> Iterator[None]:
         ) from None
 
 
-def _finished(chosen: Experiment, folder: RunDir, resume: bool) -> Summary | None:
-    """The summary of a run that needs no more rounds; refuses one that may not be resumed."""
+def _finished(chosen: Experiment, folder: RunDir, resume: bool) -> RecordedRun | None:
+    """A run that needs no more rounds; refuses one that may not be resumed."""
     if not folder.holds_run:
         return None
     if not resume:
@@ -108,7 +125,8 @@ def _finished(chosen: Experiment, folder: RunDir, resume: bool) -> Summary | Non
         )
     ends = ("rounds", "target", "tolerance", "patience")
     same_end = all(before.tree.get(key) == chosen.tree.get(key) for key in ends)
-    return folder.finished() if same_end else None
+    summary = folder.finished() if same_end else None
+    return None if summary is None else read_run(folder.path, chosen.target, summary)
 
 
 class _Models(NamedTuple):
@@ -131,15 +149,16 @@ class _Session(Callback):
         self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint.every)
         self._latest: _Models | None = None
         self._summary: Summary = {}
+        self._records: list[Record] = []
 
-    def go(self, problem: Problem) -> Summary:
+    def go(self, problem: Problem) -> RecordedRun:
         """Simulate; a run that ends or is interrupted leaves its summary."""
         chosen, folder = self._run, self._folder
         latest = self._checkpoints.latest_round()
         partition = partition_of(problem)
         if latest is not None:
             folder.refuse_other_rows(partition)
-        done = folder.keep(-1 if latest is None else latest)
+        done = self._records = folder.keep(-1 if latest is None else latest)
         store = _store(chosen, folder, fresh=latest is None)
         best = None if latest is None else folder.best()
         before, begun = folder.documents(), summarise(chosen, done, label=self._label, best=best)
@@ -160,13 +179,15 @@ class _Session(Callback):
             if refused or not folder.records():
                 folder.abandon(before)
             raise
-        return self._summary
+        config = toml_tables(loading.write(chosen.tree))  # as the folder holds it
+        return as_recorded(folder.path, self._records, plain(self._summary), config, chosen.target)
 
     def round(self, report: RoundReport, live: Any) -> None:
         """Append the record, and keep the model when it is time."""
         every = self._run.checkpoint.every
         due = report.ending is not None or (every > 0 and report.state.round % every == 0)
         self._folder.append(report.record, durable=due and every > 0)  # before the checkpoint is
+        self._records.append(plain(report.record))
         state, output = report.state, self._run.output
         last = output.model(state.output, offered(self._run.algorithm, state))
         self._latest = _Models(last, state.best)
@@ -188,13 +209,14 @@ class _Session(Callback):
         if result is not None:
             self._latest = _Models(Iterate(result.params, result.buffers), result.best)
         self._keep_model()
-        done, best = self._folder.records(), None
+        if result is not None:
+            done, best = self._records, plain(told(result.best))
+        else:  # an interrupt may have come between the file and the list
+            done = self._folder.records()
+            best = self._folder.best() if done else None
         if ending.code == INTERRUPTED:
-            kept = self._checkpoints.latest_round() or 0
-            told = f"interrupted after round {len(records.rounds(done))}, {kept} rounds are kept"
-            ending = Ending(INTERRUPTED, told)
-        if done:
-            best = self._folder.best()
+            kept, made = self._checkpoints.latest_round() or 0, len(records.rounds(done))
+            ending = Ending(INTERRUPTED, f"interrupted after round {made}, {kept} rounds are kept")
         method = None if result is None else result.algorithm
         summary = summarise(self._run, done, ending, digest, self._label, threads, best, method)
         self._folder.close(summary)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import fedadmm
 from fedadmm.core import clock
+from fedadmm.core.parts import is_external, name_of
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.run.best import Best
@@ -90,7 +91,7 @@ def summarise(
         "code": ending.code,
         "algorithm": run.name("algorithm"),
         "method": run.algorithm.title,
-        "baseline": run.algorithm.baseline,
+        "baseline": is_baseline(run.algorithm),
         "label": label or run.label,
         "seed": run.seed,
         "target": run.tree.get("target"),
@@ -102,6 +103,17 @@ def summarise(
         "fedadmm_version": fedadmm.__version__,
         "created": clock.timestamp(),
     }
+
+
+def is_baseline(method: AnyAlgorithm) -> bool:
+    """Whether others are measured against it; one's own method is a baseline only by its own word.
+
+    A subclass of FedAvg would otherwise be measured against itself.
+    """
+    kind = type(method)
+    return bool(
+        kind.__dict__.get("baseline", False) if is_external(name_of(kind)) else kind.baseline
+    )
 
 
 def _fitted(asked: AnyAlgorithm, method: AnyAlgorithm | None) -> dict[str, float]:

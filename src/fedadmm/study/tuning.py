@@ -1,10 +1,10 @@
 """A search over any keys of a configuration with optuna: what is promising is tried, the rest cut.
 
-tune.toml       the configuration and the ranges, which a resumed search must have too
+study.toml      the configuration and the ranges, which a resumed search must have too
 tune.db         optuna's memory (SQLite)
 cells/HASH/     one run directory a trial; one that was cut can be gone on with
 best.toml       the complete configuration of the best trial
-tune.json       every trial, and comparison.json with the best of them, for the report
+results.json    every trial, as that of a sweep, and which one is the best
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.run.metrics import metric, primary
 from fedadmm.run.record import Record, value
 from fedadmm.study import loading, overriding, tables
-from fedadmm.study.comparing import write_overview
-from fedadmm.study.grid import Cell
 from fedadmm.study.overriding import Setting
 from fedadmm.study.pool import Began, Ended, Job, Recorded, Watch, execute, nobody
-from fedadmm.study.rundir import create, plain, write_json, write_toml
-from fedadmm.study.sweeping import Point, axis, cell_of, point_of, points_of, short_keys
-from fedadmm.study.tables import Table
+from fedadmm.study.recorded import RecordedRun, read_run
+from fedadmm.study.results import Outcome, outcome, runs_table, write_results
+from fedadmm.study.rundir import create, write_toml
+from fedadmm.study.runner import CellRun, Finished
+from fedadmm.study.study import PLAN, Cell, Study
+from fedadmm.study.sweeping import axis, cell_of
+from fedadmm.study.sweeping import plan as plan_sweep
 
-PLAN, MEMORY, RESULT, BEST = "tune.toml", "tune.db", "tune.json", "best.toml"
-SHOWN = 8
-"""So many of the best trials have a curve in the report."""
+MEMORY, BEST = "tune.db", "best.toml"
 
-
-Draw = Callable[[Mapping[str, Any]], Point]
-"""Makes a trial's run from what was drawn."""
+Draw = Callable[[Mapping[str, Any]], Cell]
+"""Makes a trial's cell from what was drawn."""
 
 
 class Range(NamedTuple):
@@ -137,20 +136,24 @@ def tune(
     settings: Sequence[Setting] = (),
     prune: bool = True,
     watch: Watch = nobody,
-) -> dict[str, Any]:
-    """Try until there are `trials`, those of before among them; what is written to tune.json.
+) -> Outcome:
+    """Try until there are `trials`, those of before among them, and write results.json.
 
     `settings` go to every trial that has the key.
     """
     optuna = _optuna()
     space = {one.key: one.distribution() for one in ranges}
     ground, above = overriding.below(tree, settings, space)
-    named_points(tree, ranges, settings)  # refused before anything is written
-    first = point_of(ground, {}, above)
-    draw = partial(_point, ground, above)
+    named(tree, ranges, settings)  # refused before anything is written
+    first, applied = cell_of(ground, {}, above)
+    draw = partial(_drawn, ground, above)
+    plan: Tree = {"config": first.run.tree, "ranges": {one.key: one.text for one in ranges}}
+    others = {key: value for key, value in above if (key, value) not in applied}
+    plan |= {"set": others} if others else {}
     create(out)
-    _same_plan(out, first, above, ranges)
-    study = optuna.create_study(
+    _refuse_another(out, plan)
+    write_toml(out / PLAN, plan)
+    memory = optuna.create_study(
         study_name="tune",
         storage=f"sqlite:///{(out / MEMORY).resolve()}",
         load_if_exists=True,
@@ -158,19 +161,23 @@ def tune(
         if prune
         else optuna.pruners.NopPruner(),
     )
-    _forget(optuna, study)
-    while (done := len(_told(study))) < trials:
+    _forget(optuna, memory)
+    runs: dict[Path, RecordedRun] = {}
+    while (done := len(_told(memory))) < trials:
         # A sampler a trial: a resumed search draws what an uninterrupted one would have.
-        study.sampler = optuna.samplers.TPESampler(seed=first.run.seed + done)
-        _try(optuna, study, study.ask(space), draw, out, watch)
-    return _result(study, draw, ranges, out)
+        memory.sampler = optuna.samplers.TPESampler(seed=first.run.seed + done)
+        trial = memory.ask(space)
+        cell = draw(trial.params)
+        run = _try(optuna, memory, trial, cell, cell.directory(out), watch)
+        runs[run.directory] = run
+    return _result(memory, draw, plan, out, runs)
 
 
-def named_points(tree: Tree, ranges: Sequence[Range], settings: Sequence[Setting]) -> list[Point]:
-    """One run for each combination of the parts that a search chooses from."""
+def named(tree: Tree, ranges: Sequence[Range], settings: Sequence[Setting]) -> Study:
+    """One cell for each combination of the parts that a search chooses from."""
     overriding.below(tree, settings, (one.key for one in ranges))  # refuses a key that is both
     names = [axis(f"{one.key}={one.text}", "--keys") for one in ranges if one.key.endswith(".name")]
-    return points_of(tree, names, [], settings)
+    return plan_sweep(tree, names, [], settings)
 
 
 def _optuna() -> Any:
@@ -184,38 +191,39 @@ def _optuna() -> Any:
     return optuna
 
 
-def _same_plan(
-    out: Path, first: Point, settings: Sequence[Setting], ranges: Sequence[Range]
-) -> None:
-    plan: Tree = {"config": first.run.tree, "ranges": {one.key: one.text for one in ranges}}
-    others = {key: value for key, value in settings if (key, value) not in first.applied}
-    plan |= {"set": others} if others else {}
-    if (out / PLAN).is_file():
-        before, now = flattened(loading.table(out / PLAN)), flattened(plan)
-        differing = sorted(
-            key for key in before.keys() | now.keys() if before.get(key) != now.get(key)
+def _refuse_another(out: Path, plan: Tree) -> None:
+    """Refuse a folder that holds another search."""
+    if not (out / PLAN).is_file():
+        return
+    before, now = flattened(loading.table(out / PLAN)), flattened(plan)
+    differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if differing:
+        raise StateError(
+            f"--out is '{out}', which holds another search, that differs in "
+            f"{', '.join(differing)}; choose another folder"
         )
-        if differing:
-            raise StateError(
-                f"--out is '{out}', which holds another search, that differs in "
-                f"{', '.join(differing)}; choose another folder"
-            )
-    write_toml(out / PLAN, plan)
 
 
-def _told(study: Any) -> list[Any]:
-    return [one for one in study.trials if one.state.name in ("COMPLETE", "PRUNED")]
+def _told(memory: Any) -> list[Any]:
+    return [one for one in memory.trials if one.state.name in ("COMPLETE", "PRUNED")]
 
 
-def _forget(optuna: Any, study: Any) -> None:
+def _forget(optuna: Any, memory: Any) -> None:
     """Forget a trial that was interrupted: it is drawn again, and its run goes on where it was."""
-    for one in study.trials:
+    for one in memory.trials:
         if one.state.name == "RUNNING":
-            study.tell(one.number, state=optuna.trial.TrialState.FAIL)
+            memory.tell(one.number, state=optuna.trial.TrialState.FAIL)
 
 
-def _try(optuna: Any, study: Any, trial: Any, draw: Draw, out: Path, watch: Watch) -> None:
-    cell = cell_of(out, draw(trial.params))
+def _drawn(tree: Tree, settings: Sequence[Setting], drawn: Mapping[str, Any]) -> Cell:
+    """A trial's cell; numbers have four digits, which can be read and typed."""
+    values = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in drawn.items()}
+    return cell_of(tree, values, settings)[0]
+
+
+def _try(
+    optuna: Any, memory: Any, trial: Any, cell: Cell, directory: Path, watch: Watch
+) -> RecordedRun:
     score, cut = Score(cell.run), optuna.trial.TrialState.PRUNED
 
     def observe(record: Record) -> None:
@@ -226,89 +234,42 @@ def _try(optuna: Any, study: Any, trial: Any, draw: Draw, out: Path, watch: Watc
             if trial.should_prune():
                 raise Cut
 
-    watch(Began(trial.number, cell.label, cell.run.rounds))
+    watch(Began(trial.number, cell.name, cell.run.rounds))
     try:
-        execute(Job(cell.label, cell.run, cell.directory, resume=True), observe)
+        found = execute(Job(cell.name, cell.run, directory, resume=True), observe)
     except Cut:
-        study.tell(trial, state=cut)
+        memory.tell(trial, state=cut)
+        found = read_run(directory, cell.target)
     except FedADMMError:
-        study.tell(trial, state=optuna.trial.TrialState.FAIL)  # so that a resumed search goes on
+        memory.tell(trial, state=optuna.trial.TrialState.FAIL)  # so that a resumed search goes on
         raise
     else:
-        found = cell.read()
         total = None if found.diverged else score.of_run(found.records, found.to_target("rounds"))
-        study.tell(trial, total, state=cut if total is None else None)
-    watch(Ended(trial.number, {}))
+        memory.tell(trial, total, state=cut if total is None else None)
+    watch(Ended(trial.number))
+    return found
 
 
-def _point(tree: Tree, settings: Sequence[Setting], drawn: Mapping[str, Any]) -> Point:
-    """A trial's run; numbers have four digits, which can be read and typed."""
-    values = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in drawn.items()}
-    return point_of(tree, values, settings)
-
-
-def _result(study: Any, draw: Draw, ranges: Sequence[Range], out: Path) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
-    cells: list[Cell] = []
-    for one in _told(study):
-        point = draw(one.params)
-        cell = cell_of(out, point)
-        found = cell.read()
-        state = "cut" if one.state.name == "PRUNED" and not found.diverged else found.code
-        cells.append(cell)
-        rows.append(
-            {
-                "trial": len(rows),
-                "set": point.values,
-                "state": state,
-                "score": one.value,
-                "rounds": found.tally["rounds"],
-                "rounds_to_target": found.to_target("rounds"),
-                "final": found.final,
-                "directory": str(cell.directory.relative_to(out)),
-            }
-        )
+def _result(
+    memory: Any, draw: Draw, plan: Tree, out: Path, runs: Mapping[Path, RecordedRun]
+) -> Outcome:
+    told = _told(memory)
+    cells = [draw(one.params) for one in told]
+    found = []
+    for cell in cells:
+        directory = cell.directory(out)
+        run = runs[directory] if directory in runs else read_run(directory)
+        found.append(CellRun(cell, run.judged(cell.label, cell.target, cell.baseline)))
+    result = outcome(Finished(Study("tuning", cells), found, [], {}), out)
+    rows = result.document["runs"]
+    for number, (row, one) in enumerate(zip(rows, told, strict=True)):
+        cut = one.state.name == "PRUNED" and row["code"] != "diverged"
+        row |= {"trial": number, "state": "cut" if cut else row["code"], "score": one.value}
     ranked = sorted((row for row in rows if row["score"] is not None), key=lambda row: row["score"])
     best = ranked[0] if ranked else None
+    result.document.update(ranges=plan["ranges"], best=best)
     if best is not None:
         write_toml(out / BEST, cells[best["trial"]].run.tree)
-    result = {"trials": rows, "best": best, "ranges": {one.key: one.text for one in ranges}}
-    write_json(out / RESULT, result)
-    tables.write(out, {"trials": table(result)})
-    _overview(out, [cells[row["trial"]] for row in ranked[:SHOWN]], result)
+    write_results(result)
+    tables.write(out, {"trials": runs_table(result.document)})
     return result
-
-
-def _overview(out: Path, cells: Sequence[Cell], result: Mapping[str, Any]) -> None:
-    """What the report reads: the best trials as the rows of a comparison, and all scores."""
-    if not cells:
-        return
-    first = cells[0].run
-    distinct = {cell.directory: cell for cell in cells}  # a trial may be drawn twice
-    write_overview(
-        out,
-        [cell.read() for cell in distinct.values()],
-        problem=first.name("problem"),
-        target=first.tree.get("target"),
-        seeds=[first.seed],
-        rounds=first.rounds,
-        more={"tuning": plain(result)},
-    )
-
-
-def table(result: Mapping[str, Any]) -> Table:
-    """One line a trial, the best in bold."""
-    rows = result["trials"]
-    keys = list(result["ranges"])
-    metrics = list(dict.fromkeys(name for row in rows for name in row["final"]))
-    shown = [name for name in metrics if metric(name).known][:2]
-    best = result["best"]["trial"] if result["best"] is not None else None
-    lines = []
-    for row in rows:
-        number = f"**{row['trial']}**" if row["trial"] == best else str(row["trial"])
-        values = [*(row["set"][key] for key in keys), row["rounds"], row["state"]]
-        values += [row["final"].get(name) for name in shown]
-        lines.append([number, *map(tables.number_cell, values)])
-    headings = ["trial", *short_keys(keys), "rounds", "state", *shown]
-    note = f"Trial {best} is the best." if best is not None else ""
-    return Table("Trials", headings, lines, note, data=[flattened(row) for row in rows])

@@ -1,36 +1,87 @@
-"""One self-contained HTML page about a run, a comparison or a sweep, and its figures as files."""
+"""One self-contained HTML page about a run or a study, and its figures as files."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedadmm.study.report.content import Content
+    from fedadmm.study.results import Outcome
 
 
-def write_report(directory: Path, figures: Path | None = None) -> Path:
-    """Write `report.html` into the directory of a run, comparison or sweep and return its path.
+def write_report(
+    directory: Path, figures: Path | None = None, found: Outcome | None = None
+) -> Path:
+    """Write `report.html` into the directory of a run or a study and return its path.
 
-    Every table of it is written beside it, into `tables/`, as Markdown, LaTeX and CSV.
+    Every table of it is written beside it, into `tables/`, as Markdown, LaTeX and CSV.  A
+    reproduction has a page for each of its settings, too, below `reports/`.
 
     Args:
-        directory: a run directory (`metrics.jsonl` …), a comparison directory
-            (`comparison.json`, `runs/`) or that of a finished sweep (`sweep.json`).  A run or a
-            comparison may still be going.
+        directory: a run directory (`metrics.jsonl` …) or that of a study (`results.json`).  A run
+            or a comparison may still be going.
         figures: where to put every figure as PNG and SVG; nowhere by default.
+        found: what a study came to, when that need not be read from its folder.
     """
+    from fedadmm.study.report import content
+    from fedadmm.study.results import read_results
+    from fedadmm.study.study import RESULTS
+
+    directory = Path(directory)
+    if found is None and (directory / RESULTS).is_file():
+        found = read_results(directory)
+    if found is None:
+        return _write(content.read(directory), directory, figures)
+    if found.document["kind"] == "reproduction":
+        return _write_settings(found, figures)
+    return _write(content.of_study(found), directory, figures)
+
+
+def _write(content: Content, directory: Path, figures: Path | None) -> Path:
     from fedadmm.study import tables
-    from fedadmm.study.report.content import read
     from fedadmm.study.report.drawing import draw_figures
     from fedadmm.study.report.page import render
     from fedadmm.study.report.panels import sections
     from fedadmm.study.report.tables import all_tables
     from fedadmm.study.rundir import RunDir
 
-    content = read(Path(directory))
     parts = sections(content)
-    path = RunDir(Path(directory)).write_report(render(content, parts))
-    tables.write(Path(directory), all_tables(content))
+    path = RunDir(directory).write_report(render(content, parts))
+    tables.write(directory, all_tables(content))
     if figures is not None:
         draw_figures(content, parts, Path(figures))
     return path
+
+
+def _write_settings(found: Outcome, figures: Path | None) -> Path:
+    """A page a setting, and one with the tables that leads to them."""
+    from html import escape
+
+    from fedadmm.study.report.content import of_study
+    from fedadmm.study.report.plain_page import paragraph, plain_page, table_html
+    from fedadmm.study.reproducing import measured_tables
+    from fedadmm.study.rundir import RunDir, create
+
+    links = []
+    titles = {row["setting"]: row["setting_title"] for row in found.document["table"]}
+    for setting, title in titles.items():
+        part = found.of("setting", setting)
+        if not part.runs:
+            continue
+        folder = found.directory / "reports" / setting
+        create(folder)
+        about = {"problem": f"{found.document['title']}: {title}", "search": None}
+        about["target"] = part.document["runs"][0]["target"]
+        part = part._replace(document=part.document | about)
+        _write(of_study(part), folder, None if figures is None else figures / setting)
+        address = escape(f"reports/{setting}/report.html")
+        links.append(f'<p><a href="{address}">{escape(title)}</a></p>')
+    document = found.document
+    shown = [table_html(table) for table in measured_tables(document).values()]
+    parts = [paragraph(document["notes"].strip()), *shown, "<h2>Curves</h2>", *links]
+    title = f"{document['id']}: {document['title']}"
+    return RunDir(found.directory).write_report(plain_page(title, parts))
 
 
 __all__ = ["write_report"]

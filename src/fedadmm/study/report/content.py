@@ -1,9 +1,9 @@
-"""From files to `Content`: what a run or comparison directory says, while it may still grow."""
+"""From runs to `Content`: what a report is made of, while its folder may still grow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
 from fedadmm.study import sweeping
-from fedadmm.study.comparing import OVERVIEW
-from fedadmm.study.grid import target_of
 from fedadmm.study.recorded import RecordedRun, read_run
-from fedadmm.study.results import Results, by_label, results
-from fedadmm.study.rundir import RunDir, read_json
+from fedadmm.study.results import Outcome, Results, by_label, read_results, results, target_of
+from fedadmm.study.rundir import RunDir
+from fedadmm.study.study import RESULTS
+
+SHOWN = 8
+"""So many of the best trials of a search have a curve."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,12 @@ class Content:
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
     """What each label of a sweep sets; empty when this is none."""
     overview: Mapping[str, Any] = field(default_factory=dict)
-    """What comparison.json says; nothing for a run."""
+    """What results.json says; nothing for a run, or for a study that still goes on."""
 
     @property
     def search(self) -> Any:
         """What a search for learning rates found, as it was written."""
-        return self.overview.get("learning_rate_search")
+        return self.overview.get("search")
 
     @cached_property
     def labels(self) -> dict[str, list[RecordedRun]]:
@@ -67,82 +69,69 @@ class Content:
 
 
 def read(directory: Path) -> Content:
-    """Read a run or a comparison directory; a DataError says what is wrong with it."""
+    """Read a run or the folder of a study; a DataError says what is wrong with it."""
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory")
-    path = directory / OVERVIEW
-    overview = read_json(path) if path.is_file() else {}
-    comparison = path.is_file() or (directory / "runs").is_dir() or _is_sweep(directory)
+    if (directory / RESULTS).is_file():
+        return of_study(read_results(directory))
+    comparison = (directory / "runs").is_dir()
     if not comparison and not RunDir(directory).can_be_drawn:
         raise DataError(
-            f"{directory}: neither a run (metrics.jsonl) nor a comparison (comparison.json, runs/) "
-            f"nor a finished sweep ({sweeping.OVERVIEW})"
+            f"{directory}: neither a run (metrics.jsonl) nor a study ({RESULTS}, or runs/ while a "
+            "comparison goes on)"
         )
-    swept = _swept(directory)
-    rows = swept or (_rows(directory, overview) if comparison else {directory: {}})
-    target = _target(overview, list(rows))
-    runs = [read_run(folder, row, target) for folder, row in rows.items()]
-    partitions = (_partition(RunDir(folder)) for folder in (directory, *rows))
-    return Content(
-        directory=directory,
-        comparison=comparison,
-        problem=_problem(overview, runs),
-        target=target,
-        runs=runs,
-        partition=next((found for found in partitions if found is not None), None),
-        settings={row["label"]: row["setting"] for row in swept.values() if row["setting"]},
-        overview=overview,
-    )
-
-
-def _is_sweep(directory: Path) -> bool:
-    return (directory / sweeping.OVERVIEW).is_file()
-
-
-def _swept(directory: Path) -> dict[Path, dict[str, Any]]:
-    """The cells of a sweep; its settings are compared with each other, not with baselines."""
-    rows: dict[Path, dict[str, Any]] = {}
-    cells = read_json(directory / sweeping.OVERVIEW)["cells"] if _is_sweep(directory) else []
-    for cell in cells:
-        setting = sweeping.setting(cell["set"])
-        label = ", ".join(
-            value if key == "method" else f"{key}={value}" for key, value in setting.items()
-        )
-        about = {"seed": cell["seed"], "setting": setting, "baseline": False, "label": label}
-        rows[directory / cell["directory"]] = about if label else {"setting": {}}
-    return {folder: row for folder, row in rows.items() if RunDir(folder).can_be_drawn}
-
-
-def _rows(directory: Path, overview: dict[str, Any]) -> dict[Path, dict[str, Any]]:
-    """The runs that the comparison names, in its order, then any that it does not name yet."""
-    rows: dict[Path, dict[str, Any]] = {}
-    for row in overview.get("runs", []):
-        folder = directory / str(row.get("directory"))
-        if RunDir(folder).can_be_drawn:
-            about = ("label", "method", "algorithm", "baseline", "seed")
-            rows[folder] = {key: row[key] for key in about if row.get(key) is not None}
-    known = {folder.resolve() for folder in rows}
-    for folder in sorted((directory / "runs").glob("*")):
-        if RunDir(folder).can_be_drawn and folder.resolve() not in known:
-            rows[folder] = {}
-    if not rows:
+    folders = _runs_below(directory) if comparison else [directory]
+    if not folders:
         raise DataError(f"{directory}: the comparison holds no run yet")
-    return rows
+    given = (RunDir(folder).summary().get("target") for folder in folders)
+    target = target_of(next((found for found in given if found), None))
+    runs = [read_run(folder, target) for folder in folders]
+    return _content(directory, runs, comparison, _problem(runs), target)
 
 
-def _problem(overview: dict[str, Any], runs: list[RecordedRun]) -> str:
-    named = overview.get("problem") or runs[0].config.get("problem")
-    if isinstance(named, dict):
+def of_study(found: Outcome) -> Content:
+    """A study in one setting; of a search only the best trials."""
+    document, rows = found.document, found.document["runs"]
+    pairs = list(zip(rows, found.runs, strict=True))
+    if document["kind"] == "tuning":
+        ranked = sorted((p for p in pairs if p[0]["score"] is not None), key=_score)[:SHOWN]
+        pairs = list({row["directory"]: (row, run) for row, run in ranked}.values())
+    settings = {row["label"]: sweeping.setting(row["set"]) for row, _ in pairs}
+    runs = [run for _, run in pairs]
+    if document["kind"] == "comparison":  # it may go on, with runs that are not named yet
+        known = {run.directory.resolve() for run in runs}
+        new = [one for one in _runs_below(found.directory) if one.resolve() not in known]
+        runs += [read_run(folder, target_of(document["target"])) for folder in new]
+    if not runs:
+        raise DataError(f"{found.directory}: the study holds no run yet")
+    target = target_of(document["target"])
+    whole = _content(found.directory, runs, True, document["problem"] or _problem(runs), target)
+    swept = {label: one for label, one in settings.items() if one}
+    return replace(whole, overview=document, settings=swept if document["kind"] == "sweep" else {})
+
+
+def _score(pair: tuple[Mapping[str, Any], RecordedRun]) -> float:
+    return float(pair[0]["score"])
+
+
+def _runs_below(directory: Path) -> list[Path]:
+    return [one for one in sorted((directory / "runs").glob("*")) if RunDir(one).can_be_drawn]
+
+
+def _content(
+    directory: Path, runs: list[RecordedRun], comparison: bool, problem: str, target: Target | None
+) -> Content:
+    folders = [directory, *(run.directory for run in runs)]
+    partitions = (_partition(RunDir(folder)) for folder in folders)
+    found = next((one for one in partitions if one is not None), None)
+    return Content(directory, comparison, problem, target, runs, found)
+
+
+def _problem(runs: list[RecordedRun]) -> str:
+    named = runs[0].config.get("problem")
+    if isinstance(named, Mapping):
         named = named.get("name")
     return str(named or "a problem without a name")
-
-
-def _target(overview: dict[str, Any], folders: list[Path]) -> Target | None:
-    """The comparison's target, or the one that a run was given."""
-    given = overview.get("target") or next(
-        (found for folder in folders if (found := RunDir(folder).summary().get("target"))), None
-    )
-    return target_of(given)
 
 
 def _partition(run: RunDir) -> Partition | None:

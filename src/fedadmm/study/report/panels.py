@@ -258,7 +258,8 @@ def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
 def _trials(content: Content) -> Iterator[Panel]:
     """Each trial's last measurement of the compared metric; the curves are those of the best."""
     metric = content.results.metric or ""
-    rows = content.overview.get("tuning", {}).get("trials", [])
+    tuning = content.overview.get("kind") == "tuning"
+    rows = content.overview["runs"] if tuning else []
     found = {str(row["trial"]): row["final"][metric] for row in rows if metric in row["final"]}
     title = records.metric(metric).title
     note = f"{title} after each trial's last round. The other figures show the best trials."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedadmm.core.tables import flattened
@@ -145,22 +146,26 @@ def search_table(search: Any, names: dict[str, str]) -> Search | None:
     tried = search.get("tried") if isinstance(search, dict) else None
     if not tried:
         return None
-    values = list(dict.fromkeys(json.dumps(row.get("value")) for row in tried))
-    chosen = search.get("chosen") or {}
+    values = list(dict.fromkeys(_tried(row) for row in tried))
     rows: dict[str, dict[str, str]] = {}
     for row in tried:
-        score, label = row.get("best"), str(row.get("label"))
-        shown = words.NOTHING if score is None else words.metric(str(row.get("metric", "")), score)
-        mark = " ✓" if (chosen.get(label) or {}).get("value") == row.get("value") else ""
-        rows.setdefault(names.get(label, label), {})[json.dumps(row.get("value"))] = shown + mark
+        score, label = row["best"], row["label"]
+        shown = words.NOTHING if score is None else words.metric(row["metric"], score)
+        mark = " ✓" if search["chosen"][label]["value"] == row["value"] else ""
+        rows.setdefault(names.get(label, label), {})[_tried(row)] = shown + mark
     return Search(
-        str(search.get("rule", "")),
+        search["rule"],
         values,
         [
             (label, [cells.get(value, words.NOTHING) for value in values])
             for label, cells in rows.items()
         ],
     )
+
+
+def _tried(row: Mapping[str, Any]) -> str:
+    """The values that a search tried; all methods of a comparison try those of one key."""
+    return ", ".join(json.dumps(value) for value in row["value"].values())
 
 
 def configuration(content: Content) -> Configuration:

@@ -13,10 +13,19 @@ from typer.testing import CliRunner
 
 from fedadmm.cli import app
 from fedadmm.core.errors import ConfigError
-from fedadmm.study import grid, loading, pool
-from fedadmm.study.output import at_an_edge, sentence, side_by_side
-from fedadmm.study.recipe import SCALES, cells, identifiers, load
-from fedadmm.study.reproducing import edges, plan, reproduce
+from fedadmm.core.tables import to_table
+from fedadmm.study import loading, pool, runner
+from fedadmm.study.recipe import SCALES, identifiers, load, plan, study_of
+from fedadmm.study.recorded import RecordedRun
+from fedadmm.study.report import write_report
+from fedadmm.study.reproducing import (
+    at_an_edge,
+    edges,
+    measure,
+    reduction,
+    reproduce,
+    side_by_side,
+)
 from fedadmm.study.results import spread
 
 PROMISED = {
@@ -52,14 +61,16 @@ def test_every_promised_id_has_a_recipe() -> None:
 
 @pytest.mark.parametrize("identifier", RECIPES)
 def test_every_recipe_runs_at_smoke_scale(identifier: str, out: Path) -> None:
-    result = reproduce(plan(identifier, "smoke"), out / identifier)
-    assert result["cells"]
-    assert not [cell["name"] for cell in result["cells"] if cell["missing"]]
-    written = json.loads((out / identifier / "results.json").read_text())
-    assert {"id", "scale", "cells"} <= set(written)
-    assert all({"name", "paper", "measured", "seeds"} <= set(cell) for cell in written["cells"])
-    for report in result["reports"].values():
+    study = plan(identifier, "smoke")
+    result = reproduce(study, out / identifier).document
+    assert not [row["name"] for row in result["table"] if row["missing"]]
+    assert [row["name"] for row in result["table"]] == [cell.name for cell in study.cells]
+    assert json.loads((out / identifier / "results.json").read_text()) == result
+    page = (out / identifier / "report.html").read_text()
+    for setting in {cell.setting for cell in study.cells}:
+        report = f"reports/{setting}/report.html"
         assert (out / identifier / report).stat().st_size > 100_000
+        assert f'href="{report}"' in page
 
 
 @pytest.mark.parametrize("identifier", identifiers())
@@ -79,15 +90,15 @@ def test_data_and_model_of_every_setting_fit_at_quick_scale(identifier: str) -> 
 
 
 def test_what_a_paper_prints_is_its_first_measure() -> None:
-    row: dict[str, Any] = {"setting": "digits", "method": "FedADMM", "reading": "as printed"}
-    row |= {"paper": 33.0, "paper_speedup": None, "seeds": [0], "diverged": 0, "rounds": 50}
+    row: dict[str, Any] = {"setting_title": "digits", "title": "FedADMM", "reading": "as printed"}
+    row |= {"paper": 33.0, "paper_speedup": None, "seeds": 1, "diverged": 0, "rounds": 50}
     measured = {"rounds_to_target": 30.0, "best": 0.9}
-    row["measures"] = {name: asdict(spread([value])) for name, value in measured.items()}
+    row |= {name: asdict(spread([value])) for name, value in measured.items()}
     assert side_by_side([row], "rounds_to_target") == (
         ["setting", "method", "paper", "as printed"],
         [["digits", "FedADMM", "33", "30"]],
     )
-    assert side_by_side([row], "best") == (
+    assert side_by_side([row], "best", 1) == (
         ["setting", "method", "as printed"],
         [["digits", "FedADMM", "0.9"]],
     )
@@ -98,13 +109,14 @@ def test_table_three_holds_the_papers_numbers() -> None:
     column = load("gong-table3").paper["mnist-1000-iid"]
     assert column["FedADMM"] == 8
     assert 1 - 8 / column["FedAvg"] == pytest.approx(0.869, abs=5e-4)
-    named = {cell.name: cell.paper for cell in cells(load("gong-table3"), "full")}
+    cells = study_of(load("gong-table3"), "full").cells
+    named = {cell.name: cell.about["paper"] for cell in cells}
     assert named["mnist-100-shards/fedadmm-printed"] == 33
     assert named["mnist-100-shards/fedprox"] == "100+"
 
 
 def test_readings_differ_in_what_the_programs_do_differently() -> None:
-    found = {cell.name: cell.run for cell in cells(load("gong-table3"), "full")}
+    found = {cell.name: cell.run for cell in study_of(load("gong-table3"), "full").cells}
     printed = found["mnist-1000-shards/fedadmm-printed"]
     released = found["mnist-1000-shards/fedadmm-released"]
     assert (printed.local.stop.epochs, printed.local.solver.batch_size) == (20, 10)
@@ -115,8 +127,8 @@ def test_readings_differ_in_what_the_programs_do_differently() -> None:
 
 
 def test_fedpd_and_feddyn_coincide(out: Path) -> None:
-    result = reproduce(plan("note-identity", "smoke"), out / "note-identity")
-    distances = {cell["name"]: cell["measured"] for cell in result["cells"]}
+    found = reproduce(plan("note-identity", "smoke"), out / "note-identity")
+    distances = {row["name"]: row["distance"]["mean"] for row in found.document["table"]}
     assert 0 <= distances["quadratics/feddyn"] < 1e-12
     assert 0 <= distances["quadratics/fedadmm"] < 1e-12
 
@@ -131,7 +143,7 @@ def test_finished_cells_are_not_run_again(out: Path, monkeypatch: pytest.MonkeyP
         started.extend(job.label for job in jobs)
         return real(jobs, *rest)
 
-    monkeypatch.setattr(grid, "run_jobs", counted)
+    monkeypatch.setattr(runner, "run_jobs", counted)
     second = reproduce(plan("note-identity", "smoke"), folder)
     assert started == []
     assert second == first
@@ -141,7 +153,7 @@ def test_partial_tables_say_what_is_missing(tmp_path: Path) -> None:
     todo = plan("note-identity", "smoke", patterns=["*/fedpd"])
     reproduce(todo, tmp_path)
     drawn = reproduce(plan("note-identity", "smoke"), tmp_path, only_cached=True)
-    missing = {cell["name"]: cell["missing"] for cell in drawn["cells"]}
+    missing = {row["name"]: row["missing"] for row in drawn.document["table"]}
     assert missing == {"quadratics/fedpd": [], "quadratics/feddyn": [0], "quadratics/fedadmm": [0]}
     assert "not run" in (tmp_path / "results.md").read_text()
 
@@ -172,7 +184,8 @@ def test_the_command_prints_one_document(out: Path) -> None:
 
 
 def test_a_setting_may_have_a_metric_of_its_own() -> None:
-    metrics = {cell.setting.name: cell.metric for cell in plan("insa-table", "full").cells}
+    cells = plan("insa-table", "full").cells
+    metrics = {cell.setting: cell.about["metric"] for cell in cells}
     assert metrics["mnist-b1"] == "test_accuracy"
     assert metrics["regression-b1"] == "loss"
 
@@ -180,16 +193,32 @@ def test_a_setting_may_have_a_metric_of_its_own() -> None:
 def test_without_a_search_everybody_keeps_the_recipes_learning_rate() -> None:
     todo = plan("gong-table3", "full", searching=False)
     assert todo.search is None
-    rates = {cell.run.solver.lr for cell in todo.cells if cell.method.name != "fedsgd"}
+    rates = {c.run.local.solver.lr for c in todo.cells if not c.name.endswith("/fedsgd")}
     assert rates == {load("gong-table3").base["local"]["solver"]["lr"]}
 
 
+def _outcome(rounds: int | None) -> RecordedRun:
+    tally = {"rounds_to_target": rounds}
+    return RecordedRun(Path(), "a", "a", "a", False, 0, [], {"code": "completed"}, {}, tally)
+
+
+def test_the_speedup_needs_both_to_have_met_the_target() -> None:
+    def speedup(own: int | None, reference: RecordedRun | None) -> float | None:
+        return measure("speedup", "test_accuracy", _outcome(own), reference)
+
+    assert speedup(10, _outcome(297)) == pytest.approx(29.7)
+    assert speedup(None, _outcome(297)) is None
+    assert speedup(10, _outcome(None)) is None
+    assert speedup(10, None) is None
+
+
 def test_a_reduction_in_words() -> None:
-    found = {"setting": "digits", "method": "FedADMM", "reading": "as printed", "rounds": 20.0}
-    found |= {"best_baseline": "FedAvg", "baseline_rounds": 50.0, "reduction": 0.6}
-    assert "60% fewer than the best baseline, FedAvg (50)" in sentence(found)
-    assert "50% more than" in sentence(found | {"reduction": -0.5})
-    assert "20 rounds, as many as the best baseline" in sentence(found | {"reduction": 0.0})
+    found = {"setting_title": "digits", "title": "FedADMM", "reading": "as printed"}
+    row = found | {"rounds_to_target": {"mean": 20.0}, "reduction": 0.6}
+    best = {"label": "FedAvg", "rounds_to_target": {"mean": 50.0}}
+    assert "60% fewer than the best baseline, FedAvg (50)" in reduction(row, best)
+    assert "50% more than" in reduction(row | {"reduction": -0.5}, best)
+    assert "20 rounds, as many as the best baseline" in reduction(row | {"reduction": 0.0}, best)
 
 
 def _tried(place: str, value: dict[str, float]) -> dict[str, Any]:
@@ -204,24 +233,36 @@ def test_a_choice_at_an_end_of_what_was_tried_is_named() -> None:
         value = {"solver.lr": 0.1, "algorithm.rho": rho}
         return edges(tried, {"x/new y/new": {"value": value}})
 
+    about = {"row": "new", "places": ["x", "y"], "key": "algorithm.rho"}
     assert chosen(0.3) == []
-    assert chosen(1.0) == [("new", ["x", "y"], "algorithm.rho", 1.0, "largest")]
-    assert chosen(0.1) == [("new", ["x", "y"], "algorithm.rho", 0.1, "smallest")]
+    assert chosen(1.0) == [about | {"value": 1.0, "end": "largest"}]
+    assert chosen(0.1) == [about | {"value": 0.1, "end": "smallest"}]
     assert edges(tried, {}) == []
-    table = at_an_edge([edge._asdict() for edge in chosen(1.0)])
+    table = at_an_edge(chosen(1.0))
     assert table.lines == [["new", "x, y", "algorithm.rho", "1", "largest"]]
 
 
 def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(loading.write(load("note-identity").model_dump(exclude_none=True)))
+    path.write_text(loading.write(to_table(load("note-identity"))))
     todo = plan(str(path), "smoke", patterns=["*/fedpd"])
-    assert todo.identifier == "mine"
-    (row,) = reproduce(todo, tmp_path / "out")["cells"]
-    assert set(row["by_seed"]["distance"]) == {0}
+    assert todo.about["id"] == "mine"
+    (row,) = reproduce(todo, tmp_path / "out").document["table"]
+    assert set(row["by_seed"]["distance"]) == {"0"}
     path.write_text("title = ")
     with pytest.raises(ConfigError, match=r"mine\.toml: is not TOML"):
         load(str(path))
     path.write_text("title = 'none'")
-    with pytest.raises(ConfigError, match=r"mine\.toml: source: Field required"):
+    with pytest.raises(ConfigError, match=r"mine\.toml: source is missing, but must be text"):
         load(str(path))
+
+
+def test_the_report_of_a_reproduction_is_drawn_again_from_its_folder(out: Path) -> None:
+    folder = out / "note-identity"
+    reproduce(plan("note-identity", "smoke"), folder)
+    pages = [folder / "report.html", folder / "reports/quadratics/report.html"]
+    before = [page.read_text() for page in pages]
+    for page in pages:
+        page.unlink()
+    assert write_report(folder) == pages[0]
+    assert [page.read_text() for page in pages] == before

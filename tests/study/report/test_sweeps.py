@@ -13,6 +13,7 @@ from fedadmm.study.report import write_report
 from fedadmm.study.report.content import read
 from fedadmm.study.report.figures import Bars, Heat, Lines, Section
 from fedadmm.study.report.panels import sections
+from fedadmm.study.sweeping import setting
 from support.browser import Browser
 from support.records import made
 
@@ -30,8 +31,14 @@ def swept(folder: Path, axes: dict[str, Sequence[object]], seeds: Sequence[int] 
             about = {"algorithm": "fedavg", "method": "FedAvg", "seed": seed, "code": "completed"}
             (run / "summary.json").write_text(json.dumps(about | {"status": "completed"}))
             own = dict(zip(axes, values, strict=True)) | {"seed": seed}
-            cells.append({"set": own, "directory": f"cells/{run.name}", "seed": seed})
-    (folder / "sweep.json").write_text(json.dumps({"cells": cells}))
+            label = ", ".join(
+                value if key == "method" else f"{key}={value}"
+                for key, value in setting(own).items()
+            )
+            row = {"set": own, "directory": f"cells/{run.name}", "seed": seed, "target": None}
+            cells.append(row | {"label": label or "fedavg", "baseline": False})
+    document = {"kind": "sweep", "problem": None, "target": None, "search": None, "runs": cells}
+    (folder / "results.json").write_text(json.dumps(document))
     return folder
 
 

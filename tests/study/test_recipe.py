@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
+from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import from_table, to_table
 from fedadmm.study.pool import Began, Event
-from fedadmm.study.recipe import Recipe, TableCell, cells, identifiers, load
-from fedadmm.study.recorded import RecordedRun
-from fedadmm.study.reproducing import Reproduction, measure, plan, reproduce
+from fedadmm.study.recipe import Recipe, identifiers, load, plan, study_of
+from fedadmm.study.reproducing import reproduce
+from fedadmm.study.study import Cell, Study
 
 NAMED = {
     r"\blr ([\d.]+)": "local.solver.lr",
@@ -52,10 +53,8 @@ def _held(tree: dict[str, Any], key: str) -> list[Any]:
     return [values[start] for start in sorted(values, key=int)]
 
 
-def _named(
-    cell: TableCell, patterns: dict[str, str]
-) -> Iterator[tuple[str, str, list[float | str]]]:
-    for title in (cell.setting.title, cell.method.title):
+def _named(cell: Cell, patterns: dict[str, str]) -> Iterator[tuple[str, str, list[float | str]]]:
+    for title in (cell.about["setting_title"], cell.about["title"]):
         for pattern, key in patterns.items():
             found = re.search(pattern, title)
             if found is not None:
@@ -66,11 +65,11 @@ def _named(
 def test_a_row_runs_with_what_its_title_names(identifier: str) -> None:
     recipe = load(identifier)
     for scale, patterns in (("full", NAMED | POPULATION), ("quick", NAMED)):
-        for cell in cells(recipe, scale):
-            tree = cell.run.tree
+        study = study_of(recipe, scale)
+        for cell in study.cells:
             for _, key, values in _named(cell, patterns):
-                assert _held(tree, key) == values, f"{scale}: {cell.name}: {key}"
-                assert recipe.search is None or key not in cell.method.search, cell.name
+                assert _held(cell.run.tree, key) == values, f"{scale}: {cell.name}: {key}"
+                assert all(key not in point for point in _points(study, cell.name)), cell.name
 
 
 def test_titles_are_understood() -> None:
@@ -78,7 +77,7 @@ def test_titles_are_understood() -> None:
     matched = {
         pattern
         for identifier in identifiers()
-        for cell in cells(load(identifier), "full")
+        for cell in study_of(load(identifier), "full").cells
         for pattern, _, _ in _named(cell, NAMED | POPULATION)
     }
     assert matched == {*NAMED, *POPULATION}
@@ -94,35 +93,20 @@ SPEEDUPS = {
 
 
 def test_table_three_prints_the_papers_speedups(tmp_path: Path) -> None:
-    result = reproduce(plan("gong-table3", "full"), tmp_path, only_cached=True)
-    settings = list(dict.fromkeys(row["setting"] for row in result["cells"]))
+    table = reproduce(plan("gong-table3", "full"), tmp_path, only_cached=True).document["table"]
+    settings = list(dict.fromkeys(row["setting"] for row in table))
     for method, printed in SPEEDUPS.items():
-        rows = {r["setting"]: r["paper_speedup"] for r in result["cells"] if r["method"] == method}
+        rows = {r["setting"]: r["paper_speedup"] for r in table if r["title"] == method}
         assert [rows[place] for place in settings] == pytest.approx(printed, abs=0.0501), method
     text = (tmp_path / "results.md").read_text().partition("## speedup")[2].partition("## ")[0]
     assert "| MNIST, 100 clients, IID | FedProx | 10.2× |" in text
     assert "| MNIST, 100 clients, two shards | FedProx |  |" in text
 
 
-def _outcome(rounds: int | None) -> RecordedRun:
-    tally = {"rounds_to_target": rounds}
-    return RecordedRun(Path(), "a", "a", "a", False, 0, [], {"code": "completed"}, {}, "", tally)
-
-
-def test_the_speedup_needs_both_to_have_met_the_target() -> None:
-    def speedup(own: int | None, reference: RecordedRun | None) -> float | None:
-        return measure("speedup", "test_accuracy", _outcome(own), reference)
-
-    assert speedup(10, _outcome(297)) == pytest.approx(29.7)
-    assert speedup(None, _outcome(297)) is None
-    assert speedup(10, _outcome(None)) is None
-    assert speedup(10, None) is None
-
-
-def _points(todo: Reproduction, name: str) -> list[dict[str, Any]]:
-    assert todo.search is not None
-    cell = next(cell for cell in todo.cells if cell.name == name)
-    return todo.search.grid(cell.method.search)
+def _points(study: Study, name: str) -> list[dict[str, Any]]:
+    """The points that are tried in a cell."""
+    tries = study.search.tries if study.search is not None else []
+    return [dict(point.values) for point in tries if point.place.name == name]
 
 
 def test_table_three_tunes_what_the_paper_tunes() -> None:
@@ -141,7 +125,7 @@ def test_table_three_tunes_what_the_paper_tunes() -> None:
         if "fedadmm" in cell.name:
             assert _points(todo, cell.name) == [{"local.solver.lr": lr} for lr in rates]
             assert cell.run.algorithm.rho == 0.01
-        if cell.method.name == "fedsgd":  # the others' yardstick must have time to arrive
+        if cell.name.endswith("/fedsgd"):  # the others' yardstick must have time to arrive
             assert cell.run.rounds == 600
     assert todo.runs() == 8 * (8 * 5 + 7 * 4 + 16)
 
@@ -149,15 +133,17 @@ def test_table_three_tunes_what_the_paper_tunes() -> None:
 def test_figure_five_keeps_fedadmms_rate_and_tunes_the_others(tmp_path: Path) -> None:
     # "In FedADMM, we fix the local learning rates to 0.1 and rho = 0.01"
     todo = plan("gong-fig5", "smoke", patterns=["fmnist-iid/*"])
-    result = reproduce(todo, tmp_path)
-    assert not [row["name"] for row in result["cells"] if row["missing"]]
-    chosen = {row["name"]: row["chosen"] for row in result["cells"]}
-    for cell in todo.cells:
-        config = cell.searched(chosen[cell.name])
+    found = reproduce(todo, tmp_path)
+    chosen = {row["name"]: row["chosen"] for row in found.document["table"]}
+    assert len(found.runs) == len(todo.cells)
+    for cell, run in zip(todo.cells, found.runs, strict=True):
+        rate = run.config["local"]["solver"]["lr"]
         if "fedadmm" in cell.name:
-            assert (config.solver.lr, config.algorithm.rho) == (0.1, 0.01)
+            assert (rate, run.config["algorithm"]["rho"]) == (0.1, 0.01)
+            assert chosen[cell.name] is None
         else:
             assert chosen[cell.name] == {"local.solver.lr": 0.01}  # what the smoke scale tries
+            assert rate == 0.01
 
 
 @pytest.mark.parametrize("identifier", ["gong-fig3", "gong-fig4"])
@@ -169,12 +155,13 @@ def test_larger_populations_keep_what_a_hundred_clients_chose(
     events: list[Event] = []
     todo = plan(identifier, "smoke", patterns=["fmnist-*-1000/fedavg"])
     assert todo.search is not None
-    search = todo.search.model_copy(update={"values": {"local.solver.lr": [1e-9, 0.3]}})
-    result = reproduce(todo._replace(search=search), tmp_path, watch=events.append)
-    (row,) = result["cells"]
+    (point,) = todo.search.tries
+    tries = [point._replace(values={"local.solver.lr": rate}) for rate in (1e-9, 0.3)]
+    todo = todo._replace(search=todo.search._replace(tries=tries))
+    found = reproduce(todo, tmp_path, watch=events.append)
+    (row,), (run,) = found.document["table"], found.runs
     assert row["chosen"] == {"local.solver.lr": 0.3}
-    (directory,) = row["directories"].values()
-    assert "lr = 0.3\n" in (tmp_path / directory / "config.toml").read_text()
+    assert "lr = 0.3\n" in (run.directory / "config.toml").read_text()
     labels = [event.label for event in events if isinstance(event, Began)]
     place = todo.cells[0].name.replace("-1000/", "-100/")
     assert labels == [
@@ -184,32 +171,37 @@ def test_larger_populations_keep_what_a_hundred_clients_chose(
 
 
 def test_names_that_a_recipe_does_not_hold_are_refused() -> None:
-    tree = load("gong-fig3").model_dump()
+    tree = to_table(load("gong-fig3"))
     tree["settings"][1]["tuned_at"] = ["fmnist-iid-50"]
-    with pytest.raises(ValidationError, match="fmnist-iid-200: tuned_at is 'fmnist-iid-50'"):
-        Recipe.model_validate(tree)
-    tree = load("gong-fig3").model_dump()
+    with pytest.raises(ConfigError, match="fmnist-iid-200: tuned_at is 'fmnist-iid-50'"):
+        from_table(Recipe, tree)
+    tree = to_table(load("gong-fig3"))
     tree["methods"][0]["search"] = ["algorithm.rho"]
-    with pytest.raises(ValidationError, match=r"'algorithm\.rho', which has no values"):
-        Recipe.model_validate(tree)
+    with pytest.raises(ConfigError, match=r"'algorithm\.rho', which has no values"):
+        from_table(Recipe, tree)
+    tree = to_table(load("gong-fig3"))
+    tree["search"]["budget"] = 3
+    with pytest.raises(ConfigError, match=r"search tries \d points, but must try 3"):
+        from_table(Recipe, tree)
 
 
 @pytest.mark.parametrize("scale", ["quick", "full"])
 def test_wangs_figures_plot_training_accuracy_on_femnist(scale: str) -> None:
     # "in terms of training accuracy and cross-entropy training loss of FEMNIST dataset" (figure 1),
     # "on FEMNIST dataset with different number of partial users" (figure 3)
-    metrics = {c.setting.name: c.metric for c in cells(load("wang-fig1"), scale)}
+    metrics = {c.setting: c.about["metric"] for c in study_of(load("wang-fig1"), scale).cells}
     assert metrics == {"accuracy": "train_accuracy", "loss": "loss"}
-    assert {c.metric for c in cells(load("wang-fig3"), scale)} == {"train_accuracy"}
+    others = study_of(load("wang-fig3"), scale).cells
+    assert {cell.about["metric"] for cell in others} == {"train_accuracy"}
     for identifier in ("wang-fig1", "wang-fig3"):
-        for cell in cells(load(identifier), scale):
+        for cell in study_of(load(identifier), scale).cells:
             assert (cell.run.name("problem"), cell.run.problem.clients) == ("femnist", 20)
-            assert (cell.run.evaluation.train, cell.run.evaluation.objective) == (True, True)
+            assert (cell.run.evaluate.train, cell.run.evaluate.objective) == (True, True)
 
 
 def test_the_panels_of_a_figure_share_their_runs(tmp_path: Path) -> None:
-    result = reproduce(plan("wang-fig1", "smoke"), tmp_path)
-    assert len(result["cells"]) == 4
+    table = reproduce(plan("wang-fig1", "smoke"), tmp_path).document["table"]
+    assert len(table) == 4
     assert len(list((tmp_path / "cells").iterdir())) == 2
-    measured = {row["name"]: row["measures"]["final"]["mean"] for row in result["cells"]}
+    measured = {row["name"]: row["final"]["mean"] for row in table}
     assert 0 <= measured["accuracy/feddr"] <= 1 < measured["loss/feddr"]

@@ -1,0 +1,160 @@
+"""A study: configurations × seeds, and perhaps a search that comes before them.
+
+compare, sweep, tune and reproduce are four ways to write one down: `comparing`, `sweeping`,
+`tuning` and `recipe` make a `Study`, `runner` runs it, `results` tells what it came to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import Tree
+from fedadmm.run.evaluation import Target
+from fedadmm.run.experiment import Experiment
+from fedadmm.study import loading
+from fedadmm.study.config import resolve
+
+PLAN, RESULTS = "study.toml", "results.json"
+
+Kind = Literal["comparison", "sweep", "tuning", "reproduction"]
+
+_NO_MATTER = ("engine", "device", "threads", "checkpoint")
+"""How a result is computed, not what it is; an engine that shapes the run does matter."""
+
+
+class Cell(NamedTuple):
+    """One configuration of a study."""
+
+    label: str
+    """The row of the table that its runs belong to."""
+    run: Experiment
+    name: str
+    """What it is called while it runs and in messages."""
+    setting: str = ""
+    """The column of the table, or the panel of the figure; empty where there is only one."""
+    values: Mapping[str, Any] = {}
+    """What was varied to make it: dotted key -> value."""
+    folder: str = ""
+    """Where its runs are kept; without one below `cells/`, by the hash of everything that the
+    result depends on."""
+    tuned: str = ""
+    """The search that chooses for it; empty for none."""
+    judged_by: Target | None = None
+    """The target that it is read by, when that is not the run's own."""
+    baseline: bool | None = None
+    """Whether others are measured against it, when that is not for the method to say."""
+    about: Mapping[str, Any] = {}
+    """What the results say of it besides."""
+
+    @property
+    def target(self) -> Target | None:
+        """The target that it is read by."""
+        return self.judged_by or self.run.target
+
+    def chosen(self, values: Mapping[str, Any]) -> Cell:
+        """The cell with what a search chose."""
+        return self._replace(run=changed(self.run, values, f"{self.name}: ")) if values else self
+
+    def directory(self, out: Path, seed: int | None = None) -> Path:
+        """Where the run of a seed is kept; without a seed that of its own."""
+        if not self.folder:
+            run = self.run if seed is None else self.run.with_seed(seed)
+            return out / "cells" / cell_hash(run)
+        return out / (self.folder if seed is None else f"{self.folder}-seed{seed}")
+
+
+class Try(NamedTuple):
+    """One point of a search."""
+
+    tuned: str
+    """The search that it belongs to."""
+    place: Cell
+    """The cell that it is tried in."""
+    values: Mapping[str, Any]
+    also: Mapping[str, Any]
+    """What else its run has: the seed, the number of rounds."""
+    folder: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        """The run that tries it."""
+        shown = " ".join(f"{key}={value}" for key, value in self.values.items())
+        name = f"search {self.place.name} {shown}"
+        run = changed(self.place.run, {**self.values, **self.also}, f"search ({self.place.name}): ")
+        return self.place._replace(run=run, name=name, values=self.values, folder=self.folder)
+
+
+class Search(NamedTuple):
+    """What is tried on a seed of its own before the study's runs."""
+
+    seed: int
+    tries: Sequence[Try]
+    about: Mapping[str, Any] = {}
+    """What the results say of it besides."""
+
+
+class Study(NamedTuple):
+    """What is to be run."""
+
+    kind: Kind
+    cells: Sequence[Cell]
+    seeds: Sequence[int] = ()
+    """Every cell is run with each of them; with the seed of its own where there are none."""
+    search: Search | None = None
+    about: Mapping[str, Any] = {}
+    """What the results say of it besides."""
+    plan: Mapping[str, Any] = {}
+    """What study.toml holds, so that the study can go on without anything else."""
+    reached: Sequence[str] = ()
+    """What was set in the parts of some cells, and in which, a line for each."""
+
+    def runs(self) -> int:
+        """How many runs it takes at the most, those of the search among them."""
+        tried = len(self.search.tries) if self.search is not None else 0
+        return len(self.cells) * max(len(self.seeds), 1) + tried
+
+
+def changed(run: Experiment, values: Mapping[str, Any], where: str) -> Experiment:
+    """A run with other values of some keys."""
+    tree: Tree = deepcopy(run.tree)
+    for key, value in values.items():
+        loading.assign(tree, key, deepcopy(value))
+    return resolve(tree, where)
+
+
+def cell_hash(run: Experiment) -> str:
+    """Sixteen hexadecimal digits for everything that the result depends on."""
+    tree = run.affecting(*_NO_MATTER)
+    tree["store"] = run.store.primal
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_distinct(key: str, values: Sequence[Any]) -> None:
+    """Refuse values of which one is there twice: it would count as two results."""
+    texts = [repr(value) for value in values]
+    for text in texts:
+        if texts.count(text) > 1:
+            raise ConfigError(f"{key} is [{', '.join(texts)}], but must not hold {text} twice")
+
+
+def folder_names(texts: Iterable[str]) -> dict[str, str]:
+    """A folder's name for each text; where another one has it already, with a hash of the text."""
+    names: dict[str, str] = {}
+    for text in dict.fromkeys(texts):
+        name = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "x"
+        taken = name in names.values()
+        names[text] = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}" if taken else name
+    return names
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """The last word of each key, where that is enough to tell them apart."""
+    last = [key.split(".")[-1] for key in keys]
+    return [word if last.count(word) == 1 else key for key, word in zip(keys, last, strict=True)]
