@@ -29,12 +29,12 @@ from fedadmm.run import diagnostics, engines
 from fedadmm.run.engines import default_engine
 from fedadmm.run.experiment import Experiment, resolved
 from fedadmm.study import trackers
-from fedadmm.theory import certificates
+from fedadmm.theory import certificates, incentives
 
 REGISTERED = (
     *(problems, algorithms, regularizers, schedules, solvers, stopping),
     *(sampling, adaptive_sampling, engines, outputs, uploads, aggregation),
-    *(diagnostics, certificates, trackers),
+    *(diagnostics, certificates, trackers, incentives),
 )
 """Importing these fills the families of parts."""
 

@@ -60,15 +60,9 @@ class Scales:
 class Setting:
     """One column of a table, or one panel of a figure.
 
-    Args:
-        name: for `--cells` and folders.
-        title: for people.
-        config: tables below the method's.
-        assign: single keys above the method's.
-        metric: instead of the recipe's.
-        at: tables that replace others at a scale.
-        scales: at which it is run.
-        tuned_at: the settings whose search decides, when it is not its own.
+    `config` holds tables below the method's, `assign` single keys above them, and `at` tables that
+    replace others at a scale.  `tuned_at` names the settings whose search decides, when it is not
+    its own.
     """
 
     name: str
@@ -85,16 +79,8 @@ class Setting:
 class Reading:
     """One row: a method in one reading of its paper.
 
-    Args:
-        name: for `--cells`.
-        title: for people, without the reading.
-        reading: whose description of the method it follows.
-        config: tables over the setting's.
-        assign: single keys over those.
-        search: the keys that it tries values of, or its own values too; none: not tuned.
-        settings: patterns of the settings that it is run in.
-        scales: at which it is run.
-        metric: instead of the setting's.
+    `search` names the keys that it tries values of, or gives its own values; without any it is not
+    tuned.  `settings` are patterns of the settings that it is run in.
     """
 
     name: str
@@ -117,14 +103,8 @@ class Reading:
 class SearchTable:
     """The values of every key that methods try, on a seed that is not reported.
 
-    Args:
-        values: at full scale, and for keys that are not in `quick_values`; at smoke scale only the
-            first: the search is exercised, not believed.
-        quick_values: at quick scale.
-        seed: not one of those that are reported.
-        rounds: as many as the runs when absent.
-        quick_rounds: at quick scale.
-        budget: how many points everybody who is tuned tries, no more, no less.
+    At smoke scale only the first value is tried: the search is exercised, not believed.  `budget`
+    is how many points every method that is tuned must try.
     """
 
     values: Values
@@ -152,21 +132,9 @@ class SearchTable:
 class Recipe:
     """The content of a recipe file.
 
-    Args:
-        title: what it shows.
-        source: where the paper has it.
-        measures: what is told of every cell; the paper's values are those of the first.
-        base: the tables that all runs share.
-        settings: the columns.
-        methods: the rows.
-        metric: what `final`, `best` and `distance` look at.
-        reference: the method that others are measured by.
-        notes: what a reader must know.
-        seeds, quick_seeds: how many at full and at quick scale.
-        search: what is tried before the reported runs.
-        paper: the paper's values by setting, then by method title.
-        scales: tables that replace others at a scale.
-        assign: single keys at a scale, above everything else.
+    `paper` holds the paper's values of the first measure by setting, then by method title;
+    `reference` is the method that others are measured by, `scales` holds tables that replace others
+    at a scale and `assign` single keys above everything else.
     """
 
     title: str
@@ -194,12 +162,12 @@ class Recipe:
                         f"{setting.name}: tuned_at is {place!r}, "
                         f"but must be one of {', '.join(places)}"
                     )
-        for method in self.methods if self.search is not None else ():
-            _check_search(self.search, method)
+        if self.search is not None:
+            for method in self.methods:
+                _check_search(self.search, method)
 
 
-def _check_search(wanted: SearchTable | None, method: Reading) -> None:
-    assert wanted is not None
+def _check_search(wanted: SearchTable, method: Reading) -> None:
     own = method.search if isinstance(method.search, Mapping) else wanted.values
     for key in method.search:
         if key not in own:
@@ -284,31 +252,28 @@ def study_of(
         raise ConfigError(
             f"--cells is {', '.join(patterns)!r}, but matches none of {', '.join(pairs)}"
         )
-    made = {name: _cell(recipe, *pair, scale) for name, pair in wanted.items()}
-    tries: dict[tuple[str, str], list[Try]] = {}
-    if recipe.search is not None and searching:
-        for name, (setting, method) in wanted.items():
-            points = recipe.search.grid(method.search, scale)
-            if not points:
-                continue
-            places = _places(recipe, setting, scale)
-            tuned = " ".join(f"{place.name}/{method.name}" for place in places)
-            made[name] = made[name]._replace(tuned=tuned)
-            for place in places:
-                here = made.get(f"{place.name}/{method.name}") or _cell(
-                    recipe, place, method, scale
-                )
-                also = {"seed": recipe.search.seed}
-                rounds = recipe.search.rounds_at(scale)
-                also |= {} if rounds is None else {"rounds": min(rounds, here.run.rounds)}
-                tries[tuned, here.name] = [Try(tuned, here, values, also) for values in points]
-    search = None
-    if recipe.search is not None and searching:
-        about = {"values": recipe.search.values, "rounds": recipe.search.rounds_at(scale)}
-        search = Search(recipe.search.seed, [one for some in tries.values() for one in some], about)
+    cells = {name: _cell(recipe, *pair, scale) for name, pair in wanted.items()}
     told = ("title", "source", "notes", "reference", "measures")
-    whole = {key: getattr(recipe, key) for key in told}
-    return Study("reproduction", list(made.values()), search=search, about=whole)
+    study = Study("reproduction", list(cells.values()), about={k: getattr(recipe, k) for k in told})
+    if recipe.search is None or not searching:
+        return study
+    tries: dict[tuple[str, str], list[Try]] = {}
+    tuned: list[Cell] = []
+    for name, (setting, method) in wanted.items():
+        points = recipe.search.grid(method.search, scale)
+        places = [
+            cells.get(f"{place.name}/{method.name}") or _cell(recipe, place, method, scale)
+            for place in (_places(recipe, setting, scale) if points else [])
+        ]
+        group = " ".join(place.name for place in places)
+        tuned.append(cells[name]._replace(tuned=group))
+        for place in places:
+            rounds = min(recipe.search.rounds_at(scale) or place.run.rounds, place.run.rounds)
+            also = {"seed": recipe.search.seed, "rounds": rounds}
+            tries[group, place.name] = [Try(group, place, values, also) for values in points]
+    about = {"values": recipe.search.values, "rounds": recipe.search.rounds_at(scale)}
+    every = [one for some in tries.values() for one in some]
+    return study._replace(cells=tuned, search=Search(recipe.search.seed, every, about))
 
 
 def _places(recipe: Recipe, setting: Setting, scale: str) -> list[Setting]:

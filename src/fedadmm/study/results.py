@@ -10,7 +10,7 @@ import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,8 @@ class Spread:
         return 0 < self.count == self.of
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """The compared metric minus the best baseline's on the same seed, with its interval."""
 
     mean: float
@@ -67,7 +68,8 @@ class Difference(NamedTuple):
         return not self.low <= 0 <= self.high
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """One label."""
 
     label: str
@@ -189,7 +191,7 @@ def _against(
 ) -> Row:
     both = row.rounds.complete and best.rounds.complete
     if both and row.rounds.mean is not None and best.rounds.mean is not None:
-        row = row._replace(reduction=1 - row.rounds.mean / best.rounds.mean)
+        row = replace(row, reduction=1 - row.rounds.mean / best.rounds.mean)
     if metric is None or row.label == best.label:
         return row
     pairs = [
@@ -198,7 +200,7 @@ def _against(
         if (own := final_value(run, metric)) is not None
         and (other := finals.get(run.seed)) is not None
     ]
-    return row._replace(difference=difference([own - other for own, other in pairs]))
+    return replace(row, difference=difference([own - other for own, other in pairs]))
 
 
 def difference(values: Sequence[float]) -> Difference | None:
@@ -245,7 +247,7 @@ def outcome(found: Finished, out: Path, more: Mapping[str, Any] | None = None) -
         "kind": study.kind,
         "problem": _shared([run.name("problem") for run in runs]),
         "target": _shared([run.tree.get("target") for run in runs]),
-        "seeds": study.seeds or list(dict.fromkeys(run.seed for _, run in found.runs)),
+        "seeds": list(study.seeds or dict.fromkeys(run.seed for run in runs)),
         "rounds": _shared([run.rounds for run in runs]),
         **study.about,
         "search": study.search
@@ -329,25 +331,16 @@ def target_of(found: Mapping[str, Any] | None) -> Target | None:
 
 def row_documents(found: Results, chosen: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """The rows as JSON; `chosen` is what a search chose for each label."""
+    names = {"rounds": "rounds_to_target", "bytes": "bytes_to_target"}
+    names |= {"seconds": "seconds_to_target", "final": "finals"}
     return [
-        {
-            "label": row.label,
-            "method": row.method,
-            "algorithm": row.algorithm,
+        {names.get(key, key): value for key, value in asdict(row).items()}
+        | {
             "chosen": (chosen or {}).get(row.label),
-            "seeds": row.seeds,
-            "diverged": row.diverged,
             "reached": row.reached if found.target is not None else None,
-            "rounds_to_target": asdict(row.rounds),
-            "bytes_to_target": asdict(row.bytes),
-            "seconds_to_target": asdict(row.seconds),
             "metric": found.metric,
             "final": asdict(spread_of(row, found.metric)),
-            "finals": {name: asdict(one) for name, one in row.final.items()},
-            "baseline": row.baseline,
             "best_baseline": found.baseline and found.baseline.label,
-            "reduction": row.reduction,
-            "difference": row.difference._asdict() if row.difference is not None else None,
         }
         for row in found.rows
     ]

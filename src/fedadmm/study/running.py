@@ -40,20 +40,9 @@ def fingerprint(run: Experiment) -> dict[str, Any]:
     return flattened(run.affecting(*MAY_CHANGE))
 
 
-def run(
-    chosen: Experiment,
-    directory: Path,
-    *,
-    label: str | None = None,
-    resume: bool = False,
-    callbacks: Iterable[Given] = (),
-    problem: Problem | None = None,
-) -> Summary:
-    """Run an experiment and return its summary; everything else is in the directory."""
-    found = run_recorded(
-        chosen, directory, label=label, resume=resume, callbacks=callbacks, problem=problem
-    )
-    return found.summary
+def run(chosen: Experiment, directory: Path, **options: Any) -> Summary:
+    """Run an experiment as `run_recorded` does and return its summary."""
+    return run_recorded(chosen, directory, **options).summary
 
 
 def run_recorded(
