@@ -52,7 +52,7 @@ def test_one_function_fills_in_the_defaults_of_a_run() -> None:
         for call in ast.walk(function)
         if isinstance(call, ast.Attribute) and call.attr == "default_stop"
     }
-    assert askers == {("run/experiment.py", "resolved")}
+    assert askers == {("run/experiment.py", "resolved_work")}
 
 
 def test_there_is_one_validator() -> None:

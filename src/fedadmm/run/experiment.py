@@ -176,10 +176,15 @@ def filled(value: Made | None) -> Made:
     return value
 
 
+def resolved_work(method: AnyAlgorithm, given: LocalWork) -> LocalWork:
+    """The local work with the method's own stopping rule and start where none is given."""
+    stop = given.stop or method.default_stop() or Epochs(1)
+    return replace(given, stop=stop, start=given.start or method.usual_start)
+
+
 def resolved(given: Experiment) -> Experiment:
     """Fill in every default that depends on another field; the only function that does."""
     method, source = given.algorithm, given.problem
-    stop = given.local.stop or method.default_stop() or Epochs(1)
     engine = given.engine or ENGINES[default_engine(method)]()
     evaluate = given.evaluate
     if evaluate.objective is None:
@@ -191,7 +196,7 @@ def resolved(given: Experiment) -> Experiment:
     loaded = isinstance(source, Problem)
     return replace(
         given,
-        local=replace(given.local, stop=stop, start=given.local.start or method.usual_start),
+        local=resolved_work(method, given.local),
         engine=engine,
         evaluate=evaluate,
         store=store,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +18,13 @@ from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem, ProblemSource
 from fedadmm.core.protocols import AnyAlgorithm, ClientStateStore
 from fedadmm.core.signals import interrupts_deferred
-from fedadmm.core.stopping import Epochs
 from fedadmm.core.uploads import Uploads
 from fedadmm.run import endings, pairing
 from fedadmm.run.best import Best, Judge
 from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.engines import Job
 from fedadmm.run.engines.threads import chosen_threads, torch_threads
-from fedadmm.run.experiment import Experiment, described, filled, resolved
+from fedadmm.run.experiment import Experiment, described, filled, resolved, resolved_work
 from fedadmm.run.loop import offered, run
 from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Code, Ending, RoundReport, RunState, Schedule
@@ -187,12 +185,12 @@ def make_job(
     """Put the whole problem into the precision of the initial vector, and fix the penalty."""
     pairing.check_initial(initial, problem.num_parameters)
     start = initial.detach().clone()
-    rule = local.stop or algorithm.default_stop() or Epochs(1)
+    work = resolved_work(algorithm, local)
+    rule = filled(work.stop)
     converted = problem.to(start.dtype, start.device)
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
     method = algorithm.resolve_penalty(lambda: pairing.local_length(converted, local.solver, rule))
-    work = replace(local, stop=rule, start=local.start or method.usual_start)
     return Job(method, converted, work, seed, start, buffers)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fedadmm.core.errors import ConfigError, check_count, check_range
+from annotated_types import Ge, Le
+
+from fedadmm.core.errors import ConfigError
+from fedadmm.core.validation import Count, check
 from fedadmm.flower.local import commands
 from fedadmm.flower.local.bundle import write_own
 from fedadmm.flower.local.commands import shell
@@ -39,8 +42,8 @@ def write_project(
 ) -> Project:
     """A folder for the server, and one for each site to be carried there."""
     for name, value in (("clients", clients), ("rounds", rounds), ("features", features)):
-        check_count("deploy init", name, value)
-    check_range("deploy init", "port", port, 1, 65534)
+        check("deploy init", name, value, Count)
+    check("deploy init", "port", port, Annotated[int, Ge(1), Le(65534)])
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; choose another folder")
     server = folder / "server"

@@ -12,10 +12,13 @@ import json
 import threading
 from collections import Counter
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from annotated_types import Ge, Le
 
 from fedadmm.core import clock
-from fedadmm.core.errors import ConfigError, check_range
+from fedadmm.core.errors import ConfigError
+from fedadmm.core.validation import check
 from fedadmm.flower.federation import Federation
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.record import Record
@@ -122,7 +125,7 @@ class Endpoint(Loopback):
     """Serves a `Watched` on loopback, in a thread, while a `with` statement lasts."""
 
     def __init__(self, port: int, watched: Watched) -> None:
-        check_range("run-config", "status-port", port, 1, 65535)
+        check("run-config", "status-port", port, Annotated[int, Ge(1), Le(65535)])
         try:
             super().__init__(port, partial(_answer, watched))
         except OSError as error:
