@@ -32,7 +32,7 @@ STAGES: dict[str, list[Any]] = COMPRESSED | CLIPPED
 WHOLE = {
     *("SCAFFOLD+", "Scaffnew", "FedPD", "FedAsync", "FedAsync hinge"),
     *("FedADMM seen", "FedADMM schedule", "FedADMM schedule seen"),
-    *("FedADMM-InSa", "FedADMM-InSa seen", "FedADMM-InSa next"),
+    *("FedADMM-InSa", "FedADMM-InSa seen", "FedADMM-InSa released"),
 }
 """Methods that send something which must not be cut."""
 ROUNDS = 12
