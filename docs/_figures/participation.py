@@ -79,7 +79,7 @@ def curves(tables: dict[int, Rows], ending: str) -> dict[str, dict[int, float]]:
 
 
 def described(page: str) -> str:
-    """All numbers of the figure as text, for screen readers and for the test of its age."""
+    """All numbers of the figure as text, for screen readers and for the test of the figure."""
     tables = read(page)
     return "; ".join(
         f"{row}{ending}: " + ", ".join(f"{percent} % {y:.2f}" for percent, y in points.items())
