@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 demo: $(VENV)/.demo
 	$(BIN)/fedadmm compare quickstart
 	@echo
-	@echo "The table has FedADMM as printed, and aligned: there the server also updates the duals of absent clients."
+	@echo "Beside FedADMM the table has aligned ADMM, whose server also updates the duals of absent clients."
 	@echo "Open the report in a browser.  Then try:"
 	@echo "  $(BIN)/fedadmm compare recommended          the methods to start from, and their evidence"
 	@echo "  $(BIN)/fedadmm algorithms fedadmm           what a method does, keeps and sends"

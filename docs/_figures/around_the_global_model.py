@@ -107,9 +107,9 @@ def figure() -> Figure:
     key = {"color": "#586070", "linestyle": "none"}
     drawn.legend(
         handles=[
-            Line2D([], [], marker="o", **key, label="a client's model, at the end of its pull"),
+            Line2D([], [], marker="o", **key, label="a client's model after local training"),
             Line2D([], [], marker="s", markerfacecolor="white", **key, label="the global model"),
-            Line2D([], [], marker="x", **key | {"color": "#b3261e"}, label="where it should rest"),
+            Line2D([], [], marker="x", **key | {"color": "#b3261e"}, label="the optimum"),
         ],
         loc="outside lower center",
         ncols=3,
