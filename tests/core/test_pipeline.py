@@ -98,7 +98,7 @@ def test_the_server_has_what_was_sent_and_the_client_the_rest(name, stages, monk
         for client in set(replies):
             record = store.get(client)
             assert record is not None
-            rest = dict(zip(carried, record.rest or (), strict=True))
+            rest = dict(zip(carried, record.error_feedback or (), strict=True))
             mine = [k for k, replied in enumerate(replies) if replied == client]
             for field in keeps_all:
                 made = sum(spy.made[k][field] for k in mine)
@@ -137,7 +137,7 @@ def test_the_tracked_mean_is_the_mean_of_what_was_sent(name, stages):
     for client in range(given.clients):
         record = store.get(client)
         state = row.algorithm.init_client(given.initial) if record is None else record.state
-        rest = record.rest[0] if record is not None and record.rest else 0.0
+        rest = record.error_feedback[0] if record is not None and record.error_feedback else 0.0
         total += given.problem.weight(client) * (own(state) - scale * rest)
     torch.testing.assert_close(mean(result.server), total, rtol=0, atol=1e-10)
 
@@ -264,7 +264,7 @@ def test_an_adaptive_bound_finds_the_quantile():
         200,
         initial=torch.zeros(4, dtype=torch.float64),
         upload=[fa.AdaptiveClip(0.1, 0.55, 0.3)],
-        callbacks=[lambda report: bounds.append(report.state.bound)],
+        callbacks=[lambda report: bounds.append(report.state.clip_bound)],
     )
     assert result.code == "completed"
     # Gradients have norm 2k, k = 1 ... 10: between the fifth and the sixth lies the quantile.

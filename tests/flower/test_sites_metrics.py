@@ -14,8 +14,8 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.flower.federation import Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.server.app import serve
-from fedadmm.flower.server.asking import Measured, far_off
 from fedadmm.flower.server.rundir import RunDirectory
+from fedadmm.flower.server.site_evaluation import Measured, far_off
 from fedadmm.run.record import flat
 from fedadmm.study.export import export
 from fedadmm.study.rundir import RunDir

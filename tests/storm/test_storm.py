@@ -233,7 +233,9 @@ def forget_the_rest(patch: pytest.MonkeyPatch) -> None:
 
     def careless(self: Uploads, *arguments: Any) -> Sent:
         sent = send(self, *arguments)
-        return sent._replace(rest={name: 0 * rest for name, rest in sent.rest.items()})
+        return sent._replace(
+            error_feedback={n: 0 * left for n, left in sent.error_feedback.items()}
+        )
 
     patch.setattr(Uploads, "send", careless)
 

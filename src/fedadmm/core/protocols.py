@@ -816,7 +816,7 @@ class Download(NamedTuple):
     buffers: Tensor | None = None
     missed: Missed | None = None
     """Where every client's one vector of missed virtual steps comes from, for methods with them."""
-    bound: Tensor | None = None
+    clip_bound: Tensor | None = None
     """The norm that an adaptive clip cuts uploads to in this round; None for others."""
 
 
@@ -843,7 +843,7 @@ class ClientRecord(NamedTuple):
 
     state: Any
     buffers: Tensor | None = None
-    rest: tuple[Tensor, ...] | None = None
+    error_feedback: tuple[Tensor, ...] | None = None
     """What the upload's stages cut away so far, in the order of the message's vectors."""
 
 

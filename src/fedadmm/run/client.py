@@ -169,7 +169,9 @@ def client_round(
     info = describe(client, problem, result, solve, global_vector(job, download), finite)
     info = info._replace(loss=loss)
     keeps = job.problem.buffers == "keep-local"
-    after = ClientRecord(state, buffers if keeps else None, record.rest) if finite else None
+    after = (
+        ClientRecord(state, buffers if keeps else None, record.error_feedback) if finite else None
+    )
     upload = Upload(message, None if keeps else buffers)
     return staged(job, ClientRound(after, upload, info), download, key)
 
@@ -179,13 +181,13 @@ def staged(job: Job, done: ClientRound, download: Download, key: Key) -> ClientR
     if done.record is None or not job.uploads.changes_messages:
         return done
     fields = job.uploads.carried(job.algorithm)
-    before = done.record.rest
+    before = done.record.error_feedback
     rest = None if before is None else dict(zip(fields, before, strict=True))
-    bound = None if download.bound is None else float(download.bound)
+    bound = None if download.clip_bound is None else float(download.clip_bound)
     sent = job.uploads.send(job.algorithm, done.upload.message, rest, key, bound)
     upload = Upload(sent.message, done.upload.buffers, sent.within, encoded_bytes(sent))
-    kept = tuple(sent.rest[name] for name in fields) if fields else None
-    return ClientRound(done.record._replace(rest=kept), upload, done.info, sent.encoded)
+    kept = tuple(sent.error_feedback[name] for name in fields) if fields else None
+    return ClientRound(done.record._replace(error_feedback=kept), upload, done.info, sent.encoded)
 
 
 def record_layout(job: Job) -> ClientRecord:

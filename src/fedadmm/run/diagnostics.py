@@ -66,7 +66,7 @@ def look_at(job: Job, store: ClientStateStore, client: int) -> Look:
     own = job.algorithm.primal_dual(record.state)
     assert own is not None
     gradient = job.problem.clients[client].evaluation_gradient(own.w).clone()
-    unsent = record.rest[0] if record.rest else 0.0
+    unsent = record.error_feedback[0] if record.error_feedback else 0.0
     return Look(client, job.problem.weight(client), own, gradient, unsent)
 
 

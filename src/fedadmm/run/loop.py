@@ -56,7 +56,7 @@ def initial_state(job: Job) -> RunState:
     total = job.algorithm.virtual_steps(server)
     missed = None if total is None else Missed.nothing(total)
     first = -1 if job.algorithm.starts_with_everyone else 0
-    return RunState(first, server, shared, missed=missed, bound=job.uploads.first_bound)
+    return RunState(first, server, shared, missed=missed, clip_bound=job.uploads.first_bound)
 
 
 def run(
@@ -190,7 +190,7 @@ def run_round(
     began = time.perf_counter()
     algorithm, problem, round_index = job.algorithm, job.problem, state.round
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
-    download = Download(cast, state.buffers, state.missed, bound_tensor(state.bound))
+    download = Download(cast, state.buffers, state.missed, bound_tensor(state.clip_bound))
     arrived = partial(algorithm.arrived, state.server) if engine.is_asynchronous else None
     replies = Replies(job, engine.run_clients(ids, download, round_index), arrived)
     infos = sorted(replies.infos, key=lambda info: info.client)
@@ -203,7 +203,9 @@ def run_round(
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
-    following = following._replace(bound=noise.next_bound(job, state.bound, total, received))
+    following = following._replace(
+        clip_bound=noise.next_bound(job, state.clip_bound, total, received)
+    )
     following = following._replace(missed=_missed(job, following, engine, infos, round_index))
     move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
     each = trees.num_bytes(download) + (state.missed.bytes_each if state.missed else 0)

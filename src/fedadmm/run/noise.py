@@ -38,7 +38,7 @@ class HiddenClients(NamedTuple):
 
     def clip(self, state: RunState) -> float:
         """The largest norm of an upload."""
-        return self.first_clip if state.bound is None else state.bound
+        return self.first_clip if state.clip_bound is None else state.clip_bound
 
     def epsilon(self, state: RunState) -> float:
         """What the rounds so far have spent."""
@@ -196,11 +196,13 @@ def hidden_sum(
     everybody = Expected(job.problem.num_clients, 1.0, expected.largest)
     whom = expected if index >= 0 else everybody
     if total is None:
-        within = None if state.bound is None else job.initial.new_zeros(1)
+        within = None if state.clip_bound is None else job.initial.new_zeros(1)
         total = Upload(trees.scaled(message_template(job, cast), 0.0), None, within)
     clients = [info.client for info in infos]
     dice = round_dice(job.seed, index, clients, job.deployed)
-    change = expected.largest * (uploads.clip.norm if state.bound is None else state.bound)
+    change = expected.largest * (
+        uploads.clip.norm if state.clip_bound is None else state.clip_bound
+    )
     deviation = uploads.vector_noise(whom.replies) * change
     message = noised(job.algorithm, total.message, deviation, dice)
     total = total._replace(message=message)

@@ -51,7 +51,7 @@ class RunState(NamedTuple):
     """What the output remembers, as tensors."""
     missed: Missed | None = None
     """What absent clients have missed, for a method that moves them along; None for others."""
-    bound: float | None = None
+    clip_bound: float | None = None
     """The norm that an adaptive clip cuts the next uploads to; None for others."""
     noised: Mapping[int, Noised] | None = None
     """The noised steps of every client that made some, for a solver with noise; None for others."""

@@ -153,7 +153,7 @@ def _pack(latest: Begun) -> Checkpoint:
         "notes": state.notes,
         "known": plain_rows(state.known),
         "noised": plain_rows(state.noised),
-        "bound": state.bound,
+        "clip_bound": state.clip_bound,
         "missed": None if state.missed is None else state.missed.rows(),
         "best": None if state.best is None else state.best[:-1],
     }
@@ -181,16 +181,16 @@ def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Begun:
     buffers = found.tensors.get("buffers")
     if buffers is not None:
         buffers = buffers.to(job.initial.device)
-    bound = found.values.get("bound", job.uploads.first_bound)  # older checkpoints have none
+    bound = found.values.get("clip_bound", job.uploads.first_bound)  # older checkpoints have none
     cast = job.algorithm.broadcast(template, this_round(job, 0))
-    engine = _unpack_engine(job, found, Download(cast, buffers, bound=bound_tensor(bound)))
+    engine = _unpack_engine(job, found, Download(cast, buffers, clip_bound=bound_tensor(bound)))
     first_loss, notes = found.values["first_loss"], found.values["notes"]
     first_norm = found.values.get("first_norm")  # older checkpoints have none
     known = known_from(found.values.get("known"))  # older checkpoints have none
     noised = noised_from(found.values.get("noised"))
     state = RunState(found.round, server, buffers, first_loss, first_norm, engine, notes, known)
     state = state._replace(
-        bound=bound,
+        clip_bound=bound,
         output=_unpack_output(job, found, state, output),
         missed=_unpack_missed(job, found, server),
         best=_unpack_best(job, found),

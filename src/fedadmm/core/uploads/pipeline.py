@@ -42,7 +42,7 @@ class Sent(NamedTuple):
     """As the server takes it."""
     encoded: Any
     """As it travels: an `Encoded` in the place of every vector."""
-    rest: dict[str, Tensor]
+    error_feedback: dict[str, Tensor]
     """What the client has and the server has not, by field."""
     within: Tensor | None
     """For an adaptive clip: 1 when the norm was within the bound, less a half."""

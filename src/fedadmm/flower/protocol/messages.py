@@ -76,7 +76,7 @@ def parcel_template(job: Job) -> Parcel:
     algorithm = job.algorithm
     server = algorithm.init_server(job.initial)
     download = Download(algorithm.broadcast(server, this_round(job, 0)), job.initial_buffers)
-    download = download._replace(bound=bound_tensor(job.uploads.first_bound))
+    download = download._replace(clip_bound=bound_tensor(job.uploads.first_bound))
     return parcel(job, download, 0, newcomer=True, missed=algorithm.virtual_steps(server))
 
 

@@ -17,11 +17,11 @@ from fedadmm.flower.protocol.ledger import restart
 from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside
-from fedadmm.flower.server.asking import Asking, Measured, far_off, measured
 from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
+from fedadmm.flower.server.site_evaluation import Measured, SiteEvaluation, far_off, measured
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
 from fedadmm.run.best import Judge
 from fedadmm.run.callbacks import Callbacks, Run
@@ -84,7 +84,7 @@ class Service:
         # An exchange each: waiting for one thing must not end the waiting for another.
         tasks, greeting, questions = (Exchange(grid, patience.poll) for _ in range(3))
         self.roster = Roster(greeting, federation.clients, federation.names, saved.roster, patience)
-        self.asking = Asking(
+        self.site_evaluation = SiteEvaluation(
             self.job,
             questions,
             self.roster,
@@ -195,7 +195,7 @@ class Service:
         if not every or not (done or regular):
             return self._reached(record, None, complete=not every)
         began = time.perf_counter()
-        found = self.asking(*self._handed_out(state), number - 1)
+        found = self.site_evaluation(*self._handed_out(state), number - 1)
         means = found.means()
         ending = self._reached(record, found, complete=True)
         said: dict[str, Any] = {"answered": len(found.answers), "metrics": means}

@@ -84,7 +84,7 @@ class Broadcast:
         reply, body = wire.read_reply(arrival.content, self._most)
         if reply.kind is Kind.UPDATE:
             admit = self._admission.admit
-            decoded = partial(arrived, self._job, self._message, self._download.bound)
+            decoded = partial(arrived, self._job, self._message, self._download.clip_bound)
             admitted = admit(ledger, task, reply, body, self._template, self.scale, decoded)
             check_noised(self._job, admitted.answer.info, self._step)
             return Accepted(reply, admitted, wire.read_metrics(arrival.content))

@@ -120,7 +120,7 @@ class VectorisedEngine(Engine):
         state = trees.stack([record.state for record in found])
         joined = self._stacker.join(clients, [objectives[index] for index in order])
         starts = torch.tensor(first, device=self._job.initial.device)
-        return _Stack(clients, state, starts, joined, [record.rest for record in found])
+        return _Stack(clients, state, starts, joined, [record.error_feedback for record in found])
 
     def _run_stack(
         self, ids: list[int], download: Download, round_index: int

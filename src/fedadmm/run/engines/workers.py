@@ -151,10 +151,10 @@ def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
     before = job.algorithm.init_client(vector)
     result = LocalResult.like(vector)
     after, message = job.algorithm.client_update(download.cast, before, result)
-    rest = record_layout(job).rest
+    rest = record_layout(job).error_feedback
     record = ClientRecord(after, buffers, rest)
     kept = max(region_bytes(record), region_bytes(ClientRecord(before, buffers, rest)))
-    upload = region_bytes(Upload(message, buffers, download.bound))
+    upload = region_bytes(Upload(message, buffers, download.clip_bound))
     return region_bytes(download), kept, kept + upload
 
 

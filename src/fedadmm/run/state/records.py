@@ -79,7 +79,7 @@ def rebuild(template: ClientRecord, named: dict[str, Tensor], where: object) -> 
 def _kept(record: ClientRecord) -> dict[str, Tensor]:
     """What every record of a run has."""
     return dict(trees.named_tensors(record.state, "state")) | dict(
-        trees.named_tensors(record.rest, "rest")
+        trees.named_tensors(record.error_feedback, "error_feedback")
     )
 
 

@@ -109,7 +109,9 @@ def from_the_sum(job: Job, client: int, heard: list[Heard]) -> list[Heard]:
     largest = max(problem.weight(index) for index in range(problem.num_clients))
     seen = []
     for one in heard:
-        bound = uploads.clip.norm if one.download.bound is None else float(one.download.bound)
+        bound = (
+            uploads.clip.norm if one.download.clip_bound is None else float(one.download.clip_bound)
+        )
         change = (
             uploads.vector_noise(problem.num_clients) * bound * largest / problem.weight(client)
         )

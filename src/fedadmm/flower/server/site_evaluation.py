@@ -86,7 +86,7 @@ def measured(job: Job, answers: Mapping[int, Mapping[str, float]]) -> Measured:
     return Measured(plain, weights)
 
 
-class Asking:
+class SiteEvaluation:
     """Sends a model to everybody who is online and collects what they measure."""
 
     def __init__(
