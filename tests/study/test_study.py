@@ -15,7 +15,7 @@ from support.commands import SMALL
     ("change", "same"),
     [
         ({"checkpoint": {"every": 7}}, True),
-        ({"trackers": ["tensorboard"]}, True),
+        ({"callbacks": [{"name": "tensorboard"}]}, True),
         ({"threads": 2}, True),
         ({"store": {"name": "disk"}}, True),
         ({"store": {"name": "disk", "primal": "bfloat16"}}, False),
