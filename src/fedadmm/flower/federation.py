@@ -62,22 +62,26 @@ class Federation:
             rows of it.  In an asynchronous run `rounds` counts the replies that are folded.  Sites
             clip and compress uploads, the server adds the noise, which comes from the machine's
             entropy and not from the seed.
-        evaluate_every: ask all sites for their loss after this many rounds each, and after the
-            last one; 0 never asks.
-        mode: "rounds", or "asynchronous": every reply is folded as it arrives.
-        ledger: "disk" keeps each client's contribution, so that a client that lost its state can
-            be taken out exactly and start again; "none" quarantines it instead.  With noise in
-            the upload nothing is kept: taking a client out would show what it sent.
-        names: the registered names of the nodes, in the order of the clients; only they may take
-            part.  Without names a node's own `partition-id` says which client it is.
-        patience: how long the server waits.
-        admission: what it refuses.
-        accept_rollback: go on although sites have seen more than this server remembers, because
-            its folder was restored from a backup: they are taken out and start again.
-        train_config: sent to the sites with every task, for apps with a training loop of their
-            own (`DropIn`).
-        evaluate_config: sent with every question for their metrics, for the same apps.
-        identity: what else must be the same when a run is resumed, such as the app's name.
+
+    Keyword Args:
+        evaluate_every (int): ask all sites for their loss after this many rounds each, and after
+            the last one; 0 never asks.
+        mode (str): "rounds", or "asynchronous": every reply is folded as it arrives.
+        ledger (str): "disk" keeps each client's contribution, so that a client that lost its
+            state can be taken out exactly and start again; "none" quarantines it instead.  With
+            noise in the upload nothing is kept: taking a client out would show what it sent.
+        names (sequence of str): the registered names of the nodes, in the order of the clients;
+            only they may take part.  Without names a node's own `partition-id` says which client
+            it is.
+        patience (Patience): how long the server waits.
+        admission (Admission): what it refuses.
+        accept_rollback (bool): go on although sites have seen more than this server remembers,
+            because its folder was restored from a backup: they are taken out and start again.
+        train_config (mapping): sent to the sites with every task, for apps with a training loop of
+            their own (`DropIn`).
+        evaluate_config (mapping): sent with every question for their metrics, for the same apps.
+        identity (mapping): what else must be the same when a run is resumed, such as the app's
+            name.
     """
 
     experiment: Experiment
