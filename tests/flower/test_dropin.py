@@ -294,3 +294,9 @@ def test_simulated_nodes_need_no_folder_and_deployed_ones_do(simulation, tmp_pat
     assert torch.equal(found, start(drop_in, tmp_path / "other"))
     (run,) = (tmp_path / "run" / "sites").iterdir()
     assert {path.name for path in run.iterdir()} == {f"client-{i}" for i in range(CLIENTS)}
+
+
+@pytest.mark.parametrize("name", ["solver", "stop", "local"])
+def test_the_apps_own_loop_is_the_only_solver(name):
+    with pytest.raises(fa.ParameterError, match=f"^DropIn: {name} is given, but must not be"):
+        drop_in_of(fa.FedADMM(rho=1.0), **{name: fa.Epochs(1)})

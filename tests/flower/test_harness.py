@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
+from fedadmm.flower.federation import Federation
 from fedadmm.flower.server.state import ServerState
 
 from .harness import (
@@ -212,3 +215,25 @@ def test_an_initial_round_is_checkpointed_like_the_others(moment, tmp_path, monk
     assert history.trace[0] == [0, 1, 2, 3]
     assert torch.equal(history.outcome.params, wanted.params)
     check_versions(settings, tmp_path, history.trace)
+
+
+def test_a_federation_takes_an_experiment_with_its_data_and_uses_none_of_them(tmp_path):
+    """The server needs the number of clients; the same keywords make the same run."""
+    described = federation(fa.FedADMM(rho=1.0), ledger="disk")
+    problem = described.problem.with_clients(objectives())
+    settings = replace(described, experiment=replace(described.experiment, problem=problem))
+    with pytest.raises(fa.StateError, match="the data are at the sites"):
+        settings.server_job().problem.clients[0].value(problem.initial)
+    found = [
+        run_through(one, FakeGrid(one, tmp_path / name), tmp_path / name).outcome.params
+        for name, one in (("described", described), ("given", settings))
+    ]
+    assert torch.equal(*found)
+
+
+def test_an_experiment_has_all_its_fields_already():
+    made = federation(fa.FedADMM(rho=1.0))
+    with pytest.raises(fa.ParameterError, match="Federation: an experiment has all its fields"):
+        Federation(made.experiment, rounds=3)
+    with pytest.raises(fa.ConfigError, match=r"tolerance is 0\.1, but must be 'none'"):
+        Federation(replace(made.experiment, tolerance=0.1))
