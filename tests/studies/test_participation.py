@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedadmm.algorithms import REGISTRY
-from fedadmm.core.tables import from_table
+from fedadmm.core.tables import from_table, to_table
 from fedadmm.study import loading
 from fedadmm.study.recipe import SCALES, Recipe, study_of
 from studies.participation.__main__ import main
@@ -206,9 +206,9 @@ def test_a_problem_has_a_setting_for_each_percentage_and_a_method_two_rows() -> 
     for cell in (printed, averaged):
         assert cell.run.tree["sampler"] == {"name": "uniform", "size": 0.02}
         assert cell.run.tree["output"]["handed"] == "participants-mean"
-        places = ("digits-shards-2", "mnist-shards-2", "synthetic-2")
+        tuned_at = ("digits-shards-2", "mnist-shards-2", "synthetic-2")
         row = cell.name.partition("/")[2]
-        assert cell.tuned == " ".join(f"{place}/{row}" for place in places)
+        assert cell.tuned == " ".join(f"{place}/{row}" for place in tuned_at)
     assert printed.run.tree == averaged.run.tree  # one training, two models
     assert printed.target is not None
     assert averaged.target is not None
@@ -235,7 +235,7 @@ def test_the_fixed_horizon_has_the_studys_problems_and_search_but_no_targets() -
     rows = {method["name"]: method for method in study["methods"]}
     for method in horizon.methods:
         own = rows[method.name]
-        assert (method.config, method.search) == (own["config"], own["search"])
+        assert (method.config, to_table(method.search)) == (own["config"], own["search"])
     assert [method.name for method in horizon.methods] == read(FINAL)["methods"]
     for cell in study_of(horizon, "full").cells:
         assert (cell.run.target, cell.run.rounds) == (None, 80)

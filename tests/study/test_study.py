@@ -16,6 +16,7 @@ from support.commands import SMALL
     [
         ({"checkpoint": {"every": 7}}, True),
         ({"callbacks": [{"name": "tensorboard"}]}, True),
+        ({"callbacks": [{"name": "diagnostics"}]}, False),
         ({"threads": 2}, True),
         ({"store": {"name": "disk"}}, True),
         ({"store": {"name": "disk", "primal": "bfloat16"}}, False),

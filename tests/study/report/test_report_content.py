@@ -192,10 +192,19 @@ def test_configuration_tells_what_differs(comparison: Path) -> None:
 
 def test_search_shows_every_candidate_and_marks_the_choice() -> None:
     tried = [
-        {"label": "FedAvg", "value": value, "metric": "test_accuracy", "best": best}
+        {
+            "label": "FedAvg",
+            "value": {"local.solver.lr": value},
+            "metric": "test_accuracy",
+            "best": best,
+        }
         for value, best in ((0.03, 0.5), (0.1, 0.75))
     ]
-    search = {"rule": "best", "tried": tried, "chosen": {"FedAvg": {"value": 0.1}}}
+    search = {
+        "rule": "best",
+        "tried": tried,
+        "chosen": {"FedAvg": {"value": {"local.solver.lr": 0.1}}},
+    }
     found = search_table(search, {"FedAvg": "FedAvg"})
     assert found is not None
     assert found.values == ["0.03", "0.1"]
