@@ -62,7 +62,7 @@ def test_every_client_works_as_if_its_number_were_everybodys(engine, case, name)
 @pytest.mark.parametrize("problem", ["perceptron", "tanh", "least squares"])
 def test_stacks_agree_over_rounds_with_some_clients(case, problem):
     options = CASES[case](lambda values: values)
-    method = ALGORITHMS["fedadmm-current"]
+    method, options = ALGORITHMS["fedadmm"], options | {"start": "current"}
     expected = run("sequential", method, PROBLEMS[problem](), **options)
     assert_same_run(run("vectorised", method, PROBLEMS[problem](), **options), expected)
 

@@ -80,7 +80,7 @@ def test_of_very_many_clients_some_are_asked():
 def test_the_pull_is_what_a_round_brings_back(steps):
     """Without data only the penalty moves w: (1 - lr rho)^steps of the way to theta is left."""
     lr, pull = 0.01, 0.25
-    rho = fa.PerWork(pull).fitted(lr * steps)
+    rho = fa.PerWork(pull).penalty(lr * steps)
     flat = fa.Quadratic(torch.zeros(2, 2).double(), torch.zeros(2).double())
     start, centre = torch.tensor([4.0, -2.0]).double(), torch.zeros(2).double()
     local = LocalProblem(

@@ -64,7 +64,7 @@ DISTANCES = ("prox", "relative", "relative, squared", "relative, argument")
     [
         (rule, name)
         for rule in RULES
-        for name in ("fedadmm", "fedadmm-current", "fedadmm-insa", "scaffold-2")
+        for name in ("fedadmm", "fedadmm-insa", "scaffold-2")
         if not (rule in DISTANCES and name == "scaffold-2")
     ],
 )

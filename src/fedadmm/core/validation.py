@@ -269,9 +269,11 @@ def _kind_words(value: object, kind: Any) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: plain ones as they are, others by their class."""
+    """A value as a message shows it: short ones as they are, others by their class."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    plain = isinstance(value, str | int | float | complex | Real | Mapping | Sequence)
-    text = repr(value) if plain or value is None else f"a {type(value).__name__}"
+    plain = isinstance(value, str | complex | Real | Mapping | Sequence)
+    text = repr(value)
+    if not plain and (text.startswith("<") or "\n" in text or len(text) > 60):
+        return f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}…"
