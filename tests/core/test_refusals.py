@@ -203,7 +203,7 @@ def test_a_value_of_no_kind_at_all_is_refused(name: str) -> None:
         if Any in members(annotation):
             continue
         said = refusal(kind, field, {1, 2})
-        assert re.match(rf"{kind.__name__}: {field} is a set, but must be \S", said), said
+        assert re.match(rf"{kind.__name__}: {field} is \{{1, 2\}}, but must be \S", said), said
         if not any(kind_of(one) is bool for one in members(annotation)):
             said = refusal(kind, field, True)
             assert re.match(rf"{kind.__name__}: {field} is True, but must be \S", said), said
