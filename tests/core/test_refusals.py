@@ -59,6 +59,7 @@ RANGES = {
     **dict.fromkeys(("capacity", "ratio", "conditioning"), "[1, inf)"),
     **dict.fromkeys(("data_seed", "partition_seed", "max_delay"), NOT_NEGATIVE),
     "gamma": UNIT,
+    "Diagnostics.clients": NOT_NEGATIVE,  # 0 for all
     "AlignedADMM.sigma": UNIT,
     "AFedPD.sigma": "[1, 1]",
     "FedADMMInSa.mu": "(1, inf)",
