@@ -1,0 +1,1 @@
+"""Gong's Table III at the paper's size."""
