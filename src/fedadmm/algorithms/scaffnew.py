@@ -10,7 +10,7 @@ Communication Acceleration! Finally!, ICML 2022, Algorithm 2.
 
 The coin is the same for all clients: after every local step the round ends with probability p, so
 that a round has 1/p steps in the mean.  It stands in the broadcast, and the stopping rule is not
-asked.  The server's line is the paper's mean of w_i - (lr/p) h_i; z_i stands for the paper's
+asked.  The server's line is the paper's mean of w_i - (lr/p) h_i; z_i means the paper's
 h_i + (p/lr)(theta - w_i), which a client can only form when it knows the next theta.  With one
 learning rate for all clients the h_i add up to zero; with a rate per client the sums above keep
 sum a_i h_i = 0 too, which the paper does not treat.

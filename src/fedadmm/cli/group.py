@@ -71,7 +71,7 @@ def only_one_document(context: typer.Context, wanted: bool) -> bool:
 
 @contextmanager
 def _set_aside() -> Iterator[TextIO]:
-    """Standard output as it was; meanwhile its name and its number stand for standard error."""
+    """Standard output as it was; meanwhile its name and its number mean standard error."""
     real = sys.stdout
     real.flush()
     try:

@@ -46,9 +46,7 @@ Out = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
 CheckpointEvery = Annotated[
     int | None,
-    typer.Option(
-        "--checkpoint-every", help="Save every so many rounds; 0 saves only on interruption."
-    ),
+    typer.Option("--checkpoint-every", help="Save every N rounds; 0 saves only on interruption."),
 ]
 Engine = Annotated[
     str | None,
@@ -81,7 +79,7 @@ Trackers = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", min=1, help="Run so many at the same time; by default one per core."),
+    typer.Option("--jobs", min=1, help="Run this many at the same time; by default one per core."),
 ]
 AsJson = Annotated[
     bool,
@@ -166,7 +164,7 @@ def listed(text: str | None, option: str) -> list[str]:
 
 
 def whole_numbers(text: str | None, option: str) -> list[int] | None:
-    """The numbers of `0,1,2`, or of `3`, which stands for the single seed 3."""
+    """The numbers of `0,1,2`, or of `3`, which means the single seed 3."""
     return _numbers(text, option, int, "whole numbers such as 0,1,2")
 
 

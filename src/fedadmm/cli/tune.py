@@ -30,7 +30,7 @@ def tune(
         ),
     ] = None,
     trials: Annotated[
-        int, typer.Option("--trials", min=1, help="Try so many settings, earlier ones included.")
+        int, typer.Option("--trials", min=1, help="Try this many settings, earlier ones included.")
     ] = 20,
     prune: Annotated[
         bool,

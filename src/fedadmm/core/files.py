@@ -58,7 +58,7 @@ class Disk:
             stream.write(data)
 
     def reserve(self, path: Path, size: int) -> None:
-        """Make a file that takes up so many bytes."""
+        """Make a file that takes up this many bytes."""
         with path.open("wb") as stream:
             if hasattr(os, "posix_fallocate"):  # neither macOS nor Windows
                 os.posix_fallocate(stream.fileno(), 0, size)
@@ -237,7 +237,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Find out whether so many bytes can be written there."""
+    """Find out whether this many bytes can be written there."""
     with explained("write", path):
         try:
             _disk.reserve(path, size)

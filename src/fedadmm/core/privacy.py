@@ -50,7 +50,7 @@ class Accountant:
     budget: float | None = None
 
     def epsilon(self, rounds: int) -> float:
-        """What has been spent after so many rounds."""
+        """What has been spent after this many rounds."""
         count = rounds + self.starts_with_everyone
         if count <= 0:
             return 0.0
@@ -120,7 +120,7 @@ def composed_epsilon(counts: Mapping[tuple[float, float], int], delta: float) ->
 def multiplier_for(
     epsilon: Positive, delta: Fraction, rate: Share, rounds: Count, accuracy: Positive = 1e-3
 ) -> float:
-    """The least noise multiplier with which so many rounds spend at most epsilon."""
+    """The least noise multiplier with which this many rounds spend at most epsilon."""
     low, high = 0.0, 1.0
     while Accountant(high, delta, rate).epsilon(rounds) > epsilon:
         low, high = high, 2 * high

@@ -74,7 +74,7 @@ def norm(vector: Tensor) -> Tensor:
 
 
 class LocalProblem(NamedTuple):
-    """One client's work in one round; None stands for a zero vector."""
+    """One client's work in one round; None means a zero vector."""
 
     start: Tensor
     """Theta, or what takes its place; a run may start at the client's own model (`LocalWork`)."""
@@ -538,7 +538,7 @@ class Objective(ABC):
         )
 
     def work(self, rows: int) -> float:
-        """About how many multiplications a gradient over so many rows takes, forwards."""
+        """About how many multiplications a gradient over this many rows takes, forwards."""
         return float(self.num_parameters * rows)
 
 
@@ -715,7 +715,7 @@ class LocalSolver(Part, ABC):
         return None
 
     def length(self, steps: int, client: int) -> float | None:
-        """The sum of the sizes of so many steps of a first round; None where nobody can tell."""
+        """The sum of the sizes of this many steps of a first round; None where nobody can tell."""
         return None
 
     @abstractmethod

@@ -74,7 +74,7 @@ class Dataset:
     speaker) each row belongs to, as numbers that index `group_names`.  `prepare` turns stored rows
     into the model's input.  `name` is what error messages call the data.  `preparation` says how
     the rows were made from what was recorded, where that is more than reading them.  `weights` says
-    what each row counts in its client's loss; None stands for one each.  `class_names` are what the
+    what each row counts in its client's loss; None means one each.  `class_names` are what the
     classes are called, where they have names.
     """
 

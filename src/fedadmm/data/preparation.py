@@ -6,7 +6,7 @@ of words which words.  Joined, that scales the numbers as all rows together woul
 words over columns of zeros and ones.  What is missing becomes zero: the mean, or none of the words.
 Rows may have weights: one of weight two tells as much as two rows.
 
-A column is an array of text, in which some words stand for a gap, or one of numbers, in which NaN
+A column is an array of text, in which some words mean a gap, or one of numbers, in which NaN
 does.
 """
 
@@ -167,7 +167,7 @@ def _words(column: NDArray[Any]) -> set[str]:
 
 
 def _text(column: NDArray[Any]) -> NDArray[np.str_]:
-    """Words as they are; numbers that stand for words without a point where they need none."""
+    """Words as they are; numbers that mean words without a point where they need none."""
     if column.dtype.kind == "U":
         return column
     return np.array([np.format_float_positional(one, trim="-") for one in column], dtype=str)

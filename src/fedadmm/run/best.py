@@ -36,7 +36,7 @@ class Judge(NamedTuple):
 
     target: Target | None = None
     patience: int | None = None
-    """So many measurements in a row without a better one end the run; None waits for ever."""
+    """This many measurements in a row without a better one end the run; None waits for ever."""
 
     def after(self, best: Best | None, record: Record, model: Iterate) -> Best | None:
         """The best after a round that handed out this model; one not measured changes nothing."""

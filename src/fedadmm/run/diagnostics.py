@@ -122,7 +122,7 @@ class Diagnostics(Callback):
     def measure(
         self, report: RoundReport, live: _Examiner, note: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Look every so many rounds, and compare with what was seen before."""
+        """Look every this many rounds, and compare with what was seen before."""
         note = note or {"lagrangian": None, "kkt": None, "warned": []}
         if report.state.round == 0 or report.state.round % self.every:
             return note, {}

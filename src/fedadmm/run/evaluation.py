@@ -18,7 +18,7 @@ from fedadmm.run.metrics import Target as Target
 from fedadmm.run.metrics import statistics_over_clients
 
 LISTED = 500
-"""At most so many clients' values are listed in a record; of more only the statistics."""
+"""At most this many clients' values are listed in a record; of more only the statistics."""
 
 
 class Measured(NamedTuple):

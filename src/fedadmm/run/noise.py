@@ -81,7 +81,7 @@ class HiddenRecords:
         return all(self.allows(client, made.per_epoch, made.steps) for client, made in counts)
 
     def allows(self, client: int, per_epoch: int, steps: int) -> bool:
-        """Whether a client that has made so many steps may make those of another round."""
+        """Whether a client that has made this many steps may make those of another round."""
         most = self._of(per_epoch).affordable
         return most is None or steps + self._stop.largest_budget(per_epoch, client) <= most
 
@@ -98,7 +98,7 @@ class HiddenRecords:
         )
 
     def _of(self, per_epoch: int) -> Accountant:
-        """The accountant of clients with so many steps in an epoch."""
+        """The accountant of clients with this many steps in an epoch."""
         if per_epoch not in self._accountants:
             from fedadmm.core.privacy import Accountant
 

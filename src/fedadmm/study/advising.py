@@ -132,7 +132,7 @@ def _situation(
 def private(
     counsel: Counsel, sampler: Sampler, rounds: int, epsilon: float, delta: float
 ) -> Counsel:
-    """The counsel with noise that spends epsilon over so many rounds.
+    """The counsel with noise that spends epsilon over this many rounds.
 
     The method is FedAvg, whose moves are fresh in every round and forget the noise of earlier ones,
     with steps of 1/L; an average over rounds is handed out.  The cohort is the smallest one, from

@@ -27,7 +27,7 @@ from fedadmm.study.tables import csv_text
 
 TABLES = ("csv", "parquet")
 ROWS = 8
-"""So many rows of the first client are sent through an ONNX file to compare it with torch."""
+"""This many rows of the first client are sent through an ONNX file to compare it with torch."""
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """How far apart the two may be, relative to the largest output."""
 

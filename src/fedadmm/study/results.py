@@ -122,7 +122,7 @@ class Results(NamedTuple):
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """The spread of the values that are there; None stands for a seed without one."""
+    """The spread of the values that are there; None means a seed without one."""
     known = [float(value) for value in values if value is not None]
     if not known:
         return Spread(None, None, None, None, 0, len(values))

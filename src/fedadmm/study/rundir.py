@@ -43,7 +43,7 @@ CONFIG, METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
 )
 CHECKPOINT, CLIENTS = "checkpoint", "clients"
 _LONGEST, _DEEPEST = 10**7, 1000
-"""Characters of a TOML text, and dots of a key: nobody writes so many."""
+"""Characters of a TOML text, and dots of a key: nobody writes this many."""
 _DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""")
 _logger = logging.getLogger("fedadmm")
 _ROOM = 1 << 20

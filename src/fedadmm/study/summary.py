@@ -28,7 +28,7 @@ FAILED: Final = "failed"
 """The codes of runs that are not at their end; the others are those of an `Ending`."""
 
 MOST_CLIENTS = 200
-"""So many clients are listed one by one in partition.json."""
+"""This many clients are listed one by one in partition.json."""
 
 
 def tally(records: Sequence[Record], target: Target | None) -> Summary:

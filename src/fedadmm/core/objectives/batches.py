@@ -126,7 +126,7 @@ class BatchObjective(ModuleObjective):
         return self._passes.length
 
     def mini_batches(self, key: Key, epoch: int, batch_size: int) -> Iterator[list[Any]]:
-        """The batches in their own order, so many at a time."""
+        """The batches in their own order, this many at a time."""
         coming = iter(self._passes)
         while taken := list(islice(coming, batch_size)):
             yield taken

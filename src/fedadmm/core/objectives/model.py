@@ -20,7 +20,7 @@ from fedadmm.core.objectives.losses import count_correct
 from fedadmm.core.protocols import Objective, Pull
 
 EVALUATION_ROWS = 2048
-"""At most so many rows per forward pass when a loss over all data is wanted."""
+"""At most this many rows per forward pass when a loss over all data is wanted."""
 _FEWEST_ROWS, _VALUES = 128, 2**17
 
 

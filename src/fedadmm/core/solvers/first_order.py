@@ -276,7 +276,7 @@ class IterativeSolver(LocalSolver):
         return result, infos
 
     def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
-        """`LocalResult.step_sum` after so many steps, for a solver that `sums_steps`."""
+        """`LocalResult.step_sum` after this many steps, for a solver that `sums_steps`."""
         raise ParameterError(f"{type(self).__name__}: it makes no plain steps, but they are needed")
 
 

@@ -78,7 +78,7 @@ class Stepper(ABC):
         return self
 
     def passes(self, stepped: float) -> float:
-        """The gradients evaluated so far by a client, in passes, after steps over so many."""
+        """The gradients evaluated so far by a client, in passes, after steps over this many."""
         return stepped
 
 

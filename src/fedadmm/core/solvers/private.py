@@ -151,7 +151,7 @@ class _NoisedObjectives:
         return total.div_(expected.view(*params.shape[:-1], 1))
 
     def _clipped_sum(self, params: Tensor, rows: list[Tensor]) -> Tensor:
-        """The sum of clipped gradients, over so many rows at a time that memory holds them."""
+        """The sum of clipped gradients, over this many rows at a time that memory holds them."""
         total = torch.zeros_like(params, memory_format=torch.contiguous_format)
         width = max(map(len, rows))
         turn = max(1, NUMBERS // params.numel())

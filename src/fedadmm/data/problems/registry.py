@@ -75,12 +75,12 @@ def names() -> list[str]:
 
 
 def canonical(name: str) -> str:
-    """The name that a data set's short form stands for; any other name as it is."""
+    """The name that a data set's short form means; any other name as it is."""
     return next((one.name for one in SOURCES.values() if name in one.aliases), name)
 
 
 def options(name: str) -> type[NamedProblem]:
-    """The part that a name, or a short form of it, stands for."""
+    """The part that a name, or a short form of it, means."""
     chosen = FAMILIES["problem"].get(canonical(name))
     if chosen is None:
         raise ParameterError(f"problem: name is {name!r}, but must be one of {', '.join(names())}")

@@ -69,7 +69,7 @@ def connection(name: str, port: int, authority: str | None) -> str:
 
 
 def shell(command: Sequence[str]) -> str:
-    """A command as a line for a shell, in which $PWD stands for the folder."""
+    """A command as a line for a shell, in which $PWD means the folder."""
     words = [
         word if _PLAIN.fullmatch(word) else '"' + word.replace('"', '\\"') + '"' for word in command
     ]

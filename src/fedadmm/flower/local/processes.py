@@ -44,7 +44,7 @@ class Recorded(NamedTuple):
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports in a row, of the loopback interface, that nobody listens on.
+    """This many ports in a row, of the loopback interface, that nobody listens on.
 
     They lie below those that systems give to outgoing connections by themselves: one of these may
     go to any connection between this look and the moment in which a server listens on it, and
@@ -234,7 +234,7 @@ def recorded(folder: Path) -> list[tuple[Recorded, bool]]:
 
 
 def _same(one: Recorded) -> bool:
-    """Whether the group's number still stands for the same process, or for its orphans."""
+    """Whether the group's number still means the same process, or for its orphans."""
     try:
         return abs(_started(one.group) - one.started) < _SAME_START
     except psutil.NoSuchProcess:

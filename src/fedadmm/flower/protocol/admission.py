@@ -19,7 +19,7 @@ from fedadmm.flower.protocol.refusal import RefusedError, Word, printable
 Sizes = Mapping[str, float]
 """The norm of each vector of an upload, by its name."""
 WINDOW = 10
-"""So many of a client's last uploads are what it sends now; after as many steps it was away."""
+"""This many of a client's last uploads are what it sends now; after as many steps it was away."""
 _NOTHING = 1e-6
 """A vector that is shorter than this share of 1 + the model harms nothing."""
 
@@ -66,8 +66,8 @@ class Admission:
     """How far a reply may reach.
 
     Args:
-        norm_factor: a vector may be so many times as long as the longest one of most other clients'
-            last ten uploads, or of this client's own, which counts up to the same multiple of the
+        norm_factor: a vector may be this many times as long as the longest one of most other
+            clients' last ten uploads, or of this client's own, which counts up to the same multiple of the
             others'.  Vectors get shorter as a run converges: one of a newcomer, or of a client that
             was away for ten steps, is compared with the longest that most others ever sent.
         norm_bound: the largest norm of any vector, in units of 1 + the norm of the model that was

@@ -30,7 +30,7 @@ from fedadmm.run.client import (
 )
 
 _REPEATS = 8
-"""So many times an honest site may make the steps of a round whose replies get lost."""
+"""This many times an honest site may make the steps of a round whose replies get lost."""
 
 
 class Parcel(NamedTuple):

@@ -21,7 +21,7 @@ CONFIG, PLACE = "fedadmm.config", "fedadmm.place"
 """Beside a task: what the site's own app is told, and where a simulated site keeps its state."""
 _NUMBERS = frozenset(("client", "sequence", "incarnation", "folded", "version"))
 MOST_METRICS, _LARGEST = 50, 1e30
-"""So many numbers of a site, none of them larger."""
+"""This many numbers of a site, none of them larger."""
 Beside = Mapping[str, Mapping[str, Any]]
 """Records of plain values that travel beside a body, by their names."""
 _METRIC = re.compile(r"[A-Za-z0-9_.-]{1,80}")

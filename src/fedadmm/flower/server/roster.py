@@ -67,7 +67,7 @@ class Roster:
             self._ask(fresh)
 
     def wait_for(self, wanted: int) -> None:
-        """Wait until so many clients are online; an EngineError when they do not come."""
+        """Wait until this many clients are online; an EngineError when they do not come."""
         until = self._exchange.now() + self._patience.start
         while True:
             self.refresh()

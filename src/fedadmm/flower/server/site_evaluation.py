@@ -24,7 +24,7 @@ from fedadmm.run.client import Job
 from fedadmm.run.evaluation import Target
 
 FURTHEST = 1000.0
-"""A site's number is left out when it is so many times (1 +) what most sites say."""
+"""A site's number is left out when it is this many times (1 +) what most sites say."""
 EXAMPLES = "num-examples"
 """What Flower's apps call the rows that a metric is the mean of."""
 _SHOWN = re.compile(r"loss|test_[a-z0-9_]{1,60}")

@@ -26,7 +26,7 @@ class Steps(NamedTuple):
 
 
 class SiteAccount:
-    """The counts of one client in its site's state folder, which stands for one data set.
+    """The counts of one client in its site's state folder, which means one data set.
 
         ledger_0/account.json
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 STATE_DIR = "state-dir"
 _VECTORS, _ROOM = 8, 2**20
-"""The largest parcel that is let in: so many vectors of doubles, and so many bytes besides."""
+"""The largest parcel that is let in: this many vectors of doubles, and this many bytes besides."""
 
 
 class Site(NamedTuple):

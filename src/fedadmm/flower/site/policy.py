@@ -41,7 +41,7 @@ class SitePolicy:
             raise ConfigError(f"node-config: {error}") from None
 
     def declines(self, answered: int, *, noised: bool) -> str | None:
-        """Why the site answers no question for its metrics after so many today; None if it does."""
+        """Why the site evaluates no model after this many answers today; None if it does."""
         if self.evaluations == 0:
             return (
                 "this site does not evaluate models; evaluations=N in its node-config lets it "

@@ -126,7 +126,7 @@ class Pool:
         return any(worker.held for worker in self._workers)
 
     def reserve(self, download: int, inputs: int, outputs: int) -> None:
-        """Make sure that a region has so many bytes, and that all processes run."""
+        """Make sure that a region has this many bytes, and that all processes run."""
         wanted = (download, inputs, outputs)
         if any(have < want for have, want in zip(self._sizes, wanted, strict=True)):
             self.stop()

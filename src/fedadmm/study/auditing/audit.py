@@ -31,9 +31,9 @@ from fedadmm.study.config import resolve
 from fedadmm.study.loading import merged
 
 ROWS = 4
-"""So many of the client's rows are trained on, unless another number is asked for."""
+"""This many of the client's rows are trained on, unless another number is asked for."""
 _OTHERS = 10
-"""The mean row of so many other clients is the guess of somebody who saw no upload."""
+"""The mean row of this many other clients is the guess of somebody who saw no upload."""
 
 
 class Attempt(NamedTuple):

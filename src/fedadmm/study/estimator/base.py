@@ -49,7 +49,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     """An estimator that is trained by clients which keep their rows."""
 
     usual_model: ClassVar[str]
-    """The model that None stands for."""
+    """The model that None means."""
     regresses: ClassVar[bool]
     """Whether the targets are numbers."""
 

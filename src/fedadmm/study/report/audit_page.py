@@ -16,7 +16,7 @@ from fedadmm.study.report.plain_page import paragraph, plain_page, table_html
 from fedadmm.study.tables import Table
 
 SHOWN = 8
-"""So many rows of a setting are shown."""
+"""This many rows of a setting are shown."""
 _STYLE = """
 .pair { display: inline-grid; gap: 4px; margin: .4rem .5rem .8rem 0; font-size: .8rem; }
 .pair img { width: 80px; height: 80px; image-rendering: pixelated; border: 1px solid var(--line); }

@@ -13,7 +13,7 @@ from fedadmm.study.report.figures import Bars, Heat, Panel
 MOST_CLIENTS = 500
 """Figures with one mark a client show at most this many of them."""
 MOST_ROWS, MOST_ROUNDS = 100, 200
-"""So many clients and rounds fit into a picture of who took part when."""
+"""This many clients and rounds fit into a picture of who took part when."""
 MOST_PICTURES = 4
 
 

@@ -13,7 +13,7 @@ from fedadmm.study.report.curves import Axis, Line, Value, besides, lines, short
 from fedadmm.study.report.figures import Bars, Lines, Panel, Strip
 
 STRIP_BARS = 240
-"""So many pieces of work fit into a strip that can still be read."""
+"""This many pieces of work fit into a strip that can still be read."""
 STRIP_CLIENTS = 30
 MOST_STRIPS = 4
 

@@ -17,7 +17,7 @@ from fedadmm.study.rundir import RunDir
 from fedadmm.study.study import RESULTS
 
 SHOWN = 8
-"""So many of the best trials of a search have a curve."""
+"""This many of the best trials of a search have a curve."""
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def _average(values: Sequence[float]) -> float:
 
 
 def _thinned(rounds: list[int], most: int) -> list[int]:
-    """At most so many of them, evenly, with the first and the last."""
+    """At most this many of them, evenly, with the first and the last."""
     if len(rounds) <= most:
         return rounds
     step = (len(rounds) - 1) / (most - 1)

@@ -36,7 +36,7 @@ class Bars(NamedTuple):
     names: list[str]
     """What the clients are called; numbers when it is empty."""
     column: str = "client"
-    """What a bar stands for."""
+    """What a bar means."""
     kind: str = "bars"
 
 
@@ -54,7 +54,7 @@ class Heat(NamedTuple):
     names: list[str]
     """What the columns are called; numbers when it is empty."""
     column: str = "client"
-    """What a column stands for."""
+    """What a column means."""
     kind: str = "heat"
 
 

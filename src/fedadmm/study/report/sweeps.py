@@ -10,9 +10,9 @@ from fedadmm.study.report.curves import Axis, short
 from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Section
 
 MOST_MULTIPLES = 36
-"""So many small figures can still be compared."""
+"""This many small figures can still be compared."""
 MOST_OVERLAID = 12
-"""So many settings can share a figure of the usual size."""
+"""This many settings can share a figure of the usual size."""
 
 
 def sweep_sections(content: Content, known: list[Axis], whole: Lines | None) -> Iterator[Section]:
