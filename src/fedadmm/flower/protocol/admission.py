@@ -67,9 +67,10 @@ class Admission:
 
     Args:
         norm_factor: a vector may be this many times as long as the longest one of most other
-            clients' last ten uploads, or of this client's own, which counts up to the same multiple of the
-            others'.  Vectors get shorter as a run converges: one of a newcomer, or of a client that
-            was away for ten steps, is compared with the longest that most others ever sent.
+            clients' last ten uploads, or of this client's own, which counts up to the same multiple
+            of the others'.  Vectors get shorter as a run converges: one of a newcomer, or of a
+            client that was away for ten steps, is compared with the longest that most others ever
+            sent.
         norm_bound: the largest norm of any vector, in units of 1 + the norm of the model that was
             sent; all that bounds a first upload that there is nothing to compare with.
     """
