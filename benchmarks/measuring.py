@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks import contenders
 from benchmarks.contenders import Outcome
 from benchmarks.workloads import GROWTH, PEERS, WORKLOADS, Workload, find, write_rows
-from fedadmm.core.errors import EngineError, check_choice, check_count
+from fedadmm.core.errors import EngineError
+from fedadmm.core.validation import Count, check
 from fedadmm.study.words import Telling, untold
 
 __all__ = ["PEERS", "REPEATS", "WORKLOADS", "run", "table"]
@@ -39,7 +40,7 @@ def run(
         tell: told in a sentence what is going on, and how far it is.
     """
     chosen = find(workload)
-    check_count("benchmarks", "repeats", repeats)
+    check("benchmarks", "repeats", repeats, Count)
     wanted = _wanted(chosen, peers)
     with tempfile.TemporaryDirectory(prefix="fedadmm-bench-") as name:
         folder = Path(name)
@@ -54,7 +55,7 @@ def _wanted(workload: Workload, peers: bool | Sequence[str]) -> list[str]:
     if isinstance(peers, bool):
         return list(workload.peers) if peers else []
     for peer in peers:
-        check_choice("benchmarks", "peers", peer, PEERS)
+        check("benchmarks", "peers", peer, Literal[PEERS])
     return [peer for peer in workload.peers if peer in peers]
 
 

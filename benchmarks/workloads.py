@@ -8,13 +8,14 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import DataError, check_choice
+from fedadmm.core.errors import DataError
+from fedadmm.core.validation import check
 
 PEERS = ("pfl", "flower", "plain", "floor")
 
@@ -68,7 +69,7 @@ GROWTH = (1_000, 1_000_000)
 
 def find(name: str) -> Workload:
     """The named workload."""
-    check_choice("benchmarks", "workload", name, tuple(WORKLOADS))
+    check("benchmarks", "workload", name, Literal[tuple(WORKLOADS)])
     return WORKLOADS[name]
 
 

@@ -113,7 +113,7 @@ def test_run_says_what_is_wrong(
         ),
         (
             ("compare", "--resume", "--out", "nowhere"),
-            "Invalid value: --out is 'nowhere', where there is nothing to go on with (no compariso",
+            "Invalid value: --out is 'nowhere', where there is nothing to go on with (no study.tom",
         ),
         (("run", "quikstart"), "there is no file, preset or problem 'quikstart'; did you mean qu"),
         (("run", "no/such.toml"), "there is no file 'no/such.toml'; name an existing one"),

@@ -9,8 +9,9 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from fedadmm.core import codec
 from fedadmm.core import files as core_files
-from fedadmm.run.state import Checkpoints, files
+from fedadmm.run.state import Checkpoints
 from support.resumable import fingerprints, make_store, run, untimed
 
 ROUNDS = 4
@@ -125,7 +126,7 @@ def assert_nothing_left_behind(directory: Path, kind: str) -> None:
     manifests = sorted(directory.glob("*.json"))
     assert [path.name for path in manifests][-1] == f"round-{ROUNDS:08d}.json"
     assert len(manifests) <= 2
-    documents = [files.read_json(path) for path in manifests]
+    documents = [codec.read_json(path) for path in manifests]
     parts = {part["file"] for document in documents for part in document["parts"]}
     servers = {document["server"]["file"] for document in documents}
     names = {path.name for path in directory.iterdir() if path.is_file()}
@@ -135,7 +136,7 @@ def assert_nothing_left_behind(directory: Path, kind: str) -> None:
         for document in documents:
             newest: dict[int, int] = {}
             for part in document["parts"]:
-                tensors = files.read_tensors(directory / part["file"]).tensors
+                tensors = codec.read(directory / part["file"]).tensors
                 pairs = zip(tensors["ids"].tolist(), tensors["versions"].tolist(), strict=True)
                 newest.update(pairs)
             named |= {f"{client}-{version}.safetensors" for client, version in newest.items()}

@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 import pytest
 
 import fedadmm as fa
+from fedadmm.core import codec
 from fedadmm.core import files as core_files
-from fedadmm.run.state import Checkpoints, files
+from fedadmm.run.state import Checkpoints
 from support.resumable import assert_continued, contents, interrupted, make_store, run
 
 
@@ -49,7 +50,7 @@ def forged(field: str, value: object) -> Any:
     """A manifest with its own right digest, one field of which is nonsense."""
 
     def damage(path: Path) -> None:
-        files.write_json(path, files.read_json(path) | {field: value})
+        codec.write_json(path, codec.read_json(path) | {field: value})
 
     return damage
 
@@ -131,7 +132,7 @@ def own_file(kind: str, checkpoint: Path, client: int) -> Path:
     path = checkpoint / "round-00000006.clients-0.safetensors"
     if kind == "memory":
         return path
-    part = files.read_tensors(path).tensors
+    part = codec.read(path).tensors
     version = part["versions"][part["ids"].tolist().index(client)]
     return checkpoint / "clients" / "0000" / f"{client}-{version}.safetensors"
 

@@ -280,12 +280,16 @@ def test_honest_sites_with_different_rows_are_let_in(method, share, clients, mon
     from fedadmm.run import replies
 
     admission, past, arrived = Admission(), {}, {}
-    add = replies.Replies.add
+    taken = replies.Replies._taken
 
-    def look(self, reply):
-        tensors = trees.named_tensors(reply[1])
-        arrived[reply[0]] = {name: float(tensor.norm()) for name, tensor in tensors}
-        return add(self, reply)
+    def look(self, coming):
+        def seen():
+            for client, upload, info in coming:
+                tensors = trees.named_tensors(upload)
+                arrived[client] = {name: float(tensor.norm()) for name, tensor in tensors}
+                yield client, upload, info
+
+        return taken(self, seen())
 
     def judge(report):
         step = report.state.round - 1
@@ -294,7 +298,7 @@ def test_honest_sites_with_different_rows_are_let_in(method, share, clients, mon
             past[client] = Brought.after(past.get(client), step, sizes)
         arrived.clear()
 
-    monkeypatch.setattr(replies.Replies, "add", look)
+    monkeypatch.setattr(replies.Replies, "_taken", look)
     split = {"partition": "dirichlet", "dirichlet_alpha": 0.1, "min_size": 5}
     problem = problems.load("digits", clients=clients, **split)
     sampler = fa.UniformSampling(max(1, round(share * clients)))

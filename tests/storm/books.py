@@ -381,7 +381,10 @@ class Books:
         start = self._start
         if self._sums.kept in (("c",), ("h",)):
             start = self._nothing
-        state, rest = self._sums.state(file.arrays), file.arrays.get("rest.0", np.zeros(1))
+        state, rest = (
+            self._sums.state(file.arrays),
+            file.arrays.get("error_feedback.0", np.zeros(1)),
+        )
         for name, one, first, moved in zip(self._sums.kept, state, start, chain.held, strict=True):
             off = float(abs(one - rest - first - moved).max())
             if off > self.tolerance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,7 @@ def test_a_solve_to_the_end_gives_away_the_gradient_at_its_result():
     expected = clients[1].gradient(found.end)
     assert float(expected.norm()) > 1e-2
     np.testing.assert_allclose(found.gradient, expected, rtol=0, atol=1e-9)
-    job = job._replace(algorithm=fa.FedAvg())
+    job = job._replace(algorithm=fa.FedAvg(), local=replace(job.local, start="global"))
     with pytest.raises(fa.PairingError, match="chooses its own steps and FedAvg has no penalty"):
         infer(job, 1, overhear(job, fa.FullParticipation(), 1))
 
@@ -414,8 +415,8 @@ def test_the_command_writes_a_page_and_one_document(configured, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--client", 99], "client is 99, but must be >= 0 and <= 19"),
-        (["--rows", 1000], "rows is 1000, but must be >= 1 and <= "),
+        (["--client", 99], "client is 99, but must be a whole number of at least 0 and at most 19"),
+        (["--rows", 1000], "rows is 1000, but must be a whole number of at least 1 and at most "),
         (["--rows", 0], "0 is not in the range x>=1"),
         (["--attack", "magic"], "attack is 'magic', but there is no such attack; there are"),
     ],

@@ -195,7 +195,7 @@ def test_the_report_is_written_and_written_again_but_over_no_other_run(tmp_path:
     for _ in range(2):
         page = model.report(tmp_path / "report").read_text()
         assert "site 2" in page
-        assert "FedADMM" in page
+        assert "AlignedADMM" in page
     shown = json.loads((tmp_path / "report" / "partition.json").read_text())
     assert shown["labels"] == ["down", "up"]
     assert len((tmp_path / "report" / "metrics.jsonl").read_text().splitlines()) == 2
@@ -228,7 +228,10 @@ def test_a_run_that_diverges_is_told() -> None:
     ("options", "message"),
     [
         ({"method": "fedadm"}, "method is 'fedadm', which is not known; .*fedadmm"),
-        ({"method": "a-fedpd"}, r"method is 'a-fedpd', which has no usual rho; .*AFedPD\(rho=…\)"),
+        (
+            {"method": "scaffnew"},
+            r"method is 'scaffnew', which has no usual lr; .*Scaffnew\(lr=…\)",
+        ),
         ({"method": fa.FedADMM}, r"method is the class FedADMM, .* as in FedADMM\(...\)"),
         ({"model": "tree"}, "model: name is 'tree', but must be one of .*mlp"),
         ({"model": 7}, "model is 7, but must be a name, a module, or a function"),
@@ -298,7 +301,7 @@ def test_options_that_change_between_two_calls_count_from_then_on() -> None:
     assert found.partial_fit(x, y, groups=site).lr_ == rate
     with pytest.raises(
         fa.ParameterError,
-        match=r'the run so far belongs .*algorithm is "fedadmm" there and "fedavg"',
+        match=r'the run so far belongs .*algorithm is "aligned-admm" there and "fedavg"',
     ):
         found.set_params(method="fedavg").partial_fit(x, y, groups=site)
 

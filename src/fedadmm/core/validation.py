@@ -224,7 +224,9 @@ def allowed(annotation: Any) -> str:
     if kind is int:
         low = next((rule.ge for rule in rules if isinstance(rule, Ge)), None)
         low = next((int(rule.gt) + 1 for rule in rules if isinstance(rule, Gt)), low)  # type: ignore[call-overload]
-        return "a whole number" + ("" if low is None else f" of at least {low}")
+        high = next((rule.le for rule in rules if isinstance(rule, Le)), None)
+        most = "" if high is None else f" and at most {high}"
+        return "a whole number" + ("" if low is None else f" of at least {low}") + most
     if kind is float:
         return " and ".join(_bounds(rules)) or "a number"
     if isinstance(kind, type) and issubclass(kind, Mapping):

@@ -82,7 +82,7 @@ class Source:
     subfolders: tuple[str, ...] = (".",)
     """Where in its folder the files may lie."""
     instead: str | None = None
-    """A folder that means the files if it is there."""
+    """A folder that replaces the files if it is there."""
 
     def folders(self) -> list[Path]:
         """Where the data set may lie, in the order of search."""

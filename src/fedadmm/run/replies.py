@@ -57,8 +57,8 @@ class Replies:
     def averaged_buffers(self, before: Tensor | None, as_they_arrive: bool) -> Tensor | None:
         """The buffers after the step; those before it when none were sent.
 
-        A round's participants mean all clients, so their mean replaces the old buffers.  A
-        reply that arrives on its own means its own client only: replacing everything by it
+        A round's participants represent all clients, so their mean replaces the old buffers.  A
+        reply that arrives on its own represents its own client only: replacing everything by it
         would leave whatever came last.  It therefore takes its share a_S of the mean and the others
         keep theirs, B <- B + a_S (mean of the replies - B).  No client's past buffers are stored,
         so clients count in proportion to a_i times how often they reply.

@@ -93,8 +93,8 @@ Law = Callable[[Record | None], tuple[int, int, float]]
 def arrival_law(job: Job, sampler: Sampler, engine: EngineChoice) -> Law:
     """Who replies when in a run without rounds: set by a law that is given, or else measured.
 
-    Under a clock the delays and absences that did occur mean tau and T; the schedule has no
-    dice left, so that p_hat is 1.
+    Under a clock tau and T are the delays and absences that did occur; the schedule has no dice
+    left, so that p_hat is 1.
     """
     if isinstance(engine, GivenDelays):
         turns = _turns(job, sampler)

@@ -35,7 +35,7 @@ from fedadmm.core.stopping import Epochs
 from fedadmm.run.client import Job, caught_up, client_key, global_vector
 
 POINTS = 3
-"""At most this many models mean those that a local solve went through."""
+"""At most this many models represent those that a local solve went through."""
 
 
 class Heard(NamedTuple):

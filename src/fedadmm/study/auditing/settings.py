@@ -43,9 +43,9 @@ def settings_of(run: Experiment, rows: int, available: int) -> Iterator[Setting]
     if any(stage.place == "noise" for stage in run.upload):
         yield Setting(f"{CONFIGURED}, in the sum", rows, {}, in_sum=True)
 
-    def local(steps: int, **changes: Any) -> Tree:
-        stop = {"name": "steps", "steps": steps}
-        return {"local": {"solver": exposed, "stop": stop}, "upload": []} | changes
+    def local(steps: int, solver: Tree | None = None, **changes: Any) -> Tree:
+        work = {"solver": solver or exposed, "stop": {"name": "steps", "steps": steps}}
+        return {"local": work, "upload": []} | changes
 
     rate = run.tree["local"]["solver"].get("lr", _RATE)
     exposed = {"name": "sgd", "lr": rate, "batch_size": available}
@@ -66,4 +66,8 @@ def settings_of(run: Experiment, rows: int, available: int) -> Iterator[Setting]
         for multiplier in _NOISE:
             private = {"name": "dp-sgd", "clip": 1.0, "multiplier": multiplier, "delta": 1e-12}
             solver = exposed | private
-            yield Setting(f"1 step, DP-SGD {multiplier:g}", rows, local(1, solver=solver))
+            yield Setting(
+                f"1 step, DP-SGD {multiplier:g}",
+                rows,
+                local(1, solver),
+            )
