@@ -228,10 +228,6 @@ def test_a_run_that_diverges_is_told() -> None:
     ("options", "message"),
     [
         ({"method": "fedadm"}, "method is 'fedadm', which is not known; .*fedadmm"),
-        (
-            {"method": "scaffnew"},
-            r"method is 'scaffnew', which has no usual lr; .*Scaffnew\(lr=…\)",
-        ),
         ({"method": fa.FedADMM}, r"method is the class FedADMM, .* as in FedADMM\(...\)"),
         ({"model": "tree"}, "model: name is 'tree', but must be one of .*mlp"),
         ({"model": 7}, "model is 7, but must be a name, a module, or a function"),
