@@ -9,6 +9,7 @@ import pytest
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import Tree
 from fedadmm.study import loading
+from fedadmm.study.config import resolve
 from fedadmm.study.rundir import toml_tables
 
 
@@ -96,3 +97,14 @@ def test_what_is_not_toml_or_not_text_is_refused_by_name(tmp_path: Path) -> None
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"a\.toml: is not a text in UTF-8"):
         loading.read(str(path))
+
+
+def test_another_method_chooses_its_own_start_of_local_training() -> None:
+    """A run directory says start = "own" for FedADMM, which FedAvg could not have."""
+    tree = resolve({"algorithm": {"name": "fedadmm"}}).tree
+    assert tree["local"]["start"] == "own"
+    loading.assign(tree, "algorithm.name", "fedavg")
+    assert resolve(tree).local.start == "global"
+    loading.assign(tree, "algorithm.name", "fedavg")  # the same again leaves the table alone
+    loading.assign(tree, "local.start", "current")
+    assert tree["local"]["start"] == "current"

@@ -140,6 +140,8 @@ def assign(tree: Tree, key: str, value: Any) -> None:
         table = table[step]
     if last == "name" and table.get("name") != value:
         table.clear()
+        if key == "algorithm.name" and isinstance(tree.get("local"), dict):
+            tree["local"].pop("start", None)  # where training starts was chosen for another method
     table[last] = value
 
 
