@@ -10,6 +10,9 @@ import pytest
 import fedadmm as fa
 
 NAMES = [
+    "Experiment",
+    "LocalWork",
+    "AlignedADMM",
     "FedSGD",
     "FedAvg",
     "FedProx",
@@ -159,3 +162,14 @@ def test_the_parameters_carry_the_letters_of_the_papers():
     assert all(type(method).__doc__ and method.paper for method in methods)
     assert fa.FedADMM(1.0) == methods[0]
     assert fa.FedADMMInSa(1.0) == methods[5]
+
+
+def test_an_experiment_is_what_keywords_describe() -> None:
+    """`simulate(experiment)` and `simulate(method, problem, rounds, …)` are the same run."""
+    problem = fa.problems.load("quadratics", clients=3, dimension=2)
+    work = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(2), "start": "own"}
+    experiment = fa.Experiment(problem, fa.FedADMM(1.0), 4, local=fa.LocalWork(**work), seed=3)
+    one = fa.simulate(experiment)
+    other = fa.simulate(fa.FedADMM(1.0), problem, 4, seed=3, **work)
+    assert one.params.equal(other.params)
+    assert one.history[-1]["metrics"] == other.history[-1]["metrics"]
