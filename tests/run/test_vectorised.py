@@ -72,6 +72,11 @@ def test_every_stopping_rule(rule: str, name: str) -> None:
     _equal(ALGORITHMS[name], "perceptron", stop=RULES[rule])
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_every_stopping_rule_from_the_current_model(rule: str) -> None:
+    _equal(ALGORITHMS["fedadmm"], "perceptron", stop=RULES[rule], start="current")
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold-2", "fedadmm-insa"])
 @pytest.mark.parametrize("problem", ["perceptron", "tanh"])
 def test_momentum(name: str, problem: str) -> None:

@@ -228,6 +228,10 @@ def test_a_run_that_diverges_is_told() -> None:
     ("options", "message"),
     [
         ({"method": "fedadm"}, "method is 'fedadm', which is not known; .*fedadmm"),
+        (
+            {"method": "support.strangers:Needing"},
+            r"method is 'support.strangers:Needing', which has no usual size; .*Needing\(size=…\)",
+        ),
         ({"method": fa.FedADMM}, r"method is the class FedADMM, .* as in FedADMM\(...\)"),
         ({"model": "tree"}, "model: name is 'tree', but must be one of .*mlp"),
         ({"model": 7}, "model is 7, but must be a name, a module, or a function"),

@@ -30,6 +30,13 @@ class Method(fa.FedProx):
 
 
 @dataclass(frozen=True)
+class Needing(fa.FedAvg):
+    """A method with a hyper-parameter that has no usual value."""
+
+    size: float
+
+
+@dataclass(frozen=True)
 class Solver(fa.GradientDescent):
     """Gradient descent with a rate of its own."""
 
