@@ -27,7 +27,7 @@ from fedadmm.data import models
 from fedadmm.run.engines import Auto, EngineChoice, Job
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.simulation import simulate
-from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
+from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore
 
 MEMORY_SECONDS = 0.5
 """How often memory is looked at, at most."""

@@ -53,7 +53,7 @@ _EXPORTS = {
     "fedadmm.run.evaluation": "Evaluation Target",
     "fedadmm.run.experiment": "Checkpointing Experiment Storage",
     "fedadmm.run.simulation": "Result simulate",
-    "fedadmm.run.state": "Checkpoints DiskStore MemoryStore",
+    "fedadmm.run.stores": "Checkpoints DiskStore MemoryStore",
     "fedadmm.study.estimator": "FederatedClassifier FederatedRegressor",
     "fedadmm.study.trackers": "MLflow TensorBoard WeightsAndBiases",
     "fedadmm.theory.certificates": "Certificate",

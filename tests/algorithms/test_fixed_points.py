@@ -44,7 +44,7 @@ from fedadmm.core.schedules import Schedule
 from fedadmm.run.loop import run_round
 from fedadmm.run.plan import RunState
 from fedadmm.run.simulation import make_job
-from fedadmm.run.state import MemoryStore
+from fedadmm.run.stores import MemoryStore
 from support import reference
 from support.federations import WEIGHTS, Federation, federation, run
 

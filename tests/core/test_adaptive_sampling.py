@@ -12,7 +12,7 @@ import pytest
 import fedadmm as fa
 from fedadmm.core.protocols import Sampler, Seen
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.state import Checkpoints
+from fedadmm.run.stores import Checkpoints
 from support.engines import PROBLEMS
 from support.federations import federation, run
 

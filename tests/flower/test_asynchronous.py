@@ -15,7 +15,7 @@ from fedadmm.core.protocols import Download, Received, Round
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import run_client
 from fedadmm.run.simulation import make_job
-from fedadmm.run.state import MemoryStore
+from fedadmm.run.stores import MemoryStore
 
 from .harness import (
     CLIENTS,

@@ -14,7 +14,7 @@ from fedadmm.core.regularizers import L1, Zero
 from fedadmm.core.rng import derive
 from fedadmm.run.client import run_client
 from fedadmm.run.simulation import make_job
-from fedadmm.run.state import MemoryStore
+from fedadmm.run.stores import MemoryStore
 
 from .harness import CLIENTS, contribution, objectives, tracked
 

@@ -36,10 +36,10 @@ from fedadmm.data.loaders.heart import read_hospital
 from fedadmm.data.loaders.pictures import read_batch, read_idx
 from fedadmm.data.partitions import Partition
 from fedadmm.run import resuming
+from fedadmm.run.checkpoint import Checkpoint
 from fedadmm.run.client import Job
 from fedadmm.run.simulation import make_job
-from fedadmm.run.state import Checkpoints
-from fedadmm.run.state.checkpoint import Checkpoint
+from fedadmm.run.stores import Checkpoints
 from fedadmm.study import loading, sweeping
 from fedadmm.study.config import resolve
 from fedadmm.study.recorded import read_run

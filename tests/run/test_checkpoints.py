@@ -17,7 +17,7 @@ from fedadmm.core import codec
 from fedadmm.run.engines.auto import AutoEngine
 from fedadmm.run.engines.workers import Workers
 from fedadmm.run.plan import RoundReport
-from fedadmm.run.state import (
+from fedadmm.run.stores import (
     Checkpoints,
     DiskStore,
     params_sha256,

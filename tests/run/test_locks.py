@@ -16,7 +16,7 @@ import pytest
 from fedadmm.core.errors import StateError
 from fedadmm.core.files import locked
 from fedadmm.run.engines.sequential import Sequential
-from fedadmm.run.state import Checkpoints, DiskStore
+from fedadmm.run.stores import Checkpoints, DiskStore
 from support.resumable import contents, make_store, run
 
 HOLD = """

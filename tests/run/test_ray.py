@@ -19,7 +19,7 @@ from fedadmm.run.engines.ray_actor import pack_job
 from fedadmm.run.engines.ray_engine import Ray
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.simulation import make_job
-from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
+from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore
 from support import minimal
 from support.faulty import Broken, Deadly, federation_with
 from support.models import small_federation

@@ -22,7 +22,7 @@ from fedadmm.run.engines.sequential import SequentialEngine
 from fedadmm.run.plan import Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.simulation import make_job
-from fedadmm.run.state import MemoryStore
+from fedadmm.run.stores import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
 from support.models import small_federation
 from support.records import untimed

@@ -17,7 +17,7 @@ from fedadmm.core import files
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.protocols import ClientRecord
 from fedadmm.run.simulation import make_job
-from fedadmm.run.state import DiskStore, MemoryStore, records
+from fedadmm.run.stores import DiskStore, MemoryStore, records
 from support.resumable import fingerprints, run
 
 SIZE = 10

@@ -13,7 +13,7 @@ from fedadmm.core.local_work import LocalWork
 from fedadmm.core.protocols import EngineState
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.simulation import make_job
-from fedadmm.run.state import Checkpoints
+from fedadmm.run.stores import Checkpoints
 from support.federations import WEIGHTS, assert_same, federation, run, snapshots, weighted_mean
 from support.records import untimed
 

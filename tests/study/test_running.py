@@ -14,7 +14,7 @@ import fedadmm as fa
 from fedadmm.core.errors import ConfigError, PairingError, StateError
 from fedadmm.core.files import locked
 from fedadmm.run.experiment import Experiment
-from fedadmm.run.state import params_sha256
+from fedadmm.run.stores import params_sha256
 from fedadmm.study import loading
 from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir

@@ -41,7 +41,6 @@ class LeastRecentlySeenSampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """Those with the oldest rounds; who was never asked comes first."""
         assert known is not None
         never = Seen(asked=-2)
         rounds = [known.get(client, never).asked for client in range(clients)]
@@ -50,7 +49,6 @@ class LeastRecentlySeenSampling(Sampler):
         return sorted(int(client) for client in np.lexsort((ties, np.array(rounds)))[:count])
 
     def check(self, clients: int, rounds: int) -> None:
-        """The count must not exceed the population."""
         count_of(self, self.size, clients)
 
 
@@ -75,7 +73,6 @@ class LossSampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """A set with these p_i."""
         assert known is not None
         return systematic(draws_of(seed, round_index), self.inclusion(clients, known))
 
@@ -103,7 +100,6 @@ class LossSampling(Sampler):
         return self.floor + room * capped_shares(left / room, spread)
 
     def check(self, clients: int, rounds: int) -> None:
-        """The floor must leave room in the size."""
         share = count_of(self, self.size, clients) / clients
         check(self, "floor", self.floor, Annotated[float, Gt(0), Le(share)])
 
@@ -125,7 +121,6 @@ class EnergySampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """Some of those who can: who was asked before follows from the seed alone."""
         count = count_of(self, self.size, clients)
         return _history(seed, count, *self._batteries(clients)).cohort(round_index)
 
@@ -134,7 +129,6 @@ class EnergySampling(Sampler):
         return capacities, tuple(float(of_client(self.recovery, i)) for i in range(clients))
 
     def check(self, clients: int, rounds: int) -> None:
-        """One battery per client, where they have their own."""
         count_of(self, self.size, clients)
         check_one_each(self, "capacity", self.capacity, clients)
         check_one_each(self, "recovery", self.recovery, clients)

@@ -60,7 +60,6 @@ class Sum(Aggregation):
     needs = "sum"
 
     def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:
-        """Add each reply as it comes."""
         total: Upload | None = None
         for share, upload in replies:
             if total is None:

@@ -67,7 +67,6 @@ class LastIterate(Output[None]):
         """Nothing to remember."""
 
     def model(self, note: None, offered: Iterate) -> Iterate:
-        """The iterate itself."""
         return offered
 
 
@@ -81,16 +80,13 @@ class RandomIterate(Output[Iterate]):
     """
 
     def begin(self, offered: Iterate) -> Iterate:
-        """x^0."""
         return offered._replace(mean=None)
 
     def look(self, note: Iterate, offered: Iterate, round_number: int, seed: Key) -> Iterate:
-        """The new iterate, or the one that was kept."""
         draw = uniform(derive(seed, "output", round_number))
         return offered._replace(mean=None) if draw * (round_number + 1) < 1.0 else note
 
     def model(self, note: Iterate, offered: Iterate) -> Iterate:
-        """The iterate that is kept."""
         return note
 
 
@@ -115,7 +111,6 @@ class ParticipantsMean(Output[None]):
         """Nothing to remember."""
 
     def model(self, note: None, offered: Iterate) -> Iterate:
-        """m."""
         return _mean(offered)
 
 
@@ -128,11 +123,9 @@ class Averaged(Output[Iterate]):
     """
 
     def begin(self, offered: Iterate) -> Iterate:
-        """The start."""
         return _mean(offered)
 
     def look(self, note: Iterate, offered: Iterate, round_number: int, seed: Key) -> Iterate:
-        """Move towards the round's m, and its buffers alike."""
         now, share = _mean(offered), min(1.0, 9.0 / (round_number + 8.0))
         buffers = now.buffers
         if note.buffers is not None and buffers is not None:
@@ -140,7 +133,6 @@ class Averaged(Output[Iterate]):
         return Iterate(torch.lerp(note.params, now.params, share), buffers)
 
     def model(self, note: Iterate, offered: Iterate) -> Iterate:
-        """The average."""
         return note
 
 
@@ -177,19 +169,15 @@ class TwoOutputs(Output[Notes]):
         return handed(), measured()
 
     def begin(self, offered: Iterate) -> Notes:
-        """Both notes before the first round."""
         return Notes(*(one.begin(offered) for one in self._outputs))
 
     def look(self, note: Notes, offered: Iterate, round_number: int, seed: Key) -> Notes:
-        """Both notes after a round."""
         pairs = zip(self._outputs, note, strict=True)
         return Notes(*(one.look(own, offered, round_number, seed) for one, own in pairs))
 
     def model(self, note: Notes, offered: Iterate) -> Iterate:
-        """What the first hands out."""
         return self._outputs[0].model(note.handed, offered)
 
     def beside(self, note: Notes, offered: Iterate) -> dict[str, Iterate]:
-        """What the second would hand out."""
         other = self._outputs[1].model(note.beside, offered)
         return {self.measured.replace("-", "_"): other}

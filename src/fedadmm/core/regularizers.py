@@ -30,11 +30,9 @@ class Zero(Regularizer):
     is_zero = True
 
     def value(self, params: Tensor) -> Tensor:
-        """Zero."""
         return params.new_zeros(())
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """The identity."""
         return params
 
 
@@ -45,11 +43,9 @@ class L1(Regularizer):
     lam: NotNegative
 
     def value(self, params: Tensor) -> Tensor:
-        """lam times the sum of absolute values."""
         return self.lam * params.abs().sum()
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """Shrink every entry towards zero by step * lam."""
         return torch.nn.functional.softshrink(params, step * self.lam)
 
 
@@ -60,11 +56,9 @@ class SquaredL2(Regularizer):
     lam: NotNegative
 
     def value(self, params: Tensor) -> Tensor:
-        """Half lam times the squared norm."""
         return self.lam * params.square().sum() / 2
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """params / (1 + step lam)."""
         return params / (1 + step * self.lam)
 
 
@@ -76,11 +70,9 @@ class ElasticNet(Regularizer):
     l2: NotNegative
 
     def value(self, params: Tensor) -> Tensor:
-        """The sum of both parts."""
         return L1(self.l1).value(params) + SquaredL2(self.l2).value(params)
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """softshrink(params, step l1) / (1 + step l2)."""
         return SquaredL2(self.l2).prox(L1(self.l1).prox(params, step), step)
 
 
@@ -107,12 +99,10 @@ class GroupLasso(Regularizer):
         return groups, squares.sqrt(), roots
 
     def value(self, params: Tensor) -> Tensor:
-        """lam times the weighted sum of the groups' norms."""
         _, norms, roots = self._norms(params)
         return self.lam * (roots * norms).sum()
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """Shrink every group's norm by step * lam * sqrt(|G|)."""
         groups, norms, roots = self._norms(params)
         keep = (1 - step * self.lam * roots / norms.clamp_min(1e-300)).clamp_min(0)
         return params * torch.nan_to_num(keep, nan=0.0)[groups]
@@ -130,11 +120,9 @@ class Box(Regularizer):
             raise ParameterError(f"Box: high is {self.high}, but must be >= {self.low:g}")
 
     def value(self, params: Tensor) -> Tensor:
-        """Zero inside the box, infinity outside."""
         return _indicator((params >= self.low) & (params <= self.high), params)
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """Clip."""
         return params.clamp(self.low, self.high)
 
 
@@ -143,11 +131,9 @@ class NonNegative(Regularizer):
     """g is zero where x >= 0, infinite elsewhere; the prox clips at zero."""
 
     def value(self, params: Tensor) -> Tensor:
-        """Zero in the orthant, infinity outside."""
         return _indicator(params >= 0, params)
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """Clip at zero."""
         return params.clamp_min(0)
 
 
@@ -158,12 +144,10 @@ class L2Ball(Regularizer):
     radius: Positive
 
     def value(self, params: Tensor) -> Tensor:
-        """Zero in the ball, infinity outside; a projected point counts as inside."""
         slack = 1 + 16 * torch.finfo(params.dtype).eps
         return _indicator(torch.linalg.vector_norm(params) <= self.radius * slack, params)
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """Scale back to the sphere when outside."""
         length = torch.linalg.vector_norm(params)
         projected: Tensor = params * (self.radius / length.clamp_min(self.radius))
         return projected
@@ -184,13 +168,11 @@ class PyProximal(Regularizer):
                 )
 
     def value(self, params: Tensor) -> Tensor:
-        """The operator's value; an indicator's boolean becomes zero or infinity."""
         value = self.operator(params.detach().cpu().numpy())
         if isinstance(value, bool | np.bool_):
             value = 0.0 if value else math.inf
         return params.new_tensor(float(value))
 
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """The operator's prox."""
         result = self.operator.prox(params.detach().cpu().numpy(), step)
         return torch.as_tensor(result).to(params)

@@ -52,11 +52,9 @@ class FullParticipation(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """All ids."""
         return range(clients)
 
     def probabilities(self, clients: int) -> Probabilities:
-        """One each."""
         return np.ones(clients)
 
 
@@ -69,12 +67,10 @@ class UniformSampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """A uniform subset."""
         count = count_of(self, self.size, clients)
         return _sorted(draws_of(seed, round_index).choice(clients, count, replace=False))
 
     def probabilities(self, clients: int) -> Probabilities:
-        """size / n each."""
         return np.full(clients, count_of(self, self.size, clients) / clients)
 
 
@@ -97,7 +93,6 @@ class BernoulliSampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """Those whose coin says yes."""
         coins = draws_of(seed, round_index).random(clients)
         return _sorted(np.flatnonzero(coins < self.coins(round_index, clients)))
 
@@ -110,11 +105,9 @@ class BernoulliSampling(Sampler):
         return np.array([at(entry, round_index) for entry in entries], dtype=np.float64)
 
     def probabilities(self, clients: int) -> Probabilities | None:
-        """The coins' probabilities, unless they change."""
         return None if self._schedules() else self.coins(0, clients)
 
     def check(self, clients: int, rounds: int) -> None:
-        """One probability for each client, at most one in every round."""
         self.coins(0, clients)
         for schedule in self._schedules():
             for index in range(rounds):
@@ -139,11 +132,9 @@ class WeightedSampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """One client for each unit step along the cumulated p_i."""
         return systematic(draws_of(seed, round_index), self.probabilities(clients))
 
     def probabilities(self, clients: int) -> Probabilities:
-        """size * w_i / sum w, capped at one."""
         check_one_each(self, "weights", self.weights, clients)
         return capped_shares(count_of(self, self.size, clients), np.asarray(self.weights, float))
 
@@ -185,17 +176,14 @@ class NonOverlappingSampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """One block of the seed's partition."""
         order = numpy_generator(derive(seed, "sampler-blocks")).permutation(clients)
         block = int(draws_of(seed, round_index).integers(self.blocks))
         return _sorted(np.array_split(order, self.blocks)[block])
 
     def probabilities(self, clients: int) -> Probabilities:
-        """1 / blocks each."""
         return np.full(clients, 1.0 / self.blocks)
 
     def check(self, clients: int, rounds: int) -> None:
-        """No block may be empty."""
         if self.blocks > clients:
             raise ParameterError(
                 f"NonOverlappingSampling: blocks is {self.blocks}, but must be at most the number "
@@ -210,13 +198,11 @@ class DoublyUniformSampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """A uniform set of uniform size."""
         draws = draws_of(seed, round_index)
         size = int(draws.integers(1, clients + 1))
         return _sorted(draws.choice(clients, size, replace=False))
 
     def probabilities(self, clients: int) -> Probabilities:
-        """(n + 1) / (2n) each, the mean size over n."""
         return np.full(clients, (clients + 1) / (2 * clients))
 
 
@@ -231,12 +217,10 @@ class CyclicSampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """The next ids of the cycle."""
         count = count_of(self, self.size, clients)
         return sorted((round_index * count + offset) % clients for offset in range(count))
 
     def probabilities(self, clients: int) -> Probabilities:
-        """size / n each: the frequency over a full cycle."""
         return np.full(clients, count_of(self, self.size, clients) / clients)
 
 
@@ -262,11 +246,9 @@ class TraceSampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """The trace's line for this round."""
         return sorted(self.rounds[round_index % len(self.rounds)])
 
     def probabilities(self, clients: int) -> Probabilities:
-        """Each client's frequency in the trace."""
         flat = np.array([i for ids in self.rounds for i in ids], dtype=np.int64)
         if flat.size and (flat.min() < 0 or flat.max() >= clients):
             stranger = flat[(flat < 0) | (flat >= clients)][0]
@@ -276,7 +258,6 @@ class TraceSampling(Sampler):
         return np.bincount(flat, minlength=clients) / len(self.rounds)
 
     def check(self, clients: int, rounds: int) -> None:
-        """Known ids, everybody at least once, and long enough for the run."""
         super().check(clients, rounds)
         if not self.repeat and rounds > len(self.rounds):
             raise ParameterError(

@@ -39,11 +39,9 @@ class Epochs(StoppingRule):
     epochs: Positive | Annotated[int, Gt(0)] | Sequence[Positive | Annotated[int, Gt(0)]] = 1
 
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
-        """All steps of the client's epochs."""
         return max(1, round(of_client(self.epochs, client) * steps_per_epoch))
 
     def sentence(self, reached: bool) -> str:
-        """The epochs are done."""
         return f"{_own_number(self.epochs)} epochs done"
 
 
@@ -59,17 +57,14 @@ class UniformEpochs(StoppingRule):
     epochs: Count | Sequence[Count]
 
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
-        """All steps of the epochs drawn with this client's key."""
         most = of_client(self.epochs, client)
         drawn = int(torch.randint(1, most + 1, (), generator=generator(key)))
         return drawn * steps_per_epoch
 
     def largest_budget(self, steps_per_epoch: int, client: int) -> int:
-        """All steps of all epochs that may be drawn."""
         return of_client(self.epochs, client) * steps_per_epoch
 
     def sentence(self, reached: bool) -> str:
-        """The drawn epochs are done."""
         return f"the drawn number of epochs (1 to {_own_number(self.epochs)}) done"
 
 
@@ -82,11 +77,9 @@ class Steps(StoppingRule):
     steps: Count | Sequence[Count]
 
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
-        """The client's steps."""
         return of_client(self.steps, client)
 
     def sentence(self, reached: bool) -> str:
-        """The steps are done."""
         return f"{_own_number(self.steps)} steps done"
 
 
@@ -101,11 +94,9 @@ class _Accuracy(StoppingRule):
     max_epochs: int
 
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
-        """The cap."""
         return self.max_epochs * steps_per_epoch
 
     def sentence(self, reached: bool) -> str:
-        """Whether the accuracy or the cap ended the solve."""
         if reached:
             return "accuracy reached"
         return f"accuracy not reached within the cap of {self.max_epochs} epochs"
@@ -126,7 +117,6 @@ class GradientTolerance(_Accuracy):
         return max(self.epsilon) if isinstance(self.epsilon, Sequence) else self.epsilon
 
     def reached(self, progress: Progress) -> Tensor:
-        """The squared gradient norm is small enough."""
         allowed = of_clients(self.epsilon, progress.clients, progress.gradient_norm)
         return progress.gradient_norm.square() <= allowed
 
@@ -162,7 +152,6 @@ class ProxAccuracy(_Accuracy):
         return math.sqrt(self.M / 2) / (round_index + 2)
 
     def reached(self, progress: Progress) -> Tensor:
-        """The certified distance is small enough."""
         modulus = _modulus(self, progress, self.weak_convexity)
         return progress.gradient_norm <= self.epsilon(progress.round_index) * modulus
 
@@ -184,7 +173,6 @@ class RelativeAccuracy(_Accuracy):
     origin: Literal["own", "argument"] = "own"
 
     def reached(self, progress: Progress) -> Tensor:
-        """The certified distance is small against the way made."""
         modulus = _modulus(self, progress, self.weak_convexity)
         factor = math.sqrt(self.theta) if self.squared else self.theta
         return progress.gradient_norm <= factor * modulus * progress.move
@@ -210,7 +198,6 @@ class InSaCriterion(_Accuracy):
     max_epochs: Count = 10
 
     def reached(self, progress: Progress) -> Tensor:
-        """The gradient has shrunk enough."""
         return progress.gradient_norm <= self._tolerance(progress) * progress.reference_norm
 
     def _tolerance(self, progress: Progress) -> Tensor | float:

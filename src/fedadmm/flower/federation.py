@@ -284,17 +284,14 @@ class Elsewhere(Objective):
 
     @property
     def num_parameters(self) -> int:
-        """D."""
         return self._length
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Elsewhere:
-        """Itself: there is nothing to convert but the model."""
         if self.flat is not None:
             self.flat.to(dtype, device)
         return self
 
     def row_refusal(self, params: Tensor) -> str | None:
-        """What the model itself says; a site looks at the rest."""
         mixed = None if self.flat is None else self.flat.mixes_rows
         return None if mixed is None else rows_are_mixed(mixed)
 

@@ -89,7 +89,6 @@ class OwnLoop(LocalSolver):
         key: Key,
         context: SolveContext = IN_NO_ROUND,
     ) -> tuple[LocalResult, SolveInfo]:
-        """Hand over the start, correct the steps, take the result back."""
         assert self.train is not None
         flat = objective.flat
         assert flat is not None

@@ -93,7 +93,6 @@ class FunctionCallback(Callback):
         self._function = function
 
     def round(self, report: RoundReport, live: Any) -> None:
-        """Call the function."""
         self._function(report)
 
 

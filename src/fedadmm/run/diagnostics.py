@@ -116,13 +116,11 @@ class Diagnostics(Callback):
             )
 
     def begin(self, run: Run) -> _Examiner:
-        """Refuse methods without duals."""
         return _Examiner(run.job, run.store, self)
 
     def measure(
         self, report: RoundReport, live: _Examiner, note: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Look every this many rounds, and compare with what was seen before."""
         note = note or {"lagrangian": None, "kkt": None, "warned": []}
         if report.state.round == 0 or report.state.round % self.every:
             return note, {}

@@ -13,11 +13,11 @@ from fedadmm.core.missed import Missed
 from fedadmm.core.outputs import AnyOutput, Iterate
 from fedadmm.core.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
 from fedadmm.run.best import Best
+from fedadmm.run.checkpoint import Checkpoint, Checkpoints, SnapshotStore
 from fedadmm.run.client import Job, bound_tensor, this_round
 from fedadmm.run.loop import initial_state, offered
 from fedadmm.run.plan import Ending, Noised, RoundReport, RunState
-from fedadmm.run.state.checkpoint import Checkpoint, Checkpoints, SnapshotStore
-from fedadmm.run.state.records import layout, separate
+from fedadmm.run.stores.records import layout, separate
 
 Tree = TypeVar("Tree")
 

@@ -30,8 +30,8 @@ from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Code, Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.resuming import Begun, Journal
-from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore
-from fedadmm.run.state.records import StoredStates
+from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore
+from fedadmm.run.stores.records import StoredStates
 
 _PATIENCE = 1.0
 """Seconds that a run waits for another one to leave its folders."""

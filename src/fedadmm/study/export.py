@@ -18,7 +18,7 @@ from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.tables import flattened
 from fedadmm.run.record import flat
-from fedadmm.run.state.records import separate
+from fedadmm.run.stores.records import separate
 from fedadmm.study import loading
 from fedadmm.study.config import resolve
 from fedadmm.study.recorded import read_run

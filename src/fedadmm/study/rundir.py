@@ -29,7 +29,7 @@ from fedadmm.core.errors import ConfigError, DataError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.best import Best
 from fedadmm.run.record import Record, read
-from fedadmm.run.state.records import separate
+from fedadmm.run.stores.records import separate
 from fedadmm.study import records as reading
 from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary, told
 

@@ -24,7 +24,7 @@ from fedadmm.run.loop import offered
 from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record, flat
 from fedadmm.run.simulation import Result, simulate
-from fedadmm.run.state import Checkpoints, DiskStore, MemoryStore, params_sha256
+from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore, params_sha256
 from fedadmm.study import loading, records, words
 from fedadmm.study.config import resolve
 from fedadmm.study.recorded import RecordedRun, as_recorded, read_run
@@ -172,7 +172,6 @@ class _Session(Callback):
         return as_recorded(folder.path, self._records, plain(self._summary), config, chosen.target)
 
     def round(self, report: RoundReport, live: Any) -> None:
-        """Append the record, and keep the model when it is time."""
         every = self._run.checkpoint.every
         due = report.ending is not None or (every > 0 and report.state.round % every == 0)
         self._folder.append(report.record, durable=due and every > 0)  # before the checkpoint is

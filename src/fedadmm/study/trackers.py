@@ -28,18 +28,15 @@ class TensorBoard(Callback):
     """Event files for `tensorboard --logdir RUN` (the extra `tensorboard`)."""
 
     def begin(self, run: Run) -> Any:
-        """Open the event file; rounds that will be run again are purged."""
         module = _needed("torch.utils.tensorboard", "tensorboard")
         folder = str(_place(run, "tensorboard") / "tensorboard")
         return module.SummaryWriter(folder, purge_step=max(0, run.state.round) + 1)
 
     def round(self, report: RoundReport, live: Any) -> None:
-        """One scalar a number."""
         for key, value in numbers(report.record).items():
             live.add_scalar(key, value, records.number(report.record))
 
     def end(self, summary: Mapping[str, Any], live: Any) -> None:
-        """Close the event file."""
         live.close()
 
 
@@ -48,7 +45,6 @@ class MLflow(Callback):
     """An MLflow run in RUN/mlflow.db (SQLite), or wherever MLFLOW_TRACKING_URI points."""
 
     def begin(self, run: Run) -> Any:
-        """Begin a run with the configuration as its parameters: the client, and the run's id."""
         tracking = _needed("mlflow.tracking", "mlflow")
         place = _place(run, "mlflow")
         given = os.environ.get("MLFLOW_TRACKING_URI")
@@ -68,7 +64,6 @@ class MLflow(Callback):
         return client, number
 
     def round(self, report: RoundReport, live: Any) -> None:
-        """One metric each, at the round as its step."""
         client, number = live
         metric = _needed("mlflow.entities", "mlflow").Metric
         now = round(1000 * datetime.fromisoformat(clock.timestamp()).timestamp())
@@ -77,7 +72,6 @@ class MLflow(Callback):
         client.log_batch(number, metrics=found)  # one transaction a round
 
     def end(self, summary: Mapping[str, Any], live: Any) -> None:
-        """End the run with the status that MLflow knows."""
         client, number = live
         known = {"diverged": "FAILED", "failed": "FAILED", "interrupted": "KILLED"}
         status = known.get(str(summary["code"]), "FINISHED")
@@ -89,7 +83,6 @@ class WeightsAndBiases(Callback):
     """A run of Weights & Biases in RUN/wandb, offline until `wandb sync`, or as WANDB_MODE says."""
 
     def begin(self, run: Run) -> Any:
-        """Begin a run with the configuration; a resumed one is another run of the same group."""
         place = _place(run, "wandb")
         return _needed("wandb", "wandb").init(
             project=os.environ.get("WANDB_PROJECT", "fedadmm"),
@@ -101,11 +94,9 @@ class WeightsAndBiases(Callback):
         )
 
     def round(self, report: RoundReport, live: Any) -> None:
-        """One point each, at the round as its step."""
         live.log(numbers(report.record), step=records.number(report.record))
 
     def end(self, summary: Mapping[str, Any], live: Any) -> None:
-        """Keep how it ended, and end the run."""
         told = ("code", "status", "rounds", "best", "rounds_to_target")
         live.summary.update({key: summary[key] for key in told if key in summary})
         failed = summary["code"] in ("diverged", "failed", "interrupted")

@@ -204,9 +204,7 @@ class RationalEpochs(StoppingRule):
         return [float(effort) for effort in equilibrium(clients, self.reward).efforts]
 
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
-        """All steps of the client's epochs."""
         return max(1, round(self.efforts[client] * steps_per_epoch))
 
     def sentence(self, reached: bool) -> str:
-        """The epochs that pay are done."""
         return "the epochs that pay best for the client done"

@@ -115,34 +115,28 @@ class BatchObjective(ModuleObjective):
         object.__setattr__(self, "_passes", _Passes(self, self.batches, self.length))
 
     def check(self) -> None:
-        """Try the first batch: it must have rows, and the module a loss on them."""
         with _aside(), torch.no_grad():
             self._switch(training=False)
             self._loss_on(next(iter(self._passes)))
 
     @property
     def num_samples(self) -> int:
-        """The number of batches."""
         return self._passes.length
 
     def mini_batches(self, key: Key, epoch: int, batch_size: int) -> Iterator[list[Any]]:
-        """The batches in their own order, this many at a time."""
         coming = iter(self._passes)
         while taken := list(islice(coming, batch_size)):
             yield taken
 
     def value(self, params: Tensor) -> Tensor:
-        """The mean loss over all rows, in evaluation mode."""
         loss = self._loss_on
         means = _means(self.flat, params, self._passes, lambda batch: {"loss": loss(batch)[0]})
         return torch.tensor(means["loss"], dtype=params.dtype, device=params.device)
 
     def gradient(self, params: Tensor, rows: Sequence[Any] | None = None) -> Tensor:
-        """The gradient of the mean loss over the rows of some batches, in training mode."""
         return self._mean_gradient(params, self._passes if rows is None else rows, training=True)
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
-        """The gradient of `value`: no dropout, and no batch moves a BatchNorm statistic."""
         with _aside():
             return self._mean_gradient(params, self._passes, training=False)
 
@@ -186,7 +180,6 @@ class BatchObjective(ModuleObjective):
             self._loss_on(next(iter(self._passes)))
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> BatchObjective:
-        """Itself: the shared module moves, and batches follow it as they come."""
         self.flat.to(dtype, device)
         return self
 

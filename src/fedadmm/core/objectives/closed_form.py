@@ -59,19 +59,15 @@ class Quadratic(Objective):
 
     @property
     def num_parameters(self) -> int:
-        """D."""
         return self.b.numel()
 
     def value(self, params: Tensor) -> Tensor:
-        """x'Ax/2 - b'x + constant."""
         return params @ (self.A @ params) / 2 - self.b @ params + self.constant
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Ax - b."""
         return self.A @ params - self.b
 
     def work(self, rows: int) -> float:
-        """D^2."""
         return float(self.A.numel())
 
     def hessian(self) -> Tensor:
@@ -83,7 +79,6 @@ class Quadratic(Objective):
         return self.b
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Quadratic:
-        """The same objective in another precision or on another device."""
         if _is(self.b, dtype, device):
             return self
         return Quadratic(self.A.to(device, dtype), self.b.to(device, dtype), self.constant)
@@ -110,12 +105,10 @@ class FeatureRows(Objective):
 
     @property
     def num_parameters(self) -> int:
-        """D, the number of features."""
         return self.features.shape[1]
 
     @property
     def num_samples(self) -> int:
-        """The number of rows."""
         return self.features.shape[0]
 
     def _batch(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -141,7 +134,6 @@ class _Linear(FeatureRows):
         """The derivative of every row's loss by <row, params>."""
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """X'(errors)/m + ridge x."""
         x, y = self._batch(rows)
         return x.T @ self._errors(x, y, params) / y.numel() + self.ridge * params
 
@@ -149,12 +141,10 @@ class _Linear(FeatureRows):
         """Never."""
 
     def row_gradients(self, params: Tensor, rows: Tensor) -> Tensor:
-        """Every row times its error, each with the ridge term."""
         x, y = self._batch(rows)
         return x * self._errors(x, y, params).unsqueeze(-1) + self.ridge * params
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
-        """The same objective in another precision or on another device; classes stay classes."""
         if _is(self.features, dtype, device):
             return self
         targets = self.targets.to(device)
@@ -168,7 +158,6 @@ class LeastSquares(_Linear):
     """f(x) = ||Xx - y||^2 / (2m) + ridge ||x||^2 / 2."""
 
     def value(self, params: Tensor) -> Tensor:
-        """Half the mean squared residual plus the ridge term."""
         residual = self.features @ params - self.targets
         return residual.square().mean() / 2 + self.ridge * params.square().sum() / 2
 
@@ -197,12 +186,10 @@ class LogisticRegression(_Linear):
             raise DataError("LogisticRegression: targets must be 0 or 1")
 
     def value(self, params: Tensor) -> Tensor:
-        """The mean logistic loss plus the ridge term."""
         margin = (self.features @ params) * (2 * self.targets.to(params.dtype) - 1)
         return nn.functional.softplus(-margin).mean() + self.ridge * params.square().sum() / 2
 
     def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
-        """`value`, and how many rows lie on their side of the plane."""
         correct = count_correct((self.features @ params).unsqueeze(-1), self.targets)
         return self.value(params), int(correct)
 

@@ -63,11 +63,9 @@ class ModuleObjective(Objective):
 
     @property
     def num_parameters(self) -> int:
-        """D, the number of trainable parameters."""
         return self.flat.num_parameters
 
     def workspace(self, params: Tensor) -> Tensor:
-        """The module's live vector, set to `params`: steps on it need no copy."""
         return self.flat.load(params)
 
     def work(self, rows: int) -> float:
@@ -142,7 +140,6 @@ class ModelObjective(ModuleObjective):
         object.__setattr__(self, "flat", FlatModule.of(self.module))
 
     def check(self) -> None:
-        """Try a row or two: their width, the labels and the loss must fit the module."""
         inputs = self.inputs
         if inputs.is_floating_point():
             inputs = inputs.to(self.flat.vector.dtype)
@@ -155,28 +152,23 @@ class ModelObjective(ModuleObjective):
 
     @property
     def num_samples(self) -> int:
-        """The number of rows."""
         return self.targets.shape[0]
 
     @property
     def is_random(self) -> bool:
-        """Whether a forward pass in training mode draws random numbers (dropout)."""
         return any(_draws_numbers(module) for module in self.flat.module.modules())
 
     @property
     def has_classes(self) -> bool:
-        """Whether the targets are whole numbers, one a row."""
         return self.targets.ndim == 1 and not self.targets.is_floating_point()
 
     def value(self, params: Tensor) -> Tensor:
-        """The mean loss over all rows, in evaluation mode."""
         total = torch.zeros((), dtype=params.dtype, device=params.device)
         for outputs, targets in self._outputs(params):
             total += self.loss(outputs, targets) * len(targets)
         return total / self.num_samples
 
     def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
-        """`value`, and how many rows get their class right."""
         if not self.has_classes:
             return super().value_and_correct(params)
         total, correct = torch.zeros((), dtype=params.dtype, device=params.device), 0
@@ -196,13 +188,11 @@ class ModelObjective(ModuleObjective):
             yield outputs, targets
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The gradient of the mean loss over the rows, in training mode."""
         self.flat.load(params)
         self._write_gradient(*self._batch(rows), training=True)
         return self.flat.gradient
 
     def row_refusal(self, params: Tensor) -> str | None:
-        """Rows that see each other, or a module that `torch.func` cannot run."""
         if self.flat.mixes_rows is not None:
             return rows_are_mixed(self.flat.mixes_rows)
         try:
@@ -212,8 +202,6 @@ class ModelObjective(ModuleObjective):
         return None
 
     def row_gradients(self, params: Tensor, rows: Tensor) -> Tensor:
-        """Through `torch.func`, in training mode; dropout draws for every row."""
-
         def row_loss(vector: Tensor, row: Tensor, target: Tensor) -> Tensor:
             views, batch = self.flat.views(vector), (row.unsqueeze(0),)
             outputs: Any = functional_call(self.flat.module, views, batch)
@@ -225,7 +213,6 @@ class ModelObjective(ModuleObjective):
         return found
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
-        """The gradient of `value`: no dropout, and no batch moves a BatchNorm statistic."""
         self.flat.load(params)
         for part in evaluation_parts(self.inputs):
             inputs, targets = self._batch(part)
@@ -292,7 +279,6 @@ class ModelObjective(ModuleObjective):
             return torch.autograd.grad(loss, self.flat.parameters, materialize_grads=True)
 
     def needs_two_rows(self) -> str | None:
-        """A layer that mixes rows and refuses a single one, as BatchNorm does; tried on a copy."""
         if self.flat.mixes_rows is None:
             return None
         model = copy.deepcopy(self.flat.module).train()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedadmm.core.solvers.exact import ExactSolver
-from fedadmm.core.solvers.first_order import LBFGS, SGD, AcceleratedGradient, GradientDescent
+from fedadmm.core.solvers.full_batch import LBFGS, AcceleratedGradient, GradientDescent
 from fedadmm.core.solvers.private import DPSGD
+from fedadmm.core.solvers.sgd import SGD
 
 __all__ = ["DPSGD", "LBFGS", "SGD", "AcceleratedGradient", "ExactSolver", "GradientDescent"]

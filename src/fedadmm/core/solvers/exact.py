@@ -50,7 +50,6 @@ class ExactSolver(LocalSolver):
         key: Key,
         context: SolveContext = IN_NO_ROUND,
     ) -> tuple[LocalResult, SolveInfo]:
-        """The closed form."""
         if not isinstance(objective, QuadraticObjective):
             raise PairingError(
                 f"ExactSolver: the objective is a {type(objective).__name__}, but a quadratic one "

@@ -31,8 +31,8 @@ from fedadmm.core.protocols import (
     norm,
 )
 from fedadmm.core.rng import Dice, Key, derive
-from fedadmm.core.solvers.first_order import SGD, RatedSolver
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, Stepper
+from fedadmm.core.solvers.sgd import SGD, RatedSolver
 
 NUMBERS = 2**22
 """About how many numbers the gradients of single rows may be at a time."""
@@ -69,23 +69,18 @@ class DPSGD(RatedSolver):
 
     @property
     def noise(self) -> RecordNoise:
-        """What it adds, and what may be spent."""
         return RecordNoise(self.multiplier, self.clip, self.delta, self.budget)
 
     def without_noise(self) -> SGD:
-        """SGD with the same steps."""
         return SGD(self.lr, self.batch_size, self.momentum)
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
-        """That of SGD, on noised gradients."""
         return self.without_noise().stepper(loss, context)
 
     def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
-        """That of SGD."""
         return self.without_noise().step_sum(steps, loss, context)
 
     def length(self, steps: int, client: int) -> float | None:
-        """That of SGD."""
         return self.without_noise().length(steps, client)
 
     def descend(
@@ -96,7 +91,6 @@ class DPSGD(RatedSolver):
         keys: Sequence[Key],
         context: SolveContext,
     ) -> tuple[LocalResult, list[SolveInfo]]:
-        """Solve for all clients of `objectives` at once."""
         noised = _NoisedObjectives(objectives, self, context.deployed)
         return super().descend(noised, problem, stop, keys, context)
 

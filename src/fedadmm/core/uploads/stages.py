@@ -115,7 +115,6 @@ class Selection(UploadStage):
         return self.keep
 
     def check(self, parameters: int) -> None:
-        """Refuse to keep nothing, or more than there is."""
         if not 1 <= self.count(parameters) <= parameters:
             raise ParameterError(
                 f"{type(self).__name__}: keep is {self.keep}, which is {self.count(parameters)} of "
@@ -142,11 +141,9 @@ class TopK(Selection):
     keep: Count | Share
 
     def choose(self, vector: Tensor, key: Key) -> Tensor:
-        """Those of largest magnitude."""
         return torch.topk(vector.abs(), self.count(vector.numel())).indices.sort().values
 
     def describe(self, indices: Tensor, length: int, key: Key) -> Tensor:
-        """The indices, or one bit for every entry where that is shorter."""
         if 32 * len(indices) <= length:
             return indices.to(torch.int32)
         bits = torch.zeros(length, dtype=torch.uint8, device=indices.device)
@@ -154,7 +151,6 @@ class TopK(Selection):
         return packed(bits, 1)
 
     def indices(self, described: Tensor, length: int) -> Tensor:
-        """The indices."""
         if described.dtype == torch.int32:
             found = described.long()
         else:
@@ -176,15 +172,12 @@ class RandomK(Selection):
     keep: Count | Share
 
     def choose(self, vector: Tensor, key: Key) -> Tensor:
-        """A uniform subset."""
         return self._drawn(key, vector.numel()).to(vector.device)
 
     def describe(self, indices: Tensor, length: int, key: Key) -> Tensor:
-        """The key."""
         return torch.tensor([key], dtype=torch.int64, device=indices.device)
 
     def indices(self, described: Tensor, length: int) -> Tensor:
-        """The indices."""
         return self._drawn(int(described), length).to(described.device)
 
     def _drawn(self, key: Key, length: int) -> Tensor:
@@ -230,7 +223,6 @@ class Quantise(Coding):
     block: Count = 256
 
     def encode(self, values: Tensor, key: Key) -> Coded:
-        """Packed levels, and a scale for every block."""
         top, rows = 2**self.bits - 1, self._blocks(values)
         largest = rows.abs().amax(dim=1, keepdim=True)
         at = (rows / torch.where(largest > 0, largest, 1.0) + 1) * (top / 2)
@@ -241,7 +233,6 @@ class Quantise(Coding):
         return Coded(packed(levels.to(torch.uint8).reshape(-1)[: len(values)], self.bits), scales)
 
     def decode(self, coded: Coded, like: Tensor) -> Tensor:
-        """The levels times their blocks' scales."""
         assert coded.scales is not None
         levels = self._blocks(unpacked(coded.codes, self.bits, like.numel()).to(like.dtype))
         return (self._unit(levels, like.numel()) * coded.scales[:, None]).reshape(-1)[
@@ -264,12 +255,10 @@ class BFloat16(Coding):
     """Cut every entry to bfloat16, towards zero: half the bytes of float32."""
 
     def encode(self, values: Tensor, key: Key) -> Coded:
-        """The upper half of every float32."""
         upper = values.to(torch.float32).view(torch.int32) & -65536
         return Coded(upper.view(torch.float32).to(torch.bfloat16))
 
     def decode(self, coded: Coded, like: Tensor) -> Tensor:
-        """The same numbers."""
         return coded.codes.to(like.dtype)
 
 

@@ -76,7 +76,6 @@ class RowsProblem(SplitOptions, NamedProblem):
         """The rows of all clients; may read files."""
 
     def make(self, extras: Extras) -> Problem:
-        """The problem of training the model on the rows."""
         return federate(self.rows(), self, name=self.name, **extras._asdict())
 
 

@@ -197,11 +197,9 @@ class SyntheticOptions(RowsProblem):
         )
 
     def rows(self) -> TrainTest:
-        """All users' rows."""
         return self.users().everybody()
 
     def make(self, extras: Extras) -> Problem:
-        """The problem, with everybody's rows or with a user's whenever they are asked for."""
         return _lazy_synthetic(self, extras) if self.lazy else super().make(extras)
 
 
@@ -251,7 +249,6 @@ class InsaOptions(NamedProblem):
         return MixedRows(self.clients, self.rows, self.features, self.ridge, self.data_seed)
 
     def make(self, extras: Extras) -> Problem:
-        """The problem; no row is drawn yet."""
         return Problem(
             clients=LazyClients(self.clients, self.table().draw, self.keep),
             regularizer=extras.regularizer or Zero(),

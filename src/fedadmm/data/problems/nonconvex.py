@@ -43,11 +43,9 @@ class _Separable(Objective):
 
     @property
     def num_parameters(self) -> int:
-        """D."""
         return self.centre.numel()
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
-        """The same objective in another precision or on another device."""
         centre, weights = self.centre.to(device, dtype), self.weights.to(device, dtype)
         return replace(self, centre=centre, weights=weights)
 
@@ -63,13 +61,11 @@ class Saturating(_Separable):
     """
 
     def value(self, params: Tensor) -> Tensor:
-        """f(x)."""
         t = params - self.centre
         squares = t.square()
         return (self.weights * squares / (1 + squares) + self.tilt * t.sin()).sum()
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """2 weights t / (1 + t^2)^2 + tilt cos(t)."""
         t = params - self.centre
         return 2 * self.weights * t / (1 + t.square()).square() + self.tilt * t.cos()
 
@@ -99,14 +95,12 @@ class CosineQuadratic(_Separable):
     frequency: float = 2.0
 
     def value(self, params: Tensor) -> Tensor:
-        """f(x)."""
         t = params - self.centre
         angle = self.frequency * t
         waves = self.wave * (1 - angle.cos()) + self.tilt * angle.sin()
         return (self.weights * t.square() / 2 + waves).sum()
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Weights t + w (wave sin(wt) + tilt cos(wt))."""
         t = params - self.centre
         angle = self.frequency * t
         return self.weights * t + self.frequency * (
@@ -140,14 +134,12 @@ class RobustRegression(FeatureRows):
         super().__post_init__()
 
     def value(self, params: Tensor) -> Tensor:
-        """The mean of rho over all rows."""
         squares = (self.features @ params - self.targets).square()
         if self.loss == "welsch":
             return -torch.expm1(-squares / 2).mean()
         return (squares / (1 + squares)).mean() / 2
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """X' rho'(Xx - y) / m over the rows."""
         x, y = self._batch(rows)
         residual = x @ params - y
         squares = residual.square()
@@ -163,7 +155,6 @@ class RobustRegression(FeatureRows):
         return float(torch.linalg.matrix_norm(self.features, 2)) ** 2 / self.num_samples
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> RobustRegression:
-        """The same objective in another precision or on another device."""
         features, targets = self.features.to(device, dtype), self.targets.to(device, dtype)
         return RobustRegression(features, targets, self.loss)
 
@@ -181,23 +172,18 @@ class Leaning(Objective):
 
     @property
     def num_parameters(self) -> int:
-        """D."""
         return self.lean.numel()
 
     @property
     def num_samples(self) -> int:
-        """The rows of the objective."""
         return self.objective.num_samples
 
     def value(self, params: Tensor) -> Tensor:
-        """f(x) - <lean, x - centre>."""
         return self.objective.value(params) - self.lean @ (params - self.centre)
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The objective's gradient less the lean."""
         return self.objective.gradient(params, rows) - self.lean
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Leaning:
-        """The same objective in another precision or on another device."""
         lean, centre = self.lean.to(device, dtype), self.centre.to(device, dtype)
         return Leaning(self.objective.to(dtype, device), lean, centre)

@@ -40,7 +40,6 @@ class DigitsOptions(RowsProblem):
     normalise: Literal["batch", "once"] = "once"
 
     def rows(self) -> TrainTest:
-        """Scikit-learn's digits."""
         return digits()
 
 
@@ -55,7 +54,6 @@ class MnistOptions(RowsProblem):
     model: str = "cnn1"
 
     def rows(self) -> TrainTest:
-        """MNIST."""
         return mnist()
 
 
@@ -66,7 +64,6 @@ class FashionMnistOptions(MnistOptions):
     summary: ClassVar[str] = "Fashion-MNIST clothes"
 
     def rows(self) -> TrainTest:
-        """Fashion-MNIST."""
         return fashion_mnist()
 
 
@@ -80,7 +77,6 @@ class WritersOptions(RowsProblem):
     model: str = "cnn1"
 
     def rows(self) -> TrainTest:
-        """MNIST's test digits with their writers."""
         return mnist_writers()
 
 
@@ -97,7 +93,6 @@ class CifarOptions(RowsProblem):
     """Normalise by the channels' mean and deviation, or by 0.5 and 0.5 as Gong's program does."""
 
     def rows(self) -> TrainTest:
-        """CIFAR-10."""
         return cifar10(HALVES if self.pixels == "halves" else NORMALISE)
 
 
@@ -109,7 +104,6 @@ class CifarSmallOptions(CifarOptions):
     summary: ClassVar[str] = "a tenth of CIFAR-10"
 
     def rows(self) -> TrainTest:
-        """A tenth of CIFAR-10."""
         return cifar10_small(prepare=HALVES if self.pixels == "halves" else NORMALISE)
 
 
@@ -130,7 +124,6 @@ class FemnistOptions(RowsProblem):
     """An npz file or LEAF's data folder, instead of the one that is found."""
 
     def rows(self) -> TrainTest:
-        """LEAF's characters."""
         return femnist(self.path, self.subset)
 
 
@@ -153,7 +146,6 @@ class HeartOptions(RowsProblem):
     """Which part of each hospital's patients is held out, chosen by `partition_seed`."""
 
     def rows(self) -> TrainTest:
-        """The patients of all hospitals."""
         return heart(self.test_fraction, self.partition_seed)
 
 
@@ -173,7 +165,6 @@ class ShakespeareOptions(RowsProblem):
     """Speakers with fewer training rows are left out."""
 
     def rows(self) -> TrainTest:
-        """The speakers' lines."""
         return shakespeare(length=self.length, stride=self.stride, min_rows=self.min_rows)
 
 
@@ -202,7 +193,6 @@ class TableOptions(RowsProblem):
     """from-sums: columns that are no features."""
 
     def rows(self) -> TrainTest:
-        """The files' rows, and those held out of them."""
         rows = self._prepared() if self.preparation == "from-sums" else self._as_is()
         if self.client == AUTO and self.partition == "natural" and len(rows.train.group_names) == 1:
             raise DataError(

@@ -73,7 +73,6 @@ class TheoryOptions(NamedProblem):
         """(L, m): the eigenvalues of every f_i's Hessians lie in [-m, L]."""
 
     def make(self, extras: Extras) -> Problem:
-        """The problem with its known facts."""
         regularizer, free = extras.regularizer or Zero(), self.optimum()
         optimum = regularizer.prox(free, 1.0)
         smoothness, weak_convexity = self.curvature(optimum)
@@ -138,7 +137,6 @@ class QuadraticsOptions(TheoryOptions):
     conditioning: Annotated[float, Ge(1)] = 10.0
 
     def client(self, planted: Planted, client: int) -> Quadratic:
-        """A quadratic, whose linear part leans as well."""
         size, optimum = self.dimension, planted.optimum
         powers = torch.linspace(0, 1, size, dtype=torch.float64)
         spectrum = self.smoothness * self.conditioning ** (-powers)
@@ -151,7 +149,6 @@ class QuadraticsOptions(TheoryOptions):
         return Quadratic(matrix, matrix @ optimum - pull, constant)
 
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
-        """Convex."""
         return self.smoothness, 0.0
 
 
@@ -167,11 +164,9 @@ class SaturatingOptions(TheoryOptions):
         return Saturating(optimum, self.weights(client), tilt)
 
     def client(self, planted: Planted, client: int) -> Objective:
-        """A saturating f_i."""
         return planted.leaning(self._saturating(planted.optimum, client))
 
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
-        """The first client's, which is everybody's."""
         first = self._saturating(optimum, 0)
         return first.smoothness, first.weak_convexity
 
@@ -190,11 +185,9 @@ class CosineOptions(TheoryOptions):
         return CosineQuadratic(optimum, self.weights(client), tilt, self.wave, self.frequency)
 
     def client(self, planted: Planted, client: int) -> Objective:
-        """A quadratic with waves."""
         return planted.leaning(self._cosine(planted.optimum, client))
 
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
-        """The first client's L; m is what the waves bend beyond the least weight."""
         first = self._cosine(optimum, 0)
         waves = first.smoothness - float(first.weights.max())
         return first.smoothness, max(0.0, waves - LEAST_WEIGHT)
@@ -213,7 +206,6 @@ class RobustOptions(TheoryOptions):
     smoothness: Positive = 1.0
 
     def client(self, planted: Planted, client: int) -> Objective:
-        """A regression of rows that are scaled to the wanted L."""
         rows = self.normal("rows", client, rows=self.rows)
         rows = rows + self.heterogeneity * self.normal("mean", client)
         largest = torch.linalg.matrix_norm(rows, 2).square() / self.rows
@@ -221,5 +213,4 @@ class RobustOptions(TheoryOptions):
         return planted.leaning(RobustRegression(rows, rows @ planted.optimum, self.loss))
 
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
-        """L as it was asked for."""
         return self.smoothness, self.smoothness * CONCAVITY[self.loss]

@@ -76,7 +76,6 @@ class GridEngine(Engine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[Reply]:
-        """The uploads of those who answered; of the first one, when there are no rounds."""
         admission = self._federation.admission
         cast = Broadcast(self._job, download, admission, round_index, self._beside)
         if self._federation.mode == "rounds" or round_index < 0:
@@ -89,11 +88,9 @@ class GridEngine(Engine):
         return {c: accepted.metrics for c, accepted in self._answers.items() if accepted.metrics}
 
     def broadcasts(self, ids: Sequence[int]) -> int:
-        """Every task that went out since the last step, sent again or never answered."""
         return self._tasks.take_count()
 
     def steps_in_work(self) -> Collection[int]:
-        """Without rounds, the steps that the tasks which are out were made in."""
         if not self.is_asynchronous:
             return ()
         return {flight.step for flight in self._tasks.out.values()}
@@ -149,7 +146,6 @@ class GridEngine(Engine):
         return f"; the largest shares of the last updates are those of {each}"
 
     def close(self) -> None:
-        """Wait for nothing any more."""
         self._exchange.forget()
 
     def _round(self, ids: Sequence[int], cast: Broadcast, index: int) -> Iterator[Reply]:

@@ -32,7 +32,7 @@ from fedadmm.run.loop import initial_state, offered, run
 from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record, numbers, value
-from fedadmm.run.state import MemoryStore
+from fedadmm.run.stores import MemoryStore
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

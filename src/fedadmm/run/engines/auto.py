@@ -44,7 +44,6 @@ class Auto(EngineChoice):
     workers: Count | None = None
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start the engine; it measures when the first round begins."""
         return AutoEngine(job, store, self.workers)
 
 
@@ -66,7 +65,6 @@ class AutoEngine(Engine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        """Each client's upload, in the order of `ids`."""
         if self._engine is None:
             self._choose(ids, download, round_index)
         assert self._engine is not None
@@ -74,7 +72,6 @@ class AutoEngine(Engine):
         yield from replies
 
     def close(self) -> None:
-        """Close the chosen engine."""
         if self._engine is not None:
             self._engine.close()
 

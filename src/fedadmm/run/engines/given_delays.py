@@ -39,11 +39,9 @@ class GivenDelays(EngineChoice):
     max_delay: Annotated[int, Ge(0)] = 0
 
     def expected_delay(self, clients: int) -> int:
-        """The given one."""
         return self.max_delay
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start the engine."""
         return GivenDelaysEngine(job, store, self.max_delay)
 
 
@@ -62,7 +60,6 @@ class GivenDelaysEngine(Engine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        """The replies of one server step, in the order of `ids`."""
         self._downloads[round_index] = download._replace(missed=None)
         delays = [self._delay(client, round_index) for client in ids]
         self._staleness.note(ids, delays, round_index)
@@ -82,15 +79,12 @@ class GivenDelaysEngine(Engine):
         return min(drawn, self._staleness.absence(client, step))
 
     def extras(self) -> dict[str, Any]:
-        """What the last step adds to its record."""
         return self._staleness.extras()
 
     def snapshot(self) -> EngineState:
-        """Delays so far, and the models that clients may still work from."""
         return EngineState({"staleness": self._staleness.values()}, dict(self._downloads))
 
     def restore(self, state: EngineState) -> None:
-        """Go on from a snapshot."""
         self._staleness.restore(state.values["staleness"])
         self._downloads = dict(state.downloads)
 

@@ -18,8 +18,8 @@ from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.problem import Lazy, LazyClients, Problem
 from fedadmm.core.protocols import ClientInfo, ClientRecord, Download, Partial, Upload
 from fedadmm.run.client import Job, run_client
-from fedadmm.run.state.record_files import NO_FILE, Options, RecordFiles
-from fedadmm.run.state.records import layout
+from fedadmm.run.stores.record_files import NO_FILE, Options, RecordFiles
+from fedadmm.run.stores.records import layout
 
 
 class Task(NamedTuple):

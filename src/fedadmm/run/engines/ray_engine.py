@@ -25,7 +25,7 @@ from fedadmm.core.setup import Setup
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.ray_actor import ClientActor, Place, Reply, Task, pack_job
-from fedadmm.run.state.disk import DiskStore
+from fedadmm.run.stores.disk import DiskStore
 
 ATTEMPTS = 3
 """How often the same work is given to a new actor before the run is given up."""
@@ -65,7 +65,6 @@ class Ray(EngineChoice):
             )
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start the engine."""
         if not isinstance(store, DiskStore):
             raise PairingError(
                 f"the ray engine keeps client state in files that outlive its actors, but the "
@@ -124,7 +123,6 @@ class RayEngine(Engine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[Partial]:
-        """The sums of the actors, always in the same order."""
         if download.missed is not None:
             download = download._replace(missed=download.missed.of(ids, round_index))
         broadcast = self._ray.put(download)
@@ -190,7 +188,6 @@ class RayEngine(Engine):
             raise
 
     def close(self) -> None:
-        """End the actors, and Ray itself where it was started here."""
         for handle in self._actors:
             self._ray.kill(handle)
         self._actors = []

@@ -16,11 +16,9 @@ class Sequential(EngineChoice):
     """The choice of the sequential engine."""
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start the engine."""
         return SequentialEngine(job, store)
 
     def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
-        """With one thread."""
         return threads == 1
 
 
@@ -34,7 +32,6 @@ class SequentialEngine(Engine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        """Each client's upload, in the order of `ids`."""
         for client in ids:
             upload, info = run_client(self._job, self._store, client, download, round_index)
             yield client, upload, info

@@ -198,11 +198,9 @@ class BlockStepper(Stepper):
 
     @property
     def params(self) -> Tensor:
-        """The current iterates (K, D), as a copy."""
         return joined(self._blocks)
 
     def step(self, rows: Batch | None) -> None:
-        """One step on the given rows."""
         if rows is not None:
             self._accumulate(rows)
             return
@@ -216,7 +214,6 @@ class BlockStepper(Stepper):
             block.sub_(gradient[:, slot.begin : slot.end].view_as(block), alpha=self._lr)
 
     def select(self, clients: Tensor | slice) -> BlockStepper:
-        """The stepper of some clients: of the same memory (slice) or a copy."""
         chosen = copy.copy(self)
         chosen._blocks = [block[clients] for block in self._blocks]
         chosen._terms = trees.select(self._terms, clients)

@@ -27,7 +27,7 @@ from fedadmm.core.protocols import (
     Upload,
     norm,
 )
-from fedadmm.core.solvers.first_order import IterativeSolver
+from fedadmm.core.solvers.sgd import IterativeSolver
 from fedadmm.run.client import (
     ClientRound,
     Job,
@@ -66,14 +66,12 @@ class Vectorised(EngineChoice):
     stack: Count | None = None
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start the engine, or refuse a job whose clients cannot be stacked."""
         reason = refusal(job)
         if reason is not None:
             raise PairingError(f"Vectorised: {reason}")
         return VectorisedEngine(job, store, self.stack)
 
     def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
-        """With one thread."""
         return threads == 1
 
 
@@ -101,7 +99,6 @@ class VectorisedEngine(Engine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        """Each client's upload, in the order of `ids`."""
         parts = math.ceil(len(ids) / self._size)
         for index in range(parts):  # equal ones: a small rest would cost as much as a full one
             chosen = ids[index * len(ids) // parts : (index + 1) * len(ids) // parts]

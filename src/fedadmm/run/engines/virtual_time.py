@@ -92,15 +92,12 @@ class VirtualTime(EngineChoice):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether replies are folded as they arrive."""
         return self.mode == "async"
 
     def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
-        """Unless replies are computed by several processes; a client has one thread."""
         return self.workers == 1
 
     def expected_delay(self, clients: int) -> int | None:
-        """The largest that is accepted, or else a reply waits for everybody else at work."""
         if not self.is_asynchronous:
             return None
         if self.max_staleness is not None and self.policy != "accept":
@@ -108,7 +105,6 @@ class VirtualTime(EngineChoice):
         return min(self.concurrency or clients, clients)
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start the engine."""
         if self.trace is not None and self.compute == "trace":
             read_trace(self.trace)
         return VirtualTimeEngine(job, store, self)
@@ -142,7 +138,6 @@ class VirtualTimeEngine(Engine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        """The replies of one server step, in the order of their arrival."""
         self._downloads[round_index] = download._replace(missed=None)
         if round_index < 0 or not self._options.is_asynchronous:
             folded = self._timeline.whole_round(ids, round_index, sure=round_index < 0)
@@ -162,15 +157,12 @@ class VirtualTimeEngine(Engine):
         self._tidy()
 
     def broadcasts(self, ids: Sequence[int]) -> int:
-        """One to every client that started, whatever becomes of its reply."""
         return self._timeline.started
 
     def steps_in_work(self) -> Collection[int]:
-        """Those of the flights."""
         return self._downloads.keys()
 
     def extras(self) -> dict[str, Any]:
-        """What the last step adds to its record."""
         line = self._timeline
         record: dict[str, Any] = {
             "virtual_time": line.clock,
@@ -187,12 +179,10 @@ class VirtualTimeEngine(Engine):
         return record
 
     def snapshot(self) -> EngineState:
-        """The clock and the work in flight."""
         values = {"timeline": self._timeline.values(), "staleness": self._staleness.values()}
         return EngineState(values, dict(self._downloads))
 
     def restore(self, state: EngineState) -> None:
-        """Go on from a snapshot."""
         if "staleness" not in state.values:
             raise StateError(f"the checkpoint's clock has no delays; {ANOTHER_VERSION}")
         self._timeline.restore(state.values["timeline"])
@@ -200,7 +190,6 @@ class VirtualTimeEngine(Engine):
         self._downloads = dict(state.downloads)
 
     def close(self) -> None:
-        """End all processes."""
         self._crew.close()
 
     def _note(self, folded: Sequence[Flight], step: int) -> None:

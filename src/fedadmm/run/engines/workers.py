@@ -57,7 +57,6 @@ class Workers(EngineChoice):
     timeout: Positive = 3600.0
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start the engine; its processes start with the first round."""
         if job.initial.device.type != "cpu":
             raise PairingError(
                 f"Workers: the parameters are on {job.initial.device}, but must be on the CPU; "
@@ -88,7 +87,6 @@ class WorkersEngine(Engine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        """Each client's upload, in the order of `ids`; it is valid until the next is asked for."""
         with torch_threads(1):  # the other cores belong to the workers
             shared = download._replace(missed=None)  # it is in the records that workers get
             self._reserve(shared)
@@ -102,7 +100,6 @@ class WorkersEngine(Engine):
                     self._pool.stop()
 
     def close(self) -> None:
-        """End all processes."""
         self._pool.stop()
 
     def _stream(

@@ -72,24 +72,19 @@ class _Slope(Objective):
 
     @property
     def num_parameters(self) -> int:
-        """D."""
         return self._parameters
 
     @property
     def num_samples(self) -> int:
-        """As many rows as the client has, so that an epoch has as many steps."""
         return self._rows
 
     def value(self, params: Tensor) -> Tensor:
-        """The level times the sum."""
         return self._level * params.sum()
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The level."""
         return torch.full_like(params, self._level)
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Objective:
-        """Itself: it holds no numbers."""
         return self
 
 

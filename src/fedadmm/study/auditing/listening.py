@@ -21,7 +21,7 @@ from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import initial_state
 from fedadmm.run.loop import run as run_loop
 from fedadmm.run.plan import Schedule
-from fedadmm.run.state import MemoryStore
+from fedadmm.run.stores import MemoryStore
 from fedadmm.study.auditing.inference import Heard
 
 
@@ -52,7 +52,6 @@ class _Attending(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        """The ids of a round."""
         if round_index == self.last:
             return [self.client]
         chosen = self.others.sample(seed, round_index, clients, known or {})
@@ -70,7 +69,6 @@ class _Listening(SequentialEngine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        """As usual."""
         for client, upload, info in super().run_clients(ids, download, round_index):
             if client == self._client and info.finite:
                 self.heard.append(Heard(round_index, download, upload.message, info.solve.steps))

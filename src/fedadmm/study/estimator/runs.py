@@ -12,7 +12,7 @@ from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.run.record import Record
 from fedadmm.run.simulation import Result, simulate
-from fedadmm.run.state import Checkpoints
+from fedadmm.run.stores import Checkpoints
 from fedadmm.study.report import write_report
 from fedadmm.study.rundir import RunDir, create
 from fedadmm.study.summary import Summary

@@ -20,7 +20,7 @@ from fedadmm.core import codec, files
 from fedadmm.core.codec import Packed, Plain
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord
-from fedadmm.run.state import records
+from fedadmm.run.stores import records
 
 FOLDER_CLIENTS = 1000
 NO_FILE = 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedadmm.core.codec import params_sha256
-from fedadmm.run.state.checkpoint import Checkpoint, Checkpoints
-from fedadmm.run.state.disk import DiskStore
-from fedadmm.run.state.memory import MemoryStore
+from fedadmm.run.checkpoint import Checkpoint, Checkpoints
+from fedadmm.run.stores.disk import DiskStore
+from fedadmm.run.stores.memory import MemoryStore
 
 __all__ = ["Checkpoint", "Checkpoints", "DiskStore", "MemoryStore", "params_sha256"]

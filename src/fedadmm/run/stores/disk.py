@@ -25,9 +25,9 @@ from fedadmm.core import files, trees
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord
 from fedadmm.core.validation import Natural, check
-from fedadmm.run.state import record_files
-from fedadmm.run.state.record_files import NO_FILE, Options, RecordFiles
-from fedadmm.run.state.records import Layout
+from fedadmm.run.stores import record_files
+from fedadmm.run.stores.record_files import NO_FILE, Options, RecordFiles
+from fedadmm.run.stores.records import Layout
 
 PART_CLIENTS = 100_000
 """How many clients one part of a checkpoint names."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord
-from fedadmm.run.state import records
+from fedadmm.run.stores import records
 
 PART_BYTES = 64 * 2**20
 """How much of a checkpoint is gathered in memory before it is written."""

@@ -1,9 +1,8 @@
-"""Gradient solvers: mini-batch SGD, full-batch gradient descent, accelerated gradient, L-BFGS."""
+"""Mini-batch SGD, with its proximal and dual-averaging steps; its loop is in `descent.py`."""
 
 from __future__ import annotations
 
 import copy
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +78,6 @@ class _GradientStepper(Stepper):
         return self._perturbation.gradient(self._objectives, params, rows)
 
     def select(self, clients: Tensor | slice) -> Self:
-        """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
         chosen = copy.copy(self)
         chosen._vectors = trees.select(self._vectors, clients)
         if isinstance(clients, Tensor):
@@ -87,7 +85,6 @@ class _GradientStepper(Stepper):
         return chosen
 
     def passes(self, stepped: float) -> float:
-        """A perturbed gradient takes two."""
         return stepped if self._perturbation is None else 2 * stepped
 
 
@@ -111,12 +108,10 @@ class SGDStepper(_GradientStepper):
 
     @property
     def params(self) -> Tensor:
-        """The current iterate, live."""
         params: Tensor = self._vectors.params
         return params
 
     def step(self, rows: Any) -> Tensor:
-        """One step on the given rows; the gradient of f_i."""
         params, lr, terms, velocity = self._vectors
         gradient = self._gradient(params, rows)
         if velocity is None:
@@ -152,21 +147,17 @@ class ProximalStepper(Stepper):
 
     @property
     def params(self) -> Tensor:
-        """The current iterate, live."""
         return self._inner.params
 
     def step(self, rows: Any) -> Tensor:
-        """One step on the given rows, and the prox."""
         gradient = self._inner.step(rows)
         self.params.copy_(_prox(self._regularizer, self.params, self._lr))
         return gradient
 
     def passes(self, stepped: float) -> float:
-        """Those of the steps of SGD."""
         return self._inner.passes(stepped)
 
     def select(self, clients: Tensor | slice) -> ProximalStepper:
-        """The stepper of some clients of a stack: of the same memory (slice) or a copy."""
         lr = trees.select(self._lr, clients)
         return ProximalStepper(self._inner.select(clients), lr, self._regularizer)
 
@@ -209,12 +200,10 @@ class DualAveragingStepper(_GradientStepper):
 
     @property
     def params(self) -> Tensor:
-        """The dual state, live."""
         z: Tensor = self._vectors.z
         return z
 
     def step(self, rows: Any) -> Tensor:
-        """One step on the given rows; the gradient of f_i."""
         z, model, lr, velocity, reach, pace = self._vectors
         model.copy_(_prox(self._regularizer, z, reach))
         gradient = self._gradient(model, rows)
@@ -252,7 +241,6 @@ class IterativeSolver(LocalSolver):
         key: Key,
         context: SolveContext = IN_NO_ROUND,
     ) -> tuple[LocalResult, SolveInfo]:
-        """Run from the problem's start."""
         result, (info,) = self.descend(OneObjective(objective), problem, stop, [key], context)
         return result, info
 
@@ -297,11 +285,9 @@ class RatedSolver(IterativeSolver):
         check_floor(self, "lr", self.lr)
 
     def rate_of(self, client: int, round_index: int) -> float:
-        """The client's learning rate."""
         return at(self.lr, round_index, client)
 
     def length(self, steps: int, client: int) -> float | None:
-        """The learning rate times the steps."""
         return self.rate_of(client, 0) * steps
 
     def rate(self, loss: LocalLoss, context: SolveContext) -> Tensor | float:
@@ -342,7 +328,6 @@ class SGD(RatedSolver):
     perturb_normalised: bool = True
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
-        """The fastest stepper for what is asked."""
         lr, needs = self.rate(loss, context), context.needs
         perturbation = None
         if self.perturb:
@@ -360,11 +345,9 @@ class SGD(RatedSolver):
         return plain or SGDStepper(loss, lr, self.momentum)
 
     def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
-        """The learning rate times steps + momentum (steps - 1) + momentum^2 (steps - 2) + ..."""
         return self.rate(loss, context) * _with_momentum(steps, self.momentum)
 
     def length(self, steps: int, client: int) -> float | None:
-        """`step_sum` in the first round."""
         return self.rate_of(client, 0) * _with_momentum(steps, self.momentum)
 
 
@@ -372,119 +355,3 @@ def _with_momentum(steps: _Count, m: float) -> _Count:
     """steps + m (steps - 1) + m^2 (steps - 2) + ..."""
     last: _Count = m**steps
     return (steps - m * (1 - last) / (1 - m)) / (1 - m)
-
-
-@part("solver", "gradient-descent")
-class GradientDescent(RatedSolver):
-    """Full-batch gradient descent; one epoch is one step.
-
-    `lr` is a number, a schedule over rounds, or one number per client.
-    """
-
-    stacks = True
-    sums_steps = True
-
-    lr: Rate = 0.1
-
-    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
-        """That of SGD, without momentum."""
-        return SGD(self.lr, batch_size=None).stepper(loss, context)
-
-    def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
-        """That of SGD, without momentum."""
-        return SGD(self.lr, batch_size=None).step_sum(steps, loss, context)
-
-
-class _AcceleratedStepper(Stepper):
-    """FISTA's extrapolation with the gradient restart of O'Donoghue and Candes."""
-
-    def __init__(self, loss: LocalLoss, lr: float) -> None:
-        self._params = loss.problem.start.clone()
-        self._loss = loss
-        self._lr = lr
-        self._ahead = self._params.clone()
-        self._t = 1.0
-
-    @property
-    def params(self) -> Tensor:
-        return self._params
-
-    def step(self, rows: Tensor | None) -> Tensor:
-        own = self._loss.objectives.gradient(self._ahead, rows).clone()
-        gradient = self._loss.complete(self._ahead, own)
-        following = self._ahead - self._lr * gradient
-        way = following - self._params
-        if float((gradient * way).sum()) > 0:
-            self._t = 1.0
-        t = (1 + math.sqrt(1 + 4 * self._t**2)) / 2
-        self._ahead = following + ((self._t - 1) / t) * way
-        self._params, self._t = following, t
-        return own
-
-
-@part("solver", "accelerated-gradient")
-class AcceleratedGradient(RatedSolver):
-    """Full-batch Nesterov acceleration with restarts; one epoch is one step.
-
-    `lr`, a number, a schedule over rounds, or one number per client, must not exceed
-    1 / (L + weight).
-    """
-
-    lr: Rate = 0.1
-
-    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
-        """Nesterov's steps."""
-        return _AcceleratedStepper(loss, self.rate_of(context.clients[0], context.round_index))
-
-
-class _LBFGSStepper(Stepper):
-    """One iteration of torch.optim.LBFGS with a strong Wolfe line search per step."""
-
-    def __init__(self, loss: LocalLoss, lr: float, history: int) -> None:
-        assert isinstance(loss.objectives, OneObjective)  # it does not stack
-        self._value = loss.objectives.value
-        self._loss = loss
-        self._variable = torch.nn.Parameter(loss.problem.start.clone(), requires_grad=True)
-        self._optimizer = torch.optim.LBFGS(
-            [self._variable],
-            lr=lr,
-            max_iter=1,
-            max_eval=25,
-            history_size=history,
-            tolerance_grad=0.0,
-            tolerance_change=0.0,
-            line_search_fn="strong_wolfe",
-        )
-        self._tried = 0
-
-    @property
-    def params(self) -> Tensor:
-        return self._variable.detach()
-
-    def step(self, rows: Tensor | None) -> None:
-        def closure() -> float:
-            point = self.params
-            self._variable.grad = self._loss.gradient(point)
-            self._tried += 1
-            return float(self._loss.complete_value(point, self._value(point)))
-
-        if float(norm(self._loss.gradient(self.params))) > 0:
-            self._optimizer.step(closure)  # type: ignore[no-untyped-call]
-
-    def passes(self, stepped: float) -> float:
-        """One for each step, and those of the line searches."""
-        return stepped + self._tried
-
-
-@part("solver", "lbfgs")
-class LBFGS(IterativeSolver):
-    """L-BFGS (`torch.optim.LBFGS`, strong Wolfe); one epoch is one iteration."""
-
-    lr: Positive = 1.0
-    history: Count = 10
-
-    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
-        """Iterations with a line search."""
-        if context.needs.mean_gradient:
-            raise ParameterError("LBFGS: its steps have no mean gradient, but one was asked for")
-        return _LBFGSStepper(loss, self.lr, self.history)

@@ -24,8 +24,8 @@ from fedadmm.core import codec, files
 from fedadmm.core.codec import Packed
 from fedadmm.core.errors import StateError
 from fedadmm.core.validation import Natural, check
-from fedadmm.run.state import disk, record_files
-from fedadmm.run.state.manifest import OWN_NAME, Manifest, manifest_name, understood
+from fedadmm.run.stores import disk, record_files
+from fedadmm.run.stores.manifest import OWN_NAME, Manifest, manifest_name, understood
 
 KEPT = 2
 _logger = logging.getLogger("fedadmm")

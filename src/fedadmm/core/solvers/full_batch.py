@@ -1,0 +1,125 @@
+"""Full-batch solvers: gradient descent, accelerated gradient, L-BFGS."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import Count, Positive, part
+from fedadmm.core.protocols import SolveContext, norm
+from fedadmm.core.solvers.local_loss import LocalLoss, OneObjective, Stepper
+from fedadmm.core.solvers.sgd import SGD, IterativeSolver, Rate, RatedSolver
+
+
+@part("solver", "gradient-descent")
+class GradientDescent(RatedSolver):
+    """Full-batch gradient descent; one epoch is one step.
+
+    `lr` is a number, a schedule over rounds, or one number per client.
+    """
+
+    stacks = True
+    sums_steps = True
+
+    lr: Rate = 0.1
+
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        return SGD(self.lr, batch_size=None).stepper(loss, context)
+
+    def step_sum(self, steps: Tensor, loss: LocalLoss, context: SolveContext) -> Tensor:
+        return SGD(self.lr, batch_size=None).step_sum(steps, loss, context)
+
+
+class _AcceleratedStepper(Stepper):
+    """FISTA's extrapolation with the gradient restart of O'Donoghue and Candes."""
+
+    def __init__(self, loss: LocalLoss, lr: float) -> None:
+        self._params = loss.problem.start.clone()
+        self._loss = loss
+        self._lr = lr
+        self._ahead = self._params.clone()
+        self._t = 1.0
+
+    @property
+    def params(self) -> Tensor:
+        return self._params
+
+    def step(self, rows: Tensor | None) -> Tensor:
+        own = self._loss.objectives.gradient(self._ahead, rows).clone()
+        gradient = self._loss.complete(self._ahead, own)
+        following = self._ahead - self._lr * gradient
+        way = following - self._params
+        if float((gradient * way).sum()) > 0:
+            self._t = 1.0
+        t = (1 + math.sqrt(1 + 4 * self._t**2)) / 2
+        self._ahead = following + ((self._t - 1) / t) * way
+        self._params, self._t = following, t
+        return own
+
+
+@part("solver", "accelerated-gradient")
+class AcceleratedGradient(RatedSolver):
+    """Full-batch Nesterov acceleration with restarts; one epoch is one step.
+
+    `lr`, a number, a schedule over rounds, or one number per client, must not exceed
+    1 / (L + weight).
+    """
+
+    lr: Rate = 0.1
+
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        return _AcceleratedStepper(loss, self.rate_of(context.clients[0], context.round_index))
+
+
+class _LBFGSStepper(Stepper):
+    """One iteration of torch.optim.LBFGS with a strong Wolfe line search per step."""
+
+    def __init__(self, loss: LocalLoss, lr: float, history: int) -> None:
+        assert isinstance(loss.objectives, OneObjective)  # it does not stack
+        self._value = loss.objectives.value
+        self._loss = loss
+        self._variable = torch.nn.Parameter(loss.problem.start.clone(), requires_grad=True)
+        self._optimizer = torch.optim.LBFGS(
+            [self._variable],
+            lr=lr,
+            max_iter=1,
+            max_eval=25,
+            history_size=history,
+            tolerance_grad=0.0,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe",
+        )
+        self._tried = 0
+
+    @property
+    def params(self) -> Tensor:
+        return self._variable.detach()
+
+    def step(self, rows: Tensor | None) -> None:
+        def closure() -> float:
+            point = self.params
+            self._variable.grad = self._loss.gradient(point)
+            self._tried += 1
+            return float(self._loss.complete_value(point, self._value(point)))
+
+        if float(norm(self._loss.gradient(self.params))) > 0:
+            self._optimizer.step(closure)  # type: ignore[no-untyped-call]
+
+    def passes(self, stepped: float) -> float:
+        return stepped + self._tried
+
+
+@part("solver", "lbfgs")
+class LBFGS(IterativeSolver):
+    """L-BFGS (`torch.optim.LBFGS`, strong Wolfe); one epoch is one iteration."""
+
+    lr: Positive = 1.0
+    history: Count = 10
+
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        if context.needs.mean_gradient:
+            raise ParameterError("LBFGS: its steps have no mean gradient, but one was asked for")
+        return _LBFGSStepper(loss, self.lr, self.history)
