@@ -17,6 +17,7 @@ from fedadmm.data.loaders.pictures import (
     read_idx,
     with_writers,
 )
+from fedadmm.data.sources import SHIPPED
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -186,3 +187,12 @@ def test_normalise_by_channel_and_inverted() -> None:
     floats = torch.ones(2, 2)
     Normalise((0.5,), (0.5,))(floats)
     assert torch.equal(floats, torch.ones(2, 2))
+
+
+def test_the_shipped_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    with np.load(SHIPPED / "digits" / "digits.npz") as stored:
+        assert np.array_equal(stored["images"].reshape(-1, 64), images)
+        assert np.array_equal(stored["labels"], labels)

@@ -28,7 +28,7 @@ from fedadmm.data.files import (
     read_npz,
     refuse_more,
 )
-from fedadmm.data.sources import source
+from fedadmm.data.sources import SHIPPED, source
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _WRITER_COLUMN = 2
@@ -208,12 +208,11 @@ _TEST_ROWS = 360
 
 def digits() -> TrainTest:
     """1,437 training and 360 test images, uint8 with values 0 … 16, shape (rows, 1, 8, 8)."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    with np.load(SHIPPED / "digits" / "digits.npz") as stored:
+        images, labels = stored["images"], stored["labels"]
     order = numpy_generator(derive(0, "digits/test")).permutation(len(labels))
     everything = Dataset(
-        torch.from_numpy(images.astype(np.uint8).reshape(-1, 1, 8, 8)),
+        torch.from_numpy(images.reshape(-1, 1, 8, 8)),
         torch.from_numpy(labels.astype(np.int64)),
         num_classes=10,
         prepare=Normalise(scale=16.0),
