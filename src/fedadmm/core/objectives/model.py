@@ -36,6 +36,17 @@ def evaluation_parts(inputs: Tensor) -> Iterator[slice]:
         yield slice(begin, begin + step)
 
 
+def prepared(inputs: Tensor, prepare: Prepare | None, flat: FlatModule) -> Tensor:
+    """Stored rows as a module wants them: in its precision, images in the faster layout."""
+    if prepare is not None:
+        inputs = prepare(inputs)
+    if inputs.is_floating_point():
+        inputs = inputs.to(flat.vector.dtype)
+    if flat.convolves and inputs.ndim == 4 and inputs.device.type == "cpu":
+        return channels_last(inputs)
+    return inputs
+
+
 def _draws_numbers(module: nn.Module) -> bool:
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0
@@ -314,10 +325,4 @@ class ModelObjective(ModuleObjective):
 
     def prepared(self, inputs: Tensor) -> Tensor:
         """Stored rows as the module wants them."""
-        if self.prepare is not None:
-            inputs = self.prepare(inputs)
-            if inputs.is_floating_point():
-                inputs = inputs.to(self.flat.vector.dtype)
-        if self.flat.convolves and inputs.ndim == 4 and inputs.device.type == "cpu":
-            return channels_last(inputs)
-        return inputs
+        return prepared(inputs, self.prepare, self.flat)

@@ -16,7 +16,7 @@ from fedadmm.core.objectives.losses import (
     cross_entropy,
     half_squared_error,
 )
-from fedadmm.core.objectives.model import Loss, ModelObjective, evaluation_parts
+from fedadmm.core.objectives.model import Loss, ModelObjective, evaluation_parts, prepared
 from fedadmm.core.protocols import Evaluator, Metrics
 from fedadmm.data.dataset import FederatedData, Prepare, Rows
 
@@ -61,20 +61,14 @@ class HeldOut:
         with torch.no_grad():
             for part in evaluation_parts(self.inputs):
                 targets = self.targets[part].to(live.device)
-                inputs = self.inputs[part].to(live.device)
-                if self.prepare is not None:
-                    inputs = self.prepare(inputs)
-                outputs = self.flat.module(_in_precision_of(live, inputs))
+                inputs = prepared(self.inputs[part].to(live.device), self.prepare, self.flat)
+                outputs = self.flat.module(inputs)
                 loss += float(self.loss(outputs, targets)) * len(targets)
                 correct += int(count_correct(outputs, targets))
         metrics = {f"{self.prefix}_loss": loss / len(self.targets)}
         if not self.targets.is_floating_point():
             metrics[f"{self.prefix}_accuracy"] = correct / len(self.targets)
         return metrics
-
-
-def _in_precision_of(live: Tensor, inputs: Tensor) -> Tensor:
-    return inputs.to(live.dtype) if inputs.is_floating_point() else inputs
 
 
 @dataclass(frozen=True, eq=False)
