@@ -146,7 +146,14 @@ def test_a_data_frame_is_made_ready_from_what_each_site_tells(frame: pd.DataFram
         model.predict(x.rename(columns={"age": "years"}))
 
 
-def test_partial_fit_goes_on_with_the_same_run_also_after_a_nap() -> None:
+def test_partial_fit_goes_on_with_the_same_run_also_after_a_nap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solves = []
+    solve = fa.SGD.descend
+    monkeypatch.setattr(
+        fa.SGD, "descend", lambda *given, **named: solves.append(1) or solve(*given, **named)
+    )
     x, y, site = sites((20, 9, 14, 11))
     labels = (y > 0).astype(int)
     options: dict[str, Any] = {"batch_size": 8, "participation": 0.5, "random_state": 7}
@@ -155,7 +162,12 @@ def test_partial_fit_goes_on_with_the_same_run_also_after_a_nap() -> None:
     parts.partial_fit(x, labels, groups=site, rounds=1)
     parts.partial_fit(x, labels, groups=site, rounds=3)
     assert [one["round"] for one in parts.history_] == [1, 2, 3, 4]
+    solves.clear()
     parts = pickle.loads(pickle.dumps(parts)).partial_fit(x, labels, groups=site, rounds=2)
+    again = len(solves)
+    solves.clear()
+    fa.FederatedClassifier(rounds=6, **options).fit(x, labels, groups=site)
+    assert again == len(solves) / 3  # two rounds of six
     np.testing.assert_array_equal(parts.predict_proba(x), whole.predict_proba(x))
     losses = [[one["metrics"]["loss"] for one in model.history_] for model in (parts, whole)]
     assert losses[0] == losses[1]
