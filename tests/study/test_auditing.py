@@ -16,7 +16,7 @@ from fedadmm.core import trees
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.uploads import Uploads
 from fedadmm.run.simulation import make_job
-from fedadmm.study import loading
+from fedadmm.study import config
 from fedadmm.study.auditing import audit
 from fedadmm.study.auditing.attacks import _distance, analytic, expose, labels, matching
 from fedadmm.study.auditing.audit import _attacks as suited
@@ -388,7 +388,7 @@ def test_a_table_of_few_columns_is_audited_too():
 @pytest.fixture
 def configured(tmp_path):
     path = tmp_path / "small.toml"
-    path.write_text(loading.write(SMALL))
+    path.write_text(config.write(SMALL))
     return path
 
 

@@ -45,14 +45,14 @@ def run(
     CONFIG is a preset, a problem, a TOML file or a run directory.  Without it, --out names a run to
     go on with, and --csv site*.csv --target COLUMN trains on files of your own.
     """
-    from fedadmm.study import loading, rundir
+    from fedadmm.study import config
     from fedadmm.study.config import resolve
 
-    tree = loading.run_only(options.begin(source, out, rundir.CONFIG, resume))
+    tree = config.run_only(options.begin(source, out, config.CONFIG, resume))
     options.apply(tree)
     chosen = resolve(tree)
     if print_config:
-        typer.echo(loading.write(chosen.tree), nl=False)
+        typer.echo(config.write(chosen.tree), nl=False)
         return
     base = f"{Path(source or ('table' if csv else 'run')).stem}-{chosen.label}-seed{chosen.seed}"
     folder = options.output_folder(out, base, resume)

@@ -15,8 +15,6 @@ import json
 import logging
 import math
 import os
-import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,10 +29,10 @@ from fedadmm.run.best import Best
 from fedadmm.run.record import Record, read
 from fedadmm.run.stores.records import separate
 from fedadmm.study import records as reading
+from fedadmm.study.config import CONFIG, toml_tables
 from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary, told
 
-CONFIG, METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
-    "config.toml",
+METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "metrics.jsonl",
     "summary.json",
     "partition.json",
@@ -42,9 +40,6 @@ CONFIG, METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "report.html",
 )
 CHECKPOINT, CLIENTS = "checkpoint", "clients"
-_LONGEST, _DEEPEST = 10**7, 1000
-"""Characters of a TOML text, and dots of a key: nobody writes this many."""
-_DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""")
 _logger = logging.getLogger("fedadmm")
 _ROOM = 1 << 20
 """Bytes that must be free before round 0: configuration, metrics and summary fit in them."""
@@ -71,21 +66,6 @@ def write_toml(path: Path, tree: Mapping[str, Any]) -> None:
     import tomli_w
 
     write_text(path, tomli_w.dumps(tree))
-
-
-def toml_tables(text: str) -> dict[str, Any]:
-    """The tables of a text that somebody else wrote; a ValueError for whatever is none.
-
-    Keys of many parts are refused unread: the time for them grows with the square of their number.
-    """
-    if len(text) > _LONGEST:
-        raise ValueError(f"it has {len(text)} characters, but at most {_LONGEST} are read")
-    if any(found.group().count(".") > _DEEPEST for found in _DOTTED.finditer(text)):
-        raise ValueError(f"a key has more than {_DEEPEST} dots")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -27,8 +27,7 @@ from fedadmm.study.auditing.attacks import Exposed
 from fedadmm.study.auditing.inference import Heard, Inferred, infer
 from fedadmm.study.auditing.listening import from_the_sum, overhear, prepared_rows, with_rows
 from fedadmm.study.auditing.settings import CONFIGURED, OBSERVERS, Setting, settings_of
-from fedadmm.study.config import resolve
-from fedadmm.study.loading import merged
+from fedadmm.study.config import merged, resolve
 
 ROWS = 4
 """This many of the client's rows are trained on, unless another number is asked for."""

@@ -8,7 +8,7 @@ from collections import Counter
 from importlib.resources import files
 from typing import Any
 
-from fedadmm.study import loading, records, words
+from fedadmm.study import config, records, words
 from fedadmm.study import results as rows
 from fedadmm.study.report import tables
 from fedadmm.study.report.content import Content
@@ -56,7 +56,7 @@ def render(content: Content, sections: list[Section], live: bool = False) -> str
         same_end=_usual_end(content),
         other_ends=len({run.status for run in content.runs}) > 1,
         configuration=tables.configuration(content),
-        config_text="" if content.comparison else loading.write(content.runs[0].config),
+        config_text="" if content.comparison else config.write(content.runs[0].config),
         search=tables.search_table(content.search, content.names),
         alternative=lambda panel: _alternative(panel, content.names),
         ranks=lambda panel: Markup(_ranks(panel, styles_of(content))),
