@@ -43,8 +43,7 @@ from fedadmm.run.stores import Checkpoints
 from fedadmm.study import config as configs
 from fedadmm.study import sweeping
 from fedadmm.study.config import resolve
-from fedadmm.study.recorded import read_run
-from fedadmm.study.rundir import RunDir, read_json
+from fedadmm.study.rundir import RunDir, read_json, read_run
 from support.commands import SMALL
 from support.resumable import problem, run
 

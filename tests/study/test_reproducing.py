@@ -16,7 +16,6 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import to_table
 from fedadmm.study import config, pool, runner
 from fedadmm.study.recipe import SCALES, identifiers, load, plan, study_of
-from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report import write_report
 from fedadmm.study.reproducing import (
     at_an_edge,
@@ -27,6 +26,7 @@ from fedadmm.study.reproducing import (
     side_by_side,
 )
 from fedadmm.study.results import spread
+from fedadmm.study.rundir import RecordedRun
 
 PROMISED = {
     *("gong-table3", "gong-table4", "gong-table5", "gong-fig3", "gong-fig4", "gong-fig5"),

@@ -17,9 +17,9 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.run.stores import params_sha256
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
+from fedadmm.study.records import MOST_CLIENTS, partition_of
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
-from fedadmm.study.summary import MOST_CLIENTS, partition_of
 from support.commands import SMALL
 from support.records import made, untimed
 

@@ -26,11 +26,10 @@ from fedadmm.run.record import Record, flat
 from fedadmm.run.simulation import Result, simulate
 from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore, params_sha256
 from fedadmm.study import config as configs
-from fedadmm.study import records, words
+from fedadmm.study import formatting, records
 from fedadmm.study.config import resolve, toml_tables
-from fedadmm.study.recorded import RecordedRun, as_recorded, read_run
-from fedadmm.study.rundir import RunDir, create, plain
-from fedadmm.study.summary import INTERRUPTED, Summary, partition_of, summarise, told
+from fedadmm.study.records import INTERRUPTED, Summary, partition_of, summarise, told
+from fedadmm.study.rundir import RecordedRun, RunDir, as_recorded, create, plain, read_run
 
 _PATIENCE = 10.0
 """Seconds until a run that still goes on is believed: a killed comparison's take a while to end."""
@@ -86,7 +85,7 @@ def _fitting_in_memory(chosen: Experiment) -> Iterator[None]:
         asked = re.search(r"tried to allocate (\d+) bytes", str(error))  # torch has no class for it
         if asked is None and not isinstance(error, MemoryError):
             raise
-        size = words.size(int(asked[1])) if asked is not None else str(error)
+        size = formatting.size(int(asked[1])) if asked is not None else str(error)
         table = chosen.tree["problem"]
         whole = {key: value for key, value in table.items() if type(value) is int}
         named = ", ".join(f"{key} {value}" for key, value in whole.items())

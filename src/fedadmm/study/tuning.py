@@ -24,9 +24,8 @@ from fedadmm.run.record import Record, value
 from fedadmm.study import config, overriding, tables
 from fedadmm.study.overriding import Setting
 from fedadmm.study.pool import Began, Ended, Job, Recorded, Watch, execute, nobody
-from fedadmm.study.recorded import RecordedRun, read_run
 from fedadmm.study.results import Outcome, outcome, runs_table, write_results
-from fedadmm.study.rundir import create, write_toml
+from fedadmm.study.rundir import RecordedRun, create, read_run, write_toml
 from fedadmm.study.runner import CellRun, Finished
 from fedadmm.study.study import PLAN, Cell, Study
 from fedadmm.study.sweeping import axis, cell_of
