@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedadmm.study import config, loading, running
+from fedadmm.study import config, running
 from fedadmm.study.rundir import RunDir
 
 EVERY, CLIENTS = 10, 5
@@ -33,7 +33,7 @@ def share(changes: dict[str, Any]) -> tuple[float, float]:
     """Seconds of the looks over seconds of the rounds; and the seconds of a round."""
     tree = changes
     if "problem" not in changes:
-        tree = loading.run_only(loading.read("quickstart")) | changes
+        tree = config.run_only(config.read("quickstart")) | changes
     tree = tree | {
         "algorithm": {"name": "fedadmm", "rho": 0.1},
         "evaluate": {"every": 10**6},

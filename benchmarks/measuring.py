@@ -18,7 +18,7 @@ from benchmarks.contenders import Outcome
 from benchmarks.workloads import GROWTH, PEERS, WORKLOADS, Workload, find, write_rows
 from fedadmm.core.errors import EngineError
 from fedadmm.core.validation import Count, check
-from fedadmm.study.words import Telling, untold
+from fedadmm.study.formatting import Telling, untold
 
 __all__ = ["PEERS", "REPEATS", "WORKLOADS", "run", "table"]
 

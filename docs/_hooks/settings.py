@@ -15,9 +15,9 @@ from fedadmm.core.tables import to_table
 from fedadmm.core.validation import ROLES, allowed, kind_of, members
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.experiment import Checkpointing, Experiment, Storage
-from fedadmm.study.config import REGISTERED
+from fedadmm.study.config import register
 
-assert REGISTERED  # its import fills the families
+register()
 
 INTRODUCTION = """
 A configuration is a TOML file; `fedadmm run FILE --print-config` prints it with every default

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedadmm.cli import app
 from fedadmm.core.tables import from_table
-from fedadmm.study import loading, tables
+from fedadmm.study import config, tables
 from fedadmm.study.rundir import create, write_json, write_text
 from studies.participation import text
 from studies.participation.findings import Outcome, Verdict, findings, sensitivities, transfers
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = own.out or Path("runs/reproduce") / f"{name}-{own.scale}"
     create(folder)
     path = folder / f"{name}.toml"
-    write_text(path, loading.write(recipe(name)))
+    write_text(path, config.write(recipe(name)))
     words = ["reproduce", str(path), "--scale", own.scale, "--out", str(folder), *others]
     try:
         app(words)

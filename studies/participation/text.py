@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedadmm.study import words
+from fedadmm.study import formatting
 from fedadmm.study.tables import Table
 from fedadmm.study.tables import markdown as as_text
 
@@ -33,7 +33,7 @@ def _verdict(verdict: Mapping[str, Any]) -> Iterator[Table]:
     for name, judged in verdict["candidates"].items():
         score = verdict["scores"][name]
         head = [f"**{name}**" if name == chosen else name]
-        head.append(words.NOTHING if score is None else f"{score:.1f}")
+        head.append(formatting.NOTHING if score is None else f"{score:.1f}")
         goals = [_goal(goal) for goal in judged["goals"]]
         lines.append([*head, *goals, _behind(judged)])
     goals = next(iter(verdict["candidates"].values()))["goals"]
@@ -83,7 +83,7 @@ def _met(met: bool | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return words.NOTHING if value is None else f"{100 * value:+.0f} %".replace("-", "−")
+    return formatting.NOTHING if value is None else f"{100 * value:+.0f} %".replace("-", "−")
 
 
 def _rounds(value: float | None) -> str:
@@ -91,7 +91,7 @@ def _rounds(value: float | None) -> str:
 
 
 def _lead(one: Mapping[str, Any]) -> list[str]:
-    interval = words.NOTHING
+    interval = formatting.NOTHING
     if one["low"] is not None and one["high"] is not None:
         interval = f"{_share(one['low'])} to {_share(one['high'])}"
     return [
@@ -106,7 +106,7 @@ def _lead(one: Mapping[str, Any]) -> list[str]:
 
 
 def _chance(value: float | None) -> str:
-    return words.NOTHING if value is None else f"{value:.3f}"
+    return formatting.NOTHING if value is None else f"{value:.3f}"
 
 
 def _ranking(found: Mapping[str, Any]) -> Table:
@@ -175,7 +175,7 @@ def _comparison(one: Mapping[str, Any]) -> list[str]:
 
 def _interval(found: Mapping[str, Any] | None, form: str) -> str:
     if found is None:
-        return words.NOTHING
+        return formatting.NOTHING
     text = f"{found['value']:{form}}"
     if found["low"] is not None:
         text += f" ({found['low']:{form}} to {found['high']:{form}})"

@@ -14,7 +14,7 @@ import typer
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.cli import COMMANDS, app
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from support.commands import call, write_small
 
 METHODS = [{"algorithm": {"name": "fedavg"}}, {"algorithm": {"name": "fedadmm"}}]
@@ -172,7 +172,7 @@ def test_compare_says_which_methods_take_what_is_set(tmp_path: Path) -> None:
     line = "algorithm.rho = 7 for fedprox; fedadmm; not for fedavg; scaffold"
     assert line in " ".join(result.stdout.split())
     for method, rho in (("fedavg", None), ("fedprox", 7.0), ("scaffold", None), ("fedadmm", 7.0)):
-        config = loading.table(out / "runs" / f"{method}-seed0" / "config.toml")
+        config = configs.table(out / "runs" / f"{method}-seed0" / "config.toml")
         assert config["algorithm"].get("rho") == rho
     shown = call("compare", "quickstart", "--set", "algorithm.rho=7", "--print-config")
     methods = {one["label"]: one["algorithm"] for one in tomllib.loads(shown.stdout)["methods"]}
@@ -270,11 +270,11 @@ def test_a_damaged_file_makes_data_check_exit_2(
 
 def test_config_shows_presets_and_the_schema(tmp_path: Path) -> None:
     presets = document("config", "presets")["presets"]
-    assert set(presets) == set(loading.presets())
+    assert set(presets) == set(configs.presets())
     assert all(presets.values())
     path = tmp_path / "mine.toml"
     path.write_text(call("config", "show", "quickstart").stdout)
-    assert loading.read(str(path)) == loading.read("quickstart")
+    assert configs.read(str(path)) == configs.read("quickstart")
     schema = json.loads(call("config", "schema").stdout)
     assert {"problem", "algorithm", "methods", "search"} <= set(schema["properties"])
 

@@ -11,9 +11,9 @@ from rich.progress import Progress, TextColumn
 
 from fedadmm.cli.display import Live, live, print_note, print_table, steps
 from fedadmm.study.estimating import estimate
+from fedadmm.study.formatting import size
 from fedadmm.study.pool import Began, Ended, Recorded
 from fedadmm.study.tables import Table
-from fedadmm.study.words import size
 from support.records import made
 from support.resumable import problem
 

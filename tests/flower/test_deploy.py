@@ -30,7 +30,7 @@ from fedadmm.flower.local.keys import make_certificates, make_node_key
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.run import Follower, run_locally
 from fedadmm.flower.server.rundir import RunDirectory
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study import rundir as directory
 from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir
@@ -287,7 +287,7 @@ def test_the_printed_command_resumes_the_same_deployment(given, tmp_path, monkey
 
     def interrupted(config, out, deployment, **options):
         directory.create(out)
-        (out / directory.CONFIG).write_text(loading.write(config.tree))
+        (out / directory.CONFIG).write_text(configs.write(config.tree))
         asked.append({"config": config, "out": out, "deployment": deployment, **options})
         raise KeyboardInterrupt
 

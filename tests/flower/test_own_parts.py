@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 from fedadmm.core.errors import ConfigError
 from fedadmm.flower.configured import Deployment
 from fedadmm.flower.local.bundle import write_configured
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 from fedadmm.study.report import write_report
 from fedadmm.study.report.palette import SPARE
@@ -60,7 +60,7 @@ def forget() -> None:
 
 
 def configured(here: Path):
-    tree = loading.run_only(loading.read("small.toml"))
+    tree = configs.run_only(configs.read("small.toml"))
     tree["algorithm"] = {"name": "my_own_method:Mine"}
     return resolve(tree)
 
@@ -83,7 +83,7 @@ def test_what_was_loaded_from_the_current_folder_is_in_the_app(here, monkeypatch
 
 def test_a_module_that_would_not_arrive_is_refused(here):
     (here / "test_own.py").write_text("from my_own_method import Mine\n")
-    tree = loading.run_only(loading.read("small.toml"))
+    tree = configs.run_only(configs.read("small.toml"))
     tree["algorithm"] = {"name": "test_own:Mine"}
     config = resolve(tree)
     with pytest.raises(ConfigError, match="the module 'test_own' must be called otherwise"):

@@ -22,7 +22,7 @@ from fedadmm.flower.protocol.messages import parcel
 from fedadmm.flower.server.tasks import Broadcast
 from fedadmm.flower.site import app as site_app
 from fedadmm.run.experiment import Experiment
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 from support.models import perceptron, rows
 
@@ -116,8 +116,8 @@ def test_the_data_are_not_loaded_to_repeat_a_reply(tmp_path):
 def test_a_configured_site_loads_its_problem_once_per_process(tmp_path, counted):
     config = resolve({"rounds": 2, "problem": {"name": "digits", "clients": 5}})
     deployment = configured.Deployment(5)
-    (tmp_path / configured.CONFIG).write_text(loading.write(config.tree))
-    (tmp_path / configured.DEPLOYMENT).write_text(loading.write(to_table(deployment)))
+    (tmp_path / configured.CONFIG).write_text(configs.write(config.tree))
+    (tmp_path / configured.DEPLOYMENT).write_text(configs.write(to_table(deployment)))
     content = a_task(configured.federation(config, deployment), client=1)
     counted.clear()
     apps = configured.apps(tmp_path)

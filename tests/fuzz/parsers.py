@@ -40,10 +40,10 @@ from fedadmm.run.checkpoint import Checkpoint
 from fedadmm.run.client import Job
 from fedadmm.run.simulation import make_job
 from fedadmm.run.stores import Checkpoints
-from fedadmm.study import loading, sweeping
+from fedadmm.study import config as configs
+from fedadmm.study import sweeping
 from fedadmm.study.config import resolve
-from fedadmm.study.recorded import read_run
-from fedadmm.study.rundir import RunDir, read_json
+from fedadmm.study.rundir import RunDir, read_json, read_run
 from support.commands import SMALL
 from support.resumable import problem, run
 
@@ -295,21 +295,21 @@ def _checkpoints(folder: Path) -> Iterator[Parser]:
 
 
 def _settings(folder: Path) -> Iterator[Parser]:
-    texts = [text.encode() for text in loading.presets().values()]
-    trees = [loading.run_only(tomllib.loads(text.decode())) for text in texts]
+    texts = [text.encode() for text in configs.presets().values()]
+    trees = [configs.run_only(tomllib.loads(text.decode())) for text in texts]
 
     def read_config(path: Path) -> None:
-        resolve(loading.run_only(loading.read(str(path))))
+        resolve(configs.run_only(configs.read(str(path))))
 
     config = _file(folder / "toml" / "config.toml", read_config)
-    yield Parser("toml", [*texts, loading.write(SMALL).encode()], config, (ConfigError,))
+    yield Parser("toml", [*texts, configs.write(SMALL).encode()], config, (ConfigError,))
     tree = _document(lambda tree: resolve(tree) if isinstance(tree, dict) else None)
     yield Parser("config", _dumped(SMALL, *trees), tree, (FedADMMError,), "json")
     sets = [b"algorithm.rho=0.1", b"rounds=3", b"problem.name=digits", b"local.stop.steps=5"]
     yield Parser("set", [*sets, b"target={metric='a',value=1}"], _set, (ConfigError,))
     grids = [b"algorithm.rho=0.1,1", b"seed=1,2,3", b"local.stop.epochs=[1,2],3"]
     yield Parser("grid", grids, lambda data: sweeping.axis(_text(data), "--grid"), (ConfigError,))
-    deployment = loading.write(to_table(Deployment(3))).encode()
+    deployment = configs.write(to_table(Deployment(3))).encode()
     path = folder / "bundle" / "deployment.toml"
     yield Parser("bundle", [deployment], _file(path, read_deployment), (ConfigError,))
 
@@ -321,7 +321,7 @@ def _text(data: bytes) -> str:
 
 def _set(data: bytes) -> None:
     tree: dict[str, Any] = json.loads(json.dumps(SMALL))
-    loading.assign(tree, *loading.assignment(_text(data)))
+    configs.assign(tree, *configs.assignment(_text(data)))
     resolve(tree)
 
 
@@ -353,7 +353,7 @@ SUMMARY = {
 def _recorded(folder: Path) -> Iterator[Parser]:
     made = folder / "run"
     made.mkdir(parents=True)
-    (made / "config.toml").write_text(loading.write(SMALL))
+    (made / "config.toml").write_text(configs.write(SMALL))
     (made / "summary.json").write_text(json.dumps(SUMMARY))
     line = json.dumps(RECORD).encode() + b"\n"
     metrics = made / "metrics.jsonl"
@@ -376,7 +376,7 @@ def _recorded(folder: Path) -> Iterator[Parser]:
     summary = _file(folder / "summary" / "summary.json", lambda path: read_run(path.parent))
     yield Parser("summary.json", _dumped(SUMMARY), summary, (DataError,), "json")
     config = _file(folder / "config" / "config.toml", lambda path: RunDir(path.parent).config())
-    yield Parser("config.toml", [loading.write(SMALL).encode()], config, (DataError,))
+    yield Parser("config.toml", [configs.write(SMALL).encode()], config, (DataError,))
     partition = _dumped({"clients": 2, "names": ["a", "b"], "sizes": [1, 2], "total_size": 3})
     read = _file(lone / "partition.json", read_json)
     yield Parser("partition.json", partition, read, (DataError,), "json")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedadmm.core.errors import StateError
-from fedadmm.study import loading
+from fedadmm.study import config
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import resolve
 from fedadmm.study.report import write_report
@@ -74,7 +74,7 @@ def test_a_comparison_of_rounds_and_no_rounds_under_one_clock(tmp_path: Path):
     by_label = {row["label"]: row for row in result["runs"]}
     assert by_label["rounds"]["rounds"] == 12
     assert by_label["late"]["rounds"] == 40
-    again = plan(loading.table(tmp_path / "study.toml"))
+    again = plan(config.table(tmp_path / "study.toml"))
     assert again.cells == comparison.cells
 
     content = read(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.tables import from_table, to_table
-from fedadmm.study import loading
+from fedadmm.study import config
 from fedadmm.study.recipe import SCALES, Recipe, study_of
 from studies.participation.__main__ import main
 from studies.participation.findings import (
@@ -249,7 +249,7 @@ def test_the_program_runs_the_recipe_and_writes_its_findings(tmp_path: Path) -> 
     options = ["--scale", "smoke", "--out", str(tmp_path), "--jobs", "1"]
     wanted = ["--cells", "*/fedavg*", "--cells", "*/per-work-one*"]
     assert main([*options, *wanted]) == 0
-    written = loading.table(tmp_path / "participation.toml")
+    written = config.table(tmp_path / "participation.toml")
     assert written["settings"] == recipe(STUDY)["settings"]
     found = json.loads((tmp_path / "findings.json").read_text())
     results = json.loads((tmp_path / "results.json").read_text())

@@ -17,7 +17,7 @@ import fedadmm as fa
 from fedadmm.core.objectives import losses
 from fedadmm.data import models, problems
 from fedadmm.run.engines import VirtualTime
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.advising import advise
 from fedadmm.study.config import resolve
 from fedadmm.study.estimating import estimate, hessian_product, largest_curvature
@@ -329,7 +329,7 @@ def test_a_private_setting_is_shown_written_and_runs(tmp_path):
     words = " ".join(shown.stdout.split())
     for told in (f"fedadmm run {path}", "method fedavg", "rounds 80", "noise, multiplier"):
         assert told in words
-    plan = resolve(loading.read(str(path)))
+    plan = resolve(configs.read(str(path)))
     assert plan.rounds == 80
     ran = call("run", path, "--rounds", 1, "--out", tmp_path / "run", "--no-report")
     assert ran.exit_code == 0, ran.stderr

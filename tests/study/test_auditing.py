@@ -16,12 +16,11 @@ from fedadmm.core import trees
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.uploads import Uploads
 from fedadmm.run.simulation import make_job
-from fedadmm.study import loading
+from fedadmm.study import config
 from fedadmm.study.auditing import audit
 from fedadmm.study.auditing.attacks import _distance, analytic, expose, labels, matching
 from fedadmm.study.auditing.audit import _attacks as suited
-from fedadmm.study.auditing.inference import infer
-from fedadmm.study.auditing.listening import from_the_sum, overhear, prepared_rows, with_rows
+from fedadmm.study.auditing.inference import from_the_sum, infer, overhear, prepared_rows, with_rows
 from fedadmm.study.auditing.scores import paired, score, share_of, ssim
 from fedadmm.study.config import resolve
 from fedadmm.study.report.audit_page import audit_page
@@ -388,7 +387,7 @@ def test_a_table_of_few_columns_is_audited_too():
 @pytest.fixture
 def configured(tmp_path):
     path = tmp_path / "small.toml"
-    path.write_text(loading.write(SMALL))
+    path.write_text(config.write(SMALL))
     return path
 
 

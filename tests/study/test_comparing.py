@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.study import folder_names
@@ -131,9 +131,9 @@ def test_finished_runs_are_kept_when_a_comparison_goes_on(tmp_path: Path) -> Non
     assert len(result["runs"]) == 6
 
 
-@pytest.mark.parametrize("preset", loading.presets())
+@pytest.mark.parametrize("preset", configs.presets())
 def test_every_preset_is_a_fair_plan(preset: str) -> None:
-    ready = plan(loading.read(preset))
+    ready = plan(configs.read(preset))
     assert plan(ready.plan).cells == ready.cells
     shared = ("problem", "sampler", "regularizer", "evaluate", "rounds")
     for method in ready.cells:

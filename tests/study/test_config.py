@@ -13,11 +13,12 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.schedules import Geometric, Piecewise
 from fedadmm.core.tables import part_from, to_table
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.comparing import schema
 from fedadmm.study.config import resolve
 from support.commands import SMALL
 
+configs.register()
 PARTS = [(family, name) for family, parts in FAMILIES.items() for name in parts]
 
 
@@ -38,13 +39,13 @@ def test_a_part_comes_back_from_its_table(family: str, name: str) -> None:
         pytest.skip("its rules between fields need more than one value")
     table = to_table(made)
     assert set(table) == {field.name for field in own} | {"name"}
-    assert part_from(family, tomllib.loads(loading.write(table)), family) == made
+    assert part_from(family, tomllib.loads(configs.write(table)), family) == made
 
 
-@pytest.mark.parametrize("preset", loading.presets())
+@pytest.mark.parametrize("preset", configs.presets())
 def test_a_resolved_configuration_survives_toml(preset: str) -> None:
-    run = resolve(loading.run_only(loading.read(preset)))
-    again = resolve(tomllib.loads(loading.write(run.tree)))
+    run = resolve(configs.run_only(configs.read(preset)))
+    again = resolve(tomllib.loads(configs.write(run.tree)))
     assert again == run
     assert "stop" in run.tree["local"]
     assert isinstance(run.tree["evaluate"]["objective"], bool)
@@ -84,7 +85,7 @@ def test_a_list_is_one_value_per_client() -> None:
     coins = {"name": "bernoulli", "probability": [0.5, {"name": "geometric", "floor": 0.1}, 1]}
     sampler = resolve(SMALL | {"sampler": coins}).sampler
     assert sampler == fa.BernoulliSampling((0.5, Geometric(floor=0.1), 1))
-    assert resolve(tomllib.loads(loading.write(config.tree))) == config
+    assert resolve(tomllib.loads(configs.write(config.tree))) == config
 
 
 def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:

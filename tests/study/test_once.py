@@ -93,7 +93,7 @@ def test_a_run_reaches_another_process_as_it_is() -> None:
     assert pickle.loads(pickle.dumps(chosen)) == chosen
 
 
-NAMES = {rundir.CONFIG, rundir.METRICS, rundir.SUMMARY, rundir.PARTITION, rundir.REPORT}
+NAMES = {config.CONFIG, rundir.METRICS, rundir.SUMMARY, rundir.PARTITION, rundir.REPORT}
 
 
 def _constants(path: Path) -> set[str]:
@@ -112,10 +112,11 @@ def test_each_file_of_a_run_directory_has_one_writer() -> None:
     source = Path(fedadmm.__file__).parent
     modules = list(source.rglob("*.py"))
     # The bundle of a deployment and Flower's own settings are not run directories.
-    others = {rundir.CONFIG: {"flower/configured.py", "flower/local/network.py"}}
+    others = {config.CONFIG: {"flower/configured.py", "flower/local/network.py"}}
     for name in sorted(NAMES):
         owners = {str(path.relative_to(source)) for path in modules if name in _constants(path)}
-        assert owners - others.get(name, set()) == {"study/rundir.py"}, name
+        owner = "study/config.py" if name == config.CONFIG else "study/rundir.py"
+        assert owners - others.get(name, set()) == {owner}, name
     for path in modules:  # and whoever knows a name from there only reads
         imported = {
             alias.name

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from fedadmm.cli import app
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import to_table
-from fedadmm.study import loading, pool, runner
+from fedadmm.study import config, pool, runner
 from fedadmm.study.recipe import SCALES, identifiers, load, plan, study_of
-from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report import write_report
 from fedadmm.study.reproducing import (
     at_an_edge,
@@ -27,6 +26,7 @@ from fedadmm.study.reproducing import (
     side_by_side,
 )
 from fedadmm.study.results import spread
+from fedadmm.study.rundir import RecordedRun
 
 PROMISED = {
     *("gong-table3", "gong-table4", "gong-table5", "gong-fig3", "gong-fig4", "gong-fig5"),
@@ -244,7 +244,7 @@ def test_a_choice_at_an_end_of_what_was_tried_is_named() -> None:
 
 def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(loading.write(to_table(load("note-identity"))))
+    path.write_text(config.write(to_table(load("note-identity"))))
     todo = plan(str(path), "smoke", patterns=["*/fedpd"])
     assert todo.about["id"] == "mine"
     (row,) = reproduce(todo, tmp_path / "out").document["table"]

@@ -13,15 +13,14 @@ import pytest
 from scipy import stats
 
 from fedadmm.run.evaluation import Target
-from fedadmm.study import results, words
+from fedadmm.study import formatting, results
 from fedadmm.study.recipe import load
 from fedadmm.study.recipe import plan as plan_reproduction
-from fedadmm.study.recorded import RecordedRun
+from fedadmm.study.records import tally
 from fedadmm.study.report import write_report
 from fedadmm.study.reproducing import reproduce
 from fedadmm.study.results import difference, read_results, spread
-from fedadmm.study.rundir import RunDir
-from fedadmm.study.summary import tally
+from fedadmm.study.rundir import RecordedRun, RunDir
 from support.commands import call, write_small
 from support.records import made
 
@@ -118,7 +117,7 @@ def test_rounds_in_words_say_who_missed_the_target() -> None:
     missed = results.results([recorded("x", 0, [0.1])], TARGET)
     assert results.reached(missed, missed.rows[0]) == "not reached (0 of 1)"
     untargeted = results.results(RUNS, None)
-    assert results.reached(untargeted, untargeted.rows[0]) == words.NOTHING
+    assert results.reached(untargeted, untargeted.rows[0]) == formatting.NOTHING
 
 
 METHODS = [
@@ -156,7 +155,7 @@ def test_every_output_tells_the_same_about_a_diverged_seed(compared: tuple[Path,
     assert (row["label"], row["diverged"], row["reached"]) == ("wild", 1, 2)
     assert row["rounds_to_target"]["count"] == 2
     assert row["final"]["mean"] == pytest.approx(expected)
-    text = words.number(float(expected))
+    text = formatting.number(float(expected))
     deviation = f"{np.std(_losses(folder, (0, 2)), ddof=1):.2g}"
     page = _cells((folder / "report.html").read_text(), "wild")
     for shown in (terminal, page):
@@ -164,7 +163,7 @@ def test_every_output_tells_the_same_about_a_diverged_seed(compared: tuple[Path,
         assert f"{text} ± {deviation}" in shown
         assert "1 ± 0 (2 of 3)" in shown
     for shown in (terminal, (folder / "report.html").read_text()):
-        assert words.SPREAD in " ".join(shown.split())
+        assert formatting.SPREAD in " ".join(shown.split())
 
 
 def _cells(page: str, label: str) -> str:
@@ -187,7 +186,7 @@ def test_a_reproduction_follows_the_same_rule(tmp_path: Path) -> None:
     assert row["diverged"] == 1
     text = (tmp_path / "results.md").read_text()
     assert "1 of 2 diverged" in text
-    assert words.SPREAD in text
+    assert formatting.SPREAD in text
     labels = [run.label for run in read_results(tmp_path).runs]
     assert len(labels) == 2 * len(set(labels)) == 2 * len(again["table"])
 

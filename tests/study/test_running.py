@@ -15,11 +15,11 @@ from fedadmm.core.errors import ConfigError, PairingError, StateError
 from fedadmm.core.files import locked
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.stores import params_sha256
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
+from fedadmm.study.records import MOST_CLIENTS, partition_of
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
-from fedadmm.study.summary import MOST_CLIENTS, partition_of
 from support.commands import SMALL
 from support.records import made, untimed
 
@@ -60,7 +60,7 @@ def test_a_run_directory_holds_what_simulate_gives(tmp_path: Path) -> None:
     for line, record in zip(written, result.history, strict=True):
         assert line["metrics"]["loss"] == record["metrics"]["loss"]
         assert line["cohort"]["clients"] == record["cohort"]["clients"]
-    assert resolve(loading.read(str(tmp_path))) == chosen
+    assert resolve(configs.read(str(tmp_path))) == chosen
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert summary["bytes_up"] == sum(record["traffic"]["bytes_up"] for record in result.history)
     assert summary["final"]["loss"] == result.history[-1]["metrics"]["loss"]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedadmm.study.statistics import (
+from fedadmm.study.report.ranks import (
     critical_difference,
     ranking,
 )

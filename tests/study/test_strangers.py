@@ -14,10 +14,9 @@ import pytest
 import fedadmm as fa
 from fedadmm.core.errors import ConfigError
 from fedadmm.run.engines import ENGINES
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.comparing import compare, plan
-from fedadmm.study.config import resolve
-from fedadmm.study.loading import merged
+from fedadmm.study.config import merged, resolve
 from fedadmm.study.report import write_report
 from fedadmm.study.report.palette import SPARE
 from fedadmm.study.running import run
@@ -45,7 +44,7 @@ def test_every_family_takes_a_stranger_and_its_configuration_comes_back(tmp_path
     summary = run(chosen, tmp_path)
     assert summary["code"] == "completed"
     assert (tmp_path / "seen.txt").read_text() == "4"
-    assert resolve(loading.read(str(tmp_path))) == chosen
+    assert resolve(configs.read(str(tmp_path))) == chosen
     problem = chosen.load_problem()
     result = fa.simulate(
         fa.FedDR(eta=0.5),
@@ -183,5 +182,5 @@ def test_a_name_on_the_command_line_is_enough(tmp_path: Path) -> None:
     setting = "sampler.name=support.strangers:EveryOther"
     done = call("run", path, "--set", setting, "--out", tmp_path / "out", "--no-report", "--json")
     assert done.exit_code == 0, done.stderr
-    config = loading.read(str(tmp_path / "out"))
+    config = configs.read(str(tmp_path / "out"))
     assert config["sampler"] == {"name": "support.strangers:EveryOther"}

@@ -11,7 +11,7 @@ import pytest
 
 from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.core.tables import flattened
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 from fedadmm.study.pool import Event, Recorded
 from fedadmm.study.report.content import read
@@ -51,7 +51,7 @@ def test_the_best_trial_is_the_one_whose_last_measurement_is_best(searched: Path
         assert flattened(best)[key] == value
         low, high = (0.001, 0.1) if key == "local.solver.lr" else (0.5, 1.0)
         assert low <= value <= high
-    assert resolve(loading.read(str(searched / "best.toml"))).rounds == 4
+    assert resolve(configs.read(str(searched / "best.toml"))).rounds == 4
 
 
 def test_what_is_behind_half_of_the_others_is_cut_and_keeps_its_checkpoint(searched: Path) -> None:
@@ -61,7 +61,7 @@ def test_what_is_behind_half_of_the_others_is_cut_and_keeps_its_checkpoint(searc
     folder = searched / cut[0]["directory"]
     assert cut[0]["rounds"] < 4
     assert RunDir(folder).summary()["code"] == "interrupted"
-    assert run(resolve(loading.read(str(folder))), folder, resume=True)["rounds"] == 4
+    assert run(resolve(configs.read(str(folder))), folder, resume=True)["rounds"] == 4
 
 
 def test_a_search_that_was_interrupted_goes_on_as_if_it_had_not_been(

@@ -20,7 +20,6 @@ COMMANDS = (
     "sweep",
     "tune",
     "report",
-    "watch",
     "export",
     "advise",
     "incentives",

@@ -45,11 +45,11 @@ def advise(
 ) -> None:
     """Say which setting to use, then why: a problem's constants and the theorems' ranges."""
     from fedadmm.cli.display import print_json, steps
-    from fedadmm.study import config, loading, rundir
+    from fedadmm.study import config, rundir
     from fedadmm.study.advising import PRIVATE_ROUNDS, private
     from fedadmm.study.advising import advise as counsel_for
 
-    tree = loading.run_only(loading.read(source))
+    tree = config.run_only(config.read(source))
     options.apply(tree)
     run = config.resolve(tree)
     with steps() as tell:

@@ -52,10 +52,10 @@ def audit(
     LaTeX and CSV.
     """
     from fedadmm.cli.display import print_json
-    from fedadmm.study import auditing, config, loading, rundir, tables
+    from fedadmm.study import auditing, config, rundir, tables
     from fedadmm.study.report.audit_page import audit_page, table
 
-    tree = loading.run_only(loading.read(source))
+    tree = config.run_only(config.read(source))
     options.apply(tree)
     run = config.resolve(tree)
     folder = options.output_folder(out, f"audit-{run.label}-{run.name('problem')}", resume=False)

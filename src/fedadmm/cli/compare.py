@@ -56,7 +56,7 @@ def compare(
     with, and --csv site*.csv --target COLUMN compares on files of your own.
     """
     from fedadmm.cli.display import print_settings
-    from fedadmm.study import comparing, loading
+    from fedadmm.study import comparing, config
     from fedadmm.study.study import PLAN
 
     tree = options.begin(source, out, PLAN, resume)
@@ -67,7 +67,7 @@ def compare(
         options.settings(seeds=options.whole_numbers(seeds, "--seeds")),
     )
     if print_config:
-        typer.echo(loading.write(study.plan), nl=False)
+        typer.echo(config.write(study.plan), nl=False)
         return
     print_settings(study.reached)
     folder = options.output_folder(out, Path(source or "comparison").stem, resume)

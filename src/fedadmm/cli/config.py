@@ -16,9 +16,9 @@ app.add_typer(commands, name="config", epilog="Example: fedadmm config schema > 
 def presets(as_json: options.AsJson = False) -> None:
     """List the presets and what each is."""
     from fedadmm.cli.display import print_json
-    from fedadmm.study import loading
+    from fedadmm.study import config
 
-    about = {name: loading.about(text) for name, text in loading.presets().items()}
+    about = {name: config.about(text) for name, text in config.presets().items()}
     if as_json:
         print_json({"presets": about})
         return
@@ -31,9 +31,9 @@ def show(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
     """Print a preset as it was written, to start your own file from."""
     from fedadmm.core.errors import ConfigError
     from fedadmm.core.tables import suggestion
-    from fedadmm.study import loading
+    from fedadmm.study import config
 
-    known = loading.presets()
+    known = config.presets()
     if name not in known:
         raise ConfigError(f"there is no preset {name!r}; {suggestion(name, known)}")
     typer.echo(known[name], nl=False)

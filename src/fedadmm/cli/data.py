@@ -114,12 +114,12 @@ def show(
     """Draw labels × clients and print how different the clients of a problem are."""
     from fedadmm.cli.display import print_json
     from fedadmm.data.summary import describe
-    from fedadmm.study import config, loading
+    from fedadmm.study import config
 
     tree: dict[str, Any] = {"problem": {"name": problem}}
     for text in sets or ():
-        key, value = loading.assignment(text)
-        loading.assign(tree, f"problem.{key}", value)
+        key, value = config.assignment(text)
+        config.assign(tree, f"problem.{key}", value)
     resolved = config.resolve(tree)
     loaded, name = resolved.load_problem(), resolved.name("problem")
     if out is None and loaded.data is not None:

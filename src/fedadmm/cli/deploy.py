@@ -38,14 +38,14 @@ def local(
     """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down."""
     from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
-    from fedadmm.study import config, loading
+    from fedadmm.study import config
 
-    tree = loading.run_only(loading.read(source or "hospitals"))
+    tree = config.run_only(config.read(source or "hospitals"))
     problem = tree.setdefault("problem", {})
     if isinstance(problem, dict):
         name = problems.canonical(problem.get("name", "digits"))
         if name in problems.names() and problems.options(name).sites is None:
-            loading.assign(tree, "problem.clients", clients)
+            config.assign(tree, "problem.clients", clients)
     options.apply(tree)
     resolved = config.resolve(tree)
     base = f"{Path(source or 'run').stem}-{resolved.label}-deployed"

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedadmm.run.record import Record
+    from fedadmm.study.formatting import Telling
     from fedadmm.study.pool import Event, Watch
     from fedadmm.study.results import Outcome
     from fedadmm.study.tables import Table
-    from fedadmm.study.words import Telling
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -129,7 +129,7 @@ class Live:
 
 
 def _news(record: Record, sent: int) -> str:
-    from fedadmm.study import records, words
+    from fedadmm.study import formatting, records
 
     values = {key: records.value(record, key) for key in ("test_accuracy", "loss", "test_loss")}
     if values["loss"] is not None:
@@ -141,7 +141,7 @@ def _news(record: Record, sent: int) -> str:
         shown.append(f"ε {epsilon:.3g}")
     residuals = [records.besides(record, f"{kind}_residual") for kind in ("primal", "dual")]
     shown.append("res " + "/".join(f"{value or 0:.1g}" for value in residuals))
-    return " ".join([*shown, words.size(sent)])
+    return " ".join([*shown, formatting.size(sent)])
 
 
 @contextmanager

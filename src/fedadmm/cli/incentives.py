@@ -51,7 +51,7 @@ def incentives(
     """
     from fedadmm.cli.display import live, print_json
     from fedadmm.core.errors import ConfigError
-    from fedadmm.study import buying, loading
+    from fedadmm.study import buying, config
 
     asked = options.numbers(rewards, "--rewards")
     if source is None:
@@ -60,7 +60,7 @@ def incentives(
     else:
         if clients is not None:
             raise ConfigError(f"--clients is {clients}, but CONFIG says how many there are")
-        tree = loading.run_only(loading.read(source))
+        tree = config.run_only(config.read(source))
         options.apply(tree)
         of = buying.offer(buying.costs_of(costs, buying.clients_of(tree)), least, most, asked)
         study = buying.plan(tree, of)

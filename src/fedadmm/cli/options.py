@@ -126,7 +126,7 @@ _KEYS = {
 
 def settings(**others: Any) -> list[Setting]:
     """What this command line sets in a configuration: its options, then every --set."""
-    from fedadmm.study.loading import assignment
+    from fedadmm.study.config import assignment
     from fedadmm.study.methods import own_engine
 
     given = click.get_current_context().params
@@ -145,7 +145,7 @@ def settings(**others: Any) -> list[Setting]:
 
 def apply(tree: Tree) -> None:
     """Write what this command line sets into the configuration of one run."""
-    from fedadmm.study.loading import assign
+    from fedadmm.study.config import assign
 
     for key, value in settings():
         assign(tree, key, value)
@@ -237,7 +237,7 @@ class TakesFiles(TyperCommand):
 
 def begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tree:
     """Where a run or a comparison begins; --csv puts its table in the place of the problem."""
-    from fedadmm.study import loading
+    from fedadmm.study import config
 
     given = click.get_current_context().params
     files, columns = given["csv"], {key: given[key] for key in ("target", "client")}
@@ -250,7 +250,7 @@ def begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tree
         return _begin(source, out, file, resume)
     if columns["target"] is None:
         raise typer.BadParameter("--target is missing, but must name the column to predict")
-    tree = loading.of_problem("table") if source is None else loading.read(source)
+    tree = config.of_problem("table") if source is None else config.read(source)
     table = {"name": "table", "path": list(files), "preparation": "from-sums"}
     tree["problem"] = table | {key: name for key, name in columns.items() if name is not None}
     return tree
@@ -259,17 +259,17 @@ def begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tree
 def _begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tree:
     """What CONFIG says, or `file` in the folder --out, or the problem that a --set names."""
     from fedadmm.data import problems
-    from fedadmm.study import loading
+    from fedadmm.study import config
 
     if source is not None:
-        return loading.read(source)
+        return config.read(source)
     if out is not None and (out / file).is_file():
-        return loading.read(str(out / file))
+        return config.read(str(out / file))
     sets = click.get_current_context().params["sets"] or ()
-    named = dict(map(loading.assignment, sets)).get("problem.name")
+    named = dict(map(config.assignment, sets)).get("problem.name")
     if named is not None and not resume:
         known = problems.canonical(str(named)) in problems.names()
-        return loading.of_problem(str(named)) if known else {}  # --set puts the name in
+        return config.of_problem(str(named)) if known else {}  # --set puts the name in
     if out is not None:
         raise typer.BadParameter(
             f"--out is '{out}', where there is nothing to go on with (no {file}); name a CONFIG to "

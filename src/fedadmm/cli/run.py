@@ -45,14 +45,14 @@ def run(
     CONFIG is a preset, a problem, a TOML file or a run directory.  Without it, --out names a run to
     go on with, and --csv site*.csv --target COLUMN trains on files of your own.
     """
-    from fedadmm.study import loading, rundir
+    from fedadmm.study import config
     from fedadmm.study.config import resolve
 
-    tree = loading.run_only(options.begin(source, out, rundir.CONFIG, resume))
+    tree = config.run_only(options.begin(source, out, config.CONFIG, resume))
     options.apply(tree)
     chosen = resolve(tree)
     if print_config:
-        typer.echo(loading.write(chosen.tree), nl=False)
+        typer.echo(config.write(chosen.tree), nl=False)
         return
     base = f"{Path(source or ('table' if csv else 'run')).stem}-{chosen.label}-seed{chosen.seed}"
     folder = options.output_folder(out, base, resume)
@@ -63,7 +63,7 @@ def run(
 def _run(chosen: Experiment, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
     from fedadmm.cli.display import draw, live, print_json, print_places, print_preparation
     from fedadmm.run.record import as_number
-    from fedadmm.study import words
+    from fedadmm.study import formatting
     from fedadmm.study.pool import Began, Recorded
     from fedadmm.study.running import run as run_experiment
 
@@ -78,7 +78,7 @@ def _run(chosen: Experiment, folder: Path, resume: bool, report: bool, as_json: 
     numbers = {key: as_number(found) for key, found in summary["final"].items()}
     shown = (f"{key} {found:.4g}" for key, found in numbers.items() if found is not None)
     measured = ", ".join(shown)
-    sent = words.size(summary["bytes_up"] + summary["bytes_down"])
+    sent = formatting.size(summary["bytes_up"] + summary["bytes_down"])
     typer.echo(f"{summary['label']}: {summary['status']}")
     typer.echo(f"{measured or 'nothing measured'}; {sent} sent in {summary['rounds']} rounds")
     for warning in summary.get("warnings", ()):

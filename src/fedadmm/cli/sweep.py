@@ -55,9 +55,9 @@ def sweep(
     CONFIG is a preset, a TOML file or a run directory.  Finished cells are not run again.
     """
     from fedadmm.cli.display import print_settings
-    from fedadmm.study import loading, sweeping
+    from fedadmm.study import config, sweeping
 
-    tree = loading.run_only(loading.read(source))
+    tree = config.run_only(config.read(source))
     axes = [sweeping.axis(text, "--grid") for text in grid or ()]
     steps = [sweeping.axis(text, "--list") for text in lists or ()]
     numbers = options.whole_numbers(seeds, "--seeds")

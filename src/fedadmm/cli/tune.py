@@ -54,11 +54,11 @@ def tune(
     command goes on with a search that was interrupted, or makes it longer by more --trials.
     """
     from fedadmm.cli.display import draw, live, print_json, print_settings, print_table
-    from fedadmm.study import loading, tuning
+    from fedadmm.study import config, tuning
     from fedadmm.study.results import runs_table
 
     ranges = tuning.ranges_of(keys or [])
-    tree = loading.run_only(loading.read(source))
+    tree = config.run_only(config.read(source))
     settings = options.settings()
     print_settings(tuning.named(tree, ranges, settings).reached)
     with resumable(again(out=out)), live(trials) as watch:

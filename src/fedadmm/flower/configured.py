@@ -34,7 +34,7 @@ from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
 from fedadmm.run.experiment import Experiment, filled
 from fedadmm.run.pairing import local_length
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Apps(NamedTuple):
 
 def apps(folder: Path) -> Apps:
     """The two apps of the bundle in a folder with config.toml and deployment.toml."""
-    config = resolve(loading.read(str(folder / CONFIG)))
+    config = resolve(configs.read(str(folder / CONFIG)))
     deployment = read_deployment(folder / DEPLOYMENT)
     torch.set_num_threads(1)
     check(config)
@@ -99,7 +99,7 @@ def apps(folder: Path) -> Apps:
 
 def read_deployment(path: Path) -> Deployment:
     """What deployment.toml says."""
-    return from_table(Deployment, loading.table(path), title=str(path))
+    return from_table(Deployment, configs.table(path), title=str(path))
 
 
 def federation(

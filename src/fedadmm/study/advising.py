@@ -15,10 +15,9 @@ from fedadmm.core.tables import Tree, flattened
 from fedadmm.core.validation import Positive, check
 from fedadmm.run.experiment import Experiment, filled
 from fedadmm.run.simulation import first_vector
-from fedadmm.study.config import resolve
+from fedadmm.study.config import merged, resolve
 from fedadmm.study.estimating import Estimate, estimate
-from fedadmm.study.loading import merged
-from fedadmm.study.words import Telling, untold
+from fedadmm.study.formatting import Telling, untold
 from fedadmm.theory import Advice, Situation, recommend, rounds_needed
 
 PRACTICE = "FedADMM, FedDR (practice)"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import Tree
-from fedadmm.study import loading
+from fedadmm.study import config
 from fedadmm.study.config import resolve
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.study import Study
@@ -102,7 +102,7 @@ def plan(tree: Tree, of: Offer) -> Study:
         "most": float(of.clients.most[0]),
         "reward": of.rewards[0],
     }
-    loading.assign(own, "local.stop", stop)
+    config.assign(own, "local.stop", stop)
     found = plan_sweep(own, [Axis("local.stop.reward", of.rewards)], [])
     if found.cells[0].run.target is None:
         raise ConfigError(

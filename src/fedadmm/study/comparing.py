@@ -22,7 +22,7 @@ from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import FAMILIES, Count, Natural, checked, is_external
 from fedadmm.core.tables import Tree, from_table, json_schema, suggestion, to_table
 from fedadmm.run.experiment import Experiment
-from fedadmm.study import loading, overriding
+from fedadmm.study import config, overriding
 from fedadmm.study.config import USUAL, resolve
 from fedadmm.study.methods import own_engine
 from fedadmm.study.overriding import Setting, table_of
@@ -95,6 +95,7 @@ def _not_empty(owner: object, key: str, values: Sequence[Any]) -> None:
 
 def schema() -> Tree:
     """The JSON schema of configuration files: a run's keys with those of a comparison."""
+    config.register()
     run, keys = json_schema(Experiment, USUAL), json_schema(ComparisonKeys)
     return run | {
         "title": "One run, and the keys that make it a comparison.",
@@ -114,9 +115,9 @@ def plan(
     written = deepcopy(dict(tree))
     for key, value in settings:
         if not _is_own(key):
-            loading.assign(written, key, value)
-    base = loading.run_only(written)
-    tables = {key: written[key] for key in loading.COMPARISON_KEYS if key in written}
+            config.assign(written, key, value)
+    base = config.run_only(written)
+    tables = {key: written[key] for key in config.COMPARISON_KEYS if key in written}
     keys = from_table(ComparisonKeys, tables, title="a comparison")
     check_distinct("seeds", keys.seeds)
     chosen = (_picked(keys.methods, algorithms) if algorithms else keys.methods) or [MethodTable()]
@@ -171,6 +172,7 @@ def _keeps(entry: MethodTable, key: str) -> bool:
 
 
 def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[MethodTable]:
+    config.register()
     known = FAMILIES["algorithm"]
     picked: list[MethodTable] = []
     for name in names:
@@ -184,7 +186,7 @@ def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[Method
 def _tree(base: Tree, entry: MethodTable) -> Tree:
     tables = {key: getattr(entry, key) for key in _OWN}
     tables["engine"] = {**own_engine(entry.algorithm.get("name")), **entry.engine}
-    return deepcopy(loading.merged(base, {key: value for key, value in tables.items() if value}))
+    return deepcopy(config.merged(base, {key: value for key, value in tables.items() if value}))
 
 
 def _cells(trees: Sequence[Tree], entries: Sequence[MethodTable], tuned: bool) -> list[Cell]:

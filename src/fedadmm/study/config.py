@@ -1,42 +1,42 @@
-"""From a configuration's tables to an experiment."""
+"""Configurations: read from TOML, presets and run directories, changed by keys, made experiments.
+
+Reading and changing tables needs no torch; `resolve` imports every part.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+import tomllib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from functools import cache
+from importlib import import_module, resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
-from fedadmm import algorithms
-from fedadmm.core import (
-    adaptive_sampling,
-    aggregation,
-    outputs,
-    regularizers,
-    sampling,
-    schedules,
-    solvers,
-    stopping,
-    uploads,
-)
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import FAMILIES, is_external, part_of
-from fedadmm.core.tables import Tree, flattened, from_table
-from fedadmm.core.uploads import Uploads
-from fedadmm.data import problems
-from fedadmm.run import diagnostics, engines
-from fedadmm.run.engines import default_engine
-from fedadmm.run.experiment import Experiment, resolved
-from fedadmm.study import trackers
-from fedadmm.theory import certificates, incentives
+from fedadmm.core.tables import Tree, flattened, from_table, suggestion
+from fedadmm.core.validation import shown
 
+if TYPE_CHECKING:
+    from fedadmm.run.experiment import Experiment
+
+CONFIG, SUFFIX = "config.toml", ".toml"
+COMPARISON_KEYS = ("seeds", "methods", "search")
+"""The keys of a file that `compare` reads and a single run leaves alone."""
 REGISTERED = (
-    *(problems, algorithms, regularizers, schedules, solvers, stopping),
-    *(sampling, adaptive_sampling, engines, outputs, uploads, aggregation),
-    *(diagnostics, certificates, trackers, incentives),
+    *("data.problems", "algorithms", "core.regularizers", "core.schedules", "core.solvers"),
+    *("core.stopping", "core.sampling", "core.adaptive_sampling", "run.engines", "core.outputs"),
+    *("core.uploads", "core.aggregation", "run.diagnostics", "theory.certificates"),
+    *("study.trackers", "theory.incentives"),
 )
-"""Importing these fills the families of parts."""
+"""Importing these modules of the package fills the families of parts."""
+_LONGEST, _DEEPEST = 10**7, 1000
+"""Characters of a TOML text, and dots of a key: nobody writes this many."""
+_DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""")
 
 USUAL: dict[str, Any] = {
     "problem": {"name": "digits"},
@@ -75,12 +75,169 @@ _MOST = {"problem.clients": 1_000_000, "engine.workers": 1024}
 """Larger numbers would not fail but hang."""
 
 
+def presets() -> dict[str, str]:
+    """Every preset's name and its text; the first comment says what it is."""
+    folder = resources.files(__package__).joinpath("presets")
+    texts = {
+        entry.name.removesuffix(SUFFIX): entry.read_text("utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(SUFFIX)
+    }
+    return dict(sorted(texts.items()))
+
+
+def about(text: str) -> str:
+    """The first paragraph of a preset's opening comment."""
+    lines = itertools.takewhile(lambda line: len(line) > 1 and line[0] == "#", text.splitlines())
+    return " ".join(" ".join(line.strip("# ") for line in lines).split())
+
+
+def read(source: str) -> Tree:
+    """The tables of a preset, a TOML file, a run directory's config.toml, or a problem's name."""
+    path, known = Path(source), presets()
+    if path.is_dir() and source not in known:
+        path = path / CONFIG
+        if not path.is_file():
+            raise ConfigError(
+                f"'{source}' is a folder without {CONFIG}, but must be a run directory, a TOML "
+                "file or a preset"
+            )
+    if not path.is_file() and source in known:
+        return parse(known[source], f"preset {source}")
+    if not path.is_file():
+        from fedadmm.data import problems
+
+        if problems.canonical(source) in problems.names():
+            return of_problem(source)
+        is_path = path.suffix == SUFFIX or len(path.parts) > 1
+        kind = "file" if is_path else "file, preset or problem"
+        words = [*known, *problems.names()]
+        near = "name an existing one, or a preset" if is_path else suggestion(source, words)
+        raise ConfigError(f"there is no {kind} {source!r}; {near}")
+    tree = table(path)
+    if not tree:
+        raise ConfigError(
+            f"{path}: is empty, but must say at least what is solved, as in problem.name = "
+            "'digits'; fedadmm config show quickstart prints a whole one"
+        )
+    return tree
+
+
+def of_problem(name: str) -> Tree:
+    """A problem's name alone: a tenth of many clients, 5 epochs, batches of 20."""
+    from fedadmm.data import problems
+
+    usual = {field.name: field.default for field in fields(cast(Any, problems.options(name)))}
+    count = usual.get("clients")
+    sampler: dict[str, Any] = {"name": "full"}
+    if isinstance(count, int) and count >= 50:
+        sampler = {"name": "uniform", "size": 0.1}
+    return {
+        "problem": {"name": name},
+        "local": {
+            "solver": {"name": "sgd", "batch_size": 20},
+            "stop": {"name": "epochs", "epochs": 5},
+        },
+        "sampler": sampler,
+    }
+
+
+def table(path: Path) -> Tree:
+    """The tables of a TOML file."""
+    try:
+        return parse(path.read_text("utf-8-sig"), str(path))  # some editors write a byte-order mark
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not a text in UTF-8 ({error.reason})") from None
+
+
+def toml_tables(text: str) -> dict[str, Any]:
+    """The tables of a text that somebody else wrote; a ValueError for whatever is none.
+
+    Keys of many parts are refused unread: the time for them grows with the square of their number.
+    """
+    if len(text) > _LONGEST:
+        raise ValueError(f"it has {len(text)} characters, but at most {_LONGEST} are read")
+    if any(found.group().count(".") > _DEEPEST for found in _DOTTED.finditer(text)):
+        raise ValueError(f"a key has more than {_DEEPEST} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse(text: str, origin: str) -> Tree:
+    """Tables from TOML."""
+    try:
+        return toml_tables(text)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: is not TOML ({error})") from None
+
+
+def write(tree: Mapping[str, Any]) -> str:
+    """TOML from tables."""
+    import tomli_w
+
+    return tomli_w.dumps(tree)
+
+
+def run_only(tree: Mapping[str, Any]) -> Tree:
+    """The keys of a single run."""
+    return {key: value for key, value in tree.items() if key not in COMPARISON_KEYS}
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """Key and value of `a.b=value`; the value is TOML, or else a string."""
+    key, equals, value = text.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
+        raise ConfigError(f"--set is {shown(text)}, but must be KEY=VALUE, as in algorithm.rho=0.1")
+    return ".".join(path), plain_value(value.strip())
+
+
+def plain_value(text: str) -> Any:
+    """A value in TOML's syntax; what is none is a string, so that quotes may be left out."""
+    try:
+        parsed = toml_tables(f"value = {text}")
+    except ValueError:
+        return text
+    return parsed["value"] if set(parsed) == {"value"} else text
+
+
+def assign(tree: Tree, key: str, value: Any) -> None:
+    """Set one key; naming another part in a table starts that table afresh."""
+    *path, last = [part.strip() for part in key.split(".")]
+    table = tree
+    for step in path:
+        if not isinstance(table.get(step), dict):
+            table[step] = {}
+        table = table[step]
+    if last == "name" and table.get("name") != value:
+        table.clear()
+        if key == "algorithm.name" and isinstance(tree.get("local"), dict):
+            tree["local"].pop("start", None)  # where training starts was chosen for another method
+    table[last] = value
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
+    """Tables over tables; a table that names another part replaces the one below it."""
+    result = dict(base)
+    for key, value in changes.items():
+        below = result.get(key)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        same = both and value.get("name", below.get("name")) == below.get("name")
+        result[key] = merged(below, value) if same else value
+    return result
+
+
 def resolve(tree: Mapping[str, Any], where: str = "") -> Experiment:
     """The experiment that a configuration describes, every default filled in.
 
     A ConfigError names the key, the value and what is allowed; `where` says which of several
     configurations is meant.
     """
+    from fedadmm.core.uploads import Uploads
+    from fedadmm.run.experiment import Experiment, resolved
+
     given = flattened(tree)
     for old, new in MOVED.items():
         if any(f"{key}.".startswith(f"{old}.") for key in given):
@@ -95,8 +252,19 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Experiment:
     return made
 
 
+@cache
+def register() -> None:
+    """Import every module with parts that a configuration can name."""
+    for name in REGISTERED:
+        import_module(f"fedadmm.{name}")
+
+
 def completed(tree: Mapping[str, Any]) -> Tree:
     """The tables with the usual names where they have none."""
+    from fedadmm.data import problems
+    from fedadmm.run.engines import default_engine
+
+    register()
     whole = dict(tree)
     for key, usual in USUAL.items():
         whole[key] = _over(usual, whole.get(key, {}))
@@ -125,6 +293,8 @@ def _over(usual: Mapping[str, Any], table: Any) -> Any:
 
 def _check_sizes(tree: Tree, where: str) -> None:
     """Refuse numbers that the precision or this machine cannot work with."""
+    import torch
+
     precision = tree["precision"]
     largest = math.sqrt(torch.finfo(getattr(torch, precision)).max)
     for key, value in flattened(tree).items():

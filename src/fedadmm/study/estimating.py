@@ -21,7 +21,7 @@ from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Objective
 from fedadmm.core.rng import Key, derive, generator, numpy_generator
 from fedadmm.core.validation import Count, check
-from fedadmm.study.words import Telling, untold
+from fedadmm.study.formatting import Telling, untold
 
 PROBE_STEPS = 10
 """Gradient steps after which the curvature is looked at a second time: it tends to grow."""

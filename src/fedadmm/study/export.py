@@ -19,10 +19,9 @@ from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.tables import flattened
 from fedadmm.run.record import flat
 from fedadmm.run.stores.records import separate
-from fedadmm.study import loading
+from fedadmm.study import config
 from fedadmm.study.config import resolve
-from fedadmm.study.recorded import read_run
-from fedadmm.study.rundir import MODEL, RunDir, runs_below
+from fedadmm.study.rundir import MODEL, RunDir, read_run, runs_below
 from fedadmm.study.tables import csv_text
 
 TABLES = ("csv", "parquet")
@@ -100,7 +99,7 @@ def restore(directory: Path, last: bool = False) -> Restored:
             "belongs to; name the folder of one run"
         )
     model = folder.model(last)
-    problem = resolve(loading.read(str(directory)), f"{directory}: ").load_problem()
+    problem = resolve(config.read(str(directory)), f"{directory}: ").load_problem()
     client = problem.clients[0].to(model.params.dtype)
     if client.flat is None:
         raise DataError(

@@ -15,7 +15,7 @@ from fedadmm.core.parts import FAMILIES
 from fedadmm.core.tables import Tree, UnknownKeyError, from_table, suggestion
 from fedadmm.core.validation import shown
 from fedadmm.run.experiment import Experiment
-from fedadmm.study import loading
+from fedadmm.study import config
 from fedadmm.study.config import TABLES, completed
 
 Setting = tuple[str, Any]
@@ -40,7 +40,7 @@ def apply(tree: Tree, settings: Sequence[Setting]) -> list[Setting]:
     applied = []
     for key, value in settings:
         if _unknown(tree, key, value) is None:
-            loading.assign(tree, key, deepcopy(value))
+            config.assign(tree, key, deepcopy(value))
             applied.append((key, value))
     return applied
 
@@ -62,7 +62,7 @@ def below(
     ground, above = deepcopy(tree), []
     for key, value in settings:
         if not table_of(key) or key.endswith(".name"):
-            loading.assign(ground, key, value)
+            config.assign(ground, key, value)
         else:
             above.append((key, value))
     return ground, above
@@ -96,7 +96,7 @@ def _unknown(tree: Tree, key: str, value: Any) -> UnknownKeyError | None:
     if not table_of(key):
         return None
     changed = deepcopy(tree)
-    loading.assign(changed, key, deepcopy(value))
+    config.assign(changed, key, deepcopy(value))
     try:
         from_table(Experiment, completed(changed))
     except UnknownKeyError as error:

@@ -26,7 +26,7 @@ from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.core.problem import Problem
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
-from fedadmm.study.recorded import RecordedRun
+from fedadmm.study.rundir import RecordedRun
 from fedadmm.study.running import run_recorded
 
 _PATIENCE = 30.0

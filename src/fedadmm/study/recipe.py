@@ -19,7 +19,7 @@ from typing import Any, Literal
 from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import Count, Natural, checked
 from fedadmm.core.tables import Tree, from_table, suggestion
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 from fedadmm.study.study import Cell, Search, Study, Try
 
@@ -190,10 +190,10 @@ def identifiers() -> list[str]:
 def load(identifier: str) -> Recipe:
     """The recipe of a table or figure by its id, or a recipe of one's own by its file."""
     if identifier.endswith(_SUFFIX):
-        tree = loading.table(Path(identifier))
+        tree = configs.table(Path(identifier))
     elif identifier in (known := identifiers()):
         path = resources.files(__package__).joinpath("recipes", identifier + _SUFFIX)
-        tree = loading.parse(path.read_text("utf-8"), f"recipe {identifier}")
+        tree = configs.parse(path.read_text("utf-8"), f"recipe {identifier}")
     else:
         raise ConfigError(f"there is no recipe {identifier!r}; {suggestion(identifier, known)}")
     try:
@@ -292,10 +292,10 @@ def _cell(recipe: Recipe, setting: Setting, method: Reading, scale: str) -> Cell
         getattr(recipe.scales, scale),
         getattr(setting.at, scale),
     ]
-    tree: Tree = deepcopy(reduce(loading.merged, layers, {}))  # cells share the recipe's tables
+    tree: Tree = deepcopy(reduce(configs.merged, layers, {}))  # cells share the recipe's tables
     keys = {**setting.assign, **method.assign, **getattr(recipe.assign, scale)}
     for key, value in keys.items():
-        loading.assign(tree, key, deepcopy(value))
+        configs.assign(tree, key, deepcopy(value))
     name = f"{setting.name}/{method.name}"
     run = resolve(tree, f"{name}: ")
     target = run.target

@@ -8,19 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedadmm.study import records, tables, words
+from fedadmm.study import formatting, records, tables
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.recipe import READINGS, Measure
-from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report import write_report
 from fedadmm.study.results import Outcome, Spread, outcome, spread, write_results
-from fedadmm.study.rundir import write_text
+from fedadmm.study.rundir import RecordedRun, write_text
 from fedadmm.study.runner import Chosen, Finished, run_study
 from fedadmm.study.study import Cell, Study
 from fedadmm.study.tables import Table
 from fedadmm.study.tables import markdown as as_text
 
-NOTE = f"{words.SPREAD}; a seed that diverged did not reach the target, and no mean holds it."
+NOTE = f"{formatting.SPREAD}; a seed that diverged did not reach the target, and no mean holds it."
 
 Row = Mapping[str, Any]
 """One method in one setting, as results.json has it."""
@@ -233,7 +232,7 @@ def shown(measure: str, row: Row) -> str:
     elif measure == "distance" and value.mean is not None:
         text = f"{value.mean:.1e}"
     else:
-        text = words.spread(value, share=measure.endswith("_reduction"))
+        text = formatting.spread(value, share=measure.endswith("_reduction"))
     if row["diverged"]:
         text += f", {row['diverged']} of {row['seeds']} diverged"
     elif 0 < value.count < value.of:

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 from fedadmm.core.tables import flattened, to_table
 from fedadmm.run.evaluation import Target
 from fedadmm.run.record import as_number
-from fedadmm.study import records, words
-from fedadmm.study.recorded import RecordedRun, read_run
-from fedadmm.study.rundir import RunDir, plain, read_json, write_json
+from fedadmm.study import formatting, records
+from fedadmm.study.rundir import RecordedRun, RunDir, plain, read_json, read_run, write_json
 from fedadmm.study.runner import CellRun, Finished
 from fedadmm.study.study import RESULTS, short_keys
 from fedadmm.study.tables import Table, number_cell
@@ -362,7 +361,7 @@ def table(found: Results, title: str, chosen: Mapping[str, Any] | None = None) -
         if chosen is not None:
             values = chosen[row.label]["value"].items()
             cells.append(", ".join(f"{key.split('.')[-1]} {value}" for key, value in values))
-        cells += [reached(found, row), words.size(row.bytes.mean)] if targeted else []
+        cells += [reached(found, row), formatting.size(row.bytes.mean)] if targeted else []
         cells += [final(row, name) for name in metrics]
         cells += [compared(found, row)] if against else []
         lines.append(cells + [final(row, name) for name in found.over_clients])
@@ -374,7 +373,7 @@ def table(found: Results, title: str, chosen: Mapping[str, Any] | None = None) -
 def _notes(found: Results) -> Iterator[str]:
     """What a reader of the table must know."""
     until = "sent: up and down until the target; " if found.target is not None else ""
-    yield f"{until}means over the seeds after the last round; {words.SPREAD}"
+    yield f"{until}means over the seeds after the last round; {formatting.SPREAD}"
     if found.baseline is not None and found.metric is not None:
         title = records.metric(found.metric).title.lower()
         yield (
@@ -386,7 +385,7 @@ def _notes(found: Results) -> Iterator[str]:
 
 def final(row: Row, name: str) -> str:
     """A row's final values of a metric in words."""
-    return words.spread(spread_of(row, name), records.metric(name).share)
+    return formatting.spread(spread_of(row, name), records.metric(name).share)
 
 
 def spread_of(row: Row, metric: str | None) -> Spread:
@@ -402,10 +401,10 @@ def failures(row: Row) -> str:
 def reached(found: Results, row: Row) -> str:
     """Rounds to the target in words: how many, or that some or all seeds missed it."""
     if found.target is None:
-        return words.NOTHING
+        return formatting.NOTHING
     if not row.reached:
         return f"not reached (0 of {row.seeds})"
-    text = words.spread(row.rounds)
+    text = formatting.spread(row.rounds)
     return text if row.rounds.complete else f"{text} ({row.reached} of {row.seeds})"
 
 
@@ -435,7 +434,7 @@ def verdict(found: Results) -> str | None:
 def compared(found: Results, row: Row) -> str:
     """The difference of the compared metric to the best baseline's, with its interval."""
     if row.difference is None or found.metric is None:
-        return words.NOTHING
+        return formatting.NOTHING
     share = records.metric(found.metric).share
     low, high = row.difference.low, row.difference.high
 

@@ -15,9 +15,8 @@ import json
 import logging
 import math
 import os
-import re
-import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,14 @@ from fedadmm.core.codec import Packed, Plain
 from fedadmm.core.errors import ConfigError, DataError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.best import Best
+from fedadmm.run.evaluation import Target
 from fedadmm.run.record import Record, read
 from fedadmm.run.stores.records import separate
 from fedadmm.study import records as reading
-from fedadmm.study.summary import FAILED, INTERRUPTED, RUNNING, Summary, told
+from fedadmm.study.config import CONFIG, toml_tables
+from fedadmm.study.records import FAILED, INTERRUPTED, RUNNING, Summary, tally, told
 
-CONFIG, METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
-    "config.toml",
+METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "metrics.jsonl",
     "summary.json",
     "partition.json",
@@ -42,9 +42,6 @@ CONFIG, METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "report.html",
 )
 CHECKPOINT, CLIENTS = "checkpoint", "clients"
-_LONGEST, _DEEPEST = 10**7, 1000
-"""Characters of a TOML text, and dots of a key: nobody writes this many."""
-_DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""")
 _logger = logging.getLogger("fedadmm")
 _ROOM = 1 << 20
 """Bytes that must be free before round 0: configuration, metrics and summary fit in them."""
@@ -71,21 +68,6 @@ def write_toml(path: Path, tree: Mapping[str, Any]) -> None:
     import tomli_w
 
     write_text(path, tomli_w.dumps(tree))
-
-
-def toml_tables(text: str) -> dict[str, Any]:
-    """The tables of a text that somebody else wrote; a ValueError for whatever is none.
-
-    Keys of many parts are refused unread: the time for them grows with the square of their number.
-    """
-    if len(text) > _LONGEST:
-        raise ValueError(f"it has {len(text)} characters, but at most {_LONGEST} are read")
-    if any(found.group().count(".") > _DEEPEST for found in _DOTTED.finditer(text)):
-        raise ValueError(f"a key has more than {_DEEPEST} dots")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -319,3 +301,98 @@ def _lines(path: Path, data: bytes) -> Iterator[Record]:
         if isinstance(found, str):
             raise DataError(f"{path}: line {number} {found}")
         yield found
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run that was read."""
+
+    directory: Path
+    label: str
+    method: str
+    """What to call it: the label, or the method's own name where the label is only its key."""
+    algorithm: str
+    baseline: bool
+    seed: int | None
+    records: list[Record]
+    summary: Summary
+    config: Mapping[str, Any]
+    tally: Summary
+    """What the records come to, whether or not the run has ended."""
+    title: str = ""
+    """The method's own name."""
+
+    @property
+    def code(self) -> str:
+        """completed, target, tolerance, diverged, interrupted or running."""
+        return str(self.summary.get("code", RUNNING))
+
+    @property
+    def status(self) -> str:
+        """The sentence behind the code."""
+        done = f"{self.tally['rounds']} rounds so far"
+        return done if self.code == RUNNING else str(self.summary.get("status", done))
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended in nonsense, so that it must not enter any mean."""
+        return self.code == "diverged"
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The metrics of the last round that was measured."""
+        found: dict[str, Any] = self.tally["final"]
+        return found
+
+    def to_target(self, what: str) -> float | None:
+        """Rounds, bytes, uploads, seconds or passes to it; a diverged run did not get there."""
+        return None if self.diverged else self.tally[f"{what}_to_target"]
+
+    def judged(
+        self, label: str, target: Target | None, baseline: bool | None = None
+    ) -> RecordedRun:
+        """The same run under the label and by the target that a table gives it."""
+        return replace(
+            self,
+            label=label,
+            method=self.title if label == self.algorithm else label,
+            baseline=self.baseline if baseline is None else baseline,
+            tally=tally(self.records, target),
+        )
+
+
+def read_run(
+    directory: Path, target: Target | None = None, summary: Summary | None = None
+) -> RecordedRun:
+    """Read a run directory, finished or not; `summary` is its summary.json if that is known."""
+    run = RunDir(directory)
+    found = run.summary() if summary is None else summary
+    return as_recorded(directory, run.records(), found, run.config()[1], target)
+
+
+def as_recorded(
+    directory: Path,
+    records: list[Record],
+    summary: Summary,
+    config: Mapping[str, Any],
+    target: Target | None,
+) -> RecordedRun:
+    """A run from what its directory holds."""
+    table = config.get("algorithm")
+    named = table.get("name") if isinstance(table, Mapping) else table
+    algorithm = str(summary.get("algorithm") or named or directory.name)
+    title = str(summary.get("method", algorithm))
+    label = str(summary.get("label", algorithm))
+    return RecordedRun(
+        directory=directory,
+        label=label,
+        method=title if label == algorithm else label,
+        algorithm=algorithm,
+        baseline=bool(summary.get("baseline", False)),
+        seed=summary.get("seed", config.get("seed")),
+        records=records,
+        summary=summary,
+        config=config,
+        tally=tally(records, target),
+        title=title,
+    )

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from fedadmm.study import records
 from fedadmm.study.pool import Job, Watch, nobody, run_jobs
-from fedadmm.study.recorded import RecordedRun, read_run
-from fedadmm.study.rundir import RunDir, create
+from fedadmm.study.rundir import RecordedRun, RunDir, create, read_run
 from fedadmm.study.study import Cell, Search, Study
 
 Chosen = dict[str, dict[str, Any]]

@@ -25,11 +25,11 @@ from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record, flat
 from fedadmm.run.simulation import Result, simulate
 from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore, params_sha256
-from fedadmm.study import loading, records, words
-from fedadmm.study.config import resolve
-from fedadmm.study.recorded import RecordedRun, as_recorded, read_run
-from fedadmm.study.rundir import RunDir, create, plain, toml_tables
-from fedadmm.study.summary import INTERRUPTED, Summary, partition_of, summarise, told
+from fedadmm.study import config as configs
+from fedadmm.study import formatting, records
+from fedadmm.study.config import resolve, toml_tables
+from fedadmm.study.records import INTERRUPTED, Summary, partition_of, summarise, told
+from fedadmm.study.rundir import RecordedRun, RunDir, as_recorded, create, plain, read_run
 
 _PATIENCE = 10.0
 """Seconds until a run that still goes on is believed: a killed comparison's take a while to end."""
@@ -85,7 +85,7 @@ def _fitting_in_memory(chosen: Experiment) -> Iterator[None]:
         asked = re.search(r"tried to allocate (\d+) bytes", str(error))  # torch has no class for it
         if asked is None and not isinstance(error, MemoryError):
             raise
-        size = words.size(int(asked[1])) if asked is not None else str(error)
+        size = formatting.size(int(asked[1])) if asked is not None else str(error)
         table = chosen.tree["problem"]
         whole = {key: value for key, value in table.items() if type(value) is int}
         named = ", ".join(f"{key} {value}" for key, value in whole.items())
@@ -104,7 +104,7 @@ def _finished(chosen: Experiment, folder: RunDir, resume: bool) -> RecordedRun |
             f"--out is '{folder.path}', which already holds a run; add --resume to go on with "
             "it, or choose another folder"
         )
-    before = resolve(loading.read(str(folder.path)), f"{folder.path}: ")
+    before = resolve(configs.read(str(folder.path)), f"{folder.path}: ")
     old, new = fingerprint(before), fingerprint(chosen)
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     if differing:
@@ -168,7 +168,7 @@ class _Session(Callback):
             if refused or not folder.records():
                 folder.abandon(before)
             raise
-        config = toml_tables(loading.write(chosen.tree))  # as the folder holds it
+        config = toml_tables(configs.write(chosen.tree))  # as the folder holds it
         return as_recorded(folder.path, self._records, plain(self._summary), config, chosen.target)
 
     def round(self, report: RoundReport, live: Any) -> None:

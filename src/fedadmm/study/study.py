@@ -18,7 +18,7 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import Tree
 from fedadmm.run.evaluation import Target
 from fedadmm.run.experiment import Experiment
-from fedadmm.study import loading
+from fedadmm.study import config
 from fedadmm.study.config import resolve
 
 PLAN, RESULTS = "study.toml", "results.json"
@@ -125,7 +125,7 @@ def changed(run: Experiment, values: Mapping[str, Any], where: str) -> Experimen
     """A run with other values of some keys."""
     tree: Tree = deepcopy(run.tree)
     for key, value in values.items():
-        loading.assign(tree, key, deepcopy(value))
+        config.assign(tree, key, deepcopy(value))
     return resolve(tree, where)
 
 

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import Tree
-from fedadmm.study import loading, overriding, tables
-from fedadmm.study.config import resolve
+from fedadmm.study import config, overriding, tables
+from fedadmm.study.config import resolve, toml_tables
 from fedadmm.study.overriding import Setting, part_in
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.results import Outcome, outcome, runs_table, write_results
-from fedadmm.study.rundir import toml_tables
 from fedadmm.study.runner import run_study
 from fedadmm.study.study import Cell, Study, check_distinct, short_keys
 
@@ -39,7 +38,7 @@ def axis(text: str, option: str) -> Axis:
     try:
         parsed = toml_tables(f"values = [{values}]")["values"]
     except ValueError:
-        parsed = [loading.plain_value(value.strip()) for value in values.split(",")]
+        parsed = [config.plain_value(value.strip()) for value in values.split(",")]
     if len(parsed) == 1 and isinstance(parsed[0], list):
         parsed = parsed[0]
     return Axis(key.strip(), parsed)
@@ -88,7 +87,7 @@ def cell_of(
     """The cell that a configuration makes with some keys varied, and what else was set there."""
     made = deepcopy(tree)
     for key, value in values.items():
-        loading.assign(made, key, deepcopy(value))
+        config.assign(made, key, deepcopy(value))
     applied = overriding.apply(made, settings)
     name = " ".join(f"{key}={_shown(value)}" for key, value in values.items())
     run = resolve(made, f"{name}: " if name else "")

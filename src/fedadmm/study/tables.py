@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedadmm.core import files
-from fedadmm.study import words
+from fedadmm.study import formatting
 from fedadmm.study.rundir import write_text
 
 FOLDER = "tables"
@@ -39,7 +39,7 @@ def write(folder: Path, tables: Mapping[str, Table]) -> None:
 def number_cell(value: Any) -> str:
     """A number with four digits, a word as it is, a dash for nothing."""
     if value is None:
-        return words.NOTHING
+        return formatting.NOTHING
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -21,12 +21,11 @@ from fedadmm.core.tables import Tree, flattened
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.metrics import metric, primary
 from fedadmm.run.record import Record, value
-from fedadmm.study import loading, overriding, tables
+from fedadmm.study import config, overriding, tables
 from fedadmm.study.overriding import Setting
 from fedadmm.study.pool import Began, Ended, Job, Recorded, Watch, execute, nobody
-from fedadmm.study.recorded import RecordedRun, read_run
 from fedadmm.study.results import Outcome, outcome, runs_table, write_results
-from fedadmm.study.rundir import create, write_toml
+from fedadmm.study.rundir import RecordedRun, create, read_run, write_toml
 from fedadmm.study.runner import CellRun, Finished
 from fedadmm.study.study import PLAN, Cell, Study
 from fedadmm.study.sweeping import axis, cell_of
@@ -63,7 +62,7 @@ class Range(NamedTuple):
         return distributions.FloatDistribution(float(low), float(high), log=log)
 
     def _number(self, text: str) -> int | float:
-        found = loading.plain_value(text)
+        found = config.plain_value(text)
         if isinstance(found, bool) or not isinstance(found, int | float):
             raise ConfigError(
                 f"--keys is {self.key}={self.text!r}, but must be LOW..HIGH, LOW..HIGH log or A,B,C"
@@ -195,7 +194,7 @@ def _refuse_another(out: Path, plan: Tree) -> None:
     """Refuse a folder that holds another search."""
     if not (out / PLAN).is_file():
         return
-    before, now = flattened(loading.table(out / PLAN)), flattened(plan)
+    before, now = flattened(config.table(out / PLAN)), flattened(plan)
     differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if differing:
         raise StateError(

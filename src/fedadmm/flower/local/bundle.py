@@ -11,7 +11,7 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import to_table
 from fedadmm.flower.configured import CONFIG, DEPLOYMENT, Deployment
 from fedadmm.run.experiment import Experiment
-from fedadmm.study import loading
+from fedadmm.study import config as configs
 
 PACKAGE = "federation"
 
@@ -89,8 +89,8 @@ def write_configured(folder: Path, config: Experiment, deployment: Deployment, r
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source.read_bytes())
     (package / "app.py").write_text(_CONFIGURED)
-    (package / CONFIG).write_text(loading.write(config.tree))
-    (package / DEPLOYMENT).write_text(loading.write(to_table(deployment)))
+    (package / CONFIG).write_text(configs.write(config.tree))
+    (package / DEPLOYMENT).write_text(configs.write(to_table(deployment)))
     return folder
 
 

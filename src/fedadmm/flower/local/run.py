@@ -21,8 +21,8 @@ from fedadmm.flower.local.processes import Group
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.plan import Ending
 from fedadmm.run.record import Record
+from fedadmm.study.records import RUNNING, Summary, partition_of, summarise
 from fedadmm.study.rundir import RunDir, create
-from fedadmm.study.summary import RUNNING, Summary, partition_of, summarise
 
 FOLDER = "deployment"
 """Where a run directory keeps everything that only the deployment needs."""

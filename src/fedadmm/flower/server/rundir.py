@@ -13,8 +13,8 @@ from fedadmm.core.codec import params_sha256
 from fedadmm.core.errors import DataError
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.plan import RoundReport
+from fedadmm.study.records import told
 from fedadmm.study.rundir import RunDir, create
-from fedadmm.study.summary import told
 
 if TYPE_CHECKING:
     from fedadmm.flower.server.service import Outcome

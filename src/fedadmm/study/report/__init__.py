@@ -59,7 +59,7 @@ def _write_settings(found: Outcome, figures: Path | None) -> Path:
     from html import escape
 
     from fedadmm.study.report.content import of_study
-    from fedadmm.study.report.plain_page import paragraph, plain_page, table_html
+    from fedadmm.study.report.page import paragraph, plain_page, table_html
     from fedadmm.study.reproducing import measured_tables
     from fedadmm.study.rundir import RunDir, create
 

@@ -8,11 +8,10 @@ from io import BytesIO
 
 from torch import Tensor
 
-from fedadmm.study import words
+from fedadmm.study import formatting
 from fedadmm.study.auditing.attacks import Exposed
-from fedadmm.study.auditing.audit import Audit, Outcome
-from fedadmm.study.auditing.settings import OBSERVERS
-from fedadmm.study.report.plain_page import paragraph, plain_page, table_html
+from fedadmm.study.auditing.audit import OBSERVERS, Audit, Outcome
+from fedadmm.study.report.page import paragraph, plain_page, table_html
 from fedadmm.study.tables import Table
 
 SHOWN = 8
@@ -66,10 +65,10 @@ def _line(one: Outcome) -> list[str]:
         one.setting.title,
         OBSERVERS[one.setting.in_sum],
         str(one.steps),
-        words.NOTHING if one.labels is None else f"{one.labels:.0%}",
+        formatting.NOTHING if one.labels is None else f"{one.labels:.0%}",
         f"{best.recovered} of {one.setting.rows}",
         f"{best.psnr:.1f}",
-        words.NOTHING if best.ssim is None else f"{best.ssim:.2f}",
+        formatting.NOTHING if best.ssim is None else f"{best.ssim:.2f}",
         best.attack,
     ]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedadmm.study import records
-from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.curves import short
-from fedadmm.study.report.figures import Bars, Heat, Panel
+from fedadmm.study.report.figures import Bars, Heat, Panel, short
+from fedadmm.study.rundir import RecordedRun
 
 MOST_CLIENTS = 500
 """Figures with one mark a client show at most this many of them."""

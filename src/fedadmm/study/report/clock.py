@@ -7,10 +7,20 @@ from collections.abc import Iterator
 
 from fedadmm.run.record import Record
 from fedadmm.study import records
-from fedadmm.study.recorded import RecordedRun
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.curves import Axis, Line, Value, besides, lines, short
-from fedadmm.study.report.figures import Bars, Lines, Panel, Strip
+from fedadmm.study.report.figures import (
+    Axis,
+    Bars,
+    Line,
+    Lines,
+    Panel,
+    Strip,
+    Value,
+    besides,
+    lines,
+    short,
+)
+from fedadmm.study.rundir import RecordedRun
 
 STRIP_BARS = 240
 """This many pieces of work fit into a strip that can still be read."""

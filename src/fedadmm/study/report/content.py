@@ -11,9 +11,8 @@ from typing import Any
 from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
 from fedadmm.study import sweeping
-from fedadmm.study.recorded import RecordedRun, read_run
 from fedadmm.study.results import Outcome, Results, by_label, read_results, results, target_of
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.rundir import RecordedRun, RunDir, read_run
 from fedadmm.study.study import RESULTS
 
 SHOWN = 8

@@ -11,8 +11,7 @@ import numpy as np
 
 from fedadmm.core import files
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.curves import Axis, Line
-from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Ranks, Section, Strip
+from fedadmm.study.report.figures import Axis, Bars, Heat, Line, Lines, Panel, Ranks, Section, Strip
 from fedadmm.study.report.palette import SHAPES, Style, styles_of
 
 if TYPE_CHECKING:

@@ -1,11 +1,163 @@
-"""The kinds of figures: data series that the page and `drawing` draw alike."""
+"""The kinds of figures: data series that the page and `drawing` draw alike; and the curves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedadmm.study.report.curves import Axis, Line
+from fedadmm.run.record import Record
+from fedadmm.study import records
+from fedadmm.study.report.content import Content
+from fedadmm.study.rundir import RecordedRun
+
+PANEL_POINTS = 2600
+"""The points that the curves of a panel share: longer ones are thinned, so that a page stays small
+however much is compared."""
+MOST_POINTS = 400
+"""The longest curve, which a panel with few curves allows; more than a screen resolves."""
+
+Value = Callable[[Record], float | None]
+
+
+class Axis(NamedTuple):
+    """What a curve can be drawn against."""
+
+    name: str
+    title: str
+    divisor: float = 1.0
+
+
+class Line(NamedTuple):
+    """A curve; `low` and `high` are empty when there is no spread."""
+
+    label: str
+    x: dict[str, list[float]]
+    y: list[float]
+    low: list[float]
+    high: list[float]
+    ended: bool = False
+    """A seed that diverged: it stands alone, outside the mean."""
+    part: str = ""
+    """What the curve is, when a panel shows several quantities."""
+    behind: bool = False
+    """Whether it stands pale behind the others, to compare them with."""
+
+
+def axes(runs: Sequence[RecordedRun]) -> list[Axis]:
+    """Rounds, bytes, time, and the simulated time of asynchronous runs."""
+    most_bytes = max((records.sent(run.records) for run in runs), default=0)
+    found = [Axis("rounds", "rounds")]
+    if most_bytes:
+        unit, divisor = _unit(most_bytes, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
+        found.append(Axis("bytes", f"communication, up and down ({unit})", divisor))
+    seconds = max((records.seconds(run.records) for run in runs), default=0.0)
+    if seconds:
+        unit, divisor = _unit(seconds, (("h", 3600.0), ("min", 60.0), ("s", 1.0)))
+        found.append(Axis("time", f"training time without evaluation ({unit})", divisor))
+    if any("virtual_time" in run.tally for run in runs):
+        found.append(Axis("virtual", "simulated time"))
+    return found
+
+
+def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    return next((unit for unit in units if largest >= 2 * unit[1]), units[-1])
+
+
+def lines(content: Content, known: list[Axis], value: Value, part: str = "") -> list[Line]:
+    """The curves of a quantity: each label's mean over healthy seeds, and each diverged seed."""
+    result: list[Line] = []
+    points = max(10, min(MOST_POINTS, PANEL_POINTS // len(content.labels)))
+    for label, runs in content.labels.items():
+        healthy = [run for run in runs if not run.diverged]
+        groups = [(healthy, False), *(([run], True) for run in runs if run.diverged)]
+        for group, ended in groups:
+            tracks = [_track(run, known, value) for run in group]
+            measured = [track for track in tracks if track]
+            if measured:
+                line = _mean(label, known, measured, points)
+                result.append(line._replace(ended=ended, part=part))
+    return result
+
+
+def besides(name: str) -> Value:
+    """The value of a number that is no metric."""
+    return lambda record: records.besides(record, name)
+
+
+def quartile_lines(content: Content, known: list[Axis]) -> list[Line]:
+    """The median penalty with the quartiles as its band, for methods that have a penalty."""
+
+    def quartile(index: int) -> Value:
+        def value(record: Record) -> float | None:
+            values = records.penalty_quartiles(record)
+            return values[index] if values is not None and min(values) > 0 else None
+
+        return value
+
+    low, middle, high = (lines(content, known, quartile(index)) for index in range(3))
+    return [
+        line._replace(low=below.y, high=above.y)
+        for below, line, above in zip(low, middle, high, strict=True)
+    ]
+
+
+Track = dict[int, tuple[float, list[float]]]
+"""Round -> (value, position on every axis)."""
+
+
+def _track(run: RecordedRun, known: list[Axis], value: Value) -> Track:
+    track: Track = {}
+    moved = seconds = 0.0
+    for record in run.records:
+        moved += records.sent([record])
+        seconds += records.seconds([record])
+        number = records.number(record)
+        y = value(record)
+        if number and y is not None and math.isfinite(y):
+            where = {
+                "rounds": number,
+                "bytes": moved,
+                "time": seconds,
+                "virtual": records.virtual_time(record) or 0.0,
+            }
+            track[number] = (y, [where[axis.name] / axis.divisor for axis in known])
+    return track
+
+
+def _mean(label: str, known: list[Axis], tracks: list[Track], most: int) -> Line:
+    """Mean, lowest and highest over the tracks that reach a round."""
+    rounds = _thinned(sorted(set().union(*tracks)), most)
+    points = [[track[number] for track in tracks if number in track] for number in rounds]
+    values = [[value for value, _ in point] for point in points]
+    spread = len(tracks) > 1
+    return Line(
+        label=label,
+        x={
+            axis.name: [short(_average([where[i] for _, where in point])) for point in points]
+            for i, axis in enumerate(known)
+        },
+        y=[short(_average(group)) for group in values],
+        low=[short(min(group)) for group in values] if spread else [],
+        high=[short(max(group)) for group in values] if spread else [],
+    )
+
+
+def _average(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _thinned(rounds: list[int], most: int) -> list[int]:
+    """At most this many of them, evenly, with the first and the last."""
+    if len(rounds) <= most:
+        return rounds
+    step = (len(rounds) - 1) / (most - 1)
+    return [rounds[round(i * step)] for i in range(most)]
+
+
+def short(value: float) -> float:
+    """Five significant digits: more than a screen shows, and half the bytes."""
+    return float(f"{value:.5g}")
 
 
 class Lines(NamedTuple):

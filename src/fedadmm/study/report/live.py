@@ -8,10 +8,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedadmm.core.errors import ConfigError, DataError
+from fedadmm.study.config import CONFIG
 from fedadmm.study.report.content import read
 from fedadmm.study.report.page import plotly, render
 from fedadmm.study.report.panels import sections
-from fedadmm.study.rundir import CONFIG, METRICS, SUMMARY
+from fedadmm.study.rundir import METRICS, SUMMARY
 from fedadmm.study.serving import Answer, Loopback
 
 _HTML, _JSON, _SCRIPT = (

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
+from html import escape
 from importlib.resources import files
 from typing import Any
 
-from fedadmm.study import loading, records, words
+from fedadmm.study import config, formatting, records
 from fedadmm.study import results as rows
 from fedadmm.study.report import tables
 from fedadmm.study.report.content import Content
 from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Ranks, Section, Strip
 from fedadmm.study.report.palette import Style, styles_of
 from fedadmm.study.report.ranks import rank_picture
+from fedadmm.study.tables import Table
 
 
 def render(content: Content, sections: list[Section], live: bool = False) -> str:
@@ -24,9 +27,9 @@ def render(content: Content, sections: list[Section], live: bool = False) -> str
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {
-        "size": words.size,
-        "duration": words.duration,
-        "number": words.number,
+        "size": formatting.size,
+        "duration": formatting.duration,
+        "number": formatting.number,
         "title": lambda name: records.metric(name).title,
     }
     own = files("fedadmm.study.report")
@@ -47,16 +50,16 @@ def render(content: Content, sections: list[Section], live: bool = False) -> str
         failures=rows.failures,
         final=rows.final,
         difference=lambda row: rows.compared(found, row),
-        spread_note=words.SPREAD,
+        spread_note=formatting.SPREAD,
         final_metrics=tables.final_metrics(content),
-        target=words.describe(content.target) if content.target else None,
+        target=formatting.describe(content.target) if content.target else None,
         verdict=rows.verdict(found),
         reductions=any(row.reduction is not None for row in found.rows),
         seeds=_only({row.seeds for row in found.rows}),
         same_end=_usual_end(content),
         other_ends=len({run.status for run in content.runs}) > 1,
         configuration=tables.configuration(content),
-        config_text="" if content.comparison else loading.write(content.runs[0].config),
+        config_text="" if content.comparison else config.write(content.runs[0].config),
         search=tables.search_table(content.search, content.names),
         alternative=lambda panel: _alternative(panel, content.names),
         ranks=lambda panel: Markup(_ranks(panel, styles_of(content))),
@@ -153,7 +156,7 @@ def _alternative(panel: Lines | Bars | Heat | Strip, names: dict[str, str]) -> s
     if isinstance(panel, Lines):
         ends = [
             f"{names[line.label]}{' (a diverged seed)' if line.ended else ''} "
-            f"{words.number(line.y[-1], panel.share)}"
+            f"{formatting.number(line.y[-1], panel.share)}"
             for line in panel.lines
         ]
         return f"{panel.title}, last values: {', '.join(ends)}."
@@ -180,3 +183,45 @@ def plotly() -> str:
 
     source: str = get_plotlyjs()
     return re.sub(r"</(script)", r"<\\/\1", source, flags=re.IGNORECASE)
+
+
+_SPACING = """main { padding-block: 1.2rem 3rem; }
+h2 { margin-top: 2rem; }
+p { margin-top: .6rem; max-width: 60rem; }
+.wide td, .wide th { padding: .15rem .6rem; text-align: left; }"""
+
+
+def plain_page(title: str, parts: Iterable[str], style: str = "") -> str:
+    """A page of its parts, one below the other, in the report's style and without any script."""
+    shared = (files(__package__) / "style.css").read_text(encoding="utf-8")
+    dark = shared.split(':root[data-theme="dark"]')[1].split("}")[0] + "}"
+    own = f"@media (prefers-color-scheme: dark) {{ :root {dark} }}\n{_SPACING}\n{style}"
+    name = escape(title)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<style>{shared}\n{own}</style></head><body><main class="wide"><h1>{name}</h1>'
+        f"{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def table_html(table: Table) -> str:
+    """A table under its heading."""
+    head = "".join(f"<th>{escape(one)}</th>" for one in table.headings)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_cell(one)}</td>" for one in line) + "</tr>" for line in table.lines
+    )
+    return (
+        f"<h2>{escape(table.title)}</h2><div class='scroll' tabindex='0'><table><thead><tr>{head}"
+        f"</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(text: str) -> str:
+    bold = text.removeprefix("**").removesuffix("**")
+    return f"<strong>{escape(bold)}</strong>" if bold != text else escape(text)
+
+
+def paragraph(text: str) -> str:
+    """A text as it is, or nothing where there is none."""
+    return f"<p>{escape(text)}</p>" if text else ""

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from fedadmm.study import records, words
+from fedadmm.study import formatting, records
 from fedadmm.study.report.clients import client_panels, last_values
 from fedadmm.study.report.clock import clock_panels
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.curves import Axis, Line, Value, axes, besides, lines, quartile_lines
-from fedadmm.study.report.figures import Bars, Lines, Panel, Section
+from fedadmm.study.report.figures import (
+    Axis,
+    Bars,
+    Line,
+    Lines,
+    Panel,
+    Section,
+    Value,
+    axes,
+    besides,
+    lines,
+    quartile_lines,
+)
 from fedadmm.study.report.ranks import rank_panels
 from fedadmm.study.report.sweeps import MOST_OVERLAID, sweep_sections
 
@@ -72,7 +83,7 @@ def _section(content: Content, name: str, known: list[Axis], panels: Iterator[Pa
         if isinstance(panel, Lines) and all(map(_is_flat, panel.lines)):
             constants.append(_constant(content, panel))
         elif isinstance(panel, Bars) and len(panel.values) > len(set(panel.values)) == 1:
-            value = words.number(panel.values[0])
+            value = formatting.number(panel.values[0])
             constants.append(f"{panel.title}: {value} {panel.unit} for every {panel.column}.")
         else:
             drawn.append(panel)
@@ -88,7 +99,7 @@ def _constant(content: Content, panel: Lines) -> str:
     groups: dict[str, list[str]] = {}
     for line in panel.lines:
         name = content.names[line.label] + (f" ({line.part})" if line.part else "")
-        groups.setdefault(words.number(line.y[0], panel.share), []).append(name)
+        groups.setdefault(formatting.number(line.y[0], panel.share), []).append(name)
     if len(groups) == 1:
         return f"{panel.title}: {next(iter(groups))} in every round."
     between = " / " if any("," in name for name in content.names.values()) else ", "

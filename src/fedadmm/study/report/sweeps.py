@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedadmm.study import records, words
+from fedadmm.study import formatting, records
 from fedadmm.study.report.content import Content
-from fedadmm.study.report.curves import Axis, short
-from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Section
+from fedadmm.study.report.figures import Axis, Bars, Heat, Lines, Panel, Section, short
 
 MOST_MULTIPLES = 36
 """This many small figures can still be compared."""
@@ -24,7 +23,7 @@ def sweep_sections(content: Content, known: list[Axis], whole: Lines | None) -> 
     best = (max if up else min)(finals, key=lambda label: finals[label])
     panels = list(_overview(content, finals))
     if panels:
-        told = words.metric(content.results.metric or "", finals[best])
+        told = formatting.metric(content.results.metric or "", finals[best])
         note = f"What each setting ended with; the best is {best}, with {told}."
         yield Section("sweep", "Sweep", note, [], panels, [])
     if whole is not None and len(content.labels) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedadmm.core.tables import flattened
-from fedadmm.study import records, words
+from fedadmm.study import formatting, records
 from fedadmm.study.report.content import Content
 from fedadmm.study.results import Row, table
 from fedadmm.study.tables import Table
@@ -47,7 +47,7 @@ def results_table(content: Content) -> Table:
     """The rows of a comparison, with what a search chose."""
     found = content.results
     rounds, seeds = (content.overview.get(key) for key in ("rounds", "seeds"))
-    goal = f"; target: {words.describe(found.target)}" if found.target is not None else ""
+    goal = f"; target: {formatting.describe(found.target)}" if found.target is not None else ""
     about = f", {rounds} rounds, seeds {seeds}" if rounds is not None else ""
     chosen = content.search["chosen"] if content.search else None
     return table(found, f"{content.problem}{about}{goal}", chosen)
@@ -82,8 +82,8 @@ def _runs(content: Content) -> Table:
     lines = [
         [
             *(str(row[key]) for key in ("method", "seed", "rounds")),
-            *(words.size(row[key]) for key in ("bytes_up", "bytes_down")),
-            words.duration(row["seconds"]),
+            *(formatting.size(row[key]) for key in ("bytes_up", "bytes_down")),
+            formatting.duration(row["seconds"]),
             str(row["status"]),
         ]
         for row in data
@@ -104,8 +104,8 @@ def key_figures(content: Content) -> list[tuple[str, str, str]]:
         parts = [f"{states.count(code)} {code}" for code in dict.fromkeys(states)]
         figures.append(("Runs", str(len(states)), ", ".join(parts)))
     figures.append(("Rounds", f"{rounds:,}", "in all runs" if content.comparison else ""))
-    figures.append(("Communication", words.size(traffic), "up and down"))
-    figures.append(("Training time", words.duration(seconds), "without evaluation"))
+    figures.append(("Communication", formatting.size(traffic), "up and down"))
+    figures.append(("Training time", formatting.duration(seconds), "without evaluation"))
     return figures
 
 
@@ -116,11 +116,11 @@ def _target_figure(content: Content) -> list[tuple[str, str, str]]:
     first = content.results.fastest_first()[0]
     if not first.rounds.complete:
         part = f"{first.reached} of {first.seeds} runs of {first.method}"
-        small = part if content.comparison else words.describe(content.target)
+        small = part if content.comparison else formatting.describe(content.target)
         return [(what, "not reached", small)]
     saved = ""
     if first.reduction is not None and not first.baseline:
-        saved = f", {words.number(first.reduction, share=True)} fewer than the best baseline"
+        saved = f", {formatting.number(first.reduction, share=True)} fewer than the best baseline"
     small = f"{first.method}{saved}" if content.comparison else ""
     return [(what, f"{first.rounds.mean:.4g}", small)]
 
@@ -138,7 +138,7 @@ def _best_figure(content: Content) -> list[tuple[str, str, str]]:
 
     best = max(scored, key=lambda row: sign * mean(row))
     what = f"{'Best final' if content.comparison else 'Final'} {metric.title.lower()}"
-    return [(what, words.metric(name, mean(best)), best.method if content.comparison else "")]
+    return [(what, formatting.metric(name, mean(best)), best.method if content.comparison else "")]
 
 
 def search_table(search: Any, names: dict[str, str]) -> Search | None:
@@ -150,14 +150,14 @@ def search_table(search: Any, names: dict[str, str]) -> Search | None:
     rows: dict[str, dict[str, str]] = {}
     for row in tried:
         score, label = row["best"], row["label"]
-        shown = words.NOTHING if score is None else words.metric(row["metric"], score)
+        shown = formatting.NOTHING if score is None else formatting.metric(row["metric"], score)
         mark = " ✓" if search["chosen"][label]["value"] == row["value"] else ""
         rows.setdefault(names.get(label, label), {})[_tried(row)] = shown + mark
     return Search(
         search["rule"],
         values,
         [
-            (label, [cells.get(value, words.NOTHING) for value in values])
+            (label, [cells.get(value, formatting.NOTHING) for value in values])
             for label, cells in rows.items()
         ],
     )
@@ -181,7 +181,7 @@ def configuration(content: Content) -> Configuration:
     shared: list[tuple[str, str]] = []
     different: list[tuple[str, list[str]]] = []
     for key in keys:
-        values = [flat.get(key, words.NOTHING) for flat in firsts.values()]
+        values = [flat.get(key, formatting.NOTHING) for flat in firsts.values()]
         if len(set(values)) == 1:
             shared.append((key, values[0]))
         else:

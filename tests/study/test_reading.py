@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import Tree
-from fedadmm.study import loading
-from fedadmm.study.config import resolve
-from fedadmm.study.rundir import toml_tables
+from fedadmm.study import config
+from fedadmm.study.config import resolve, toml_tables
+
+
+def test_presets_are_read_without_torch() -> None:
+    code = "import sys; from fedadmm.study import config; config.read('quickstart'); "
+    code += "assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_file_comes_before_a_preset_of_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert loading.read("quickstart")["problem"]["name"] == "digits"
+    assert config.read("quickstart")["problem"]["name"] == "digits"
     Path("quickstart").write_text("rounds = 3")
-    assert loading.read("quickstart") == {"rounds": 3}
+    assert config.read("quickstart") == {"rounds": 3}
 
 
 @pytest.mark.parametrize(
@@ -38,30 +45,30 @@ def test_a_file_comes_before_a_preset_of_the_same_name(
     ],
 )
 def test_values_are_toml_or_else_strings(text: str, value: object) -> None:
-    assert loading.assignment(f"a.b={text}") == ("a.b", value)
+    assert config.assignment(f"a.b={text}") == ("a.b", value)
 
 
 def test_naming_another_part_starts_its_table_afresh() -> None:
     tree: Tree = {"algorithm": {"name": "fedadmm", "rho": 1.0}}
-    loading.assign(tree, "algorithm.name", "fedadmm")
+    config.assign(tree, "algorithm.name", "fedadmm")
     assert tree["algorithm"] == {"name": "fedadmm", "rho": 1.0}
-    loading.assign(tree, "algorithm.name", "fedavg")
+    config.assign(tree, "algorithm.name", "fedavg")
     assert tree["algorithm"] == {"name": "fedavg"}
-    loading.assign(tree, "algorithm.rho.name", "geometric")
+    config.assign(tree, "algorithm.rho.name", "geometric")
     assert tree["algorithm"] == {"name": "fedavg", "rho": {"name": "geometric"}}
 
 
 def test_tables_merge_unless_they_name_another_part() -> None:
     base = {"solver": {"name": "sgd", "lr": 0.1}, "rounds": 3}
-    assert loading.merged(base, {"solver": {"lr": 0.3}})["solver"] == {"name": "sgd", "lr": 0.3}
-    assert loading.merged(base, {"solver": {"name": "exact"}})["solver"] == {"name": "exact"}
+    assert config.merged(base, {"solver": {"lr": 0.3}})["solver"] == {"name": "sgd", "lr": 0.3}
+    assert config.merged(base, {"solver": {"name": "exact"}})["solver"] == {"name": "exact"}
     assert base == {"solver": {"name": "sgd", "lr": 0.1}, "rounds": 3}
 
 
 @pytest.mark.parametrize("text", ["rho", "=3", "a..b=3", ".=1"])
 def test_an_assignment_without_key_or_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--set is .*, but must be KEY=VALUE"):
-        loading.assignment(text)
+        config.assignment(text)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,7 @@ def test_toml_that_would_take_for_ever_is_refused(text: str, why: str, tmp_path:
     path = tmp_path / "a.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=rf"a\.toml: is not TOML \({why}"):
-        loading.read(str(path))
+        config.read(str(path))
 
 
 def test_long_values_are_no_long_keys() -> None:
@@ -93,18 +100,18 @@ def test_what_is_not_toml_or_not_text_is_refused_by_name(tmp_path: Path) -> None
     path = tmp_path / "a.toml"
     path.write_text("rounds = = 3")
     with pytest.raises(ConfigError, match=r"a\.toml: is not TOML \(.*line 1"):
-        loading.read(str(path))
+        config.read(str(path))
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"a\.toml: is not a text in UTF-8"):
-        loading.read(str(path))
+        config.read(str(path))
 
 
 def test_another_method_chooses_its_own_start_of_local_training() -> None:
     """A run directory says start = "own" for FedADMM, which FedAvg could not have."""
     tree = resolve({"algorithm": {"name": "fedadmm"}}).tree
     assert tree["local"]["start"] == "own"
-    loading.assign(tree, "algorithm.name", "fedavg")
+    config.assign(tree, "algorithm.name", "fedavg")
     assert resolve(tree).local.start == "global"
-    loading.assign(tree, "algorithm.name", "fedavg")  # the same again leaves the table alone
-    loading.assign(tree, "local.start", "current")
+    config.assign(tree, "algorithm.name", "fedavg")  # the same again leaves the table alone
+    config.assign(tree, "local.start", "current")
     assert tree["local"]["start"] == "current"
