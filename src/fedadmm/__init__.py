@@ -19,6 +19,7 @@ _EXPORTS = {
     ),
     "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.core.aggregation": "Aggregation Sum",
+    "fedadmm.core.robust": "Median TrimmedMean",
     "fedadmm.core.errors": (
         "ConfigError DataError EngineError FedADMMError PairingError ParameterError StateError"
     ),
