@@ -1,4 +1,4 @@
-"""The engine that measures: the same run, whatever it chooses, and nothing left of measuring."""
+"""The engine that chooses: stacks for small steps, processes for large ones, nothing timed."""
 
 from __future__ import annotations
 
@@ -7,100 +7,78 @@ import multiprocessing
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm.data import models
-from fedadmm.run.engines import Auto, EngineChoice
-from fedadmm.run.engines.auto import AutoEngine
+from fedadmm.core.local_work import LocalWork
+from fedadmm.run.client import Job
+from fedadmm.run.engines import Auto, Sequential, Vectorised, Workers
 from support.engines import PROBLEMS, assert_same_run, model_federation, run
 
 
-class _Kept(EngineChoice):
-    """Starts an engine and keeps hold of it."""
+def job(
+    make: Any, batch: int | None = 10, epochs: int = 5, method: Any = None, **sizes: Any
+) -> Job:
+    problem = model_federation(make, **sizes)
+    local = LocalWork(fa.SGD(lr=0.1, batch_size=batch), fa.Epochs(epochs))
+    return Job(method or fa.FedAvg(), problem, local, 0, problem.initial)
 
-    def __init__(self, choice: Auto) -> None:
-        self._choice = choice
-        self.engine: Any = None
 
-    def start(self, job: Any, store: Any) -> Any:
-        self.engine = self._choice.start(job, store)
-        return self.engine
+def small() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+def large() -> nn.Module:
+    """520,000 multiplications a row: a step of three rows is too much for a stack."""
+    return nn.Sequential(nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 1295), nn.Linear(1295, 3))
+
+
+def test_small_steps_are_stacked_on_any_number_of_cores() -> None:
+    for workers in (1, 2, 64):
+        assert Auto(workers).chosen(job(small)) == Vectorised()
+
+
+def test_large_steps_get_processes_of_their_own() -> None:
+    assert Auto(workers=2).chosen(job(large, epochs=50)) == Workers(2)
+    assert Auto(workers=1).chosen(job(large, epochs=50)) == Sequential()
+
+
+def test_what_cannot_be_stacked_is_not() -> None:
+    def noisy() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+
+    assert Auto(workers=1).chosen(job(noisy)) == Sequential()
+    assert Auto(workers=2).chosen(job(noisy, epochs=1)) == Sequential()  # too little to exchange
+    assert Auto(workers=2).chosen(job(noisy, epochs=500)) == Workers(2)
+
+
+def test_parts_from_elsewhere_may_be_written_for_one_client_at_a_time() -> None:
+    class Mine(fa.FedAvg):
+        pass
+
+    class Slow(fa.SGD):
+        pass
+
+    known = job(small)
+    assert Auto(1).chosen(known._replace(algorithm=Mine())) == Sequential()
+    local = LocalWork(Slow(lr=0.1), fa.Epochs(5))
+    assert Auto(1).chosen(known._replace(local=local)) == Sequential()
+
+
+def test_the_rows_of_a_step_count_and_not_those_of_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """12 multiplications a row: batches of two are below the limit of 30, whole clients above."""
+    monkeypatch.setattr("fedadmm.run.engines.auto.STACKED_WORK", 30.0)
+    assert Auto(1).chosen(job(small, batch=2)) == Vectorised()
+    assert Auto(1).chosen(job(small, batch=None)) == Sequential()
+    assert Auto(1).chosen(job(small, batch=2, method=fa.FedSGD(lr=0.1))) == Sequential()
 
 
 @pytest.mark.parametrize("name", ["perceptron", "least squares"])
-def test_the_run_does_not_depend_on_the_choice(name: str) -> None:
-    kept = _Kept(Auto(workers=2))
-    found = run(kept, fa.FedADMM(rho=0.5), PROBLEMS[name]())
-    assert_same_run(found, run("sequential", fa.FedADMM(rho=0.5), PROBLEMS[name]()))
-    assert set(kept.engine.seconds) == {"sequential", "workers", "vectorised"}
-    assert kept.engine.choice == min(kept.engine.seconds, key=kept.engine.seconds.get)
-    assert multiprocessing.active_children() == []
-
-
-@pytest.mark.parametrize("fastest", ["sequential", "workers", "vectorised"])
-def test_the_fastest_way_is_taken_and_reported(
-    fastest: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def measured(self: AutoEngine, ways: dict[str, Any], *_: object) -> dict[str, float]:
-        return {name: 0.001 if name == fastest else 0.002 for name in ways}
-
-    monkeypatch.setattr(AutoEngine, "_measure", measured)
-    kept = _Kept(Auto(workers=2))
+def test_a_run_is_that_of_the_engine_it_chose(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="fedadmm.run.engines.auto"):
-        run(kept, fa.FedAvg(), PROBLEMS["perceptron"]())
-    assert kept.engine.choice == fastest
-    assert f"chose {fastest}" in caplog.text
-
-
-def test_stacks_of_large_models_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedadmm.run.engines.auto.STACKED_PARAMETERS", 20)
-    kept = _Kept(Auto(workers=2))
-    run(kept, fa.FedAvg(), PROBLEMS["perceptron"](), rounds=1)
-    assert set(kept.engine.seconds) == {"sequential", "workers"}
-
-
-def test_ways_that_cannot_run_the_job_are_left_out() -> None:
-    noisy = model_federation(
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
-    )
-    kept = _Kept(Auto(workers=1))
-    run(kept, fa.FedAvg(), noisy)
-    assert kept.engine.choice == "sequential"
-    assert kept.engine.seconds == {}
-
-
-def test_measuring_commits_nothing() -> None:
-    """With one round, the clients' states are those of that round alone."""
-    problem = model_federation(lambda: models.mlp(4, 6, 3))
-    found = run("auto", fa.FedADMM(rho=0.5), problem, rounds=1)
-    expected = run("sequential", fa.FedADMM(rho=0.5), problem, rounds=1)
-    assert_same_run(found, expected)
-    assert torch.equal(problem.initial, model_federation(lambda: models.mlp(4, 6, 3)).initial)
-
-
-class _Resumed(_Kept):
-    """An engine that is told what an earlier process chose."""
-
-    def __init__(self, choice: str) -> None:
-        super().__init__(Auto(workers=2))
-        self._told = choice
-
-    def start(self, job: Any, store: Any) -> Any:
-        engine = super().start(job, store)
-        engine.choice = self._told
-        return engine
-
-
-@pytest.mark.parametrize("told", ["sequential", "vectorised"])
-def test_a_run_that_goes_on_keeps_its_choice_and_measures_nothing(told: str) -> None:
-    kept = _Resumed(told)
-    run(kept, fa.FedAvg(), PROBLEMS["perceptron"](), rounds=1)
-    assert kept.engine.choice == told
-    assert kept.engine.seconds == {}
-
-
-def test_a_choice_that_is_not_possible_any_more_is_named() -> None:
-    with pytest.raises(fa.EngineError, match="began with engine 'ray'"):
-        run(_Resumed("ray"), fa.FedAvg(), PROBLEMS["perceptron"](), rounds=1)
+        found = run("auto", fa.FedADMM(rho=0.5), PROBLEMS[name]())
+    assert "chose vectorised" in caplog.text
+    assert_same_run(found, run("sequential", fa.FedADMM(rho=0.5), PROBLEMS[name]()))
+    assert multiprocessing.active_children() == []

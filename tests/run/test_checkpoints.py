@@ -14,7 +14,6 @@ from torch import nn
 
 import fedadmm as fa
 from fedadmm.core import codec
-from fedadmm.run.engines.auto import AutoEngine
 from fedadmm.run.engines.workers import Workers
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.stores import (
@@ -88,7 +87,10 @@ def test_a_crash_after_an_initial_round_does_not_repeat_it(
         if report.record["round"] == 1:
             raise OSError
 
-    options: dict[str, Any] = {"algorithm": fa.FedDR(eta=1.0, init="prox")}
+    options: dict[str, Any] = {
+        "algorithm": fa.FedDR(eta=1.0, init="prox"),
+        "engine": "sequential",
+    }
     if looks_back:
         options["sampler"] = fa.LeastRecentlySeenSampling(3)
     folder = tmp_path / "checkpoint"
@@ -122,28 +124,11 @@ def test_buffers_of_the_model_are_saved_too(policy: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-@pytest.mark.parametrize("engine", ["vectorised", "workers"])
+@pytest.mark.parametrize("engine", ["auto", "vectorised", "workers"])
 def test_every_engine_resumes_bit_for_bit(engine: str, kind: str, tmp_path: Path) -> None:
     options: Any = {"engine": Workers(1) if engine == "workers" else engine}
     resume = interrupted(tmp_path, 4, kind=kind, **options)
     assert_continued(resume(), run(8, **options), 4)
-
-
-def test_an_engine_that_chose_keeps_its_choice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ways agree up to rounding only, so a resumed run must not measure again."""
-
-    def prefer(name: str) -> None:
-        def measured(engine: AutoEngine, ways: Any, *rest: Any) -> dict[str, float]:
-            return {way: 1e-6 if way == name else 1e-5 for way in ways}
-
-        monkeypatch.setattr(AutoEngine, "_measure", measured)
-
-    prefer("vectorised")
-    resume = interrupted(tmp_path, 4, engine="auto")
-    prefer("sequential")
-    assert_continued(resume(), run(8, engine="vectorised"), 4)
 
 
 def test_only_new_rounds_reach_callbacks(tmp_path: Path) -> None:
@@ -190,13 +175,17 @@ def test_ctrl_c_in_the_middle_of_a_round_loses_nothing(kind: str, tmp_path: Path
             return super().solve(*arguments, **options)
 
     solver = Impatient(lr=0.1, batch_size=4)
-    options: Any = {"problem": federation, "checkpoints": Checkpoints(tmp_path / "checkpoint", 4)}
+    plain: Any = {"engine": "sequential"}
+    options = plain | {
+        "problem": federation,
+        "checkpoints": Checkpoints(tmp_path / "checkpoint", 4),
+    }
     with pytest.raises(KeyboardInterrupt):
         run(8, solver=solver, store=make_store(kind, tmp_path), **options)
     assert Checkpoints(tmp_path / "checkpoint").latest_round() == 5
     again = Checkpoints(tmp_path / "checkpoint")
-    result = run(8, store=make_store(kind, tmp_path), checkpoints=again, resume=True)
-    assert_continued(result, run(8), 5)
+    result = run(8, store=make_store(kind, tmp_path), checkpoints=again, resume=True, **plain)
+    assert_continued(result, run(8, **plain), 5)
 
 
 def test_ctrl_c_waits_for_callbacks_and_checkpoints(tmp_path: Path) -> None:

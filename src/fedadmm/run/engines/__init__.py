@@ -23,7 +23,7 @@ ENGINES: dict[str, type[EngineChoice]] = FAMILIES["engine"]
 
 def default_engine(algorithm: AnyAlgorithm | type[AnyAlgorithm]) -> str:
     """The engine of a run that names none."""
-    return VirtualTime.name if algorithm.asynchronous else Sequential.name
+    return VirtualTime.name if algorithm.asynchronous else Auto.name
 
 
 __all__ = [

@@ -1,128 +1,69 @@
-"""Measure the ways of running clients on the first round's own clients, then take the fastest."""
+"""The engine that suits a job, chosen from its work and not from the clock."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 import multiprocessing
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
 
-from fedadmm.core.errors import EngineError
-from fedadmm.core.parts import Count, part
-from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, Upload
-from fedadmm.core.stopping import Steps
+from fedadmm.core.parts import Count, is_external, name_of, part
+from fedadmm.core.protocols import ClientRecords, Engine
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.sequential import Sequential
+from fedadmm.run.engines.threads import rows_of_a_step
 from fedadmm.run.engines.vectorised import Vectorised, refusal
 from fedadmm.run.engines.workers import Workers, usable_cores
-from fedadmm.run.engines.working import Held
 
-STEPS = 5
-"""Solver steps a client in a measurement."""
-STACKED_CLIENTS = 256
-"""Clients in a measurement of the vectorised engine."""
+STACKED_WORK = 1.25e6
+"""Multiplications of a step up to which a stack pays: half of such a step is spent in Python."""
 STACKED_PARAMETERS = 200_000
-"""The steps of larger models are not spent in Python, so that stacks are not worth a trial."""
-REPEATS = 3
-"""How often a way is measured; the best time counts, so that the first may warm up."""
+"""Larger vectors are bound by memory, which a stack does not save."""
+FEWEST_STACKED = 4
+"""A stack of fewer clients saves less than a second process does."""
+WORKERS_WORK = 3e7
+"""Multiplications of a client's round from which a process of its own pays for the exchange."""
+STEP_OVERHEAD = 1.5e6
+"""What a step costs apart from its gradient, in multiplications."""
 
 log = logging.getLogger(__name__)
 
 
 @part("engine", "auto")
 class Auto(EngineChoice):
-    """The choice that measures; `workers` is the number of processes that may be used.
+    """Stacks for small steps, processes for large ones; `workers` is how many may be used.
 
-    Every way gives the same trajectory up to rounding, and without stacks to the last bit.
+    The choice counts multiplications and times nothing.  Stacks round differently from the other
+    engines, so that with a timed choice the last digits of a run would depend on what else the
+    machine did when it began.
     """
 
     workers: Count | None = None
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        return AutoEngine(job, store, self.workers)
+        choice = self.chosen(job)
+        log.info("engine auto chose %s", choice.name)
+        return choice.start(job, store)
+
+    def chosen(self, job: Job) -> EngineChoice:
+        """The engine of a job; whether it stacks does not depend on the machine."""
+        client = job.problem.clients[0]
+        rows = rows_of_a_step(job)
+        work = client.work(rows)
+        small = work <= STACKED_WORK and job.initial.numel() <= STACKED_PARAMETERS
+        stacks = small and job.problem.num_clients >= FEWEST_STACKED and not _has_external(job)
+        if stacks and refusal(job) is None:
+            return Vectorised()
+        steps = 1
+        if job.algorithm.needs.local_solve:
+            steps = job.stop.largest_budget(-(-client.num_samples // rows), 0)
+        cores = self.workers or usable_cores()
+        fork = "fork" in multiprocessing.get_all_start_methods()
+        if steps * (work + STEP_OVERHEAD) < WORKERS_WORK or cores == 1 or not fork:
+            return Sequential()
+        return Workers(cores) if job.initial.device.type == "cpu" else Sequential()
 
 
-class AutoEngine(Engine):
-    """The engine that was fastest; `choice` names it and `seconds` holds what each way took.
-
-    A run that goes on sets `choice` before its first round, and nothing is measured.
-    """
-
-    def __init__(self, job: Job, store: ClientRecords, workers: int | None) -> None:
-        self._job = job
-        self._store = store
-        self._cores = workers if workers is not None else usable_cores()
-        self._engine: Engine | None = None
-        self.choice: str | None = None
-        self.seconds: dict[str, float] = {}
-        """Seconds a client in the measurement, for every way that was tried."""
-
-    def run_clients(
-        self, ids: Sequence[int], download: Download, round_index: int
-    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        if self._engine is None:
-            self._choose(ids, download, round_index)
-        assert self._engine is not None
-        replies: Any = self._engine.run_clients(ids, download, round_index)
-        yield from replies
-
-    def close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-
-    def _choose(self, ids: Sequence[int], download: Download, round_index: int) -> None:
-        ways = self._ways()
-        if self.choice is not None:
-            if self.choice not in ways:
-                raise EngineError(
-                    f"auto: the run began with engine {self.choice!r}, but only {', '.join(ways)} "
-                    "can go on with it here"
-                )
-        elif len(ways) > 1 and len(ids) > 1:
-            self.seconds = self._measure(ways, ids, download, round_index)
-            self.choice = min(self.seconds, key=lambda name: self.seconds[name])
-        else:
-            self.choice = next(iter(ways))
-        self._engine = ways[self.choice].start(self._job, self._store)
-        measured = ", ".join(f"{name} {value:.2g}" for name, value in self.seconds.items())
-        log.info("engine auto chose %s (seconds a client: %s)", self.choice, measured or "unasked")
-
-    def _ways(self) -> dict[str, EngineChoice]:
-        """The ways that this job can run, the reference first."""
-        ways: dict[str, EngineChoice] = {Sequential.name: Sequential()}
-        on_cpu = self._job.initial.device.type == "cpu"
-        if self._cores > 1 and on_cpu and "fork" in multiprocessing.get_all_start_methods():
-            ways[Workers.name] = Workers(self._cores)
-        if self._job.initial.numel() <= STACKED_PARAMETERS and refusal(self._job) is None:
-            ways[Vectorised.name] = Vectorised()
-        return ways
-
-    def _measure(
-        self,
-        ways: dict[str, EngineChoice],
-        ids: Sequence[int],
-        download: Download,
-        round_index: int,
-    ) -> dict[str, float]:
-        """Seconds a client for a few steps; the ways take turns, so that noise meets them all."""
-        short = self._job._replace(local=replace(self._job.local, stop=Steps(STEPS)))
-        store = Held(self._store)  # a measurement changes nothing
-        best = dict.fromkeys(ways, math.inf)
-        with contextlib.ExitStack() as stack:
-            engines = {}
-            for name, way in ways.items():
-                engines[name] = stack.enter_context(contextlib.closing(way.start(short, store)))
-            for _ in range(REPEATS):
-                for name, engine in engines.items():
-                    limit = STACKED_CLIENTS if name == Vectorised.name else 2 * self._cores
-                    chosen = ids[:limit]
-                    began = time.perf_counter()
-                    for _reply in engine.run_clients(chosen, download, round_index):
-                        pass
-                    best[name] = min(best[name], (time.perf_counter() - began) / len(chosen))
-        return best
+def _has_external(job: Job) -> bool:
+    """Whether a part from elsewhere works on clients; it may be written for one at a time."""
+    parts = (job.algorithm, job.solver, job.stop)
+    return any(is_external(name_of(type(one))) for one in parts if one is not None)

@@ -41,11 +41,16 @@ def chosen_threads(job: Job, threads: Threads) -> int:
     given = torch.get_num_threads()
     if given == 1:
         return 1
-    client = job.problem.clients[0]
-    rows, solver = client.num_samples, job.solver
+    work = job.problem.clients[0].work(rows_of_a_step(job))
+    return given if work >= WORTH_SPLITTING else 1
+
+
+def rows_of_a_step(job: Job) -> int:
+    """The rows in a gradient of the first client."""
+    rows, solver = job.problem.clients[0].num_samples, job.solver
     if job.algorithm.needs.local_solve and solver is not None and solver.batch_size:
-        rows = min(rows, solver.batch_size)
-    return given if client.work(rows) >= WORTH_SPLITTING else 1
+        return min(rows, solver.batch_size)
+    return rows
 
 
 def _check(threads: object) -> None:
