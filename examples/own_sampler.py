@@ -35,7 +35,6 @@ result = simulate(
     sampler=AwayOrAdrift(pairs=2),
     solver=SGD(lr=0.1, batch_size=20),
     stop=Epochs(3),
-    start="global",
 )
 turns = [record["cohort"]["clients"] for record in result.history]
 print("the first rounds took", *turns[:3])

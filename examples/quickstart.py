@@ -12,7 +12,6 @@ for method in (FedAvg(), FedADMM(rho=0.1, members="seen")):
         sampler=UniformSampling(0.25),
         solver=SGD(lr=0.1, batch_size=10),
         stop=Epochs(5),
-        start="global",
         target=Target("test_accuracy", 0.85),
         seed=0,
     )

@@ -1,12 +1,15 @@
-"""Draws docs/clients.svg: where three clients' models go in every round, without and with duals.
+"""Draws docs/clients.svg and docs/starts.svg: where clients' models go in every round.
 
-A problem in the plane that everything can be seen of: each client's loss is a bowl of its own, and
-the model they share should rest at the bottom of their mean.  `make figure` runs it.
+Problems in the plane that everything can be seen of: each client's loss is a bowl of its own, and
+the model they share should rest at the bottom of their mean.  The first picture has three clients,
+without and with duals; the second two clients of FedADMM that make three gradient steps a round,
+from their own models and from the global one.  `make figure` runs it.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +27,36 @@ ROUNDS = (1, 2, 4, 16)
 COLOURS = ("#d55e00", "#0072b2", "#00856a")
 BOWLS = (((0.0, 1.5), 70, 6.0), ((2.3, 0.4), 15, 3.0), ((0.4, -1.4), -40, 1.5))
 """Per client the lowest point of its loss, and how its bowl is turned (degrees) and stretched."""
-SOLVER, WORK = fa.GradientDescent(lr=0.12), fa.Epochs(10)
-METHODS = {
-    "FedAvg": fa.FedAvg(),
-    "FedADMM": fa.FedADMM(rho=1.0),
-}
+Bowls = tuple[tuple[tuple[float, float], float, float], ...]
+
+
+class Row(NamedTuple):
+    """A method, how many local steps its clients make, and where these start."""
+
+    method: fa.FedAvg | fa.FedADMM
+    epochs: int = 10
+    start: str = "global"
+
+
+class Picture(NamedTuple):
+    """What is drawn: the clients, where the global model starts, and the rows."""
+
+    bowls: Bowls
+    initial: tuple[float, float]
+    rows: dict[str, Row]
+
+
+CLIENTS = Picture(
+    BOWLS, (3.0, -1.9), {"FedAvg": Row(fa.FedAvg()), "FedADMM": Row(fa.FedADMM(rho=1.0))}
+)
+STARTS = Picture(
+    (((0.0, 1.5), 70, 6.0), ((2.3, -0.6), 15, 3.0)),
+    (3.0, 1.9),
+    {
+        "from its own": Row(fa.FedADMM(rho=0.1), 3, "own"),
+        "from the global": Row(fa.FedADMM(rho=0.1), 3),
+    },
+)
 
 
 class Step(NamedTuple):
@@ -53,12 +81,13 @@ def best(clients: list[fa.Quadratic]) -> np.ndarray:
     return torch.linalg.solve(hessian, torch.stack([one.b for one in clients]).sum(0)).numpy()
 
 
-def steps(method: fa.FedAvg | fa.FedADMM, clients: list[fa.Quadratic]) -> list[Step]:
+def steps(row: Row, clients: list[fa.Quadratic], initial: tuple[float, float]) -> list[Step]:
     """Every round of a run."""
-    start = torch.tensor([3.0, -1.9], dtype=torch.float64)
+    start, method = torch.tensor(initial, dtype=torch.float64), row.method
     found = []
     for number in range(1, ROUNDS[-1] + 1):
-        options = {"solver": SOLVER, "stop": WORK, "evaluate": False, "keep_trajectory": True}
+        work = {"solver": fa.GradientDescent(lr=0.12), "stop": fa.Epochs(row.epochs)}
+        options = work | {"start": row.start, "evaluate": False, "keep_trajectory": True}
         result = fa.simulate(method, fa.Problem(clients), number, initial=start, **options)
         path = [start, *result.trajectory]
         if isinstance(method, fa.FedADMM):
@@ -70,9 +99,10 @@ def steps(method: fa.FedAvg | fa.FedADMM, clients: list[fa.Quadratic]) -> list[S
     return found
 
 
-def draw(plot: Axes, step: Step, optimum: np.ndarray, past: np.ndarray) -> None:
+def draw(plot: Axes, bowls: Bowls, step: Step, optimum: np.ndarray, past: np.ndarray) -> None:
     """One round in the plane."""
-    for (lowest, degrees, stretch), colour, model in zip(BOWLS, COLOURS, step.clients, strict=True):
+    shown = zip(bowls, COLOURS, step.clients, strict=False)
+    for (lowest, degrees, stretch), colour, model in shown:
         for size in (1.4, 3.0):
             ring = (size, size / np.sqrt(stretch))
             plot.add_patch(Ellipse(lowest, *ring, angle=degrees, color=colour, alpha=0.1, lw=0))
@@ -87,20 +117,20 @@ def draw(plot: Axes, step: Step, optimum: np.ndarray, past: np.ndarray) -> None:
         side.set(visible=True, color="#dfe3ea")
 
 
-def figure() -> Figure:
+def figure(picture: Picture) -> Figure:
     """All of it: a row for each method, a column for each round shown."""
-    clients = [bowl(*one) for one in BOWLS]
+    clients = [bowl(*one) for one in picture.bowls]
     optimum = best(clients)
     drawn = Figure(figsize=(8.4, 4.9), layout="constrained")
-    plots = drawn.subplots(len(METHODS), len(ROUNDS))
+    plots = drawn.subplots(len(picture.rows), len(ROUNDS))
     for plot, number in zip(plots[0], ROUNDS, strict=True):
         plot.set_title(f"round {number}", fontsize=9.5)
-    for row, (name, method) in zip(plots, METHODS.items(), strict=True):
-        made = steps(method, clients)
+    for row, (name, method) in zip(plots, picture.rows.items(), strict=True):
+        made = steps(method, clients, picture.initial)
         for plot, number in zip(row, ROUNDS, strict=True):
             step = made[number - 1]
             past = np.array([made[0].before, *(one.after for one in made[:number])])
-            draw(plot, step, optimum, past)
+            draw(plot, picture.bowls, step, optimum, past)
             away = float(np.linalg.norm(step.after - optimum))
             plot.set_xlabel(f"{away:.2f} away", fontsize=8.5)
         row[0].set_ylabel(name, fontsize=11, fontweight="bold")
@@ -119,4 +149,5 @@ def figure() -> Figure:
 
 
 if __name__ == "__main__":
-    write(figure, Path(sys.argv[1]))
+    for drawn, path in zip((CLIENTS, STARTS), sys.argv[1:], strict=True):
+        write(partial(figure, drawn), Path(path))

@@ -69,6 +69,10 @@ def page() -> str:
     parts.append("Where a number may change over the rounds, a table takes its place.")
     for name in FAMILIES["schedule"]:
         parts += _part("schedule", name)
+    parts.append("## local.start")
+    parts.append("Where a word does not say it, a table does.")
+    for name in FAMILIES["start"]:
+        parts += _part("start", name)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -50,7 +50,7 @@ _EXPORTS = {
     "fedadmm.run.callbacks": "Callback",
     "fedadmm.run.diagnostics": "Diagnostics",
     "fedadmm.run.engines": "Auto GivenDelays Ray Sequential Vectorised VirtualTime Workers",
-    "fedadmm.core.local_work": "LocalWork",
+    "fedadmm.core.local_work": "LocalWork Relaxed",
     "fedadmm.run.evaluation": "Evaluation Target",
     "fedadmm.run.experiment": "Checkpointing Experiment Storage",
     "fedadmm.run.simulation": "Result simulate",

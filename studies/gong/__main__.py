@@ -87,7 +87,7 @@ def tree(
     algorithm, stop, momentum, start = ROWS[row]
     problem: dict[str, Any] = {"name": "mnist", "clients": 100, "partition": split, "model": "cnn1"}
     if world == "released":
-        problem["as_released"] = True
+        problem["as_released"] = "gong"
     if rows is not None:
         problem["max_test"] = rows
     solver = {"name": "sgd", "lr": lr, "batch_size": 200, "momentum": momentum}

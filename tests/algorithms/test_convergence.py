@@ -15,12 +15,12 @@ from support.federations import WEIGHTS, federation, run, snapshots, weighted_me
 
 EXACT = {"solver": fa.ExactSolver()}
 SMOOTH = {"solver": fa.GradientDescent(0.2), "stop": fa.Steps(5)}
+CRITERION = {"solver": fa.GradientDescent(0.2)}
 EVERYBODY, SOME = fa.FullParticipation(), fa.UniformSampling(3)
 
 METHODS = {
     "FedADMM": (fa.FedADMM(1.5), SOME, EXACT),
     "FedADMM inexact": (fa.FedADMM(1.5), SOME, SMOOTH),
-    "FedADMM from theta": (fa.FedADMM(1.5), SOME, SMOOTH | {"start": "global"}),
     "FedADMM seen": (fa.FedADMM(1.5, members="seen"), SOME, EXACT | {"start": "current"}),
     "FedADMM-In": (fa.FedADMMIn(1.5), SOME, EXACT),
     "FedADMM-In inexact": (fa.FedADMMIn(1.5), SOME, {"solver": fa.GradientDescent(0.2)}),
@@ -37,6 +37,21 @@ METHODS = {
     "SCAFFOLD 2": (fa.Scaffold(2), SOME, SMOOTH),
 }
 COMPOSITE = [name for name, (method, _, _) in METHODS.items() if method.accepts_regularizer]
+FROM = ("own", "current", "global", fa.Relaxed(0.2))
+METHODS |= {
+    f"{name} from {start}": (method, sampler, options | {"start": start})
+    for name, method, sampler, options in (
+        ("FedADMM", fa.FedADMM(1.5), SOME, SMOOTH),
+        ("FedADMM-In", fa.FedADMMIn(1.5), SOME, CRITERION),
+        ("FedADMM-InSa", fa.FedADMMInSa(1.5), SOME, CRITERION),
+        ("FedDR", fa.FedDR(0.7), SOME, SMOOTH),
+        ("FedDR-II", fa.FedDRII(0.7), SOME, SMOOTH),
+        ("FedSplit", fa.FedSplit(0.7), EVERYBODY, SMOOTH),
+        ("FedPD", fa.FedPD(0.7), EVERYBODY, SMOOTH),
+    )
+    for start in FROM
+}
+"""The limit does not depend on where local work starts, when it is accurate enough."""
 
 
 @pytest.mark.parametrize("method", METHODS)

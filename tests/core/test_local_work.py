@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ KEEPERS = {
     "feddr-ii": fa.FedDRII(eta=0.6),
 }
 STEPS, LR = 3, 0.15
+BEYOND = fa.Relaxed(0.3)
+ANYWHERE = [*STARTS, BEYOND]
 WORK: dict[str, Any] = {"solver": fa.GradientDescent(LR), "stop": fa.Steps(STEPS)}
 
 
-def feddr(given: Federation, cohorts: list[list[int]], start: str, eta: float, alpha: float) -> Any:
+def feddr(given: Federation, cohorts: list[list[int]], start: Any, eta: float, alpha: float) -> Any:
     """FedDR's xbar after every round, with a few gradient steps from `start`."""
     solve = reference.gradient_steps(given, STEPS, LR)
     n = given.clients
@@ -37,22 +40,22 @@ def feddr(given: Federation, cohorts: list[list[int]], start: str, eta: float, a
     for cohort in cohorts:
         for i in cohort:
             v[i] = v[i] + alpha * (xbar - x[i])
-            own = start == "own" or (start == "current" and i in seen)
-            x[i] = solve(i, x[i] if own else xbar, np.zeros_like(xbar), 1 / eta, v[i])
+            begin = reference.begin(start, xbar, x[i], i in seen)
+            x[i] = solve(i, begin, np.zeros_like(xbar), 1 / eta, v[i])
         seen |= set(cohort)
         xbar = given.a @ (2 * x - v)
         trajectory.append(xbar.copy())
     return np.array(trajectory)
 
 
-def expected(name: str, given: Federation, cohorts: list[list[int]], start: str) -> Any:
+def expected(name: str, given: Federation, cohorts: list[list[int]], start: Any) -> Any:
     if name in ("feddr", "feddr-ii"):
         return feddr(given, cohorts, start, 0.6, 1.3 if name == "feddr" else 1.0)
     solve = reference.gradient_steps(given, STEPS, LR)
     return reference.fedadmm(given, cohorts, lambda t: 1.7, solve, start=start)
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", ANYWHERE, ids=str)
 @pytest.mark.parametrize("name", KEEPERS)
 def test_a_solve_starts_where_it_is_asked_to(name, start):
     given, sampler = federation(41, weights=WEIGHTS), fa.UniformSampling(2)
@@ -61,7 +64,7 @@ def test_a_solve_starts_where_it_is_asked_to(name, start):
     assert_same(found.trajectory, expected(name, given, cohorts, start))
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", ANYWHERE, ids=str)
 @pytest.mark.parametrize("engine", ["vectorised", "workers", "auto"])
 @pytest.mark.parametrize("name", KEEPERS)
 def test_every_engine_starts_there(name, engine, start):
@@ -81,25 +84,43 @@ def test_with_everybody_a_first_round_is_the_same_from_everywhere(name):
     assert not torch.allclose(ways[0], ways[2], atol=1e-6)
 
 
-def test_the_usual_start_is_own_for_whoever_keeps_a_model():
-    """And only they may have another than global."""
-    for name, method in REGISTRY.items():
-        keeps = method.local_params is not fa.Algorithm.local_params
-        assert method.usual_start == ("own" if keeps else "global"), name
+def test_local_work_starts_at_the_global_model_unless_a_paper_prints_otherwise():
+    """Gong's figure 9 is the one method whose definition has its start."""
+    others = {name: m.usual_start for name, m in REGISTRY.items() if m.usual_start != "global"}
+    assert others == {"fedadmm-printed": "own"}
 
 
+def test_the_default_is_a_run_from_theta():
+    given = federation(41)
+    usual, said = (run(fa.FedADMM(1.7), given, **WORK, **s) for s in ({}, {"start": "global"}))
+    assert_same(usual.trajectory, said.trajectory)
+
+
+def test_a_relaxed_start_without_relaxation_is_the_global_one():
+    given = federation(43)
+    ways = [run(fa.FedDR(0.6), given, start=s, **WORK) for s in (fa.Relaxed(0.0), "global")]
+    assert_same(ways[0].trajectory, ways[1].trajectory)
+
+
+@pytest.mark.parametrize("beta", [-0.1, "much"])
+def test_a_relaxation_is_a_number_that_is_not_negative(beta):
+    with pytest.raises(fa.ParameterError, match=r"beta is .*but must be"):
+        fa.Relaxed(beta)
+
+
+@pytest.mark.parametrize("start", ["own", "current", BEYOND], ids=str)
 @pytest.mark.parametrize(
     "method", [fa.FedAvg(), fa.Scaffold(), fa.FedDyn(1.0), fa.AlignedADMM(1.0)]
 )
-def test_a_method_without_models_of_its_clients_has_no_choice(method):
+def test_a_method_without_models_of_its_clients_has_no_choice(method, start):
     given = federation(42)
     run(method, given, rounds=1, start="global", **WORK)
     words = (
-        f"^{type(method).__name__} keeps no model of a client between rounds, but local.start "
-        "is 'current'; use 'global'$"
+        f"{type(method).__name__} keeps no model of a client between rounds, but local.start "
+        f"is {start!r}; use 'global'"
     )
-    with pytest.raises(fa.PairingError, match=words):
-        run(method, given, rounds=1, start="current", **WORK)
+    with pytest.raises(fa.PairingError, match=re.escape(words)):
+        run(method, given, rounds=1, start=start, **WORK)
 
 
 def test_another_word_is_refused():

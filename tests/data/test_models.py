@@ -48,7 +48,7 @@ def test_a_relu_follows_every_convolution_and_no_softmax_ends_the_model(name: st
 
 @pytest.mark.parametrize("name", ["cnn1", "cnn2"])
 def test_gong_as_released(name: str) -> None:
-    released = models.build(name, as_released=True)
+    released = models.build(name, as_released="gong")
     layers = list(released)
     after = [layers[i + 1] for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
     assert all(isinstance(layer, nn.MaxPool2d) for layer in after)
@@ -57,8 +57,15 @@ def test_gong_as_released(name: str) -> None:
 
 
 def test_wang_as_released_has_a_second_hidden_layer() -> None:
-    released = models.build("mlp-60-32-10", as_released=True)
+    released = models.build("mlp-60-32-10", as_released="wang")
     assert [m.out_features for m in released if isinstance(m, nn.Linear)] == [32, 32, 10]
+    assert isinstance(released[-1], nn.Linear)
+
+
+def test_gongs_perceptron_has_his_softmax_and_not_wangs_layer() -> None:
+    released = models.build("mlp-784-128-10", as_released="gong")
+    assert [m.out_features for m in released if isinstance(m, nn.Linear)] == [128, 10]
+    torch.testing.assert_close(released(torch.randn(2, 784)).sum(-1), torch.ones(2))
 
 
 def test_linear_and_logistic_take_sizes() -> None:
@@ -108,7 +115,9 @@ def test_a_factory_of_the_user_is_called_under_the_seed() -> None:
         (lambda: models.build("resnet"), "name is 'resnet', but must be one of char-lstm, cnn1"),
         (lambda: models.build("mlp-60"), "name is 'mlp-60'"),
         (lambda: models.build("mlp-0-3"), "mlp: sizes is 0"),
-        (lambda: models.build("mlp-4-3", as_released=True), "needs a hidden layer"),
+        (lambda: models.build("mlp-4-3", as_released="wang"), "needs a hidden layer"),
+        (lambda: models.build("mlp-4-3", as_released=True), "as_released is True, but must be"),
+        (lambda: models.build("cnn1", as_released="wang"), "as_released is 'wang', but must be"),
         (lambda: models.build("linear"), "missing a required argument: 'inputs'"),
         (lambda: models.build("cnn1", width=3), "unexpected keyword argument 'width'"),
         (lambda: models.build(nn.Linear(1, 1), width=3), "do not apply to a module"),

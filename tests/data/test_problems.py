@@ -320,7 +320,7 @@ def test_every_problem_has_frozen_plain_options_with_defaults(name: str) -> None
         (lambda: problems.load("digits", validation=1.0), "validation is 1.0"),
         (lambda: problems.load("digits", weights="size"), "weights is 'size'"),
         (lambda: problems.load("digits", model="vgg"), "name is 'vgg'"),
-        (lambda: problems.load("digits", model="logistic", as_released=True), "no variant"),
+        (lambda: problems.load("digits", model="logistic", as_released="gong"), "no variant"),
         (lambda: problems.load("synthetic", alpha=-1.0), "alpha is -1.0"),
         (lambda: problems.load("synthetic", clients=None), "clients is None"),
         (lambda: problems.load("synthetic", lazy=True, partition="iid"), "works only with"),
@@ -438,7 +438,7 @@ def test_the_example_in_the_guide_runs(tmp_path: Path) -> None:
     [
         ("mnist", {"clients": 1000, "max_train": 6000}, 1000, 1_663_370),
         ("fashion-mnist", {"partition": "imbalanced", "clients": 200}, 200, 1_663_370),
-        ("cifar10-small", {"as_released": True, "pixels": "halves"}, 100, 1_105_098),
+        ("cifar10-small", {"as_released": "gong", "pixels": "halves"}, 100, 1_105_098),
         ("femnist", {"max_test": 500}, 300, 6_603_710),
         ("mnist-writers", {"model": "mlp-784-128-10"}, 539, 101_770),
         ("heart-disease", {}, 4, 14),

@@ -95,7 +95,7 @@ def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
     assert resolve(tree).local.stop == fa.Epochs(1)
 
 
-@pytest.mark.parametrize(("name", "start"), [("fedadmm", "own"), ("fedavg", "global")])
+@pytest.mark.parametrize(("name", "start"), [("fedadmm-printed", "own"), ("fedadmm", "global")])
 def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, start: str) -> None:
     tree = SMALL | {"algorithm": {"name": name}}
     assert resolve(tree).local.start == resolve(tree).tree["local"]["start"] == start

@@ -124,9 +124,10 @@ def released_fedadmm(
 def wang(
     gradient: Gradient, start: Array, cohorts: Cohorts, n: int, eta: float, work: Work
 ) -> Array:
-    """Wang's program: a client's first local solve starts at xbar, its slot on the server does not.
+    """Wang's program: a client's first local solve starts at xbar, and so does its slot.
 
-    The server keeps one slot per client, all of them x^0 at first, and averages the slots.
+    The server keeps one slot per client and averages the slots.  Those of clients that were not
+    seen yet refer to the global model's parameters, so that they hold the current xbar.
     """
     xbar, slots = start.copy(), np.tile(start, (n, 1))
     x: dict[int, Array] = {}
@@ -137,6 +138,7 @@ def wang(
             x[i] = work(slope(gradient, i, lam[i], 1 / eta, xbar), x.get(i, xbar))
             lam[i] = lam[i] + (x[i] - xbar) / eta
             slots[i] = x[i] + eta * lam[i]
+        slots[[i for i in range(n) if i not in x]] = xbar
         xbar = slots.mean(0)
         trajectory.append(xbar)
     return np.array(trajectory)

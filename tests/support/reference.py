@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +35,22 @@ def soft_threshold(v: Array, threshold: float) -> Array:
     return np.sign(v) * np.maximum(np.abs(v) - threshold, 0.0)
 
 
+def begin(start: Any, theta: Array, own: Array, seen: bool) -> Array:
+    """Where a local solve starts: a word, or FedInit's relaxed start."""
+    if start == "own":
+        return own
+    if start == "global" or not seen:
+        return theta
+    return own if start == "current" else theta + start.beta * (theta - own)
+
+
 def fedadmm(
     given: Federation,
     cohorts: Sequence[Sequence[int]],
     rho: Callable[[int], float],
     solve: Solve,
     step: Callable[[int], float] | None = None,
-    start: str = "own",
+    start: Any = "global",
     members: str = "all",
     increment: str = "exact",
     prox: Callable[[Array, float], Array] = lambda v, t: v,
@@ -60,8 +70,7 @@ def fedadmm(
         r = rho(t)
         change = np.zeros(d)
         for i in cohort:
-            begin = w[i] if start == "own" or (start == "current" and i in seen) else theta
-            moved = solve(i, begin, y[i], r, theta)
+            moved = solve(i, begin(start, theta, w[i], i in seen), y[i], r, theta)
             dual = y[i] + r * (moved - theta)
             before = w[i] + y[i] / r
             delta = 2 * (moved - theta) if increment == "released" else moved + dual / r - before

@@ -47,29 +47,29 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     Args:
         rho: the penalty: a number, a schedule over rounds, or `PerWork` for the local work.
         step: the server step: "tracking", a number, or a schedule.
-        members: the mean runs over "all" clients as printed, or over those "seen" so far.
+        members: the mean runs over "all" clients as printed, over those "seen" so far, or over all
+            where one not seen yet counts with the "current" theta, as in Wang's program.
     """
 
     paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022; Wang et al., FedADMM, CDC 2022"
     accepts_regularizer: ClassVar[bool] = True
-    usual_start = "own"
 
     rho: Positive | Schedule | PerWork = 0.01
     step: Literal["tracking"] | Positive | Schedule = "tracking"
-    members: Literal["all", "seen"] = "all"
+    members: Literal["all", "seen", "current"] = "all"
 
     def __post_init__(self) -> None:
         check_floor(self, "rho", self.rho)
         if self.weighted and self.step != "tracking":
             raise ParameterError(
-                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members='seen' or a "
-                "schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)"
+                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members other than "
+                "'all' or a schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)"
             )
 
     @property
     def weighted(self) -> bool:
         """Whether what a client counts in the mean can change."""
-        return self.members == "seen" or callable(self.rho)
+        return self.members != "all" or callable(self.rho)
 
     @property
     def bias(self) -> str | None:
@@ -125,7 +125,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     ) -> Server:
         rho = at(self.rho, 0 if self.weighted else received.round_index)
         if isinstance(self.step, str):  # the sum of a_i Delta_i is |S|/n times their mean over S
-            return fold(server, total, rho, regularizer)
+            return self._with_newcomers(server, fold(server, total, rho, regularizer), regularizer)
         factor = at(self.step, received.round_index) / received.weight
         factor = max(factor, 1.0) if meets_participation(self.step) else factor
         return fold(server, Message(factor * total.increment), rho, regularizer)
@@ -134,8 +134,17 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         self, server: Server, past: Message, regularizer: Regularizer
     ) -> Server | None:
         """Take its u_i out of the mean; a numeric step keeps no such mean."""
-        tracks, taken = self.step == "tracking", trees.scaled(past, -1.0)
-        return fold(server, taken, at(self.rho, 0), regularizer) if tracks else None
+        if self.step != "tracking":
+            return None
+        left = fold(server, trees.scaled(past, -1.0), at(self.rho, 0), regularizer)
+        return self._with_newcomers(server, left, regularizer)
+
+    def _with_newcomers(self, old: Server, new: Server, regularizer: Regularizer) -> Server:
+        """members="current": clients not seen yet count with the theta that was sent."""
+        if self.members != "current":
+            return new
+        mixed = new.members * new.mean + (1 - new.members) * old.theta
+        return new._replace(theta=regularizer.prox(mixed, self.prox_step))
 
     def global_params(self, server: Server) -> Tensor:
         return server.theta

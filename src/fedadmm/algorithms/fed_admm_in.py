@@ -78,7 +78,6 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
     paper: ClassVar[str] = "Song, Wang, Zuazua, FedADMM-InSa, Neural Networks 2025"
     tolerates_stale: ClassVar[bool] = True  # a reply moves the sums by its own share
     accepts_regularizer: ClassVar[bool] = True
-    usual_start = "own"
 
     beta: Positive = 1.0
     members: Literal["all", "seen"] = "all"

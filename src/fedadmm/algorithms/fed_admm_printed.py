@@ -32,6 +32,7 @@ class FedADMMPrinted(FedADMM):
     title: ClassVar[str] = "FedADMM-printed"
     paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022, (4) and figure 9"
     weighted = False
+    usual_start = "own"
 
     rho: Schedule = Piecewise({0: 0.01, 60: 0.1})
     members: Literal["all"] = "all"

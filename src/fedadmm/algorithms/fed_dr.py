@@ -66,7 +66,6 @@ class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
     """The server's half, which FedDR and FedDR-II share."""
 
     eta: float
-    usual_start = "own"
     increments = ("increment",)
     tolerates_stale = True  # a reply moves the mean by its own share
 

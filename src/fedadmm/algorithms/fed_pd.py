@@ -3,7 +3,7 @@
 Zhang, Hong, Dhople, Yin, Liu: FedPD: A Federated Learning Framework with Adaptivity to Non-IID
 Data, IEEE TSP 2021; Algorithm 1 in Zhang and Hong, On the connection between FedDyn and FedPD.
 
-    client   w_i ~ argmin f_i(w) + <y_i, w> + ||w - theta_i||^2 / (2 eta), started at w_i
+    client   w_i ~ argmin f_i(w) + <y_i, w> + ||w - theta_i||^2 / (2 eta)
              y_i <- y_i + (w_i - theta_i) / eta
     with probability 1 - p   send w_i + eta y_i;  server: theta <- mean;  theta_i <- theta
     with probability p       nothing is sent;     theta_i <- w_i + eta y_i
@@ -64,7 +64,6 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
 
     paper: ClassVar[str] = "Zhang et al., FedPD, IEEE TSP 2021"
     accepts_partial: ClassVar[bool] = False
-    usual_start = "own"
 
     eta: Positive = 100.0
     skip_probability: Probability = 0.0

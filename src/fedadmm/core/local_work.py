@@ -13,13 +13,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedadmm.core.parts import Part, checked
+from fedadmm.core.parts import NotNegative, Part, checked, part
 from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalSolver, Start, StoppingRule
 
 if TYPE_CHECKING:
     from fedadmm.core.setup import Setup
 
 STARTS: tuple[Start, ...] = ("own", "current", "global")
+
+
+@part("start", "relaxed")
+class Relaxed:
+    """FedInit's start theta + beta (theta - w_i), w_i the client's model of its last round.
+
+    A client that has had no round yet starts at theta.  beta = 0 is "global".  (Sun, Shen, Tao:
+    Understanding How Consistency Works in Federated Learning via Stage-wise Relaxed
+    Initialization, NeurIPS 2023.)
+    """
+
+    beta: NotNegative = 0.1
 
 
 @checked
@@ -29,13 +41,14 @@ class LocalWork(Part):
     Args:
         solver: how local problems are solved; every method but FedSGD needs one.
         stop: when a local solve ends; None takes the method's own rule, or one epoch.
-        start: local training starts at the client's "own" model, at the "global" one, or at the
-            own model except in the client's first round ("current"); None takes the method's own.
+        start: local training starts at the "global" model, at the client's "own", at its own
+            except in its first round ("current"), or beyond the global one (`Relaxed`); None takes
+            the method's own, which is "global" unless a paper's algorithm says otherwise.
     """
 
     solver: LocalSolver | None = None
     stop: StoppingRule | None = None
-    start: Start | None = None
+    start: Start | Relaxed | None = None
 
     def refuses(self, setup: Setup) -> Iterator[str]:
         """A start at the client's own model where the method keeps none; what its parts refuse."""
@@ -46,9 +59,9 @@ class LocalWork(Part):
                 f"{type(method).__name__} keeps no model of a client between rounds, but "
                 f"local.start is {self.start!r}; use 'global'"
             )
-        for part in (self.solver, self.stop):
-            if part is not None:
-                yield from part.refuses(setup)
+        for one in (self.solver, self.stop):
+            if one is not None:
+                yield from one.refuses(setup)
 
     def problem(
         self, algorithm: AnyAlgorithm, cast: Any, state: Any, first: Tensor
@@ -60,8 +73,10 @@ class LocalWork(Part):
         problem = algorithm.local_problem(cast, state)
         if self.start == "global":
             return problem
-        own = algorithm.local_params(state)
-        assert own is not None, "`refuses` says so"
-        if self.start == "current":
-            own = torch.where(first, problem.start, own)
-        return problem._replace(start=own)
+        start = algorithm.local_params(state)
+        assert start is not None, "`refuses` says so"
+        if isinstance(self.start, Relaxed):
+            start = problem.start + self.start.beta * (problem.start - start)
+        if self.start != "own":
+            start = torch.where(first, problem.start, start)
+        return problem._replace(start=start)

@@ -219,8 +219,8 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     asynchronous: ClassVar[bool] = False
     """Whether it is defined without rounds: every arriving reply is one server step."""
     usual_start: ClassVar[Start] = "global"
-    """Where local work starts unless a run says otherwise; only a method with `local_params` may
-    say anything but "global"."""
+    """Where local work starts unless a run says otherwise: at theta, because a few steps from an
+    old point solve no local problem; "own" where a paper prints it (needs `local_params`)."""
     baseline: ClassVar[bool] = False
     """Whether comparisons measure the others against it: a method without duals."""
     without_mean_gradient: ClassVar[str] = ""

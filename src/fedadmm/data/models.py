@@ -1,7 +1,7 @@
 """The papers' models by name, and any module of the user's.
 
 Every model returns scores: no softmax stands before the loss, and a ReLU follows each convolution,
-unless a variant `as_released` is asked for.
+unless the network of an author's program is asked for: `as_released` names the author.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
@@ -26,6 +26,9 @@ from fedadmm.core.validation import check
 Factory = Callable[..., nn.Module]
 Model = str | nn.Module | Factory
 """A name, a module that stands (it is copied), or a function that makes one."""
+Released = Literal["gong", "wang"]
+"""Whose published program a network is taken from.  "gong": a softmax before the cross-entropy, and
+no ReLU after convolutions; "wang": the last hidden layer twice."""
 
 
 def _convolutions(
@@ -34,16 +37,16 @@ def _convolutions(
     features: int,
     hidden: int,
     classes: int,
-    as_released: bool = False,
+    as_released: Literal["gong"] | None = None,
     widths: tuple[int, int] = (32, 64),
 ) -> nn.Sequential:
     """conv5 – pool – conv5 – pool – hidden – classes, with these widths of the convolutions."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
-        activation = [] if as_released else [nn.ReLU()]
+        activation = [] if as_released == "gong" else [nn.ReLU()]
         return [nn.Conv2d(inputs, outputs, 5, padding=padding), *activation, nn.MaxPool2d(2)]
 
-    head = [nn.Softmax(dim=-1)] if as_released else []
+    head = [nn.Softmax(dim=-1)] if as_released == "gong" else []
     return nn.Sequential(
         *block(channels, widths[0]),
         *block(*widths),
@@ -55,16 +58,14 @@ def _convolutions(
     )
 
 
-def cnn1(classes: int = 10, as_released: bool = False) -> nn.Module:
-    """CNN 1 of Gong et al. for 28×28×1 images; 1,663,370 parameters with ten classes.
-
-    `as_released` follows the published program: no ReLU after the convolutions, and a softmax
-    before the cross-entropy.
-    """
+@checked_arguments
+def cnn1(classes: Count = 10, as_released: Literal["gong"] | None = None) -> nn.Module:
+    """CNN 1 of Gong et al. for 28×28×1 images; 1,663,370 parameters with ten classes."""
     return _convolutions(1, 2, 64 * 7 * 7, 512, classes, as_released)
 
 
-def cnn2(classes: int = 10, as_released: bool = False) -> nn.Module:
+@checked_arguments
+def cnn2(classes: Count = 10, as_released: Literal["gong"] | None = None) -> nn.Module:
     """CNN 2 of Gong et al. for 32×32×3 images; 1,105,098 parameters with ten classes."""
     return _convolutions(3, 2, 64 * 8 * 8, 256, classes, as_released)
 
@@ -84,24 +85,27 @@ def small_cnn(classes: int = 10) -> nn.Module:
     return _convolutions(1, 2, 16 * 7 * 7, 32, classes, widths=(8, 16))
 
 
-def mlp(*sizes: int, as_released: bool = False) -> nn.Module:
+def mlp(*sizes: int, as_released: Released | None = None) -> nn.Module:
     """A multilayer perceptron with ReLU between the layers; images are flattened first.
 
-    `as_released` repeats the last hidden layer, as the published program of Wang et al. does:
-    60-32-10 becomes 60-32-32-10.
+    `as_released` "gong" ends it with a softmax, "wang" makes 60-32-32-10 of 60-32-10.
     """
     if len(sizes) < 2:
         raise ParameterError(f"mlp: sizes is {sizes}, but must hold at least inputs and outputs")
     for size in sizes:
         check("mlp", "sizes", size, Count)
-    if as_released:
+    check("mlp", "as_released", as_released, Released | None)
+    if as_released == "wang":
         if len(sizes) < 3:
-            raise ParameterError(f"mlp: sizes is {sizes}, but as_released needs a hidden layer")
+            raise ParameterError(
+                f"mlp: sizes is {sizes}, but as_released='wang' needs a hidden layer"
+            )
         sizes = (*sizes[:-1], *sizes[-2:])
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    head = [nn.Softmax(dim=-1)] if as_released == "gong" else []
+    return nn.Sequential(*layers[:-1], *head)
 
 
 @checked_arguments

@@ -271,7 +271,7 @@ def _written(
     else:  # nobody is absent, or the theorem's method
         changes["algorithm"] = {"name": "fedadmm", "rho": rho}
         changes["algorithm"] |= {"members": "seen"} if partial else {}
-    changes["local"] = {"start": "global" if rounds else "own"}
+    changes["local"] = {"start": "global"}
     if steps:
         changes["local"] |= {"solver": {"lr": rate}}
     keys = [key.rpartition(".")[2] for key in flattened(changes) if not key.endswith(".name")]

@@ -54,8 +54,9 @@ class SplitOptions:
     """a_i: 1/n, or n_i/N by training rows and what they count."""
     model: str = "logistic"
     """A name that `fedadmm.data.models.build` knows."""
-    as_released: bool = False
-    """The variant of the model in the authors' published program."""
+    as_released: models.Released | None = None
+    """The network of an author's published program: "gong" has a softmax before the cross-entropy
+    and no ReLU after convolutions, "wang" the last hidden layer twice."""
     normalise: Literal["batch", "once"] = "batch"
     """Turn stored rows into floats batch by batch, or once into one tensor (more memory)."""
     max_train: Count | None = None
@@ -199,7 +200,9 @@ def _limited(rows: Dataset, most: int | None, seed: int) -> Dataset:
     return rows.take(partitions.iid(len(rows), 1, seed)[0][:most])
 
 
-def model_factory(model: models.Model, rows: Dataset, as_released: bool) -> models.Factory:
+def model_factory(
+    model: models.Model, rows: Dataset, as_released: models.Released | None
+) -> models.Factory:
     """The model's factory with the data's sizes filled in where it asks for them."""
     known: dict[str, Any] = {"inputs": math.prod(rows.inputs.shape[1:])}
     if rows.num_classes is not None:
@@ -209,10 +212,10 @@ def model_factory(model: models.Model, rows: Dataset, as_released: bool) -> mode
     else:
         wanted = set(inspect.signature(models.resolve(model)).parameters)
     options = {key: value for key, value in known.items() if key in wanted}
-    if as_released:
+    if as_released is not None:
         if "as_released" not in wanted:
-            raise ParameterError(f"model: {model!r} has no variant as_released")
-        options["as_released"] = True
+            raise ParameterError(f"model: {model!r} has no variant as_released={as_released!r}")
+        options["as_released"] = as_released
     return models.factory(model, **options)
 
 
