@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
@@ -241,6 +241,11 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     def refuses(self, setup: Setup) -> Iterator[str]:
         """Clients that sit out, a regulariser, or a solver that it is not made for."""
         method, needs, solver = type(self).__name__, self.needs, setup.local.solver
+        if self.tolerates_stale and self.virtual_steps(self.init_server(setup.initial)) is not None:
+            raise ParameterError(
+                f"{method}: tolerates_stale is True, but must be False for a method with virtual "
+                "steps, which the clients of late replies would get twice"
+            )
         if not self.accepts_partial and not setup.sampler.takes_everybody:
             yield (
                 f"{method} needs all clients in every round, but the sampler is "
@@ -403,7 +408,8 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
         """The sum of all steps so far that absent clients are moved by; None if they stay.
 
         Who is not part of a server step is moved by the same vector as all others who are not.
-        Whoever runs the method tells a client that takes part again what it missed.
+        Whoever runs the method tells a client that takes part again what it missed.  Such a method
+        does not tolerate late replies.
         """
         return None
 
@@ -862,8 +868,6 @@ class ClientInfo(NamedTuple):
     """False when the client produced a NaN or an infinity."""
     loss: float = float("nan")
     """f_i(theta) before the solve; NaN when nobody asked."""
-    begun: int | None = None
-    """The server step whose broadcast it worked from; None for the one that folds it."""
     noised: int = 0
     """All noised steps that the client made in this run, where it counts them itself because
     replies may get lost; 0 where the loop does."""
@@ -935,10 +939,6 @@ class Engine(ABC):
         That is once to each of `ids`, unless the engine leaves some out or sends again.
         """
         return len(ids)
-
-    def steps_in_work(self) -> Collection[int]:
-        """The earlier steps whose broadcast some client still works from."""
-        return ()
 
     def extras(self) -> dict[str, Any]:
         """What the last step adds to its record."""

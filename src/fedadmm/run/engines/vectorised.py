@@ -104,14 +104,14 @@ class VectorisedEngine(Engine):
             chosen = ids[index * len(ids) // parts : (index + 1) * len(ids) // parts]
             yield from self._run_stack(list(chosen), download, round_index)
 
-    def _gather(self, ids: list[int], download: Download, round_index: int) -> _Stack:
+    def _gather(self, ids: list[int], download: Download) -> _Stack:
         objectives = [self._job.problem.clients[client] for client in ids]
         order = sorted(range(len(ids)), key=lambda index: -objectives[index].num_samples)
         clients = [ids[index] for index in order]
         kept = [self._store.get(client) for client in clients]
         first = [[is_first(record, download)] for record in kept]
         found = [
-            caught_up(self._job, client, record, download, round_index)
+            caught_up(self._job, client, record, download)
             for client, record in zip(clients, kept, strict=True)
         ]
         state = trees.stack([record.state for record in found])
@@ -123,7 +123,7 @@ class VectorisedEngine(Engine):
         self, ids: list[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         algorithm = self._job.algorithm
-        stack = self._gather(ids, download, round_index)
+        stack = self._gather(ids, download)
         local = self._job.local
         problem = local.problem(algorithm, download.cast, stack.state, stack.first)
         losses = self._losses(stack, problem, download) if self._job.asks_losses else None

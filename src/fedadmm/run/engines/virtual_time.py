@@ -12,7 +12,7 @@ leaves the client as it was, so that the server's mean stays the mean.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
@@ -144,7 +144,7 @@ class VirtualTimeEngine(Engine):
         else:
             folded = self._timeline.advance(ids, round_index)
         self._note(folded, round_index)
-        # A client's last visit stays what it was while the client is at work.
+        # An old model, but the newest state: nothing that it missed is old.
         downloads = {
             step: old._replace(missed=download.missed) for step, old in self._downloads.items()
         }
@@ -153,14 +153,11 @@ class VirtualTimeEngine(Engine):
             reply = self._crew.reply(flight, following, downloads)
             if reply.record is not None:
                 self._store.commit(flight.client, reply.record, round_index)
-            yield flight.client, reply.upload, reply.info._replace(begun=flight.step)
+            yield flight.client, reply.upload, reply.info
         self._tidy()
 
     def broadcasts(self, ids: Sequence[int]) -> int:
         return self._timeline.started
-
-    def steps_in_work(self) -> Collection[int]:
-        return self._downloads.keys()
 
     def extras(self) -> dict[str, Any]:
         line = self._timeline

@@ -128,7 +128,7 @@ class WorkersEngine(Engine):
             client, slot = queue.ids[chosen], queue.slot_of(chosen)
             record = self._store.get(client)
             if download.missed is not None:
-                record = caught_up(self._job, client, record, download, round_index)
+                record = caught_up(self._job, client, record, download)
             skeleton = None
             if record is not None:
                 skeleton = self._pool.memory.inputs.write(slot, record)
