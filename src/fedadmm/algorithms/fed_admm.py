@@ -137,9 +137,6 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         tracks, taken = self.step == "tracking", trees.scaled(past, -1.0)
         return fold(server, taken, at(self.rho, 0), regularizer) if tracks else None
 
-    def global_params(self, server: Server) -> Tensor:
-        return server.theta
-
     def local_params(self, client: Client) -> Tensor:
         return client.w
 

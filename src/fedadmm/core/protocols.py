@@ -428,9 +428,15 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
         """
         return message
 
-    @abstractmethod
     def global_params(self, server: Server) -> Tensor:
-        """The global vector: what is broadcast and evaluated."""
+        """The global vector, which is broadcast and evaluated: `theta` of the server's state."""
+        theta = _theta(server)
+        if theta is None:
+            raise ParameterError(
+                f"{type(self).__name__}: its server's state is a {type(server).__name__} without a "
+                "field theta, but must have one, or the method its own global_params"
+            )
+        return theta
 
     def participants_mean(self, server: Server) -> Tensor | None:
         """The mean model of the last participants, where the server carries it on to theta.
@@ -441,8 +447,7 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
 
     def broadcast_params(self, cast: Cast) -> Tensor | None:
         """The global vector that a broadcast carries: its field `theta`, or None without one."""
-        fields: tuple[str, ...] = getattr(cast, "_fields", ())
-        return cast.theta if "theta" in fields else None  # type: ignore[attr-defined]
+        return _theta(cast)
 
     def local_params(self, client: Client) -> Tensor | None:
         """The client's own model, where local work may start; None if the method keeps none."""
@@ -455,6 +460,11 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     def tracked_mean(self, server: Server) -> Tensor | None:
         """What the server holds as the mean of all w_i + y_i / penalty; None if it holds none."""
         return None
+
+
+def _theta(tree: Any) -> Tensor | None:
+    theta: Tensor | None = tree.theta if "theta" in getattr(tree, "_fields", ()) else None
+    return theta
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]

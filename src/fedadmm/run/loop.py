@@ -83,7 +83,8 @@ def run(
         if not sampler.looks_back and state.round + 1 < schedule.rounds:
             upcoming = _cohort(sampler, job, state.round + 1, None)
             if state.round > first:  # no thread yet while engines may still start processes
-                store.prefetch(_newcomers(upcoming, ids))
+                # The records of those who take part now are about to change.
+                store.prefetch(sorted({*upcoming} - {*ids}))
         following, record, infos = run_round(job, ids, engine, state)
         if schedule.spending is not None:
             following = noise.counted(following, job, infos)
@@ -174,12 +175,6 @@ def _remembered(
         before = known.get(info.client, Seen(index))
         known[info.client] = Seen(before.asked, index, info.drift, info.loss)
     return state._replace(known=known)
-
-
-def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:
-    """Who takes part next but not now: the records of the others are about to change."""
-    current = set(ids)
-    return [client for client in upcoming if client not in current]
 
 
 def run_round(

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
 from fedadmm.core.outputs import AnyOutput
 from fedadmm.core.protocols import ClientStateStore, Engine
-from fedadmm.run.checkpoint import Checkpoint, Checkpoints, SnapshotStore
+from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job, this_round
 from fedadmm.run.loop import initial_state, offered
 from fedadmm.run.plan import Ending, RoundReport, RunState, pack_state, unpack_state
-from fedadmm.run.stores.records import layout
+from fedadmm.run.stores.records import SnapshotStore, layout
 
 
 class Begun(NamedTuple):

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import PairingError
 from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
+from fedadmm.core.objectives.given import reason
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.parts import Count, part
 from fedadmm.core.protocols import (
@@ -235,18 +236,13 @@ def _trial(client: ModelObjective, initial: Tensor) -> str | None:
     try:
         found = core.gradient(initial.unsqueeze(0), batch)[0]
     except Exception as error:  # whatever a user's module does under vmap
-        return f"the model does not run under torch.func.vmap ({_first_line(error)})"
+        return f"the model does not run under torch.func.vmap ({reason(error)})"
     expected = client.gradient(initial, rows)
     precision = torch.finfo(initial.dtype).eps ** 0.5
     scale = float(expected.abs().max())
     if not torch.allclose(found, expected, rtol=precision, atol=precision * scale):
         return "the loss of some rows is not the mean of the rows' losses, but must be"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _model_core(client: ModelObjective) -> Core:
