@@ -212,7 +212,7 @@ def moved(case: Case, kind: str, sampler: Any, exact: bool, weights: Any) -> flo
     store = MemoryStore()
     server, clients = at_rest(method, at)
     total = method.virtual_steps(server)
-    missed = None if total is None else Missed.nothing(total)
+    missed = None if total is None else Missed(total)
     store.bind(ClientRecord(clients[0]), None)
     for client, state in enumerate(clients):
         store.commit(client, ClientRecord(state), 0)

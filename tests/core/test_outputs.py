@@ -169,10 +169,14 @@ def test_a_run_is_taken_up_with_what_it_would_hand_out(
 
 
 def test_another_output_cannot_go_on_with_a_run(tmp_path: Path) -> None:
-    for first, second in ((RANDOM, fa.LastIterate()), (fa.LastIterate(), RANDOM)):
+    last, kept = fa.LastIterate(), "output.params"
+    for first, second, held, needed in (
+        (RANDOM, last, kept, "nothing"),
+        (last, RANDOM, "nothing", kept),
+    ):
         saved = Checkpoints(tmp_path / type(first).__name__, 1)
         resumable_run(3, output=first, checkpoints=saved)
-        message = f"^the checkpoint of round 3 was not made with {type(second).__name__}"
+        message = f"round 3 holds {held} of its output, but this run's output needs {needed}"
         with pytest.raises(fa.StateError, match=message):
             resumable_run(5, output=second, checkpoints=saved, resume=True)
 

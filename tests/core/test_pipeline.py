@@ -148,7 +148,7 @@ def test_diagnostics_know_that_a_rest_is_not_lost(name, stages):
     row, look = ROWS[name], fa.Diagnostics(1)
     chosen = options(row, STAGES[stages])
     result = run(row.algorithm, rows_federation(), ROUNDS, callbacks=[look], **chosen)
-    assert max(record["instruments"]["mean_drift"] for record in result.history) < 1e-10
+    assert max(record["callbacks"]["mean_drift"] for record in result.history) < 1e-10
 
 
 @pytest.mark.parametrize("name", sorted(WHOLE))

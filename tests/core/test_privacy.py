@@ -214,7 +214,7 @@ def test_a_tracked_mean_adds_up_the_noise_of_all_rounds(method, stages):
     squares = {rounds: [] for rounds in (4, 25)}
     for seed in range(12):
         result = noisy(method, 25, seed, *stages, callbacks=[fa.Diagnostics(1)], **work)
-        looks = [record["instruments"] for record in result.history]
+        looks = [record["callbacks"] for record in result.history]
         for rounds, found in squares.items():
             found.append(looks[rounds - 1]["mean_drift"] ** 2 / 50)
         assert not any("away from the mean" in text for look in looks for text in warned(look))

@@ -318,11 +318,11 @@ def check_invariant(settings: Federation, folder: Path, tolerance: float = 1e-6)
     """
     saved, algorithm = server_on_disk(settings, folder), settings.experiment.algorithm
     states = states_on_disk(settings, folder)
-    missed, now = saved.state.missed, saved.state.round
+    missed = saved.state.missed
     assert (missed is not None) == is_aligned(algorithm)
     if missed is not None:
         states = {
-            client: algorithm.catch_up(state, missed.change(client, now))
+            client: algorithm.catch_up(state, missed.change(client))
             for client, state in states.items()
         }
     sums: list[Tensor] = []

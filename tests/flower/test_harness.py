@@ -155,7 +155,7 @@ def test_an_aligned_client_that_lost_its_state_stands_as_if_it_had_always_been_a
     assert history.outcome.counts["repaired"] == 1
     saved = server_on_disk(settings, tmp_path)
     states = states_on_disk(settings, tmp_path)
-    duals = {c: states[c].y + saved.state.missed.change(c, saved.state.round) for c in range(4)}
+    duals = {c: states[c].y + saved.state.missed.change(c) for c in range(4)}
     total = saved.state.server.virtual
     assert torch.equal(duals[1], total)
     assert torch.equal(duals[3], total)

@@ -341,7 +341,7 @@ RECORD = {
         "staleness_quantiles": [0, 1, 1],
     },
     "metrics": {"loss": 0.5, "test_accuracy": 0.5},
-    "instruments": {"kkt_residual": 0.3, "warnings": ["x"]},
+    "callbacks": {"kkt_residual": 0.3, "warnings": ["x"]},
     "network": {"refused": 1, "sites": {"answered": 1, "metrics": {"loss": 0.5}}},
 }  # fmt: skip
 SUMMARY = {

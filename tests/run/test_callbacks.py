@@ -36,7 +36,7 @@ class Diary(fa.Callback):
         return (note or 0) + 1, {"counted": (note or 0) + 1}
 
     def round(self, report: Any, live: Any) -> None:
-        self._write("round", live, report.record["instruments"]["counted"])
+        self._write("round", live, report.record["callbacks"]["counted"])
 
     def end(self, summary: Mapping[str, Any], live: Any) -> None:
         self._write("end", live, summary["code"], summary["status"])
@@ -64,7 +64,7 @@ def test_the_order_of_the_calls() -> None:
         *(("measure", "open", 1), ("round", "open", 2)),
         ("end", "open", "completed", "completed all 2 rounds"),
     ]
-    assert [record["instruments"] for record in result.history] == [{"counted": 1}, {"counted": 2}]
+    assert [record["callbacks"] for record in result.history] == [{"counted": 1}, {"counted": 2}]
 
 
 def test_a_note_is_part_of_the_checkpoint(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_note_is_part_of_the_checkpoint(tmp_path: Path) -> None:
     Diary.lines.clear()
     rest = small(3, Diary(), checkpoints=saved, resume=True)
     assert Diary.lines[:2] == [("begin", 2), ("measure", "open", 2)]
-    assert rest.history[0]["instruments"] == {"counted": 3}
+    assert rest.history[0]["callbacks"] == {"counted": 3}
 
 
 def test_one_that_only_looks_may_come_later_and_one_that_measures_may_not(tmp_path: Path) -> None:

@@ -53,17 +53,17 @@ def test_every_quantity_by_hand(name):
         values = [w[i] @ given.A[i] @ w[i] / 2 - given.b[i] @ w[i] for i in range(5)]
         terms = [y[i] @ (w[i] - theta) + rho / 2 * np.sum((w[i] - theta) ** 2) for i in range(5)]
         lagrangian = given.a @ (np.array(values) + terms) + lam * np.abs(theta).sum()
-        assert record["instruments"]["stationarity"] == pytest.approx(math.sqrt(stationarity))
-        assert record["instruments"]["consensus"] == pytest.approx(math.sqrt(consensus))
-        assert record["instruments"]["dual_sum"] == pytest.approx(math.sqrt(dual_sum))
-        assert record["instruments"]["kkt_residual"] == pytest.approx(
+        assert record["callbacks"]["stationarity"] == pytest.approx(math.sqrt(stationarity))
+        assert record["callbacks"]["consensus"] == pytest.approx(math.sqrt(consensus))
+        assert record["callbacks"]["dual_sum"] == pytest.approx(math.sqrt(dual_sum))
+        assert record["callbacks"]["kkt_residual"] == pytest.approx(
             math.sqrt(stationarity + consensus + dual_sum)
         )
-        assert record["instruments"]["lagrangian"] == pytest.approx(lagrangian)
+        assert record["callbacks"]["lagrangian"] == pytest.approx(lagrangian)
         norms = np.linalg.norm(y, axis=1)
-        assert record["instruments"]["dual_norm"] == pytest.approx(norms.mean())
-        assert record["instruments"]["dual_norm_max"] == pytest.approx(norms.max())
-        assert record["instruments"].get("mean_drift", 0.0) < 1e-12
+        assert record["callbacks"]["dual_norm"] == pytest.approx(norms.mean())
+        assert record["callbacks"]["dual_norm_max"] == pytest.approx(norms.max())
+        assert record["callbacks"].get("mean_drift", 0.0) < 1e-12
 
 
 @pytest.mark.parametrize("name", [*METHODS, "FedADMM off the mean"])
@@ -81,14 +81,14 @@ def test_gongs_measure_by_hand_without_knowing_anything_of_the_problem(name):
         pulls = y + 9.0 * (w - theta)
         slopes = [given.gradient(i, w[i]) + pulls[i] for i in range(5)]
         V = np.sum(pulls.sum(0) ** 2) + np.sum(np.square(slopes)) + np.sum((w - theta) ** 2)
-        assert record["instruments"]["gong_v"] == pytest.approx(V / 5, rel=1e-9)
+        assert record["callbacks"]["gong_v"] == pytest.approx(V / 5, rel=1e-9)
 
 
 @pytest.mark.parametrize("changed", [{"weights": WEIGHTS}, {"regularizer": fa.L1(0.1)}])
 def test_gongs_measure_is_left_out_where_it_is_not_defined(changed):
     looked = run(fa.FedADMM(9.0), federation(67, **changed), 2, **EVERYBODY)
-    assert "gong_v" not in looked.history[0]["instruments"]
-    assert "lagrangian" in looked.history[0]["instruments"]
+    assert "gong_v" not in looked.history[0]["callbacks"]
+    assert "lagrangian" in looked.history[0]["callbacks"]
 
 
 @pytest.mark.parametrize("step", [0.9, fa.Piecewise({0: 0.9})])
@@ -97,7 +97,7 @@ def test_a_lost_mean_shows_as_drift(step):
     options = {"sampler": fa.UniformSampling(2), "seed": 1}
     method = fa.FedADMM(9.0, step=step)
     result = run(method, given, 5, **EVERYBODY, **options)
-    (warning,) = result.history[0]["instruments"]["warnings"]
+    (warning,) = result.history[0]["callbacks"]["warnings"]
     assert "away from the mean of its clients" in warning
     assert warning.endswith(
         "likely cause: step 0.9 is more than the share 0.4 of the clients that replied, so that "
@@ -110,14 +110,14 @@ def test_within_the_theorems_conditions_the_lagrangian_falls_and_nothing_is_warn
     given = federation(63)  # L is at most 3
     sampler = fa.UniformSampling(2)
     result = run(METHODS[name], given, 120, **EVERYBODY, sampler=sampler, seed=2)
-    assert not [record for record in result.history if "warnings" in record["instruments"]]
-    values = [record["instruments"]["lagrangian"] for record in result.history]
+    assert not [record for record in result.history if "warnings" in record["callbacks"]]
+    values = [record["callbacks"]["lagrangian"] for record in result.history]
     heard = accumulate((set(record["cohort"]["clients"]) for record in result.history), set.union)
     start = [len(seen) for seen in heard].index(given.clients)
     assert all(b <= a + 1e-9 for a, b in zip(values[start:], values[start + 1 :], strict=False))
     assert (
-        result.history[-1]["instruments"]["kkt_residual"]
-        < 1e-3 * result.history[0]["instruments"]["kkt_residual"]
+        result.history[-1]["callbacks"]["kkt_residual"]
+        < 1e-3 * result.history[0]["callbacks"]["kkt_residual"]
     )
 
 
@@ -130,12 +130,12 @@ def tilted(concave: float = -0.9) -> Federation:
 
 
 def warned(result: fa.Result) -> list[str]:
-    return [text for record in result.history for text in record["instruments"].get("warnings", [])]
+    return [text for record in result.history for text in record["callbacks"].get("warnings", [])]
 
 
 def test_a_penalty_that_is_too_small_is_named_before_the_loss_explodes():
     result = run(fa.FedADMM(1 / 0.7), tilted(), 60, **EVERYBODY)
-    first = next(r["round"] for r in result.history if "warnings" in r["instruments"])
+    first = next(r["round"] for r in result.history if "warnings" in r["callbacks"])
     thetas = [abs(float(theta)) for theta in result.trajectory]
     assert thetas[first - 1] < 1e-2 * max(thetas)
     assert any("the augmented Lagrangian rose from" in text for text in warned(result))
@@ -163,12 +163,12 @@ def test_some_clients_every_few_rounds():
     look = [fa.Diagnostics(4, clients=3)]
     options = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(3), "callbacks": look}
     result = fa.simulate(fa.FedADMM(8.0), problem, 12, **options)
-    found = [record["round"] for record in result.history if "instruments" in record]
+    found = [record["round"] for record in result.history if "callbacks" in record]
     assert found == [4, 8, 12]
     record = result.history[3]
-    assert not {"lagrangian", "dual_sum", "mean_drift"} & record["instruments"].keys()
-    assert record["instruments"]["kkt_residual"] == pytest.approx(
-        math.hypot(record["instruments"]["stationarity"], record["instruments"]["consensus"])
+    assert not {"lagrangian", "dual_sum", "mean_drift"} & record["callbacks"].keys()
+    assert record["callbacks"]["kkt_residual"] == pytest.approx(
+        math.hypot(record["callbacks"]["stationarity"], record["callbacks"]["consensus"])
     )
     assert record["clock"]["diagnostics_seconds"] > 0
 
@@ -179,8 +179,8 @@ def test_a_resumed_run_compares_with_what_it_saw_before(tmp_path):
     saved = Checkpoints(tmp_path, every=4)
     run(method, given, 12, **EVERYBODY, checkpoints=saved)
     rest = run(method, given, 30, **EVERYBODY, checkpoints=saved, resume=True)
-    assert [r["instruments"].get("warnings") for r in rest.history] == [
-        r["instruments"].get("warnings") for r in whole.history[12:]
+    assert [r["callbacks"].get("warnings") for r in rest.history] == [
+        r["callbacks"].get("warnings") for r in whole.history[12:]
     ]
 
 

@@ -58,13 +58,12 @@ def test_the_gap_encloses_the_infimum_and_closes(method, name):
     history = run(METHODS[method], given, 200, **options).history
     best = infimum(given, name)
     for record in history:
-        assert record["instruments"]["dual_value"] <= best + 1e-12
+        assert record["callbacks"]["dual_value"] <= best + 1e-12
         assert (
-            record["instruments"]["duality_gap"] + record["instruments"]["dual_value"]
-            >= best - 1e-12
+            record["callbacks"]["duality_gap"] + record["callbacks"]["dual_value"] >= best - 1e-12
         )
-    assert history[0]["instruments"]["duality_gap"] > 1e-2
-    assert abs(history[-1]["instruments"]["duality_gap"]) < 1e-9
+    assert history[0]["callbacks"]["duality_gap"] > 1e-2
+    assert abs(history[-1]["callbacks"]["duality_gap"]) < 1e-9
 
 
 def conjugate(A: Array, b: Array, slope: Array) -> float:
@@ -137,7 +136,7 @@ def test_single_precision_is_enough_to_see_the_gap_close():
     given = federation(34, regularizer=fa.L1(0.2))
     single = {**LOOK, "initial": given.initial.float()}
     gaps = [
-        r["instruments"]["duality_gap"] for r in run(fa.FedADMM(3.0), given, 200, **single).history
+        r["callbacks"]["duality_gap"] for r in run(fa.FedADMM(3.0), given, 200, **single).history
     ]
     assert gaps[0] > 0.1
     assert abs(gaps[-1]) < 1e-4

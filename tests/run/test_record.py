@@ -24,7 +24,7 @@ from support.records import made
 
 RECORD: Any = made(3, loss=0.5, seconds=0.25, epochs=2.0, clients=[1, 4]) | {
     "metrics": {"loss": 0.5, "seconds": 7.0, "round": 8.0, "run": 9.0, "kkt_residual": 1.0},
-    "instruments": {"kkt_residual": 4.0, "warnings": ["w"]},
+    "callbacks": {"kkt_residual": 4.0, "warnings": ["w"]},
     "network": {"sites": {"answered": 2, "metrics": {"loss": 0.6}}},
 }
 
@@ -74,7 +74,7 @@ def test_a_table_has_a_column_for_each_of_two_meanings(tmp_path: Path) -> None:
 
 def test_a_report_draws_both_meanings(tmp_path: Path) -> None:
     for t in (1, 2, 3):
-        record = made(t, epochs=2.0 * t) | {"instruments": {"mine": 30.0 * t}}
+        record = made(t, epochs=2.0 * t) | {"callbacks": {"mine": 30.0 * t}}
         RunDir(tmp_path).append(record | {"metrics": {"epochs": 50.0 + t, "mine": 70.0 * t}})
     panels = [panel for part in sections(read_content(tmp_path)) for panel in part.panels]
     drawn = {panel.name: list(panel.lines[0].y) for panel in panels if hasattr(panel, "lines")}
@@ -103,7 +103,7 @@ def test_records_of_another_version_are_refused_by_name_and_left_alone(
     (tmp_path / "metrics.jsonl").write_text(text)
     message = (
         "metrics.jsonl: line 1 is of another version of fedadmm, or damaged: a record has cohort, "
-        "work, traffic, clock, metrics, instruments, network, clients, privacy; read it with the "
+        "work, traffic, clock, metrics, callbacks, network, clients, privacy; read it with the "
         "version that wrote it, or run it again$"
     )
     with pytest.raises(DataError, match=message):

@@ -393,7 +393,7 @@ def test_two_callbacks_must_not_report_one_name():
         return next(loop.run(job, *parts, schedule, loop.initial_state(job))).record
 
     found = look(One("x"), Two("y"))
-    assert found["instruments"] == {"x": 1.0, "y": 1.0}
+    assert found["callbacks"] == {"x": 1.0, "y": 1.0}
     assert {"One_seconds", "Two_seconds"} <= found["clock"].keys()
     message = "^simulate: the callback Two reports 'x', which another one does already; taken are x"
     with pytest.raises(fa.ParameterError, match=message):

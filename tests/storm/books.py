@@ -126,7 +126,7 @@ def checkpoint(data: bytes) -> Checkpoint:
     plain, arrays = packed(data)
     values = json.loads(plain["values"])
     entries = {int(client): Entry(*entry) for client, entry in values["entries"].items()}
-    return Checkpoint(values["run"], int(plain["round"]), entries, arrays)
+    return Checkpoint(values["run"], int(values["state"]["plain"]["round"]), entries, arrays)
 
 
 @lru_cache(512)

@@ -219,10 +219,10 @@ def tell_the_own_step(patch: pytest.MonkeyPatch) -> None:
     """A client that comes back is also told of the virtual step of the round that it was in."""
     after = Missed.after
 
-    def hasty(self: Missed, step: int, total: Any, begun: Any, in_work: Any) -> Missed:
-        made = after(self, step, total, begun, in_work)
-        before = {step + 1: self.totals[step]} if begun else {}
-        return replace(made, totals={**made.totals, **before})
+    def hasty(self: Missed, step: int, total: Any, clients: Any) -> Missed:
+        made = after(self, step, total, clients)
+        before = {step: self.total} if clients else {}
+        return replace(made, sums={**made.sums, **before})
 
     patch.setattr(Missed, "after", hasty)
 

@@ -35,8 +35,8 @@ def accurate(M: float, L: float, weight: float) -> dict[str, Any]:
 
 def curves(result: fa.Result) -> tuple[list[float], list[float]]:
     rounds = [record for record in result.history if record["round"] > 0]
-    measured = [record["instruments"]["certificate_measured"] for record in rounds]
-    return measured, [record["instruments"]["certificate_bound"] for record in rounds]
+    measured = [record["callbacks"]["certificate_measured"] for record in rounds]
+    return measured, [record["callbacks"]["certificate_bound"] for record in rounds]
 
 
 def assert_holds(result: fa.Result) -> None:

@@ -109,9 +109,6 @@ class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
         m = server.theta + total.delta / received.weight
         return Server(m + self.beta * (m - server.m), m, server.steps + 1)
 
-    def global_params(self, server: Server) -> Tensor:
-        return server.theta
-
     def participants_mean(self, server: Server) -> Tensor:
         """m, which the paper hands out."""
         return server.m

@@ -143,8 +143,5 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
             members, h = (members - past.joined).clamp(min=0), h - past.joined * server.virtual
         return server._replace(h=h, members=members)
 
-    def global_params(self, server: Server) -> Tensor:
-        return server.theta
-
     def participants_mean(self, server: Server) -> Tensor:
         return server.mean

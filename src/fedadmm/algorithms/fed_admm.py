@@ -146,9 +146,6 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         mixed = new.members * new.mean + (1 - new.members) * old.theta
         return new._replace(theta=regularizer.prox(mixed, self.prox_step))
 
-    def global_params(self, server: Server) -> Tensor:
-        return server.theta
-
     def local_params(self, client: Client) -> Tensor:
         return client.w
 

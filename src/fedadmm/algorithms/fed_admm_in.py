@@ -138,9 +138,6 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         theta = regularizer.prox(numerator / denominator, 1 / float(denominator))
         return Server(numerator, denominator, theta)
 
-    def global_params(self, server: Server) -> Tensor:
-        return server.theta
-
     def local_params(self, client: Client) -> Tensor:
         return client.w
 

@@ -73,9 +73,6 @@ class KeepsNothing(Algorithm[State, Stateless, Cast, Sent]):
     def init_client(self, params: Tensor) -> Stateless:
         return Stateless()
 
-    def global_params(self, server: State) -> Tensor:
-        return server.theta
-
 
 @part("algorithm", "fedsgd")
 class FedSGD(KeepsNothing[Server, Server, Gradient]):

@@ -115,9 +115,6 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
         members = server.members if past.joined is None else server.members - past.joined
         return Server(server.theta, server.h - past.delta / self.eta, members.clamp(min=0))
 
-    def global_params(self, server: Server) -> Tensor:
-        return server.theta
-
     def participants_mean(self, server: Server) -> Tensor | None:
         """theta without the step along h, which is zero while there are no members."""
         return server.theta - self.eta * server.h / server.members.clamp(min=1e-30)

@@ -114,10 +114,6 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
             return Server(server.theta, torch.zeros_like(server.news))
         return Server(total.augmented, torch.ones_like(server.news))
 
-    def global_params(self, server: Server) -> Tensor:
-        """theta of the last communication."""
-        return server.theta
-
     def local_params(self, client: Client) -> Tensor:
         return client.w
 

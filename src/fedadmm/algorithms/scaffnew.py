@@ -112,6 +112,3 @@ class Scaffnew(Algorithm[Server, Client, Broadcast, Message]):
     ) -> Server:
         """The mean that keeps the sum of all control variates at zero."""
         return Server(server.theta + total.move / total.ratio)
-
-    def global_params(self, server: Server) -> Tensor:
-        return server.theta

@@ -103,6 +103,3 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
         """Take a client's control variate out of c; its moves of theta are history."""
         return Server(server.theta, server.c - past.control)
-
-    def global_params(self, server: Server) -> Tensor:
-        return server.theta

@@ -114,20 +114,13 @@ class ScaffoldPlus(Algorithm[Server, Client, Broadcast, Message]):
         """Their mean model, and on along its move; c keeps the mean over all clients."""
         slope = total.change / received.weight + self._correction(server.c)
         mean = server.theta - total.work / received.weight * slope
-        theta = mean + self._beta(received) * (mean - server.mean)
-        return Server(theta, server.c + total.change, mean)
-
-    def _beta(self, received: Received) -> float:
-        if isinstance(self.momentum, float | int):
-            return self.momentum
-        return min(0.9, max(0.0, 1 - 4 / received.replies))
+        auto = min(0.9, max(0.0, 1 - 4 / received.replies))
+        beta = auto if isinstance(self.momentum, str) else self.momentum
+        return Server(mean + beta * (mean - server.mean), server.c + total.change, mean)
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
         """Take a client's control variate out of c; its moves of theta are history."""
         return server._replace(c=server.c - past.change)
-
-    def global_params(self, server: Server) -> Tensor:
-        return server.theta
 
     def participants_mean(self, server: Server) -> Tensor:
         """m, of which theta is a step ahead."""

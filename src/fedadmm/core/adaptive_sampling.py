@@ -121,12 +121,10 @@ class EnergySampling(Sampler):
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None
     ) -> Sequence[int]:
-        count = count_of(self, self.size, clients)
-        return _history(seed, count, *self._batteries(clients)).cohort(round_index)
-
-    def _batteries(self, clients: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         capacities = tuple(float(of_client(self.capacity, i)) for i in range(clients))
-        return capacities, tuple(float(of_client(self.recovery, i)) for i in range(clients))
+        recoveries = tuple(float(of_client(self.recovery, i)) for i in range(clients))
+        count = count_of(self, self.size, clients)
+        return _History(seed, count, capacities, recoveries).cohort(round_index)
 
     def check(self, clients: int, rounds: int) -> None:
         count_of(self, self.size, clients)
@@ -134,6 +132,7 @@ class EnergySampling(Sampler):
         check_one_each(self, "recovery", self.recovery, clients)
 
 
+@lru_cache(maxsize=8)  # so that a round does not draw all earlier ones
 class _History:
     """The cohorts of all rounds so far: each is drawn from what the ones before left over."""
 
@@ -161,11 +160,3 @@ class _History:
 
 _ROUNDING = 1e-9
 """Ten times 0.1 is enough for one round."""
-
-
-@lru_cache(maxsize=8)
-def _history(
-    seed: Key, size: int, capacities: tuple[float, ...], recoveries: tuple[float, ...]
-) -> _History:
-    """A function of its arguments, remembered so that a round does not draw all earlier ones."""
-    return _History(seed, size, capacities, recoveries)

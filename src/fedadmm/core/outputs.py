@@ -7,7 +7,7 @@ so an output changes what is reported and never what is trained.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -36,13 +36,13 @@ class Output(ABC, Generic[Note]):
     resumed run goes on with it.  No function changes what it is given.
     """
 
-    @abstractmethod
     def begin(self, offered: Iterate) -> Note:
-        """The note before the first round."""
+        """The note before the first round; None for an output that remembers nothing."""
+        return cast(Note, None)
 
-    @abstractmethod
     def look(self, note: Note, offered: Iterate, round_number: int, seed: Key) -> Note:
         """The note after round `round_number`, counted from 1; `seed` is the run's."""
+        return note
 
     @abstractmethod
     def model(self, note: Note, offered: Iterate) -> Iterate:
@@ -59,12 +59,6 @@ AnyOutput = Output[Any]
 @part("output", "last-iterate")
 class LastIterate(Output[None]):
     """Hand out theta as it is broadcast next."""
-
-    def begin(self, offered: Iterate) -> None:
-        """Nothing to remember."""
-
-    def look(self, note: None, offered: Iterate, round_number: int, seed: Key) -> None:
-        """Nothing to remember."""
 
     def model(self, note: None, offered: Iterate) -> Iterate:
         return offered
@@ -103,12 +97,6 @@ class ParticipantsMean(Output[None]):
     A method whose server carries m on before it broadcasts (by duals, by momentum) says what m was;
     of any other method it is theta.
     """
-
-    def begin(self, offered: Iterate) -> None:
-        """Nothing to remember."""
-
-    def look(self, note: None, offered: Iterate, round_number: int, seed: Key) -> None:
-        """Nothing to remember."""
 
     def model(self, note: None, offered: Iterate) -> Iterate:
         return _mean(offered)

@@ -21,20 +21,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.core.validation import (
-    FAMILIES,
-    ROLES,
-    Count,
-    Fraction,
-    Natural,
-    NotNegative,
-    Positive,
-    Probability,
-    Share,
-    check,
-    checked_arguments,
-    hints,
-)
+from fedadmm.core.validation import FAMILIES as FAMILIES
+from fedadmm.core.validation import ROLES, check, hints
+from fedadmm.core.validation import Count as Count
+from fedadmm.core.validation import Fraction as Fraction
+from fedadmm.core.validation import Natural as Natural
+from fedadmm.core.validation import NotNegative as NotNegative
+from fedadmm.core.validation import Positive as Positive
+from fedadmm.core.validation import Probability as Probability
+from fedadmm.core.validation import Share as Share
+from fedadmm.core.validation import checked_arguments as checked_arguments
 
 if TYPE_CHECKING:
     from fedadmm.core.setup import Setup
@@ -179,28 +175,3 @@ def _unfit(kind: Any, wanted: type[Any]) -> str | None:
     needed = [name for name in vars(wanted) if not name.startswith("_") or name == "__call__"]
     missing = [name for name in needed if not hasattr(kind, name)]
     return f"has no {', '.join(missing)}, but must have {', '.join(needed)}" if missing else None
-
-
-__all__ = [
-    "FAMILIES",
-    "NOT_IN_TABLES",
-    "Count",
-    "Fraction",
-    "Natural",
-    "NotNegative",
-    "Part",
-    "Positive",
-    "Probability",
-    "Share",
-    "annotations_of",
-    "checked",
-    "checked_arguments",
-    "imported",
-    "is_external",
-    "name_of",
-    "names_of",
-    "part",
-    "part_of",
-    "role",
-    "table_fields",
-]

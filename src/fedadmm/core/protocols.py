@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
@@ -241,6 +241,11 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     def refuses(self, setup: Setup) -> Iterator[str]:
         """Clients that sit out, a regulariser, or a solver that it is not made for."""
         method, needs, solver = type(self).__name__, self.needs, setup.local.solver
+        if self.tolerates_stale and self.virtual_steps(self.init_server(setup.initial)) is not None:
+            raise ParameterError(
+                f"{method}: tolerates_stale is True, but must be False for a method with virtual "
+                "steps, which the clients of late replies would get twice"
+            )
         if not self.accepts_partial and not setup.sampler.takes_everybody:
             yield (
                 f"{method} needs all clients in every round, but the sampler is "
@@ -403,7 +408,8 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
         """The sum of all steps so far that absent clients are moved by; None if they stay.
 
         Who is not part of a server step is moved by the same vector as all others who are not.
-        Whoever runs the method tells a client that takes part again what it missed.
+        Whoever runs the method tells a client that takes part again what it missed.  Such a method
+        does not tolerate late replies.
         """
         return None
 
@@ -422,9 +428,15 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
         """
         return message
 
-    @abstractmethod
     def global_params(self, server: Server) -> Tensor:
-        """The global vector: what is broadcast and evaluated."""
+        """The global vector, which is broadcast and evaluated: `theta` of the server's state."""
+        theta = _theta(server)
+        if theta is None:
+            raise ParameterError(
+                f"{type(self).__name__}: its server's state is a {type(server).__name__} without a "
+                "field theta, but must have one, or the method its own global_params"
+            )
+        return theta
 
     def participants_mean(self, server: Server) -> Tensor | None:
         """The mean model of the last participants, where the server carries it on to theta.
@@ -435,8 +447,7 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
 
     def broadcast_params(self, cast: Cast) -> Tensor | None:
         """The global vector that a broadcast carries: its field `theta`, or None without one."""
-        fields: tuple[str, ...] = getattr(cast, "_fields", ())
-        return cast.theta if "theta" in fields else None  # type: ignore[attr-defined]
+        return _theta(cast)
 
     def local_params(self, client: Client) -> Tensor | None:
         """The client's own model, where local work may start; None if the method keeps none."""
@@ -449,6 +460,11 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     def tracked_mean(self, server: Server) -> Tensor | None:
         """What the server holds as the mean of all w_i + y_i / penalty; None if it holds none."""
         return None
+
+
+def _theta(tree: Any) -> Tensor | None:
+    theta: Tensor | None = tree.theta if "theta" in getattr(tree, "_fields", ()) else None
+    return theta
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
@@ -862,8 +878,6 @@ class ClientInfo(NamedTuple):
     """False when the client produced a NaN or an infinity."""
     loss: float = float("nan")
     """f_i(theta) before the solve; NaN when nobody asked."""
-    begun: int | None = None
-    """The server step whose broadcast it worked from; None for the one that folds it."""
     noised: int = 0
     """All noised steps that the client made in this run, where it counts them itself because
     replies may get lost; 0 where the loop does."""
@@ -935,10 +949,6 @@ class Engine(ABC):
         That is once to each of `ids`, unless the engine leaves some out or sends again.
         """
         return len(ids)
-
-    def steps_in_work(self) -> Collection[int]:
-        """The earlier steps whose broadcast some client still works from."""
-        return ()
 
     def extras(self) -> dict[str, Any]:
         """What the last step adds to its record."""

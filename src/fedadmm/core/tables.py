@@ -61,7 +61,9 @@ def part_from(family: str, table: object, where: str) -> Any:
     """The part of a family that a table names."""
     known = FAMILIES[family]
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{where} is {_spelled(table)}, but must be {_named_table(family)}")
+        several = "one of " * (len(known) > 1)
+        wanted = f"a table whose name is {several}{', '.join(known)}"
+        raise ConfigError(f"{where} is {_spelled(table)}, but must be {wanted}")
     if "name" not in table:
         raise ConfigError(f"{where}.name is missing; allowed: {', '.join(known)}")
     name = table["name"]
@@ -132,13 +134,10 @@ def _from_mapping(value: Mapping[str, Any], choices: Sequence[Any], where: str) 
             return from_table(kind, value, where)
         if isinstance(kind, type) and issubclass(kind, Mapping):
             item = (get_args(choice) or (Any, Any))[1]
-            return {_key(key): _value(one, item, f"{where}.{key}") for key, one in value.items()}
+            # TOML's keys are strings; those of a schedule are rounds.
+            keys = {key: int(key) if str(key).isdecimal() else key for key in value}
+            return {keys[key]: _value(one, item, f"{where}.{key}") for key, one in value.items()}
     return value
-
-
-def _key(key: Any) -> Any:
-    """TOML's keys are strings; those of a schedule are rounds."""
-    return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
 def _join(where: str, key: object) -> str:
@@ -164,11 +163,6 @@ def suggestion(wrong: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(wrong, words, n=1, cutoff=0.5)
     listing = f"(allowed: {', '.join(words) or 'none'})"
     return f"did you mean {near[0]}? {listing}" if near else listing.strip("()")
-
-
-def _named_table(family: str) -> str:
-    names = list(FAMILIES[family])
-    return f"a table whose name is {'one of ' if len(names) > 1 else ''}{', '.join(names)}"
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,12 +15,15 @@ from torch import Tensor
 Tree = TypeVar("Tree")
 
 
-def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """Apply `function` to every tensor of a nested tuple; other leaves stay as they are."""
-    if isinstance(tree, Tensor):
+def map_tensors(function: Callable[[Any], Any], tree: Tree, kind: type = Tensor) -> Tree:
+    """Apply `function` to every tensor of a nested tuple; other leaves stay as they are.
+
+    `kind` is what takes the place of the tensors, where something does.
+    """
+    if isinstance(tree, kind):
         return cast(Tree, function(tree))
     if isinstance(tree, tuple):
-        parts = [map_tensors(function, part) for part in tree]
+        parts = [map_tensors(function, part, kind) for part in tree]
         return cast(Tree, type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts))
     return tree
 
@@ -80,11 +83,6 @@ def num_bytes(tree: object) -> int:
 
 def all_finite(tree: object) -> bool:
     """True when no tensor holds a NaN or an infinity."""
-    return all(_is_finite(leaf) for leaf in tensors(tree))
-
-
-def _is_finite(leaf: Tensor) -> bool:
-    """Smallest and largest number tell: both are NaN when any is; one pass, no memory."""
-    if leaf.numel() == 0:
-        return True
-    return all(bool(torch.isfinite(bound)) for bound in torch.aminmax(leaf))
+    # Smallest and largest number tell: both are NaN when any is; one pass, no memory.
+    bounds = (torch.aminmax(leaf) for leaf in tensors(tree) if leaf.numel())
+    return all(bool(torch.isfinite(bound)) for both in bounds for bound in both)

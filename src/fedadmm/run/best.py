@@ -25,6 +25,7 @@ class Best(NamedTuple):
 
 
 _LOSSES = ("test_loss", "loss", "objective")
+"""The first that is measured besides the metric decides between equals."""
 
 
 class Judge(NamedTuple):
@@ -50,8 +51,10 @@ class Judge(NamedTuple):
         up = metric(name).up if self.target is None else self.target.at_least
         better = best is None or (found > best.value if up else found < best.value)
         since = 0 if best is None or better else best.since + 1
-        loss = _loss(record, besides=name)
-        if better or (best is not None and found == best.value and _not_above(loss, best.loss)):
+        losses = (value(record, one) for one in _LOSSES if one != name)
+        loss = next((one for one in losses if one is not None and not math.isnan(one)), None)
+        no_worse = loss is None or best is None or best.loss is None or loss <= best.loss
+        if better or (best is not None and found == best.value and no_worse):
             return Best(name, found, record["round"], since, loss, model._replace(mean=None))
         return best and best._replace(since=since)
 
@@ -66,14 +69,3 @@ class Judge(NamedTuple):
             f"{best.since} {several} without a better {best.metric} than {best.value:.4g} of "
             f"round {best.round}"
         )
-
-
-def _loss(record: Record, besides: str) -> float | None:
-    """The first of the usual losses that was measured besides the metric itself."""
-    found = (value(record, name) for name in _LOSSES if name != besides)
-    return next((one for one in found if one is not None and not math.isnan(one)), None)
-
-
-def _not_above(loss: float | None, other: float | None) -> bool:
-    """Whether a later round takes the place of an equal one: not with a higher loss."""
-    return loss is None or other is None or loss <= other

@@ -199,7 +199,7 @@ def measured(
         if found:
             short = name.rpartition(":")[2]
             record["clock"][f"{short}_seconds"] = time.perf_counter() - began
-            _add(record.setdefault("instruments", {}), found, short)
+            _add(record.setdefault("callbacks", {}), found, short)
     return state._replace(notes=notes)
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from fedadmm.core.errors import StateError
 from fedadmm.core.validation import Natural, check
 from fedadmm.run.stores import disk, record_files
 from fedadmm.run.stores.manifest import OWN_NAME, Manifest, manifest_name, understood
+from fedadmm.run.stores.records import SnapshotStore
 
 KEPT = 2
 _logger = logging.getLogger("fedadmm")
@@ -38,38 +39,6 @@ class Checkpoint(NamedTuple):
     tensors: dict[str, Tensor]
     values: dict[str, Any]
     """Plain values that JSON can hold."""
-
-
-@runtime_checkable
-class SnapshotStore(Protocol):
-    """What a checkpoint asks of a client state store."""
-
-    @property
-    def kind(self) -> str:
-        """Says what the parts are: only a store of this kind can restore them."""
-
-    @property
-    def directory(self) -> Path | None:
-        """Where the store's own files are, if it has any."""
-
-    def __len__(self) -> int: ...
-
-    def clients(self) -> Sequence[int]:
-        """The ids that have a record."""
-
-    def changed(self) -> Sequence[int]:
-        """The ids committed since the last checkpoint."""
-
-    def parts(self, clients: Sequence[int]) -> Iterator[dict[str, Tensor]]:
-        """What must be written for these clients; each part holds their "ids"."""
-
-    def saved(self) -> None:
-        """All changes are in a checkpoint now; the one before the last is gone."""
-
-    def restore(
-        self, newest: Iterable[dict[str, Tensor]], older: Iterable[dict[str, Tensor]]
-    ) -> None:
-        """Hold exactly the records of the newest checkpoint, and keep those of the older one."""
 
 
 class Checkpoints:
@@ -106,7 +75,9 @@ class Checkpoints:
         """
         files.make_directory(self.directory)
         files.remove_leftovers(self.directory)
-        self._probe()
+        probe = self.directory / f"probe{files.TEMPORARY}"
+        files.write(probe, b"", durable=False)  # before round 0: whether anything can be written
+        files.remove(probe)
         if self._rounds() != self._seen:  # another run has been here since they were looked at
             self._kept = None
         if not resume:
@@ -183,7 +154,8 @@ class Checkpoints:
         if bad and not good:
             raise StateError(f"no usable checkpoint in {self.directory}: {'; '.join(bad)}")
         for sentence in bad:
-            self._warn(f"{sentence}; the one of round {good[0].round} is used")
+            self.warnings.append(f"{sentence}; the one of round {good[0].round} is used")
+            _logger.warning(self.warnings[-1])
         self._kept = good[:KEPT]
         return self._kept
 
@@ -229,12 +201,6 @@ class Checkpoints:
     def _relative(self, directory: Path | None) -> str | None:
         return None if directory is None else os.path.relpath(directory, self.directory)
 
-    def _probe(self) -> None:
-        """Find out before round 0 whether anything can be written here."""
-        probe = self.directory / f"probe{files.TEMPORARY}"
-        files.write(probe, b"", durable=False)
-        files.remove(probe)
-
     def _sweep(self) -> None:
         """Remove every file of ours that no kept checkpoint names, manifests first."""
         named: set[str] = set().union(*(manifest.names() for manifest in self._kept or []))
@@ -242,10 +208,6 @@ class Checkpoints:
         for name in sorted(ours, key=lambda name: not name.endswith(".json")):
             if name not in named:
                 files.remove(self.directory / name)
-
-    def _warn(self, sentence: str) -> None:
-        self.warnings.append(sentence)
-        _logger.warning(sentence)
 
 
 def _place(kind: str, directory: str | None) -> str:

@@ -95,14 +95,14 @@ def client_record(job: Job, store: ClientRecords, client: int) -> ClientRecord:
 
 
 def caught_up(
-    job: Job, client: int, record: ClientRecord | None, download: Download, round_index: int
+    job: Job, client: int, record: ClientRecord | None, download: Download
 ) -> ClientRecord:
     """The record a client begins its round with: what it keeps, and the steps that it missed."""
     if record is None:
         record = first_record(job)
     if download.missed is None:
         return record
-    return moved_along(job, record, download.missed.change(client, round_index))
+    return moved_along(job, record, download.missed.change(client))
 
 
 def is_first(record: ClientRecord | None, download: Download) -> bool:
@@ -149,7 +149,7 @@ def client_round(
     Who keeps the record is nobody's business here; a client without one starts afresh.
     """
     first = is_first(record, download)
-    record = caught_up(job, client, record, download, round_index)
+    record = caught_up(job, client, record, download)
     objective = job.problem.clients[client]
     problem = job.local.problem(
         job.algorithm, download.cast, record.state, torch.tensor([first], device=job.initial.device)

@@ -70,7 +70,8 @@ class Evaluation:
                 f"Evaluation: train is True, but the rows of the clients ({type(first).__name__}) "
                 "have no classes to get right; leave it False"
             )
-        if self.clients and not self._looks_at_clients(job):
+        tested = self.test and job.problem.client_tests is not None
+        if self.clients and not (self.objective or self.train or tested):
             raise PairingError(
                 "Evaluation: clients is True, but nothing is measured client by client: "
                 f"the problem {job.problem.name!r} holds no rows out by client; set objective or "
@@ -82,9 +83,6 @@ class Evaluation:
                 "buffers='keep-local' leaves BatchNorm statistics on the clients, but the global "
                 "model is to be evaluated; use Evaluation(target='local')"
             )
-
-    def _looks_at_clients(self, job: Job) -> bool:
-        return self.objective or self.train or (self.test and job.problem.client_tests is not None)
 
     def measure(
         self, job: Job, store: ClientStateStore, params: Tensor, buffers: Tensor | None

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError, StateError
@@ -54,7 +53,7 @@ def initial_state(job: Job) -> RunState:
     shared = job.initial_buffers if job.problem.buffers == "average" else None
     server = job.algorithm.init_server(job.initial)
     total = job.algorithm.virtual_steps(server)
-    missed = None if total is None else Missed.nothing(total)
+    missed = None if total is None else Missed(total)
     first = -1 if job.algorithm.starts_with_everyone else 0
     return RunState(first, server, shared, missed=missed, clip_bound=job.uploads.first_bound)
 
@@ -84,7 +83,8 @@ def run(
         if not sampler.looks_back and state.round + 1 < schedule.rounds:
             upcoming = _cohort(sampler, job, state.round + 1, None)
             if state.round > first:  # no thread yet while engines may still start processes
-                store.prefetch(_newcomers(upcoming, ids))
+                # The records of those who take part now are about to change.
+                store.prefetch(sorted({*upcoming} - {*ids}))
         following, record, infos = run_round(job, ids, engine, state)
         if schedule.spending is not None:
             following = noise.counted(following, job, infos)
@@ -177,12 +177,6 @@ def _remembered(
     return state._replace(known=known)
 
 
-def _newcomers(upcoming: Sequence[int], ids: Sequence[int]) -> list[int]:
-    """Who takes part next but not now: the records of the others are about to change."""
-    current = set(ids)
-    return [client for client in upcoming if client not in current]
-
-
 def run_round(
     job: Job, ids: Sequence[int], engine: Engine, state: RunState
 ) -> tuple[RunState, Record, list[ClientInfo]]:
@@ -206,8 +200,13 @@ def run_round(
     following = following._replace(
         clip_bound=noise.next_bound(job, state.clip_bound, total, received)
     )
-    following = following._replace(missed=_missed(job, following, engine, infos, round_index))
-    move = _distance(algorithm.global_params(server), algorithm.global_params(state.server))
+    if state.missed is not None:
+        steps = algorithm.virtual_steps(server)
+        assert steps is not None, "it made some before the first round"
+        missed = state.missed.after(round_index, steps, [info.client for info in infos])
+        following = following._replace(missed=missed)
+    way = algorithm.global_params(server) - algorithm.global_params(state.server)
+    move = float(torch.linalg.vector_norm(way))
     each = trees.num_bytes(download) + (state.missed.bytes_each if state.missed else 0)
     record: Record = {
         "round": following.round,
@@ -218,19 +217,3 @@ def run_round(
         "metrics": {},
     }
     return following._replace(engine=engine.snapshot()), record, infos
-
-
-def _missed(
-    job: Job, state: RunState, engine: Engine, infos: Sequence[ClientInfo], index: int
-) -> Missed | None:
-    """What absent clients have missed after a step that folded these replies."""
-    total = job.algorithm.virtual_steps(state.server)
-    if total is None:
-        return None
-    assert state.missed is not None, "a state without what was missed; `initial_state` makes it"
-    begun = {info.client: index if info.begun is None else info.begun for info in infos}
-    return state.missed.after(index, total, begun, engine.steps_in_work())
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    return float(torch.linalg.vector_norm(a - b))

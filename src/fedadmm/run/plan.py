@@ -1,15 +1,23 @@
-"""What a run is made of: its state, its schedule, a report per round, and why it ended."""
+"""What a run is made of: its state, its schedule, a report per round, and why it ended.
+
+`pack_state` and `unpack_state` are how a checkpoint holds a state, a simulation's and a server's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
+from fedadmm.core import missed as away
+from fedadmm.core import trees
+from fedadmm.core.codec import Packed, pack, unpack
+from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.missed import Missed
-from fedadmm.core.outputs import AnyOutput, LastIterate
-from fedadmm.core.protocols import ClientInfo, EngineState, Known
+from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate
+from fedadmm.core.protocols import ClientInfo, Download, EngineState, Known, Seen
 from fedadmm.run.best import Best, Judge
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.record import Record
@@ -57,6 +65,78 @@ class RunState(NamedTuple):
     """The noised steps of every client that made some, for a solver with noise; None for others."""
     best: Best | None = None
     """The best model so far; None before the first measurement."""
+
+
+_BEST = Best("", 0.0, 0, 0, None, Iterate(torch.empty(0)))
+"""The form of what is read back; the values come from the checkpoint."""
+
+
+def pack_state(state: RunState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a state by name, and the rest as JSON can hold it."""
+    missed, engine = state.missed, state.engine or EngineState({}, {})
+    packed = pack(_tree(state, tuple(engine.downloads.values())))
+    values = {
+        "plain": packed.plain,
+        "notes": state.notes,
+        "known": _rows(state.known),
+        "noised": _rows(state.noised),
+        "missed": None if missed is None else missed.rows(),
+        "engine": None if state.engine is None else engine.values,
+        "downloads": list(engine.downloads),
+    }
+    return packed.tensors | ({} if missed is None else missed.tensors()), values
+
+
+def unpack_state(
+    template: RunState, cast: Any, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+) -> RunState:
+    """The inverse, for a run that begins with `template` and broadcasts `cast`.
+
+    A checkpoint of another method, or of another output, is refused.
+    """
+    device = next(trees.tensors(template.server)).device
+    packed = Packed({name: tensor.to(device) for name, tensor in tensors.items()}, values["plain"])
+    number, steps = packed.plain["round"], values["downloads"]
+    needed = sorted(name for name, _ in trees.named_tensors(template.output, "output"))
+    held = sorted(name for name in tensors if name.partition(".")[0] == "output")
+    if needed != held:
+        raise StateError(
+            f"the checkpoint of round {number} holds {', '.join(held) or 'nothing'} of its output, "
+            f"but this run's output needs {', '.join(needed) or 'nothing'}, made from the first "
+            "round on; resume with the output that it began with"
+        )
+    for name, _ in trees.named_tensors(template.server, "server"):
+        if name not in tensors:
+            raise StateError(
+                f"the checkpoint of round {number} holds {', '.join(sorted(tensors))}, but this "
+                f"method needs {name}; {ANOTHER_VERSION}"
+            )
+    best = _BEST if "best.round" in packed.plain else None
+    tree = _tree(template, (Download(cast),) * len(steps))._replace(best=best)
+    state = unpack(tree, packed)
+    known, noised, missed, engine = values["known"], values["noised"], None, None
+    if template.missed is not None:
+        missed = away.restored(values["missed"], tensors, device)
+    if values["engine"] is not None:
+        engine = EngineState(values["engine"], dict(zip(steps, state.engine, strict=True)))
+    return state._replace(
+        engine=engine,
+        notes=values["notes"],
+        known=None if known is None else {client: Seen(*seen) for client, *seen in known},
+        noised=None if noised is None else {client: Noised(*made) for client, *made in noised},
+        missed=missed,
+    )
+
+
+def _tree(state: RunState, downloads: tuple[Download, ...]) -> Any:
+    """What of a state is a tree of tensors and plain values."""
+    others: dict[str, Any] = dict.fromkeys(("notes", "known", "missed", "noised"))
+    return state._replace(**others, engine=downloads)  # type: ignore[arg-type]
+
+
+def _rows(known: Mapping[int, Iterable[Any]] | None) -> list[list[Any]] | None:
+    """What is known of each client, a row each."""
+    return None if known is None else [[client, *seen] for client, seen in known.items()]
 
 
 Code = Literal[

@@ -2,7 +2,7 @@
 
     {"round": 3, "cohort": …, "work": …, "traffic": …, "clock": …, "metrics": {…}}
 
-and, where there are any, "instruments", "network", "clients" and "privacy".  A metric is what
+and, where there are any, "callbacks", "network", "clients" and "privacy".  A metric is what
 stands under "metrics", whatever it is called; elsewhere its name may mean something else.
 """
 
@@ -57,7 +57,7 @@ class Record(TypedDict):
     """The seconds of training, evaluation and callbacks, and what the engine's clock says."""
     metrics: dict[str, Any]
     """What the evaluation measured."""
-    instruments: NotRequired[dict[str, Any]]
+    callbacks: NotRequired[dict[str, Any]]
     """What callbacks found: certificates, diagnostics."""
     network: NotRequired[dict[str, Any]]
     """What happened on the network, and what the sites measured."""
@@ -69,7 +69,7 @@ class Record(TypedDict):
 
 GROUPS = (
     *("cohort", "work", "traffic", "clock", "metrics"),
-    *("instruments", "network", "clients", "privacy"),
+    *("callbacks", "network", "clients", "privacy"),
 )
 _ALWAYS = GROUPS[:5]
 _OTHERS = [group for group in GROUPS if group != "metrics"]

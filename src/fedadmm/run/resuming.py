@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from fedadmm.core import missed as away
-from fedadmm.core import trees
-from fedadmm.core.codec import Packed, unpack
 from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
-from fedadmm.core.missed import Missed
-from fedadmm.core.outputs import AnyOutput, Iterate
-from fedadmm.core.protocols import ClientStateStore, Download, Engine, EngineState, Known, Seen
-from fedadmm.run.best import Best
-from fedadmm.run.checkpoint import Checkpoint, Checkpoints, SnapshotStore
-from fedadmm.run.client import Job, bound_tensor, this_round
+from fedadmm.core.outputs import AnyOutput
+from fedadmm.core.protocols import ClientStateStore, Engine
+from fedadmm.run.checkpoint import Checkpoint, Checkpoints
+from fedadmm.run.client import Job, this_round
 from fedadmm.run.loop import initial_state, offered
-from fedadmm.run.plan import Ending, Noised, RoundReport, RunState
-from fedadmm.run.stores.records import layout, separate
-
-Tree = TypeVar("Tree")
+from fedadmm.run.plan import Ending, RoundReport, RunState, pack_state, unpack_state
+from fedadmm.run.stores.records import SnapshotStore, layout
 
 
 class Begun(NamedTuple):
@@ -136,139 +129,21 @@ def _described(job: Job) -> dict[str, Any]:
 
 
 def _pack(latest: Begun) -> Checkpoint:
-    state = latest.state
-    named = dict(trees.named_tensors(state.server, "server"))
-    if state.buffers is not None:
-        named["buffers"] = state.buffers
-    named |= dict(trees.named_tensors(state.output, "output"))
-    if state.missed is not None:
-        named |= state.missed.tensors()
-    if state.best is not None:
-        named |= dict(trees.named_tensors(state.best.model, "best"))
-    values: dict[str, Any] = {
-        "first_loss": state.first_loss,
-        "first_norm": state.first_norm,
-        "ending": latest.ending,
-        "choice": latest.choice,
-        "notes": state.notes,
-        "known": plain_rows(state.known),
-        "noised": plain_rows(state.noised),
-        "clip_bound": state.clip_bound,
-        "missed": None if state.missed is None else state.missed.rows(),
-        "best": None if state.best is None else state.best[:-1],
-    }
-    if state.engine is not None:
-        values["engine"] = state.engine.values
-        values["downloads"] = sorted(state.engine.downloads)
-        for step, download in state.engine.downloads.items():
-            named |= dict(trees.named_tensors(download, f"download.{step}"))
-    return Checkpoint(state.round, separate(named), values)
+    tensors, values = pack_state(latest.state)
+    values |= {"ending": latest.ending, "choice": latest.choice}
+    return Checkpoint(latest.state.round, tensors, values)
 
 
 def restored(job: Job, found: Checkpoint, output: AnyOutput) -> Begun:
     """Where a checkpoint lets a run begin; one that says something else is refused."""
+    first = initial_state(job)
+    template = first._replace(output=output.begin(offered(job.algorithm, first)))
+    cast = job.algorithm.broadcast(first.server, this_round(job, 0))
     try:
-        return _unpack(job, found, output)
+        state = unpack_state(template, cast, found.tensors, found.values)
+        ending = found.values["ending"]
+        return Begun(state, None if ending is None else Ending(*ending), found.values["choice"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StateError(
             f"the checkpoint of round {found.round} cannot be understood; {ANOTHER_VERSION}"
         ) from error
-
-
-def _unpack(job: Job, found: Checkpoint, output: AnyOutput) -> Begun:
-    template = job.algorithm.init_server(job.initial)
-    server = _filled(job, found, template, "server")
-    buffers = found.tensors.get("buffers")
-    if buffers is not None:
-        buffers = buffers.to(job.initial.device)
-    bound = found.values.get("clip_bound", job.uploads.first_bound)  # older checkpoints have none
-    cast = job.algorithm.broadcast(template, this_round(job, 0))
-    engine = _unpack_engine(job, found, Download(cast, buffers, clip_bound=bound_tensor(bound)))
-    first_loss, notes = found.values["first_loss"], found.values["notes"]
-    first_norm = found.values.get("first_norm")  # older checkpoints have none
-    known = known_from(found.values.get("known"))  # older checkpoints have none
-    noised = noised_from(found.values.get("noised"))
-    state = RunState(found.round, server, buffers, first_loss, first_norm, engine, notes, known)
-    state = state._replace(
-        clip_bound=bound,
-        output=_unpack_output(job, found, state, output),
-        missed=_unpack_missed(job, found, server),
-        best=_unpack_best(job, found),
-        noised=noised,
-    )
-    ending = found.values["ending"]
-    return Begun(state, None if ending is None else Ending(*ending), found.values["choice"])
-
-
-def plain_rows(known: Mapping[int, Iterable[Any]] | None) -> list[list[Any]] | None:
-    """What is known of the clients as JSON can hold it."""
-    return None if known is None else [[client, *seen] for client, seen in known.items()]
-
-
-def known_from(rows: list[list[Any]] | None) -> Known | None:
-    """The inverse of `plain_rows` for what a sampler knows."""
-    return None if rows is None else {client: Seen(*seen) for client, *seen in rows}
-
-
-def noised_from(rows: list[list[Any]] | None) -> dict[int, Noised] | None:
-    """The inverse of `plain_rows` for noised steps."""
-    return None if rows is None else {client: Noised(*made) for client, *made in rows}
-
-
-def _unpack_output(job: Job, found: Checkpoint, state: RunState, output: AnyOutput) -> Any:
-    template = output.begin(offered(job.algorithm, state))
-    needed = {name for name, _ in trees.named_tensors(template, "output")}
-    held = {name for name in found.tensors if name.partition(".")[0] == "output"}
-    if needed != held:
-        raise StateError(
-            f"the checkpoint of round {found.round} was not made with {type(output).__name__} as "
-            "its output, but what is handed out must be made from the first round on; resume with "
-            "the output that it began with"
-        )
-    return _filled(job, found, template, "output")
-
-
-def _unpack_best(job: Job, found: Checkpoint) -> Best | None:
-    told = found.values.get("best")  # older checkpoints have none
-    if told is None:
-        return None
-    params, buffers = found.tensors["best.params"], found.tensors.get("best.buffers")
-    device = job.initial.device
-    model = Iterate(params.to(device), None if buffers is None else buffers.to(device))
-    metric, value, number, since, loss = told
-    return Best(metric, value, number, since, loss, model)
-
-
-def _unpack_missed(job: Job, found: Checkpoint, server: Any) -> Missed | None:
-    if job.algorithm.virtual_steps(server) is None:
-        return None
-    rows = found.values.get("missed")
-    if rows is None:
-        raise StateError(
-            f"the checkpoint of round {found.round} does not say what absent clients have missed, "
-            f"but {job.algorithm.name} moves them along; {ANOTHER_VERSION}"
-        )
-    return away.restored(rows, found.tensors, job.initial.device)
-
-
-def _unpack_engine(job: Job, found: Checkpoint, template: Download) -> EngineState | None:
-    if "engine" not in found.values:
-        return None
-    downloads = {
-        step: _filled(job, found, template, f"download.{step}")
-        for step in found.values["downloads"]
-    }
-    return EngineState(found.values["engine"], downloads)
-
-
-def _filled(job: Job, found: Checkpoint, template: Tree, prefix: str) -> Tree:
-    """The template with the checkpoint's tensors."""
-    named = {}
-    for name, like in trees.named_tensors(template, prefix):
-        if name not in found.tensors:
-            raise StateError(
-                f"the checkpoint of round {found.round} holds {', '.join(sorted(found.tensors))}, "
-                f"but {job.algorithm.name} needs {name}; {ANOTHER_VERSION}"
-            )
-        named[name] = found.tensors[name].to(like.device)
-    return unpack(template, Packed(named, {}), prefix)

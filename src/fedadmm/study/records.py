@@ -53,8 +53,8 @@ def last_metrics(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def further(record: Record) -> Iterator[str]:
-    """The names of the numbers that instruments and networks added."""
-    for group in (record.get("instruments", {}), record.get("network", {})):
+    """The names of the numbers that callbacks and networks added."""
+    for group in (record.get("callbacks", {}), record.get("network", {})):
         yield from (key for key, found in group.items() if as_number(found) is not None)
 
 
@@ -155,7 +155,7 @@ def intervals(record: Record) -> list[list[float]]:
 
 def warnings(record: Record) -> list[str]:
     """What an instrument found worth a warning."""
-    found = record.get("instruments", {}).get("warnings")
+    found = record.get("callbacks", {}).get("warnings")
     return [one for one in _listed(found) if isinstance(one, str)]
 
 

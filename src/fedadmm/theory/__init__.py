@@ -6,80 +6,38 @@ printed formula does not hold and what stands here in its place.
 
 from __future__ import annotations
 
-from fedadmm.theory.async_feddr import (
-    AsyncCertificate,
-    AsyncConstants,
-    async_alpha_bar,
-    async_certificate,
-    async_constants,
-    async_eta_bar,
-    async_feddr_bound,
-)
-from fedadmm.theory.bounds import THEOREMS, bound, rounds_needed
-from fedadmm.theory.feddr import (
-    FedDRConstants,
-    feddr_accuracy,
-    feddr_alpha_max,
-    feddr_best_steps,
-    feddr_bound,
-    feddr_constants,
-    feddr_corollary_bound,
-    feddr_eta_max,
-    feddr_prox_start_excess,
-    prox_error_bound,
-)
-from fedadmm.theory.gong import (
-    GongConstants,
-    gong_best_rho,
-    gong_bound,
-    gong_constants,
-    gong_rho_min,
-)
-from fedadmm.theory.local_solve import (
-    insa_beta_bound,
-    insa_sigma_bound,
-    learning_rate_range,
-    noise_floor,
-    steps_to_reduce,
-)
-from fedadmm.theory.recommend import Advice, Situation, recommend
-from fedadmm.theory.wang import wang_bound, wang_constants, wang_eta_min
-
-__all__ = [
-    "THEOREMS",
-    "Advice",
-    "AsyncCertificate",
-    "AsyncConstants",
-    "FedDRConstants",
-    "GongConstants",
-    "Situation",
-    "async_alpha_bar",
-    "async_certificate",
-    "async_constants",
-    "async_eta_bar",
-    "async_feddr_bound",
-    "bound",
-    "feddr_accuracy",
-    "feddr_alpha_max",
-    "feddr_best_steps",
-    "feddr_bound",
-    "feddr_constants",
-    "feddr_corollary_bound",
-    "feddr_eta_max",
-    "feddr_prox_start_excess",
-    "gong_best_rho",
-    "gong_bound",
-    "gong_constants",
-    "gong_rho_min",
-    "insa_beta_bound",
-    "insa_sigma_bound",
-    "learning_rate_range",
-    "noise_floor",
-    "prox_error_bound",
-    "recommend",
-    "rounds_needed",
-    "steps_to_reduce",
-    "wang_bound",
-    "wang_constants",
-    "wang_eta_min",
-]
+from fedadmm.theory.async_feddr import AsyncConstants as AsyncConstants
+from fedadmm.theory.async_feddr import async_alpha_bar as async_alpha_bar
+from fedadmm.theory.async_feddr import async_certificate as async_certificate
+from fedadmm.theory.async_feddr import async_constants as async_constants
+from fedadmm.theory.async_feddr import async_eta_bar as async_eta_bar
+from fedadmm.theory.async_feddr import async_feddr_bound as async_feddr_bound
+from fedadmm.theory.bounds import THEOREMS as THEOREMS
+from fedadmm.theory.bounds import bound as bound
+from fedadmm.theory.bounds import rounds_needed as rounds_needed
+from fedadmm.theory.feddr import FedDRConstants as FedDRConstants
+from fedadmm.theory.feddr import feddr_accuracy as feddr_accuracy
+from fedadmm.theory.feddr import feddr_alpha_max as feddr_alpha_max
+from fedadmm.theory.feddr import feddr_best_steps as feddr_best_steps
+from fedadmm.theory.feddr import feddr_bound as feddr_bound
+from fedadmm.theory.feddr import feddr_constants as feddr_constants
+from fedadmm.theory.feddr import feddr_corollary_bound as feddr_corollary_bound
+from fedadmm.theory.feddr import feddr_eta_max as feddr_eta_max
+from fedadmm.theory.feddr import feddr_prox_start_excess as feddr_prox_start_excess
+from fedadmm.theory.feddr import prox_error_bound as prox_error_bound
+from fedadmm.theory.gong import GongConstants as GongConstants
+from fedadmm.theory.gong import gong_best_rho as gong_best_rho
+from fedadmm.theory.gong import gong_bound as gong_bound
+from fedadmm.theory.gong import gong_constants as gong_constants
+from fedadmm.theory.gong import gong_rho_min as gong_rho_min
+from fedadmm.theory.local_solve import insa_beta_bound as insa_beta_bound
+from fedadmm.theory.local_solve import insa_sigma_bound as insa_sigma_bound
+from fedadmm.theory.local_solve import learning_rate_range as learning_rate_range
+from fedadmm.theory.local_solve import noise_floor as noise_floor
+from fedadmm.theory.local_solve import steps_to_reduce as steps_to_reduce
+from fedadmm.theory.recommend import Advice as Advice
+from fedadmm.theory.recommend import Situation as Situation
+from fedadmm.theory.recommend import recommend as recommend
+from fedadmm.theory.wang import wang_bound as wang_bound
+from fedadmm.theory.wang import wang_constants as wang_constants
+from fedadmm.theory.wang import wang_eta_min as wang_eta_min

@@ -29,24 +29,15 @@ _SLACK_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
 
 class AsyncConstants(NamedTuple):
-    """The constants of Theorem 4.1 as printed: (8), (9) and C_hat of (10)."""
+    """The constants of Theorem 4.1 as printed, (8) to (10), or of the bound derived here."""
 
     alpha_bar: float
     eta_bar: float
     rho: float
     D: float
     C_hat: float
-
-
-class AsyncCertificate(NamedTuple):
-    """The constants of the bound derived in this module; B multiplies the start's gradients."""
-
-    alpha_bar: float
-    eta_bar: float
-    rho: float
-    D: float
-    C_hat: float
-    B: float
+    B: float = math.inf
+    """It multiplies the start's gradients, which the printed theorem leaves out."""
 
 
 def _check_steps(
@@ -138,7 +129,7 @@ def async_certificate(
     eta: float,
     *,
     slack: NotNegative = 0.0,
-) -> AsyncCertificate:
+) -> AsyncConstants:
     """The constants of a bound that holds: mean E||G_eta(xbar^k)||² <= (C_hat gap + B G0)/(K + 1).
 
     With s = slack, m = max(0, 2 tau² - n), x = eta L:
@@ -185,10 +176,10 @@ def async_certificate(
     D = moves * spread + 4.0 * T**2
     C_hat = 2.0 * moves * D / (n * eta**2 * rho)
     if slack == 0.0:
-        return AsyncCertificate(alpha_bar, eta_bar, rho, D, C_hat, math.inf)
+        return AsyncConstants(alpha_bar, eta_bar, rho, D, C_hat)
     first_steps = C_hat * eta * (1.0 / alpha + 0.25 + c / 2.0)
     B = (1.0 + 1.0 / slack) * (first_steps + moves * spread + window)
-    return AsyncCertificate(alpha_bar, eta_bar, rho, D, C_hat, B)
+    return AsyncConstants(alpha_bar, eta_bar, rho, D, C_hat, B)
 
 
 @checked_arguments

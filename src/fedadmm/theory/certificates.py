@@ -13,14 +13,14 @@ Measuring takes a gradient of every client in every round.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
 from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import ClientInfo, ClientStateStore, Sampler
+from fedadmm.core.protocols import ClientStateStore, Sampler
 from fedadmm.core.solvers import ExactSolver
 from fedadmm.run.callbacks import Callback, Run
 from fedadmm.run.client import Job
@@ -107,7 +107,9 @@ class Covered:
         """The next note, and the measured mean beside its bound."""
         rounds = report.state.round
         now = self.measure(report.state.server, store)
-        missed = before.missed or self._missed(report.infos)
+        stop = self.job.stop  # a solve that ends at its cap misses its accuracy
+        cap = stop.sentence(False) if stop.needs_gradient else None
+        missed = before.missed or any(info.solve.status == cap for info in report.infos)
         if rounds == 0:  # an initial round leads to the state that the theorem starts from
             return Note(now, missed), {}
         mean = before.total / rounds
@@ -116,12 +118,6 @@ class Covered:
         bound = math.nan if missed else self._bound(rounds, report.record)
         entries = {"certificate_measured": mean, "certificate_bound": bound}
         return Note(before.total + now, missed), entries
-
-    def _missed(self, infos: Sequence[ClientInfo]) -> bool:
-        """Whether a solve ended at its cap instead of at its accuracy."""
-        stop = self.job.stop
-        cap = stop.sentence(False) if stop.needs_gradient else None
-        return any(info.solve.status == cap for info in infos)
 
     def _bound(self, rounds: int, record: Record) -> float:
         """The bound, or NaN when the delays have left the theorem's range."""

@@ -16,7 +16,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked
 from fedadmm.core.schedules import PerWork
 from fedadmm.core.validation import check
-from fedadmm.theory.async_feddr import AsyncCertificate, async_alpha_bar, async_certificate
+from fedadmm.theory.async_feddr import AsyncConstants, async_alpha_bar, async_certificate
 from fedadmm.theory.feddr import feddr_alpha_max, feddr_best_steps, feddr_constants, feddr_eta_max
 from fedadmm.theory.gong import gong_best_rho, gong_constants, gong_rho_min
 from fedadmm.theory.local_solve import insa_sigma_bound, learning_rate_range, noise_floor
@@ -195,12 +195,12 @@ def _async_rows(situation: Situation) -> list[Advice]:
     ]
 
 
-def _best_async_steps(situation: Situation, tau: int) -> tuple[float, float, AsyncCertificate]:
+def _best_async_steps(situation: Situation, tau: int) -> tuple[float, float, AsyncConstants]:
     """The alpha and eta where C_hat is smallest: a search over eta inside one over alpha."""
     L, n = situation.safe_smoothness, len(situation.probabilities)
     chance = situation.p_hat / sum(situation.probabilities)
 
-    def certificate(alpha: float, eta: float) -> AsyncCertificate:
+    def certificate(alpha: float, eta: float) -> AsyncConstants:
         return async_certificate(n, tau, situation.window, chance, L, alpha, eta)
 
     def best_eta(alpha: float) -> float:

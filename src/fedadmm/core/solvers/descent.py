@@ -94,7 +94,8 @@ class Descent:
         while self._end_finished():
             self._run_epoch(epoch)
             epoch += 1
-        return self._result(), self._infos()
+        result = LocalResult(self._params, self._start_gradient, self._mean_gradient())
+        return result, self._infos()
 
     def _norm_at_reference(self) -> Tensor | None:
         """The rule's reference norm, if not at the start, whose gradient is known anyway.
@@ -220,10 +221,6 @@ class Descent:
             self._reference_norm = self._reference_norm[index]
         if self._own is not None and self._stop.needs_gradient:
             self._own = self._own[index]
-
-    def _result(self) -> LocalResult:
-        """What the solve hands to the algorithm."""
-        return LocalResult(self._params, self._start_gradient, self._mean_gradient())
 
     def _mean_gradient(self) -> Tensor | None:
         """The mean of the gradients that the steps used; the one at the start without steps."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -14,29 +14,31 @@ from fedadmm.core.protocols import LocalProblem, Objective
 from fedadmm.core.rng import Key
 
 
-class Objectives(Protocol):
+class Objectives(ABC):
     """The f_i that one solve works on: one client's, of vectors (D,), or a stack's, of (K, D)."""
 
-    @property
-    def draws_rows(self) -> bool:
-        """Whether even a step that could take all rows draws them, as `batches` does."""
+    draws_rows: ClassVar[bool] = False
+    """Whether even a step that could take all rows draws them, as `batches` does."""
+    sizes: Sequence[int]
+    """The number of rows of every client."""
 
-    @property
-    def sizes(self) -> Sequence[int]:
-        """The number of rows of every client."""
-
-    def gradient(self, params: Tensor, rows: Any = None, /) -> Tensor:
+    @abstractmethod
+    def gradient(self, params: Tensor, rows: Any = None) -> Tensor:
         """The gradients over a mini-batch of `batches`, or over all data; maybe in a buffer."""
 
-    def evaluation_gradient(self, params: Tensor, /) -> Tensor:
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
         """The gradients over all data, for measuring."""
+        return self.gradient(params)
 
-    def probe(self, params: Tensor, rows: Any = None, /) -> Tensor:
+    def probe(self, params: Tensor, rows: Any = None) -> Tensor:
         """`gradient` where no model will be: it leaves BatchNorm statistics as they are."""
+        return self.gradient(params, rows)
 
-    def workspace(self, params: Tensor, /) -> Tensor:
+    def workspace(self, params: Tensor) -> Tensor:
         """A copy of `params` that a stepper may change in place and take gradients at."""
+        return params.clone()
 
+    @abstractmethod
     def batches(
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
     ) -> Iterator[tuple[int, Any]]:
@@ -45,7 +47,8 @@ class Objectives(Protocol):
         Client i makes `limits[i]` steps, which never rise.
         """
 
-    def row_gradients(self, params: Tensor, rows: Sequence[Tensor], /) -> Tensor:
+    @abstractmethod
+    def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """The gradients over single rows of each of the first clients: (rows, D), or (k, rows, D).
 
         Where a client has fewer rows than another, zeros follow.
@@ -53,7 +56,9 @@ class Objectives(Protocol):
 
     def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> Stepper | None:
         """SGD that never forms a gradient, where that is faster; None where it is not."""
+        return None
 
+    @abstractmethod
     def select(self, clients: Sequence[int]) -> Objectives:
         """Some of the clients, in the given order."""
 
@@ -92,7 +97,10 @@ class LocalLoss:
     def __init__(self, objectives: Objectives, problem: LocalProblem) -> None:
         self.objectives = objectives
         self.problem = problem
-        self.weight = _number(problem.weight) if problem.centre is not None else 0.0
+        weight = problem.weight if problem.centre is not None else 0.0
+        if isinstance(weight, Tensor) and weight.numel() == 1:
+            weight = float(weight)  # one that all clients share is faster as a plain number
+        self.weight = weight
 
     @cached_property
     def offset(self) -> Tensor | None:
@@ -127,11 +135,6 @@ class LocalLoss:
         if self.offset is not None:
             value = value + (self.offset * params).sum()
         return value + (self.weight * params.square()).sum() / 2
-
-
-def _number(weight: Tensor | float) -> Tensor | float:
-    """A weight that all clients share as a plain number, which is faster to work with."""
-    return float(weight) if isinstance(weight, Tensor) and weight.numel() == 1 else weight
 
 
 def _is_zero(weight: Tensor | float) -> bool:
@@ -172,21 +175,24 @@ class OwnTerms(NamedTuple):
         return self.shift
 
 
-class OneObjective:
+class OneObjective(Objectives):
     """One client's objective in the role of a stack's: its vectors have no client dimension."""
-
-    draws_rows = False
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
         self.sizes = [objective.num_samples]
         self.value = objective.value
-        self.gradient = objective.gradient
-        self.workspace = objective.workspace
-        self.evaluation_gradient = objective.evaluation_gradient
 
-    def probe(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        """`gradient`, and the buffers as they were."""
+    def gradient(self, params: Tensor, rows: Any = None) -> Tensor:
+        return self._objective.gradient(params, rows)
+
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
+        return self._objective.evaluation_gradient(params)
+
+    def workspace(self, params: Tensor) -> Tensor:
+        return self._objective.workspace(params)
+
+    def probe(self, params: Tensor, rows: Any = None) -> Tensor:
         flat = self._objective.flat
         buffers = None if flat is None else flat.buffers()
         gradient = self.gradient(params, rows)
@@ -197,21 +203,17 @@ class OneObjective:
     def batches(
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
     ) -> Iterator[tuple[int, Any]]:
-        """The objective's own mini-batches."""
         (key,), (limit,) = keys, limits
         for rows in islice(self._objective.mini_batches(key, epoch, batch_size), limit):
             yield 1, rows
 
     def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """The objective's own."""
         return self._objective.row_gradients(params, rows[0])
 
     def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> Stepper | None:
-        """The objective's own step, if it has one."""
         return _OwnStepper(self._objective, loss, float(lr)) if self._objective.descends else None
 
     def select(self, clients: Sequence[int]) -> OneObjective:
-        """The one client that there is."""
         return self
 
 

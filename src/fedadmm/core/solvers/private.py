@@ -102,7 +102,7 @@ class _Drawn(NamedTuple):
     dice: list[Dice]
 
 
-class _NoisedObjectives:
+class _NoisedObjectives(Objectives):
     """Objectives of whose rows nothing is to be had but noised sums of clipped gradients."""
 
     draws_rows = True
@@ -112,15 +112,12 @@ class _NoisedObjectives:
         self._solver = solver
         self._deployed = deployed
         self.sizes = objectives.sizes
-        self.workspace = objectives.workspace
-        self.evaluation_gradient = objectives.evaluation_gradient
-        self.row_gradients = objectives.row_gradients
         self._per_epoch = [-(-size // solver.batch_size) for size in self.sizes]
 
     def batches(
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
     ) -> Iterator[tuple[int, _Drawn]]:
-        """Every row with the same probability, whatever the other rows do."""
+        # Every row with the same probability, whatever the other rows do.
         for step in range(limits[0]):
             count = sum(limit > step for limit in limits)
             dice = [
@@ -134,13 +131,12 @@ class _NoisedObjectives:
             ]
             yield count, _Drawn(rows, dice)
 
-    def gradient(self, params: Tensor, drawn: Any = None) -> Tensor:
-        """The noised gradient over a batch of `batches`."""
-        total = self._clipped_sum(params, drawn.rows)
+    def gradient(self, params: Tensor, rows: Any = None) -> Tensor:
+        total = self._clipped_sum(params, rows.rows)
         like = params.new_empty(params.shape[-1])
-        noise = torch.stack([one.normal(like, "noise") for one in drawn.dice]).view_as(total)
+        noise = torch.stack([one.normal(like, "noise") for one in rows.dice]).view_as(total)
         total.add_(noise, alpha=self._solver.multiplier * self._solver.clip)
-        columns = zip(drawn.rows, self.sizes, self._per_epoch, strict=False)
+        columns = zip(rows.rows, self.sizes, self._per_epoch, strict=False)
         expected = params.new_tensor([size / steps for _, size, steps in columns])
         return total.div_(expected.view(*params.shape[:-1], 1))
 
@@ -158,13 +154,14 @@ class _NoisedObjectives:
             total.add_((shares.mT @ gradients.where(finite, 0.0)).squeeze(-2))
         return total
 
-    def probe(self, params: Tensor, drawn: Any = None) -> Tensor:
-        """The same: rows with gradients of their own move no buffers."""
-        return self.gradient(params, drawn)
+    def evaluation_gradient(self, params: Tensor) -> Tensor:
+        return self._objectives.evaluation_gradient(params)
 
-    def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> None:
-        """None: the gradient has to be formed."""
+    def workspace(self, params: Tensor) -> Tensor:
+        return self._objectives.workspace(params)
+
+    def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        return self._objectives.row_gradients(params, rows)
 
     def select(self, clients: Sequence[int]) -> _NoisedObjectives:
-        """Some of the clients, in the given order."""
         return _NoisedObjectives(self._objectives.select(clients), self._solver, self._deployed)

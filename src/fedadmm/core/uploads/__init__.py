@@ -21,15 +21,3 @@ from fedadmm.core.uploads.stages import Quantise as Quantise
 from fedadmm.core.uploads.stages import RandomK as RandomK
 from fedadmm.core.uploads.stages import TopK as TopK
 from fedadmm.core.uploads.stages import UploadStage as UploadStage
-
-__all__ = [
-    "AdaptiveClip",
-    "BFloat16",
-    "Clip",
-    "GaussianNoise",
-    "Quantise",
-    "RandomK",
-    "TopK",
-    "UploadStage",
-    "Uploads",
-]

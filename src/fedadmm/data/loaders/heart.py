@@ -73,10 +73,10 @@ def _prepared(path: Path, index: int, test_fraction: float, seed: int) -> tuple[
     """A hospital's training and test rows, scaled, with the diagnosis as the last column."""
     table = read_hospital(path)
     train, test = _split(table[:, -1] > 0, test_fraction, derive(seed, "heart", index))
-    fit = _fit(table[train, :-1])
-    sick = (table[:, -1:] > 0).astype(np.float64)
-    both = [np.hstack([_apply(table[rows, :-1], fit), sick[rows]]) for rows in (train, test)]
-    return both[0], both[1]
+    fill, mean, deviation = _fit(table[train, :-1])
+    scaled = (np.where(np.isnan(table[:, :-1]), fill, table[:, :-1]) - mean) / deviation
+    whole = np.hstack([scaled, table[:, -1:] > 0])
+    return whole[train], whole[test]
 
 
 def _train_test(train: Table, test: Table, names: tuple[str, ...]) -> TrainTest:
@@ -137,12 +137,6 @@ def _fit(table: Table) -> tuple[Table, Table, Table]:
     filled = np.where(np.isnan(table), fill, table)
     deviation = filled.std(axis=0)
     return fill, filled.mean(axis=0), np.where(deviation > 0, deviation, 1.0)
-
-
-def _apply(table: Table, fit: tuple[Table, Table, Table]) -> Table:
-    fill, mean, deviation = fit
-    scaled: Table = (np.where(np.isnan(table), fill, table) - mean) / deviation
-    return scaled
 
 
 def _dataset(rows: Table, hospitals: tuple[str, ...]) -> Dataset:

@@ -8,7 +8,7 @@ loop then makes one step per reply, and a reply from an older model is an increm
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -89,11 +89,6 @@ class GridEngine(Engine):
 
     def broadcasts(self, ids: Sequence[int]) -> int:
         return self._tasks.take_count()
-
-    def steps_in_work(self) -> Collection[int]:
-        if not self.is_asynchronous:
-            return ()
-        return {flight.step for flight in self._tasks.out.values()}
 
     def settle(self, virtual: Tensor | None, step: int) -> dict[int, Any]:
         """The step was folded: move the ledger, and return what it leaves of each client.
@@ -269,7 +264,7 @@ class GridEngine(Engine):
                         self.staleness = step - begun
                         self._answers = {client: outcome}
                         answer = outcome.admitted.answer
-                        yield client, answer.upload, answer.info._replace(begun=begun)
+                        yield client, answer.upload, answer.info
                         return
                     self._tasks.refuse(client, outlier)
                     outcome = outlier

@@ -21,23 +21,17 @@ from typing import Any, NamedTuple
 import torch
 
 from fedadmm.core import codec, files, trees
-from fedadmm.core.codec import DamageError, pack, params_sha256, unpack
+from fedadmm.core.codec import DamageError, Packed, pack, params_sha256, unpack
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
-from fedadmm.core.missed import restored
-from fedadmm.core.outputs import Iterate
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import Brought
 from fedadmm.flower.protocol.ledger import Entry, ServerLedger
-from fedadmm.run.best import Best
 from fedadmm.run.client import Job
-from fedadmm.run.plan import RunState
-from fedadmm.run.resuming import known_from, noised_from, plain_rows
+from fedadmm.run.plan import RunState, pack_state, unpack_state
 
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
-FORMAT = 3
+FORMAT = 4
 _VALUES = "values"
-_BEST = Best("", 0.0, 0, 0, None, Iterate(torch.empty(0)))
-"""The form of what is read back; the values come from the file."""
 
 
 class Saved(NamedTuple):
@@ -114,14 +108,8 @@ class ServerState:
             if values.get("format") != FORMAT:
                 raise _of_an_earlier_version(path)
             self._compare(values["fingerprint"])
-            best = _BEST if "best.round" in packed.plain else None
-            state = unpack(template._replace(missed=None, best=best), packed)
-            missed = None
-            if template.missed is not None:
-                missed = restored(values["missed"], packed.tensors, template.server[0].device)
-            known, noised = known_from(values.get("known")), noised_from(values.get("noised"))
             return Saved(
-                state._replace(notes=values["notes"], known=known, missed=missed, noised=noised),
+                unpack_state(template, None, packed.tensors, values["state"]),
                 ServerLedger(values["run"], _entries(values)),
                 {int(node): client for node, client in values["roster"].items()},
                 values["boots"],
@@ -142,15 +130,10 @@ class ServerState:
         Returns whose contribution could not be kept, and why.
         """
         unkept = self._add(saved.ledger, brought) if self._keep else {}
-        missed = saved.state.missed
-        packed = pack(saved.state._replace(notes=None, known=None, missed=None, noised=None))
-        packed.tensors.update({} if missed is None else missed.tensors())
+        tensors, state = pack_state(saved.state)
         values = {
             "format": FORMAT,
-            "notes": saved.state.notes,
-            "known": plain_rows(saved.state.known),
-            "noised": plain_rows(saved.state.noised),
-            "missed": None if missed is None else missed.rows(),
+            "state": state,
             "fingerprint": self._fingerprint,
             "run": saved.ledger.run,
             "entries": {str(client): list(entry) for client, entry in saved.ledger.entries.items()},
@@ -159,7 +142,7 @@ class ServerState:
             "empty": saved.empty,
             "norms": {str(client): list(one) for client, one in saved.norms.items()},
         }
-        packed.plain[_VALUES] = json.dumps(values)
+        packed = Packed(tensors, {_VALUES: json.dumps(values)})
         codec.write_checksummed(self._folder / SERVER, packed)
         if self._keep:
             self._sweep(saved.ledger)

@@ -100,7 +100,7 @@ class Broadcast:
         missed = self._download.missed
         key = (index, newcomer, None if missed is None else client)
         if key not in self._bodies:
-            change = None if missed is None else missed.change(client, self._step)
+            change = None if missed is None else missed.change(client)
             body = encode(pack(parcel(self._job, self._download, index, newcomer, change)))
             self._bodies[key] = body, digest(body)
         return self._bodies[key]

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import AnyAlgorithm
-from fedadmm.run.client import Job, run_client
-from fedadmm.run.engines.auto import Auto
-from fedadmm.run.engines.choice import EngineChoice
-from fedadmm.run.engines.given_delays import GivenDelays
-from fedadmm.run.engines.ray_engine import Ray
-from fedadmm.run.engines.sequential import Sequential
-from fedadmm.run.engines.vectorised import Vectorised
-from fedadmm.run.engines.virtual_time import VirtualTime
-from fedadmm.run.engines.workers import Workers
+from fedadmm.run.client import Job as Job
+from fedadmm.run.client import run_client as run_client
+from fedadmm.run.engines.auto import Auto as Auto
+from fedadmm.run.engines.choice import EngineChoice as EngineChoice
+from fedadmm.run.engines.given_delays import GivenDelays as GivenDelays
+from fedadmm.run.engines.ray_engine import Ray as Ray
+from fedadmm.run.engines.sequential import Sequential as Sequential
+from fedadmm.run.engines.vectorised import Vectorised as Vectorised
+from fedadmm.run.engines.virtual_time import VirtualTime as VirtualTime
+from fedadmm.run.engines.workers import Workers as Workers
 
 ENGINES: dict[str, type[EngineChoice]] = FAMILIES["engine"]
 """Name on the command line and in configurations -> choice."""
@@ -24,19 +25,3 @@ ENGINES: dict[str, type[EngineChoice]] = FAMILIES["engine"]
 def default_engine(algorithm: AnyAlgorithm | type[AnyAlgorithm]) -> str:
     """The engine of a run that names none."""
     return VirtualTime.name if algorithm.asynchronous else Auto.name
-
-
-__all__ = [
-    "ENGINES",
-    "Auto",
-    "EngineChoice",
-    "GivenDelays",
-    "Job",
-    "Ray",
-    "Sequential",
-    "Vectorised",
-    "VirtualTime",
-    "Workers",
-    "default_engine",
-    "run_client",
-]

@@ -124,7 +124,7 @@ class RayEngine(Engine):
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[Partial]:
         if download.missed is not None:
-            download = download._replace(missed=download.missed.of(ids, round_index))
+            download = download._replace(missed=download.missed.of(ids))
         broadcast = self._ray.put(download)
         batches = self._batches(ids)
 

@@ -15,7 +15,7 @@ from fedadmm.core.objectives.flat import FlatModule, Slot
 from fedadmm.core.objectives.kernels import Network, Sink
 from fedadmm.core.objectives.model import Loss
 from fedadmm.core.rng import Key
-from fedadmm.core.solvers.local_loss import LocalLoss, OwnTerms, Stepper
+from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OwnTerms, Stepper
 from fedadmm.run.engines.stacked_rows import Batch, StackedRows
 
 
@@ -111,46 +111,36 @@ def _pulled_back(error: Tensor, batch: Batch) -> Tensor:
     return torch.bmm((error * batch.weights).unsqueeze(1), batch.inputs).squeeze(1)
 
 
-class StackedObjective:
-    """f_i of many clients, in order of falling size where all their rows are wanted."""
+class StackedObjective(Objectives):
+    """f_i of many clients, in order of falling size where all their rows are wanted.
 
-    draws_rows = False
+    What stacks has no buffers, and behaves in training as it does in evaluation.
+    """
 
     def __init__(self, core: Core, rows: StackedRows, ridge: Tensor | None = None) -> None:
         self.core = core
         self.rows = rows
+        self.sizes = rows.sizes
         self._ridge = ridge
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of rows of every client."""
-        return self.rows.sizes
 
     def batches(
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
     ) -> Iterator[tuple[int, Batch]]:
-        """The mini-batches of one epoch, and of how many clients each is."""
         return ((b.clients, b) for b in self.rows.epoch(keys, epoch, batch_size, limits))
 
     def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> BlockStepper | None:
-        """Hand-written passes into blocks, which have one rate for all clients."""
+        # Blocks have one rate for all clients.
         if isinstance(self.core, NetworkCore) and not isinstance(lr, Tensor):
             return BlockStepper(self, self.core, loss, lr)
         return None
 
     def select(self, clients: Sequence[int]) -> StackedObjective:
-        """Some of the clients, in the given order."""
         ridge = None if self._ridge is None else self._ridge[list(clients)]
         return StackedObjective(self.core, self.rows.select(clients), ridge)
 
-    def workspace(self, params: Tensor) -> Tensor:
-        """A copy that a solver may change in place."""
-        return params.clone()
-
-    def gradient(self, params: Tensor, batch: Batch | None = None) -> Tensor:
-        """The gradients of the first clients over a batch, or of all clients over all rows."""
-        if batch is not None:
-            total = self.core.gradient(params, batch)
+    def gradient(self, params: Tensor, rows: Batch | None = None) -> Tensor:
+        if rows is not None:
+            total = self.core.gradient(params, rows)
         else:
             first, *more = self.rows.full()
             total = self.core.gradient(params, first)
@@ -161,7 +151,7 @@ class StackedObjective:
         return total
 
     def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Every row as a client of its own."""
+        # Every row as a client of its own.
         batch = self.rows.chosen(rows)
         clients, width = batch.targets.shape[:2]
         alone = Batch(
@@ -172,14 +162,6 @@ class StackedObjective:
         if self._ridge is not None:
             found.add_((self._ridge[:clients] * params).unsqueeze(1))
         return found * torch.as_tensor(batch.weights).unsqueeze(-1)
-
-    def probe(self, params: Tensor, batch: Batch | None = None) -> Tensor:
-        """The same: what stacks has no buffers."""
-        return self.gradient(params, batch)
-
-    def evaluation_gradient(self, params: Tensor) -> Tensor:
-        """The same: nothing that stacks behaves differently in training."""
-        return self.gradient(params)
 
 
 class BlockStepper(Stepper):

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import PairingError
 from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
+from fedadmm.core.objectives.given import reason
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.parts import Count, part
 from fedadmm.core.protocols import (
@@ -104,14 +105,14 @@ class VectorisedEngine(Engine):
             chosen = ids[index * len(ids) // parts : (index + 1) * len(ids) // parts]
             yield from self._run_stack(list(chosen), download, round_index)
 
-    def _gather(self, ids: list[int], download: Download, round_index: int) -> _Stack:
+    def _gather(self, ids: list[int], download: Download) -> _Stack:
         objectives = [self._job.problem.clients[client] for client in ids]
         order = sorted(range(len(ids)), key=lambda index: -objectives[index].num_samples)
         clients = [ids[index] for index in order]
         kept = [self._store.get(client) for client in clients]
         first = [[is_first(record, download)] for record in kept]
         found = [
-            caught_up(self._job, client, record, download, round_index)
+            caught_up(self._job, client, record, download)
             for client, record in zip(clients, kept, strict=True)
         ]
         state = trees.stack([record.state for record in found])
@@ -123,7 +124,7 @@ class VectorisedEngine(Engine):
         self, ids: list[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         algorithm = self._job.algorithm
-        stack = self._gather(ids, download, round_index)
+        stack = self._gather(ids, download)
         local = self._job.local
         problem = local.problem(algorithm, download.cast, stack.state, stack.first)
         losses = self._losses(stack, problem, download) if self._job.asks_losses else None
@@ -235,18 +236,13 @@ def _trial(client: ModelObjective, initial: Tensor) -> str | None:
     try:
         found = core.gradient(initial.unsqueeze(0), batch)[0]
     except Exception as error:  # whatever a user's module does under vmap
-        return f"the model does not run under torch.func.vmap ({_first_line(error)})"
+        return f"the model does not run under torch.func.vmap ({reason(error)})"
     expected = client.gradient(initial, rows)
     precision = torch.finfo(initial.dtype).eps ** 0.5
     scale = float(expected.abs().max())
     if not torch.allclose(found, expected, rtol=precision, atol=precision * scale):
         return "the loss of some rows is not the mean of the rows' losses, but must be"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _model_core(client: ModelObjective) -> Core:

@@ -12,7 +12,8 @@ leaves the client as it was, so that the server's mean stays the mean.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
@@ -144,23 +145,22 @@ class VirtualTimeEngine(Engine):
         else:
             folded = self._timeline.advance(ids, round_index)
         self._note(folded, round_index)
-        # A client's last visit stays what it was while the client is at work.
+        # An old model, but the newest state: nothing that it missed is old.
         downloads = {
             step: old._replace(missed=download.missed) for step, old in self._downloads.items()
         }
         for place, flight in enumerate(folded):
-            following = _due(folded[place + 1 :], self._timeline.queue)
+            waiting = (flight for flight in sorted(self._timeline.queue) if flight.fate == "reply")
+            following = chain(folded[place + 1 :], waiting)
             reply = self._crew.reply(flight, following, downloads)
             if reply.record is not None:
                 self._store.commit(flight.client, reply.record, round_index)
-            yield flight.client, reply.upload, reply.info._replace(begun=flight.step)
-        self._tidy()
+            yield flight.client, reply.upload, reply.info
+        wanted = {flight.step for flight in self._timeline.queue}  # somebody works from these
+        self._downloads = {step: d for step, d in self._downloads.items() if step in wanted}
 
     def broadcasts(self, ids: Sequence[int]) -> int:
         return self._timeline.started
-
-    def steps_in_work(self) -> Collection[int]:
-        return self._downloads.keys()
 
     def extras(self) -> dict[str, Any]:
         line = self._timeline
@@ -201,14 +201,3 @@ class VirtualTimeEngine(Engine):
         for ended in self._timeline.ended:
             if ended.client not in taken:
                 self._crew.forget(ended.client)
-
-    def _tidy(self) -> None:
-        """Keep the broadcasts that somebody still works from."""
-        wanted = {flight.step for flight in self._timeline.queue}
-        self._downloads = {step: d for step, d in self._downloads.items() if step in wanted}
-
-
-def _due(folded: Sequence[Flight], queue: Sequence[Flight]) -> Iterator[Flight]:
-    """The flights whose replies are needed next."""
-    yield from folded
-    yield from (flight for flight in sorted(queue) if flight.fate == "reply")

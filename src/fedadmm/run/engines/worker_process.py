@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import io
+import math
 import mmap
 import multiprocessing
 import os
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
@@ -93,17 +95,10 @@ class SharedMemory:
 
     def read(self, region: int, skeleton: Any) -> Any:
         """The tree that was written, as views: the next write into the region changes them."""
-        if isinstance(skeleton, _Leaf):
-            return self._tensor(region, skeleton)
-        if isinstance(skeleton, tuple):
-            parts = [self.read(region, part) for part in skeleton]
-            return type(skeleton)(*parts) if hasattr(skeleton, "_fields") else tuple(parts)
-        return skeleton
+        return trees.map_tensors(partial(self._tensor, region), skeleton, _Leaf)
 
     def _tensor(self, region: int, leaf: _Leaf) -> Tensor:
-        count = 1
-        for length in leaf.shape:
-            count *= length
+        count = math.prod(leaf.shape)
         if count == 0:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
         begin = region * self.size + leaf.offset

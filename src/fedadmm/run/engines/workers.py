@@ -128,7 +128,7 @@ class WorkersEngine(Engine):
             client, slot = queue.ids[chosen], queue.slot_of(chosen)
             record = self._store.get(client)
             if download.missed is not None:
-                record = caught_up(self._job, client, record, download, round_index)
+                record = caught_up(self._job, client, record, download)
             skeleton = None
             if record is not None:
                 skeleton = self._pool.memory.inputs.write(slot, record)
@@ -186,13 +186,10 @@ class _Queue:
     def next(self, folded: int) -> int:
         """The position of the client to start."""
         ready = [p for p in self._unstarted[: self._slots] if p < folded + self._slots]
-        chosen = ready[0] if self._sizes is None else max(ready, key=self._rows)
+        sizes = self._sizes
+        chosen = ready[0] if sizes is None else max(ready, key=lambda p: int(sizes[self.ids[p]]))
         self._unstarted.remove(chosen)
         return chosen
-
-    def _rows(self, position: int) -> int:
-        assert self._sizes is not None
-        return int(self._sizes[self.ids[position]])
 
 
 def _failure(reply: Failed, round_index: int) -> Exception:

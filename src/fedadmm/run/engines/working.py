@@ -53,7 +53,9 @@ class Crew:
     ) -> ClientRound:
         """The reply of a flight; `following` are those whose replies are due after it."""
         if not self._engines:
-            return self._alone(flight, downloads[flight.step])
+            record, download = self._store.get(flight.client), downloads[flight.step]
+            with torch_threads(1):  # as in a worker, whose results these must equal to the last bit
+                return client_round(self._job, flight.client, record, download, flight.step)
         if flight.client not in self._done:
             missing = (f for f in following if f.client not in self._done)
             self._together([flight, *islice(missing, len(self._engines) - 1)], downloads)
@@ -67,11 +69,6 @@ class Crew:
         """End all processes."""
         for engine in self._engines:
             engine.close()
-
-    def _alone(self, flight: Flight, download: Download) -> ClientRound:
-        record = self._store.get(flight.client)
-        with torch_threads(1):  # as in a worker, whose results these must equal to the last bit
-            return client_round(self._job, flight.client, record, download, flight.step)
 
     def _together(self, flights: Sequence[Flight], downloads: Mapping[int, Download]) -> None:
         """One flight a worker process; a thread each waits for it."""

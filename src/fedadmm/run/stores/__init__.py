@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedadmm.core.codec import params_sha256
-from fedadmm.run.checkpoint import Checkpoint, Checkpoints
-from fedadmm.run.stores.disk import DiskStore
-from fedadmm.run.stores.memory import MemoryStore
-
-__all__ = ["Checkpoint", "Checkpoints", "DiskStore", "MemoryStore", "params_sha256"]
+from fedadmm.core.codec import params_sha256 as params_sha256
+from fedadmm.run.checkpoint import Checkpoint as Checkpoint
+from fedadmm.run.checkpoint import Checkpoints as Checkpoints
+from fedadmm.run.stores.disk import DiskStore as DiskStore
+from fedadmm.run.stores.memory import MemoryStore as MemoryStore

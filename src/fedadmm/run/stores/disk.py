@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from fedadmm.core.protocols import ClientRecord
 from fedadmm.core.validation import Natural, check
 from fedadmm.run.stores import record_files
 from fedadmm.run.stores.record_files import NO_FILE, Options, RecordFiles
-from fedadmm.run.stores.records import Layout
+from fedadmm.run.stores.records import Layout, SnapshotStore
 
 PART_CLIENTS = 100_000
 """How many clients one part of a checkpoint names."""
@@ -39,7 +39,7 @@ class _Cached(NamedTuple):
     size: int
 
 
-class DiskStore:
+class DiskStore(SnapshotStore):
     """A file a client, with the most recently used records in memory.
 
     Args:
@@ -53,7 +53,8 @@ class DiskStore:
             they take.
     """
 
-    kind: ClassVar[str] = "disk"
+    kind = "disk"
+    directory: Path
 
     def __init__(
         self,
@@ -103,14 +104,12 @@ class DiskStore:
         self.cached_bytes = 0
 
     def bind(self, template: ClientRecord, primal: str | None) -> None:
-        """Learn how records look."""
         self._files = RecordFiles(self.directory, Layout(template, primal), self.options)
 
     def __len__(self) -> int:
         return len(self._current)
 
     def get(self, client: int) -> ClientRecord | None:
-        """The last committed record, or None."""
         with self._lock:
             version = self._current.get(client)
             cached = self._cache.get(client)
@@ -144,7 +143,6 @@ class DiskStore:
         return self._current.get(client)
 
     def clients(self) -> Sequence[int]:
-        """The ids that have a record, sorted."""
         return sorted(self._current)
 
     def clear(self) -> None:
@@ -167,7 +165,6 @@ class DiskStore:
             self._retire(client, version)
 
     def undo(self) -> None:
-        """Go back to the marked point."""
         before, self._marked = self._marked, {}
         for client, version in (before or {}).items():
             undone = self._current.pop(client)
@@ -178,7 +175,6 @@ class DiskStore:
             self._retire(client, undone)
 
     def changed(self) -> Sequence[int]:
-        """The ids committed since `saved` was last called."""
         return sorted(client for client in self._changed if client in self._current)
 
     def parts(self, clients: Sequence[int]) -> Iterator[dict[str, Tensor]]:
@@ -189,7 +185,6 @@ class DiskStore:
             yield record_files.pack([(c, self._current[c], self._digest(c)) for c in some])
 
     def saved(self) -> None:
-        """A checkpoint names all changes now; the one before the last is gone."""
         changed = self.changed()
         dropped = self._older
         self._older = {c: self._newest[c] for c in changed if c in self._newest}
@@ -201,7 +196,6 @@ class DiskStore:
     def restore(
         self, newest: Iterable[dict[str, Tensor]], older: Iterable[dict[str, Tensor]]
     ) -> None:
-        """Hold exactly what the newest checkpoint names; keep what the older one names."""
         index = record_files.unpack(newest)
         current = {client: version for client, (version, _) in index.items()}
         before = {c: version for c, (version, _) in record_files.unpack(older).items()}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 
-FORMAT = 2
+FORMAT = 3
 OWN_NAME = re.compile(r"round-(\d{8,})\.(json|server\.safetensors|clients-\d+\.safetensors)")
 """The names of a checkpoint's files."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,11 +16,11 @@ PART_BYTES = 64 * 2**20
 """How much of a checkpoint is gathered in memory before it is written."""
 
 
-class MemoryStore:
+class MemoryStore(records.SnapshotStore):
     """A dictionary of records."""
 
-    kind: ClassVar[str] = "memory"
-    directory: ClassVar[None] = None
+    kind = "memory"
+    directory = None
 
     def __init__(self) -> None:
         self._records: dict[int, ClientRecord] = {}
@@ -30,29 +29,24 @@ class MemoryStore:
         self._template: ClientRecord | None = None
 
     def bind(self, template: ClientRecord, primal: str | None) -> None:
-        """Learn how records look, for `restore`."""
         self._template = template
 
     def __len__(self) -> int:
         return len(self._records)
 
     def get(self, client: int) -> ClientRecord | None:
-        """The last committed record, or None."""
         return self._records.get(client)
 
     def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
-        """Keep a record."""
         if self._before is not None:
             self._before.setdefault(client, self._records.get(client))
         self._records[client] = record
         self._changed.add(client)
 
     def clients(self) -> Sequence[int]:
-        """The ids that have a record, sorted."""
         return sorted(self._records)
 
     def clear(self) -> None:
-        """Forget every record."""
         self._records.clear()
         self._changed.clear()
         self._before = None
@@ -65,7 +59,6 @@ class MemoryStore:
         self._before = {}
 
     def undo(self) -> None:
-        """Go back to the marked point."""
         for client, record in (self._before or {}).items():
             if record is None:
                 del self._records[client]
@@ -74,7 +67,6 @@ class MemoryStore:
         self._before = {}
 
     def changed(self) -> Sequence[int]:
-        """The ids committed since `saved` was last called."""
         return sorted(client for client in self._changed if client in self._records)
 
     def parts(self, clients: Sequence[int]) -> Iterator[dict[str, Tensor]]:
@@ -85,12 +77,11 @@ class MemoryStore:
         step = max(1, PART_BYTES // max(size, 1))
         for begin in range(0, len(clients), step):
             ids = clients[begin : begin + step]
-            rows = [records.flatten(self._records[client]) for client in ids]
+            rows = [dict(trees.named_tensors(self._records[client])) for client in ids]
             stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
             yield {**stacked, "ids": torch.tensor(ids, dtype=torch.int64)}
 
     def saved(self) -> None:
-        """All changes are in a checkpoint now."""
         self._changed.clear()
 
     def restore(

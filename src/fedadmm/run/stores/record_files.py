@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core import codec, files
+from fedadmm.core import codec, files, trees
 from fedadmm.core.codec import Packed, Plain
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord
@@ -55,7 +55,7 @@ class RecordFiles:
         self, client: int, version: int, record: ClientRecord, round_index: int
     ) -> tuple[int, ClientRecord]:
         """Write a version; the version and the record exactly as it would be read back."""
-        named = records.separate(records.flatten(record))
+        named = records.separate(dict(trees.named_tensors(record)))
         if not named:
             return NO_FILE, record
         name, dtype = self._layout.primal, self._options.primal_dtype

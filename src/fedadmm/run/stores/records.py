@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedadmm.core import trees
@@ -13,6 +14,40 @@ from fedadmm.core.codec import Packed, unpack
 from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord, ClientStateStore
 from fedadmm.run.client import Job, record_layout
+
+
+class SnapshotStore(ABC):
+    """A `ClientStateStore` that checkpoints can hold."""
+
+    kind: ClassVar[str]
+    """Says what the parts are: only a store of this kind can restore them."""
+    directory: Path | None
+    """Where the store's own files are, if it has any."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def clients(self) -> Sequence[int]:
+        """The ids that have a record."""
+
+    @abstractmethod
+    def changed(self) -> Sequence[int]:
+        """The ids committed since the last checkpoint."""
+
+    @abstractmethod
+    def parts(self, clients: Sequence[int]) -> Iterator[dict[str, Tensor]]:
+        """What must be written for these clients; each part holds their "ids"."""
+
+    @abstractmethod
+    def saved(self) -> None:
+        """All changes are in a checkpoint now; the one before the last is gone."""
+
+    @abstractmethod
+    def restore(
+        self, newest: Iterable[dict[str, Tensor]], older: Iterable[dict[str, Tensor]]
+    ) -> None:
+        """Hold exactly the records of the newest checkpoint, and keep those of the older one."""
 
 
 class StoredStates(Mapping[int, Any]):
@@ -51,36 +86,20 @@ def layout(job: Job) -> Layout:
     return Layout(record, primal)
 
 
-def flatten(record: ClientRecord) -> dict[str, Tensor]:
-    """The record's tensors by name."""
-    named = _kept(record)
-    if record.buffers is not None:
-        named["buffers"] = record.buffers
-    return named
-
-
 def rebuild(template: ClientRecord, named: dict[str, Tensor], where: object) -> ClientRecord:
-    """The inverse of `flatten`; `where` names the source should something be missing."""
-    wanted = _kept(template)
+    """The record that these tensors are of; `where` names the source if something is missing."""
+    wanted = dict(trees.named_tensors(template))
     restored = {}
     for name, like in wanted.items():
+        if name == "buffers" and name not in named:
+            continue
         if name not in named or named[name].shape != like.shape:
             raise StateError(
                 f"{where} holds {_described(named)}, but this method's clients keep "
                 f"{_described(wanted)}"
             )
         restored[name] = named[name].to(like.device, like.dtype)
-    buffers = named.get("buffers")
-    if buffers is not None:
-        buffers = buffers.to(_device(template))
-    return unpack(template, Packed(restored, {}))._replace(buffers=buffers)
-
-
-def _kept(record: ClientRecord) -> dict[str, Tensor]:
-    """What every record of a run has."""
-    return dict(trees.named_tensors(record.state, "state")) | dict(
-        trees.named_tensors(record.error_feedback, "error_feedback")
-    )
+    return unpack(template, Packed(restored, {}))
 
 
 def separate(named: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -100,8 +119,3 @@ def separate(named: dict[str, Tensor]) -> dict[str, Tensor]:
 def _described(named: dict[str, Tensor]) -> str:
     parts = [f"{name} {tuple(tensor.shape)}" for name, tensor in sorted(named.items())]
     return ", ".join(parts) or "nothing"
-
-
-def _device(template: ClientRecord) -> torch.device:
-    leaf = next(trees.tensors(template), None)
-    return torch.device("cpu") if leaf is None else leaf.device
