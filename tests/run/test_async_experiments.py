@@ -14,10 +14,10 @@ from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import resolve
 from fedadmm.study.report import write_report
 from fedadmm.study.report.clock import STRIP_BARS
-from fedadmm.study.report.content import read
 from fedadmm.study.report.panels import sections
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
+from support.commands import read_content as read
 
 PROBLEM = {"name": "quadratics", "clients": 6, "dimension": 3}
 TREE: dict[str, Any] = {

@@ -14,10 +14,10 @@ from fedadmm.core.errors import PairingError
 from fedadmm.run import evaluation as evaluating
 from fedadmm.run.metrics import metric
 from fedadmm.study.comparing import compare, plan
-from fedadmm.study.report.content import read
 from fedadmm.study.report.panels import sections
 from fedadmm.study.report.tables import final_metrics
 from support.commands import SMALL, call
+from support.commands import read_content as read
 from support.resumable import problem
 from support.resumable import run as simulated
 

@@ -15,11 +15,10 @@ from fedadmm.core.errors import DataError
 from fedadmm.run.record import GROUPS, as_number, besides, flat, numbers, read, value
 from fedadmm.study.config import resolve
 from fedadmm.study.export import export
-from fedadmm.study.report.content import read as read_content
 from fedadmm.study.report.panels import sections
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
-from support.commands import SMALL
+from support.commands import SMALL, read_content
 from support.records import made
 
 RECORD: Any = made(3, loss=0.5, seconds=0.25, epochs=2.0, clients=[1, 4]) | {

@@ -32,12 +32,12 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     wanted = study(a={}, b={"seed": 1}, c={"seed": 2}, again={})
     more = run_study(wanted, tmp_path, watch=watch)
     assert began == ["a", "b", "c"]
-    assert [cell.label for cell, _ in more.runs] == ["a", "b", "c", "again"]
-    assert more.runs[0].run == first.runs[0].run  # what was read is what was in memory
-    assert more.runs[3].run == first.runs[0].run.judged("again", None)
-    shutil.rmtree(first.runs[1].run.directory)
+    assert [run.label for run in more.runs] == ["a", "b", "c", "again"]
+    assert more.runs[0] == first.runs[0]  # what was read is what was in memory
+    assert more.runs[3] == first.runs[0].judged("again", None)
+    shutil.rmtree(first.runs[1].directory)
     cached = run_study(wanted, tmp_path, watch=watch, only_cached=True)
-    assert [cell.label for cell, _ in cached.runs] == ["a", "c", "again"]
+    assert [run.label for run in cached.runs] == ["a", "c", "again"]
     assert began == ["a", "b", "c"]
 
 
@@ -59,8 +59,8 @@ def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
     (resumed,) = run_study(wanted, tmp_path / "broken", watch=count).runs
     assert rounds == [3, 4, 5, 6]  # the third had not been completed
     (whole,) = run_study(wanted, tmp_path / "whole").runs
-    assert resumed.run.summary["params_sha256"] == whole.run.summary["params_sha256"]
-    assert [record["round"] for record in resumed.run.records] == [1, 2, 3, 4, 5, 6]
+    assert resumed.summary["params_sha256"] == whole.summary["params_sha256"]
+    assert [record["round"] for record in resumed.records] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_search_prefers_rounds_then_worth_and_never_divergence() -> None:

@@ -14,12 +14,12 @@ from fedadmm.core.tables import flattened
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 from fedadmm.study.pool import Event, Recorded
-from fedadmm.study.report.content import read
 from fedadmm.study.report.panels import sections
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from fedadmm.study.tuning import Range, Score, ranges_of, tune
 from support.commands import SMALL, call, write_small
+from support.commands import read_content as read
 from support.records import made
 
 optuna = pytest.importorskip("optuna", reason="the extra 'tune' is not installed")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fedadmm.cli import app
 from fedadmm.run.callbacks import Callback
+from fedadmm.study.results import Outcome, drawn, read_outcome
 
 SMALL: dict[str, Any] = {
     "rounds": 4,
@@ -46,3 +47,8 @@ class Interrupter(Callback):
     def round(self, report: Any, live: Any) -> None:
         if report.record["round"] == 3:
             raise KeyboardInterrupt
+
+
+def read_content(directory: Path) -> Outcome:
+    """What the page of a folder shows."""
+    return drawn(read_outcome(directory))

@@ -95,10 +95,10 @@ def _compare(
 
 def _print(found: Outcome) -> None:
     from fedadmm.cli.display import print_note, print_table
-    from fedadmm.study.report.content import of_study
     from fedadmm.study.report.tables import results_table
+    from fedadmm.study.results import drawn
 
-    print_table(results_table(of_study(found)))
+    print_table(results_table(drawn(found)))
     search = found.document["search"]
     if search is not None:
         print_note(

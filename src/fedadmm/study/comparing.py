@@ -27,7 +27,7 @@ from fedadmm.study.config import USUAL, resolve
 from fedadmm.study.methods import own_engine
 from fedadmm.study.overriding import Setting, table_of
 from fedadmm.study.pool import Watch, nobody
-from fedadmm.study.results import Outcome, outcome, write_results
+from fedadmm.study.results import Outcome, write_results
 from fedadmm.study.rundir import create, write_toml
 from fedadmm.study.runner import run_study
 from fedadmm.study.study import PLAN, Cell, Search, Study, Try, check_distinct, folder_names
@@ -264,6 +264,6 @@ def compare(
         )
     create(out)
     write_toml(out / PLAN, study.plan)
-    found = outcome(run_study(study, out, processes=processes, watch=watch), out)
+    found = run_study(study, out, processes=processes, watch=watch)
     write_results(found)
     return found

@@ -223,9 +223,10 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     result = dict(base)
     for key, value in changes.items():
         below = result.get(key)
-        both = isinstance(below, dict) and isinstance(value, dict)
-        same = both and value.get("name", below.get("name")) == below.get("name")
-        result[key] = merged(below, value) if same else value
+        if isinstance(below, dict) and isinstance(value, dict):
+            same = value.get("name", below.get("name")) == below.get("name")
+            value = merged(below, value) if same else value
+        result[key] = value
     return result
 
 

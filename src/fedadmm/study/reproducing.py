@@ -12,9 +12,9 @@ from fedadmm.study import formatting, records, tables
 from fedadmm.study.pool import Watch, nobody
 from fedadmm.study.recipe import READINGS, Measure
 from fedadmm.study.report import write_report
-from fedadmm.study.results import Outcome, Spread, outcome, spread, write_results
+from fedadmm.study.results import Outcome, Spread, spread, write_results
 from fedadmm.study.rundir import RecordedRun, write_text
-from fedadmm.study.runner import Chosen, Finished, run_study
+from fedadmm.study.runner import Chosen, run_study
 from fedadmm.study.study import Cell, Study
 from fedadmm.study.tables import Table
 from fedadmm.study.tables import markdown as as_text
@@ -37,9 +37,10 @@ def reproduce(
 
     With `only_cached` nothing is run: what is there is drawn again.
     """
-    found = run_study(study, out, processes=processes, watch=watch, only_cached=only_cached)
-    result = outcome(found, out, {"edges": edges(found.tried, found.chosen)})
-    result.document["table"] = _rows(found, result.document["table"])
+    result = run_study(study, out, processes=processes, watch=watch, only_cached=only_cached)
+    search = result.search or {"tried": [], "chosen": {}}
+    table = _rows(study, result)
+    result.document.update(edges=edges(search["tried"], search["chosen"]), table=table)
     write_results(result)
     write_text(out / "results.md", markdown(result.document))
     tables.write(out, measured_tables(result.document))
@@ -69,15 +70,16 @@ def edges(tried: Sequence[Mapping[str, Any]], best: Chosen) -> list[dict[str, An
     return found
 
 
-def _rows(found: Finished, compared: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row for every cell, also for one that was not run; `compared` has those that were."""
-    about, seeds = found.study.about, found.study.seeds
-    known = {(row["setting"], row["label"]): row for row in compared}
-    runs: dict[str, dict[int, RecordedRun]] = {cell.name: {} for cell in found.study.cells}
-    for cell, run in found.runs:
-        runs[cell.name][run.seed or 0] = run
+def _rows(study: Study, found: Outcome) -> list[dict[str, Any]]:
+    """A row for every cell, also for one that was not run."""
+    about, seeds = study.about, study.seeds
+    known = {(row["setting"], row["label"]): row for row in found.document["table"]}
+    names = {(cell.setting, cell.label): cell.name for cell in study.cells}
+    runs: dict[str, dict[int, RecordedRun]] = {cell.name: {} for cell in study.cells}
+    for row, run in zip(found.document["runs"], found.runs, strict=True):
+        runs[names[row["setting"], row["label"]]][run.seed or 0] = run
     rows = []
-    for cell in found.study.cells:
+    for cell in study.cells:
         own, reference = runs[cell.name], runs.get(f"{cell.setting}/{about['reference']}", {})
         by_seed = {
             name: {

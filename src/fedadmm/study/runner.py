@@ -11,33 +11,16 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedadmm.study import records
 from fedadmm.study.pool import Job, Watch, nobody, run_jobs
+from fedadmm.study.results import Outcome, outcome
 from fedadmm.study.rundir import RecordedRun, RunDir, create, read_run
 from fedadmm.study.study import Cell, Search, Study
 
 Chosen = dict[str, dict[str, Any]]
 """By search: the values that it chose, and how well they did."""
-
-
-class CellRun(NamedTuple):
-    """One finished run of a cell."""
-
-    cell: Cell
-    run: RecordedRun
-    """Under the cell's label, judged by its target."""
-
-
-class Finished(NamedTuple):
-    """A study that has been run, or as much of it as there is."""
-
-    study: Study
-    runs: list[CellRun]
-    tried: list[dict[str, Any]]
-    """How every point of the search did."""
-    chosen: Chosen
 
 
 def run_study(
@@ -48,7 +31,7 @@ def run_study(
     processes: int = 1,
     watch: Watch = nobody,
     only_cached: bool = False,
-) -> Finished:
+) -> Outcome:
     """Search, then run every cell with every seed.
 
     `fresh` forgets the runs that are there; with `only_cached` nothing is run.
@@ -66,8 +49,8 @@ def run_study(
     seeds: Sequence[int | None] = study.seeds or [None]
     wanted = [(cell, seed) for cell in cells for seed in seeds]
     runs = _complete(wanted, out, processes, watch, only_cached, fresh)
-    there = [CellRun(c, run) for (c, _), run in zip(wanted, runs, strict=True) if run is not None]
-    return Finished(study, there, tried, best)
+    there = [(cell, run) for (cell, _), run in zip(wanted, runs, strict=True) if run is not None]
+    return outcome(study, there, out, tried, best)
 
 
 Wanted = Sequence[tuple[Cell, int | None]]

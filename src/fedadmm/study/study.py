@@ -14,6 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from fedadmm.algorithms import REGISTRY
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import Tree
 from fedadmm.run.evaluation import Target
@@ -158,3 +159,16 @@ def short_keys(keys: Sequence[str]) -> list[str]:
     """The last word of each key, where that is enough to tell them apart."""
     last = [key.split(".")[-1] for key in keys]
     return [word if last.count(word) == 1 else key for key, word in zip(keys, last, strict=True)]
+
+
+def setting_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """What a cell sets besides its seed, for people: short keys, and methods by their titles."""
+    shown = {key: shown_value(value) for key, value in values.items() if key != "seed"}
+    name = shown.pop("algorithm.name", None)
+    method = {} if name is None else {"method": REGISTRY[name].title if name in REGISTRY else name}
+    return method | dict(zip(short_keys(list(shown)), shown.values(), strict=True))
+
+
+def shown_value(value: Any) -> str:
+    """A text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

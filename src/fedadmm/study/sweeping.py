@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedadmm.algorithms import REGISTRY
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import Tree
 from fedadmm.study import config, overriding, tables
 from fedadmm.study.config import resolve, toml_tables
 from fedadmm.study.overriding import Setting, part_in
 from fedadmm.study.pool import Watch, nobody
-from fedadmm.study.results import Outcome, outcome, runs_table, write_results
+from fedadmm.study.results import Outcome, runs_table, write_results
 from fedadmm.study.runner import run_study
-from fedadmm.study.study import Cell, Study, check_distinct, short_keys
+from fedadmm.study.study import Cell, Study, check_distinct, setting_of, shown_value
 
 MOST_CELLS = 10_000
 
@@ -89,9 +87,9 @@ def cell_of(
     for key, value in values.items():
         config.assign(made, key, deepcopy(value))
     applied = overriding.apply(made, settings)
-    name = " ".join(f"{key}={_shown(value)}" for key, value in values.items())
+    name = " ".join(f"{key}={shown_value(value)}" for key, value in values.items())
     run = resolve(made, f"{name}: " if name else "")
-    shown = setting(values)
+    shown = setting_of(values)
     label = ", ".join(v if key == "method" else f"{key}={v}" for key, v in shown.items())
     # Settings are compared with each other, not with baselines.
     baseline = False if label else None
@@ -99,23 +97,11 @@ def cell_of(
     return cell, applied
 
 
-def setting(values: Mapping[str, Any]) -> dict[str, str]:
-    """What a cell sets besides its seed, for people: short keys, and methods by their titles."""
-    shown = {key: _shown(value) for key, value in values.items() if key != "seed"}
-    name = shown.pop("algorithm.name", None)
-    method = {} if name is None else {"method": REGISTRY[name].title if name in REGISTRY else name}
-    return method | dict(zip(short_keys(list(shown)), shown.values(), strict=True))
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def sweep(
     study: Study, out: Path, *, fresh: bool = False, processes: int = 1, watch: Watch = nobody
 ) -> Outcome:
     """Run every cell that is not finished, and write results.json and its table."""
-    found = outcome(run_study(study, out, fresh=fresh, processes=processes, watch=watch), out)
+    found = run_study(study, out, fresh=fresh, processes=processes, watch=watch)
     write_results(found)
     tables.write(out, {"cells": runs_table(found.document)})
     return found

@@ -26,7 +26,6 @@ from fedadmm.study.overriding import Setting
 from fedadmm.study.pool import Began, Ended, Job, Recorded, Watch, execute, nobody
 from fedadmm.study.results import Outcome, outcome, runs_table, write_results
 from fedadmm.study.rundir import RecordedRun, create, read_run, write_toml
-from fedadmm.study.runner import CellRun, Finished
 from fedadmm.study.study import PLAN, Cell, Study
 from fedadmm.study.sweeping import axis, cell_of
 from fedadmm.study.sweeping import plan as plan_sweep
@@ -258,8 +257,8 @@ def _result(
     for cell in cells:
         directory = cell.directory(out)
         run = runs[directory] if directory in runs else read_run(directory)
-        found.append(CellRun(cell, run.judged(cell.label, cell.target, cell.baseline)))
-    result = outcome(Finished(Study("tuning", cells), found, [], {}), out)
+        found.append((cell, run.judged(cell.label, cell.target, cell.baseline)))
+    result = outcome(Study("tuning", cells), found, out)
     rows = result.document["runs"]
     for number, (row, one) in enumerate(zip(rows, told, strict=True)):
         cut = one.state.name == "PRUNED" and row["code"] != "diverged"

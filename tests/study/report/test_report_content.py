@@ -14,10 +14,10 @@ from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
 from fedadmm.study.formatting import duration, number, size
 from fedadmm.study.report import write_report
-from fedadmm.study.report.content import read
 from fedadmm.study.report.figures import MOST_POINTS, lines
 from fedadmm.study.report.panels import sections
 from fedadmm.study.report.tables import configuration, search_table
+from support.commands import read_content as read
 from support.records import made
 from support.runs import TARGET
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fedadmm.study.report import write_report
-from fedadmm.study.report.content import read
 from fedadmm.study.report.figures import Bars, Heat, Lines, Section
 from fedadmm.study.report.panels import sections
-from fedadmm.study.sweeping import setting
+from fedadmm.study.study import setting_of as setting
 from support.browser import Browser
+from support.commands import read_content as read
 from support.records import made
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedadmm.study.report.content import Content
     from fedadmm.study.results import Outcome
 
 
@@ -24,21 +24,16 @@ def write_report(
         figures: where to put every figure as PNG and SVG; nowhere by default.
         found: what a study came to, when that need not be read from its folder.
     """
-    from fedadmm.study.report import content
-    from fedadmm.study.results import read_results
-    from fedadmm.study.study import RESULTS
+    from fedadmm.study.results import drawn, read_outcome
 
     directory = Path(directory)
-    if found is None and (directory / RESULTS).is_file():
-        found = read_results(directory)
-    if found is None:
-        return _write(content.read(directory), directory, figures)
+    found = read_outcome(directory) if found is None else found
     if found.document["kind"] == "reproduction":
         return _write_settings(found, figures)
-    return _write(content.of_study(found), directory, figures)
+    return _write(drawn(found), directory, figures)
 
 
-def _write(content: Content, directory: Path, figures: Path | None) -> Path:
+def _write(content: Outcome, directory: Path, figures: Path | None) -> Path:
     from fedadmm.study import tables
     from fedadmm.study.report.drawing import draw_figures
     from fedadmm.study.report.page import render
@@ -58,9 +53,9 @@ def _write_settings(found: Outcome, figures: Path | None) -> Path:
     """A page a setting, and one with the tables that leads to them."""
     from html import escape
 
-    from fedadmm.study.report.content import of_study
     from fedadmm.study.report.page import paragraph, plain_page, table_html
     from fedadmm.study.reproducing import measured_tables
+    from fedadmm.study.results import drawn
     from fedadmm.study.rundir import RunDir, create
 
     links = []
@@ -73,8 +68,8 @@ def _write_settings(found: Outcome, figures: Path | None) -> Path:
         create(folder)
         about = {"problem": f"{found.document['title']}: {title}", "search": None}
         about["target"] = part.document["runs"][0]["target"]
-        part = part._replace(document=part.document | about)
-        _write(of_study(part), folder, None if figures is None else figures / setting)
+        part = replace(part, document=part.document | about)
+        _write(drawn(part), folder, None if figures is None else figures / setting)
         address = escape(f"reports/{setting}/report.html")
         links.append(f'<p><a href="{address}">{escape(title)}</a></p>')
     document = found.document

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedadmm.study import records
-from fedadmm.study.report.content import Content
 from fedadmm.study.report.figures import Bars, Heat, Panel, short
+from fedadmm.study.results import Outcome
 from fedadmm.study.rundir import RecordedRun
 
 MOST_CLIENTS = 500
@@ -16,7 +16,7 @@ MOST_ROWS, MOST_ROUNDS = 100, 200
 MOST_PICTURES = 4
 
 
-def client_panels(content: Content) -> Iterator[Panel]:
+def client_panels(content: Outcome) -> Iterator[Panel]:
     """Every figure with a mark per client."""
     partition = content.partition
     if partition is not None and partition.counts:
@@ -41,14 +41,14 @@ def _limit(shown: int, clients: int) -> str:
     return f" The first {shown} of {clients:,} clients." if clients > shown else ""
 
 
-def _number_of_clients(content: Content) -> int:
+def _number_of_clients(content: Outcome) -> int:
     """As many as the partition knows, or as took part."""
     known = content.partition.clients if content.partition else 0
     seen = (i for run in content.runs for record in run.records for i in records.clients(record))
     return max(known, max(seen, default=-1) + 1)
 
 
-def _participation(content: Content, clients: int) -> Iterator[Panel]:
+def _participation(content: Outcome, clients: int) -> Iterator[Panel]:
     """Bars when all methods met the same clients, else one row a method."""
     counts = {label: _counts(runs, clients) for label, runs in content.labels.items()}
     counts = {label: values for label, values in counts.items() if any(values)}
@@ -78,7 +78,7 @@ def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
     return [short(count / len(healthy)) for count in counts]
 
 
-def _presence(content: Content, clients: int) -> Iterator[Panel]:
+def _presence(content: Outcome, clients: int) -> Iterator[Panel]:
     """Who took part when, in the first run of each method; once where all met the same clients."""
     met = {label: _cohorts(runs[0]) for label, runs in content.labels.items()}
     met = {label: cohorts for label, cohorts in met.items() if any(cohorts.values())}
@@ -112,7 +112,7 @@ def _cohorts(run: RecordedRun) -> dict[int, frozenset[int]]:
     }
 
 
-def last_values(content: Content, base: str) -> Bars | Heat | None:
+def last_values(content: Outcome, base: str) -> Bars | Heat | None:
     """Each client's last value of a metric: bars for one method, else one row a method."""
     found = {label: _means(runs, base) for label, runs in content.labels.items()}
     rows = {content.names[label]: values for label, values in found.items() if values}

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from fedadmm.run.record import Record
 from fedadmm.study import records
-from fedadmm.study.report.content import Content
 from fedadmm.study.report.figures import (
     Axis,
     Bars,
@@ -20,6 +19,7 @@ from fedadmm.study.report.figures import (
     lines,
     short,
 )
+from fedadmm.study.results import Outcome
 from fedadmm.study.rundir import RecordedRun
 
 STRIP_BARS = 240
@@ -28,7 +28,7 @@ STRIP_CLIENTS = 30
 MOST_STRIPS = 4
 
 
-def clock_panels(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+def clock_panels(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     """Every figure of runs that have a virtual clock."""
     stale = _staleness(content, rounds)
     if stale:
@@ -49,7 +49,7 @@ def clock_panels(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
     yield from _strips(content)
 
 
-def _staleness(content: Content, rounds: list[Axis]) -> list[Line]:
+def _staleness(content: Outcome, rounds: list[Axis]) -> list[Line]:
     """The median delay so far, with a band up to the largest."""
 
     def quantile(index: int) -> Value:
@@ -67,7 +67,7 @@ def _staleness(content: Content, rounds: list[Axis]) -> list[Line]:
     ]
 
 
-def _delay_counts(content: Content) -> tuple[list[float], list[str]]:
+def _delay_counts(content: Outcome) -> tuple[list[float], list[str]]:
     """How many replies came with each delay, over all runs, and the delays."""
     counts = Counter(
         delay for run in content.runs for record in run.records for delay in records.delays(record)
@@ -78,7 +78,7 @@ def _delay_counts(content: Content) -> tuple[list[float], list[str]]:
     return [float(counts[delay]) for delay in delays], [str(delay) for delay in delays]
 
 
-def _strips(content: Content) -> Iterator[Strip]:
+def _strips(content: Outcome) -> Iterator[Strip]:
     """The first pieces of work of each label's first run."""
     for label, runs in list(content.labels.items())[:MOST_STRIPS]:
         bars = _bars(runs[0])

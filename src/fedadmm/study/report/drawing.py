@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedadmm.core import files
-from fedadmm.study.report.content import Content
 from fedadmm.study.report.figures import Axis, Bars, Heat, Line, Lines, Panel, Ranks, Section, Strip
 from fedadmm.study.report.palette import SHAPES, Style, styles_of
+from fedadmm.study.results import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ SETTINGS = {
 }
 
 
-def draw_figures(content: Content, sections: list[Section], directory: Path) -> list[Path]:
+def draw_figures(content: Outcome, sections: list[Section], directory: Path) -> list[Path]:
     """Every panel, on every axis it has, as `<panel>[-<axis>].png` and `.svg`."""
     import matplotlib
 

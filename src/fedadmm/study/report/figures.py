@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedadmm.run.record import Record
 from fedadmm.study import records
-from fedadmm.study.report.content import Content
+from fedadmm.study.results import Outcome
 from fedadmm.study.rundir import RecordedRun
 
 PANEL_POINTS = 2600
@@ -64,7 +64,7 @@ def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, floa
     return next((unit for unit in units if largest >= 2 * unit[1]), units[-1])
 
 
-def lines(content: Content, known: list[Axis], value: Value, part: str = "") -> list[Line]:
+def lines(content: Outcome, known: list[Axis], value: Value, part: str = "") -> list[Line]:
     """The curves of a quantity: each label's mean over healthy seeds, and each diverged seed."""
     result: list[Line] = []
     points = max(10, min(MOST_POINTS, PANEL_POINTS // len(content.labels)))
@@ -85,7 +85,7 @@ def besides(name: str) -> Value:
     return lambda record: records.besides(record, name)
 
 
-def quartile_lines(content: Content, known: list[Axis]) -> list[Line]:
+def quartile_lines(content: Outcome, known: list[Axis]) -> list[Line]:
     """The median penalty with the quartiles as its band, for methods that have a penalty."""
 
     def quartile(index: int) -> Value:

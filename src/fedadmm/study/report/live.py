@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study.config import CONFIG
-from fedadmm.study.report.content import read
 from fedadmm.study.report.page import plotly, render
 from fedadmm.study.report.panels import sections
+from fedadmm.study.results import drawn, read_outcome
 from fedadmm.study.rundir import METRICS, SUMMARY
 from fedadmm.study.serving import Answer, Loopback
 
@@ -59,7 +59,7 @@ class LivePage:
     def page(self) -> str:
         """The report as it is now; before the first round, a page that waits for it."""
         try:
-            content = read(self._directory)
+            content = drawn(read_outcome(self._directory))
             return render(content, sections(content), live=True)
         except DataError as error:
             from markupsafe import escape

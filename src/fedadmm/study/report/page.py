@@ -13,14 +13,14 @@ from typing import Any
 from fedadmm.study import config, formatting, records
 from fedadmm.study import results as rows
 from fedadmm.study.report import tables
-from fedadmm.study.report.content import Content
 from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Ranks, Section, Strip
 from fedadmm.study.report.palette import Style, styles_of
 from fedadmm.study.report.ranks import rank_picture
+from fedadmm.study.results import Outcome
 from fedadmm.study.tables import Table
 
 
-def render(content: Content, sections: list[Section], live: bool = False) -> str:
+def render(content: Outcome, sections: list[Section], live: bool = False) -> str:
     """The whole page as text; a live one asks its server for plotly, and for what is new."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -72,20 +72,20 @@ def render(content: Content, sections: list[Section], live: bool = False) -> str
     )
 
 
-def _title(content: Content) -> str:
+def _title(content: Outcome) -> str:
     if content.settings:
         methods = {str(run.summary.get("method", run.algorithm)) for run in content.runs}
         whose = f" of {methods.pop()}" if len(methods) == 1 else ""
         return f"{len(content.settings)} settings{whose} on {content.problem}"
-    if content.overview.get("kind") == "tuning":
-        trials = len(content.overview["runs"])
+    if content.document.get("kind") == "tuning":
+        trials = len(content.document["runs"])
         return f"The best {len(content.labels)} of {trials} trials on {content.problem}"
     if len(content.labels) > 1:
         return f"{len(content.labels)} methods on {content.problem}"
     return f"{content.runs[0].method} on {content.problem}"
 
 
-def _usual_end(content: Content) -> str | None:
+def _usual_end(content: Outcome) -> str | None:
     """The sentence that most runs ended with, so that no row need repeat it."""
     sentence, count = Counter(run.status for run in content.runs).most_common(1)[0]
     return sentence if count > 1 else None
@@ -112,12 +112,12 @@ SHAPES = {
 """SVG's dash array, and the path around (0, 0), of what a style calls its dash and its marker."""
 
 
-def _legend(content: Content) -> list[dict[str, Any]]:
+def _legend(content: Outcome) -> list[dict[str, Any]]:
     """Label and style of every method, in the order of the comparison."""
     return [{"label": label, **style._asdict()} for label, style in styles_of(content).items()]
 
 
-def _data(content: Content, sections: list[Section]) -> str:
+def _data(content: Outcome, sections: list[Section]) -> str:
     """JSON that is safe inside a script element."""
     document = {
         "legend": _legend(content),
@@ -170,7 +170,7 @@ def _alternative(panel: Lines | Bars | Heat | Strip, names: dict[str, str]) -> s
     return f"{panel.title}: from {low:g} to {high:g} {panel.unit} a {panel.column}."
 
 
-def _versions(content: Content) -> str:
+def _versions(content: Outcome) -> str:
     versions = sorted({str(run.summary.get("fedadmm_version", "")) for run in content.runs} - {""})
     created = sorted({str(run.summary.get("created", "")) for run in content.runs} - {""})
     parts = [f"fedadmm {', '.join(versions)}"] if versions else []

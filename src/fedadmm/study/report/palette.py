@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from fedadmm.study.report.content import Content
+    from fedadmm.study.results import Outcome
 
 
 class Style(NamedTuple):
@@ -98,7 +98,7 @@ def styles(algorithms: dict[str, str]) -> dict[str, Style]:
     return result
 
 
-def styles_of(content: Content) -> dict[str, Style]:
+def styles_of(content: Outcome) -> dict[str, Style]:
     """The style of each label of a report, with what the label is called."""
     chosen = styles({label: runs[0].algorithm for label, runs in content.labels.items()})
     return {label: style._replace(name=content.names[label]) for label, style in chosen.items()}

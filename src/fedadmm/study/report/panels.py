@@ -8,7 +8,6 @@ from functools import partial
 from fedadmm.study import formatting, records
 from fedadmm.study.report.clients import client_panels, last_values
 from fedadmm.study.report.clock import clock_panels
-from fedadmm.study.report.content import Content
 from fedadmm.study.report.figures import (
     Axis,
     Bars,
@@ -24,9 +23,10 @@ from fedadmm.study.report.figures import (
 )
 from fedadmm.study.report.ranks import rank_panels
 from fedadmm.study.report.sweeps import MOST_OVERLAID, sweep_sections
+from fedadmm.study.results import Outcome
 
 
-def sections(content: Content) -> list[Section]:
+def sections(content: Outcome) -> list[Section]:
     """Every figure of a report; what was not measured has none."""
     known = axes(content.runs)
     metric = content.results.metric
@@ -59,7 +59,7 @@ _ABOUT = {
 """A section's title, and what it is about."""
 
 
-def _overlaid(content: Content, known: list[Axis]) -> list[Section]:
+def _overlaid(content: Outcome, known: list[Axis]) -> list[Section]:
     """Figures in which all methods are drawn over each other."""
     rounds = known[:1]
     return [
@@ -75,7 +75,7 @@ def _overlaid(content: Content, known: list[Axis]) -> list[Section]:
     ]
 
 
-def _section(content: Content, name: str, known: list[Axis], panels: Iterator[Panel]) -> Section:
+def _section(content: Outcome, name: str, known: list[Axis], panels: Iterator[Panel]) -> Section:
     """Panels whose curves are all flat, or whose bars are all equal, become sentences."""
     drawn: list[Panel] = []
     constants: list[str] = []
@@ -95,7 +95,7 @@ def _is_flat(line: Line) -> bool:
     return len(line.y) > 1 and len({*line.y, *line.low, *line.high}) == 1
 
 
-def _constant(content: Content, panel: Lines) -> str:
+def _constant(content: Outcome, panel: Lines) -> str:
     groups: dict[str, list[str]] = {}
     for line in panel.lines:
         name = content.names[line.label] + (f" ({line.part})" if line.part else "")
@@ -107,7 +107,7 @@ def _constant(content: Content, panel: Lines) -> str:
     return f"{panel.title}, the same in every round: {'; '.join(parts)}."
 
 
-def metric_names(content: Content) -> list[str]:
+def metric_names(content: Outcome) -> list[str]:
     """The evaluated metrics: accuracies first, then losses, in the order they were recorded."""
     names = dict.fromkeys(
         name
@@ -121,7 +121,7 @@ def metric_names(content: Content) -> list[str]:
     return sorted(names, key=lambda name: ("accuracy" not in name, "loss" not in name))
 
 
-def _differ(content: Content, one: str, other: str) -> bool:
+def _differ(content: Outcome, one: str, other: str) -> bool:
     return any(
         records.value(record, one) != records.value(record, other)
         for run in content.runs
@@ -129,7 +129,7 @@ def _differ(content: Content, one: str, other: str) -> bool:
     )
 
 
-def _learning(content: Content, known: list[Axis]) -> Iterator[Panel]:
+def _learning(content: Outcome, known: list[Axis]) -> Iterator[Panel]:
     names = metric_names(content)
     for name in names:
         if records.metric(name).known and name not in _fair(names):
@@ -140,7 +140,7 @@ def _fair(names: list[str]) -> list[str]:
     return [name for own in records.over_clients(names).values() for name in own]
 
 
-def _fairness(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+def _fairness(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     """Worst client, percentile and spread over the rounds, and each client's last value."""
     for base, names in records.over_clients(metric_names(content)).items():
         for name in names:
@@ -148,7 +148,7 @@ def _fairness(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
         yield from filter(None, [last_values(content, base)])
 
 
-def _more(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+def _more(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     """One panel a key; `X_bound` and `X_measured` share the panel `X`."""
     names = metric_names(content)
     unknown = [n for n in names if not records.metric(n).known and n not in _fair(names)]
@@ -173,7 +173,7 @@ def _stem(name: str) -> str:
 
 
 def _panel(
-    content: Content, known: list[Axis], get: Callable[[str], Value], *names: str, title: str = ""
+    content: Outcome, known: list[Axis], get: Callable[[str], Value], *names: str, title: str = ""
 ) -> Iterator[Lines]:
     curves: list[Line] = []
     for name in names:
@@ -207,7 +207,7 @@ def _positive(name: str) -> Value:
     return lambda record: records.besides(record, name) or None
 
 
-def _residuals(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+def _residuals(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     notes = {
         "primal_residual": "How far the participants' models are from the global model they "
         "received: the root of the weighted mean of ‖wᵢ − θ‖².",
@@ -220,7 +220,7 @@ def _residuals(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
             yield Lines(name, records.metric(name).title, note, curves, log=True)
 
 
-def _privacy(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+def _privacy(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     notes = {
         "epsilon": (
             "Privacy spent (ε)",
@@ -239,7 +239,7 @@ def _privacy(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
             yield Lines(name, title, note, curves)
 
 
-def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
+def _work(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     penalties = [line for line in quartile_lines(content, rounds) if not line.ended]
     if penalties:
         yield Lines(
@@ -266,11 +266,11 @@ def _work(content: Content, rounds: list[Axis]) -> Iterator[Panel]:
             yield Lines(name, title, note, curves, zero=True)
 
 
-def _trials(content: Content) -> Iterator[Panel]:
+def _trials(content: Outcome) -> Iterator[Panel]:
     """Each trial's last measurement of the compared metric; the curves are those of the best."""
     metric = content.results.metric or ""
-    tuning = content.overview.get("kind") == "tuning"
-    rows = content.overview["runs"] if tuning else []
+    tuning = content.document.get("kind") == "tuning"
+    rows = content.document["runs"] if tuning else []
     found = {str(row["trial"]): row["final"][metric] for row in rows if metric in row["final"]}
     title = records.metric(metric).title
     note = f"{title} after each trial's last round. The other figures show the best trials."

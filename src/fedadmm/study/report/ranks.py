@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedadmm.study import records, results
-from fedadmm.study.report.content import Content
 from fedadmm.study.report.figures import Panel, Ranks
+from fedadmm.study.results import Outcome
 from fedadmm.study.rundir import RecordedRun
 
 
-def rank_panels(content: Content) -> Iterator[Panel]:
+def rank_panels(content: Outcome) -> Iterator[Panel]:
     """The ranks of a comparison; two methods, or a single seed, have none worth a figure."""
     seeds = [{run.seed for run in runs} for runs in content.labels.values()]
     shared = sorted(seed for seed in set.intersection(*seeds) if seed is not None)
@@ -40,7 +40,7 @@ def rank_panels(content: Content) -> Iterator[Panel]:
     yield Ranks("ranks", "Mean ranks", note, found.names, found.ranks, found.critical)
 
 
-def _loss(content: Content, run: RecordedRun) -> float:
+def _loss(content: Outcome, run: RecordedRun) -> float:
     """What a run is ranked by: less is better, and a run that got nowhere is last."""
     if content.target is not None:
         found = run.to_target("rounds")

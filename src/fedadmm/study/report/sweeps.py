@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedadmm.study import formatting, records
-from fedadmm.study.report.content import Content
 from fedadmm.study.report.figures import Axis, Bars, Heat, Lines, Panel, Section, short
+from fedadmm.study.results import Outcome
 
 MOST_MULTIPLES = 36
 """This many small figures can still be compared."""
@@ -14,7 +14,7 @@ MOST_OVERLAID = 12
 """This many settings can share a figure of the usual size."""
 
 
-def sweep_sections(content: Content, known: list[Axis], whole: Lines | None) -> Iterator[Section]:
+def sweep_sections(content: Outcome, known: list[Axis], whole: Lines | None) -> Iterator[Section]:
     """The sections of a sweep; `whole` holds the curves of all settings."""
     finals = _finals(content)
     if not content.settings or not finals:
@@ -36,14 +36,14 @@ def sweep_sections(content: Content, known: list[Axis], whole: Lines | None) -> 
         yield Section("multiples", title, note, known, multiples, [], min(columns, 6))
 
 
-def _finals(content: Content) -> dict[str, float]:
+def _finals(content: Outcome) -> dict[str, float]:
     """The final value of the compared metric, by label; settings that diverged have none."""
     metric = content.results.metric or ""
     rows = {row.label: row.final.get(metric) for row in content.results.rows}
     return {label: one.mean for label, one in rows.items() if one and one.mean is not None}
 
 
-def _overview(content: Content, finals: dict[str, float]) -> Iterator[Panel]:
+def _overview(content: Outcome, finals: dict[str, float]) -> Iterator[Panel]:
     """Bars over the values of one key, a map over those of two; more have no picture."""
     about = records.metric(content.results.metric or "")
     factor, ending = (100.0, " (%)") if about.share else (1.0, "")
@@ -63,7 +63,7 @@ def _overview(content: Content, finals: dict[str, float]) -> Iterator[Panel]:
         yield Heat("final", title, note, keys[0], unit, rows, values, names, keys[1])
 
 
-def _multiples(content: Content, whole: Lines, best: str) -> Iterator[Lines]:
+def _multiples(content: Outcome, whole: Lines, best: str) -> Iterator[Lines]:
     """One small figure per setting, with the best setting behind it."""
     behind = [line._replace(behind=True) for line in whole.lines if line.label == best]
     span = _span(whole)

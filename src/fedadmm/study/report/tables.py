@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from fedadmm.core.tables import flattened
 from fedadmm.study import formatting, records
-from fedadmm.study.report.content import Content
-from fedadmm.study.results import Row, table
+from fedadmm.study.results import Outcome, Row, table
 from fedadmm.study.tables import Table
 
 
@@ -29,7 +28,7 @@ class Search(NamedTuple):
     rows: list[tuple[str, list[str]]]
 
 
-def final_metrics(content: Content) -> list[str]:
+def final_metrics(content: Outcome) -> list[str]:
     """The metrics worth a column: the compared one, one accuracy and the losses."""
     names = list(dict.fromkeys(name for row in content.results.rows for name in row.final))
     accuracy = [name for name in names if "accuracy" in name][:1]
@@ -39,21 +38,21 @@ def final_metrics(content: Content) -> list[str]:
     return [name for name in dict.fromkeys(wanted) if name in names] + content.results.over_clients
 
 
-def _differ(content: Content, one: str, other: str) -> bool:
+def _differ(content: Outcome, one: str, other: str) -> bool:
     return any(run.final.get(one) != run.final.get(other) for run in content.runs)
 
 
-def results_table(content: Content) -> Table:
+def results_table(content: Outcome) -> Table:
     """The rows of a comparison, with what a search chose."""
     found = content.results
-    rounds, seeds = (content.overview.get(key) for key in ("rounds", "seeds"))
+    rounds, seeds = (content.document.get(key) for key in ("rounds", "seeds"))
     goal = f"; target: {formatting.describe(found.target)}" if found.target is not None else ""
     about = f", {rounds} rounds, seeds {seeds}" if rounds is not None else ""
     chosen = content.search["chosen"] if content.search else None
     return table(found, f"{content.problem}{about}{goal}", chosen)
 
 
-def all_tables(content: Content) -> dict[str, Table]:
+def all_tables(content: Outcome) -> dict[str, Table]:
     """Every table of the page, by the name of its file."""
     found = {"runs": _runs(content)}
     if content.comparison:
@@ -71,7 +70,7 @@ def all_tables(content: Content) -> dict[str, Table]:
     return found
 
 
-def _runs(content: Content) -> Table:
+def _runs(content: Outcome) -> Table:
     data = [
         {"method": run.method, "seed": run.seed, "status": run.status}
         | {key: run.tally[key] for key in ("rounds", "bytes_up", "bytes_down", "seconds")}
@@ -92,7 +91,7 @@ def _runs(content: Content) -> Table:
     return Table("Runs", headings, lines, data=data)
 
 
-def key_figures(content: Content) -> list[tuple[str, str, str]]:
+def key_figures(content: Outcome) -> list[tuple[str, str, str]]:
     """(What, value, small print) for the head of the page."""
     tallies = [run.tally for run in content.runs]
     traffic = sum(tally["bytes_up"] + tally["bytes_down"] for tally in tallies)
@@ -109,7 +108,7 @@ def key_figures(content: Content) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _target_figure(content: Content) -> list[tuple[str, str, str]]:
+def _target_figure(content: Outcome) -> list[tuple[str, str, str]]:
     if content.target is None:
         return []
     what = "Fewest rounds to the target" if content.comparison else "Rounds to the target"
@@ -125,7 +124,7 @@ def _target_figure(content: Content) -> list[tuple[str, str, str]]:
     return [(what, f"{first.rounds.mean:.4g}", small)]
 
 
-def _best_figure(content: Content) -> list[tuple[str, str, str]]:
+def _best_figure(content: Outcome) -> list[tuple[str, str, str]]:
     name = content.results.metric
     scored = [row for row in content.results.rows if name in row.final]
     if name is None or not scored:
@@ -168,7 +167,7 @@ def _tried(row: Mapping[str, Any]) -> str:
     return ", ".join(json.dumps(value) for value in row["value"].values())
 
 
-def configuration(content: Content) -> Configuration:
+def configuration(content: Outcome) -> Configuration:
     """Dotted keys; the seed of a comparison's runs goes without saying."""
     firsts = {
         label: {key: _shown(value) for key, value in flattened(runs[0].config).items()}
