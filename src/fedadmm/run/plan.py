@@ -113,7 +113,7 @@ def unpack_state(
             )
     best = _BEST if "best.round" in packed.plain else None
     tree = _tree(template, (Download(cast),) * len(steps))._replace(best=best)
-    state = unpack(tree, packed)
+    state: RunState = unpack(tree, packed)
     known, noised, missed, engine = values["known"], values["noised"], None, None
     if template.missed is not None:
         missed = away.restored(values["missed"], tensors, device)

@@ -111,7 +111,7 @@ def infer(job: Job, client: int, heard: Sequence[Heard]) -> Inferred:
     for number, one in enumerate(heard):
         download = one.download._replace(cast=_double(one.download.cast))
         first = torch.tensor([number == 0 and download.missed is None])
-        record = caught_up(job, client, record, download, one.round_index)
+        record = caught_up(job, client, record, download)
         found = _of_round(job, client, _double(record.state), first, download, one)
         record = ClientRecord(found.state)
     return found
