@@ -113,19 +113,20 @@ def unpack_state(
             )
     best = _BEST if "best.round" in packed.plain else None
     tree = _tree(template, (Download(cast),) * len(steps))._replace(best=best)
-    state: RunState = unpack(tree, packed)
+    state: Any = unpack(tree, packed)
     known, noised, missed, engine = values["known"], values["noised"], None, None
     if template.missed is not None:
         missed = away.restored(values["missed"], tensors, device)
     if values["engine"] is not None:
         engine = EngineState(values["engine"], dict(zip(steps, state.engine, strict=True)))
-    return state._replace(
+    read: RunState = state._replace(
         engine=engine,
         notes=values["notes"],
         known=None if known is None else {client: Seen(*seen) for client, *seen in known},
         noised=None if noised is None else {client: Noised(*made) for client, *made in noised},
         missed=missed,
     )
+    return read
 
 
 def _tree(state: RunState, downloads: tuple[Download, ...]) -> Any:
