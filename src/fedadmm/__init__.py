@@ -56,6 +56,7 @@ _EXPORTS = {
     "fedadmm.run.simulation": "Result simulate",
     "fedadmm.run.stores": "Checkpoints DiskStore MemoryStore",
     "fedadmm.study.estimator": "FederatedClassifier FederatedRegressor",
+    "fedadmm.study.predicting": "Predictor",
     "fedadmm.study.trackers": "MLflow TensorBoard WeightsAndBiases",
     "fedadmm.theory.certificates": "Certificate",
 }

@@ -21,6 +21,7 @@ COMMANDS = (
     "tune",
     "report",
     "export",
+    "predict",
     "advise",
     "incentives",
     "audit",

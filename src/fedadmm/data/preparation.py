@@ -84,6 +84,15 @@ class Spread:
         same: NDArray[np.bool_] = _text(cells)[:, None] == np.array(self.words, dtype=str)[None, :]
         return same.astype(np.float64)
 
+    def refuse_unknown(self, cells: NDArray[Any]) -> None:
+        """Refuse a word that no training row had; a gap is none of the words."""
+        unknown = sorted(_words(cells) - set(self.words))
+        if unknown:
+            raise DataError(
+                f"{self.name!r} is {unknown[0]!r} in some row, which no training row had; it must "
+                f"be one of {', '.join(self.words)}, or empty"
+            )
+
 
 Column = Scaled | Spread
 

@@ -1,0 +1,113 @@
+"""A run's model on new rows of raw columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedadmm as fa
+from fedadmm.core import codec
+from support.commands import call
+
+SITES = {
+    "a": ["50,yes,1.0,ill", "20,no,,well", "60,yes,4.0,ill", "30,no,2.0,well"],
+    "b": ["70,no,3.0,ill", "25,former,1.5,well", "65,yes,,ill", "35,no,2.5,well"],
+}
+ROWS = [line.split(",") for lines in SITES.values() for line in lines]
+NEW = "dose,smoker,age\n2,no,55\n,,41\n"
+
+
+def run(folder: Path, target: str = "state", *more: object) -> Path:
+    for name, lines in SITES.items():
+        (folder / f"{name}.csv").write_text("\n".join(["age,smoker,dose,state", *lines, ""]))
+    place = folder / "run"
+    given = ["--csv", folder / "a.csv", folder / "b.csv", "--target", target, "--out", place]
+    few = ["--set", "rounds=3", "--set", "problem.test_fraction=0"]
+    result = call("run", *given, *few, *more)
+    assert result.exit_code == 0, result.stderr
+    (folder / "new.csv").write_text(NEW)
+    return place
+
+
+def inputs() -> np.ndarray:
+    """Age, smoker (former, no, yes) and dose of the new rows, standardised by hand."""
+    ages = np.array([float(row[0]) for row in ROWS])
+    doses = np.array([float(row[2]) for row in ROWS if row[2]])
+    age = (np.array([55.0, 41.0]) - ages.mean()) / ages.std()
+    dose = np.array([(2.0 - doses.mean()) / doses.std(), 0.0])
+    return np.column_stack([age, [0, 0], [1, 0], [0, 0], dose])
+
+
+def test_labels_and_probabilities_are_those_of_the_stored_vector(tmp_path: Path) -> None:
+    place = run(tmp_path)
+    params = codec.read(place / "model.safetensors").tensors["params"].double().numpy()
+    well = 1 / (1 + np.exp(-inputs() @ params[:5] - params[5]))
+    expected = np.column_stack([1 - well, well])
+    model = fa.Predictor(place)
+    np.testing.assert_allclose(model.predict_proba(tmp_path / "new.csv"), expected, rtol=1e-5)
+    labels = np.array(["ill", "well"])[expected.argmax(1)]
+    assert model.predict(tmp_path / "new.csv").tolist() == labels.tolist()
+    frame = pd.read_csv(tmp_path / "new.csv")
+    np.testing.assert_allclose(model.predict_proba(frame), expected, rtol=1e-5)
+    table = {"age": [55, 41], "smoker": ["no", None], "dose": [2.0, np.nan]}
+    np.testing.assert_allclose(model.predict_proba(table), expected, rtol=1e-5)
+
+
+def test_the_command_prints_or_writes_them(tmp_path: Path) -> None:
+    place = run(tmp_path)
+    for name in SITES:
+        (tmp_path / f"{name}.csv").unlink()  # the run's folder is enough
+    printed = call("predict", place, tmp_path / "new.csv")
+    assert printed.exit_code == 0, printed.stderr
+    rows = list(csv.DictReader(io.StringIO(printed.stdout)))
+    found = fa.Predictor(place).predict_proba(tmp_path / "new.csv")
+    assert [float(row["p(ill)"]) for row in rows] == pytest.approx(found[:, 0], abs=1e-6)
+    called = call("predict", place, tmp_path / "new.csv", "--json")
+    assert [row["state"] for row in json.loads(called.stdout)["rows"]] == [r["state"] for r in rows]
+    call("predict", place, tmp_path / "new.csv", "--out", tmp_path / "answers.csv")
+    assert (tmp_path / "answers.csv").read_text() == printed.stdout
+
+
+def test_a_number_comes_back_in_its_own_unit(tmp_path: Path) -> None:
+    place = run(
+        *(tmp_path, "age", "--set", "problem.kind=numbers", "--set", "problem.model=linear"),
+        *("--set", 'problem.leave_out=["state", "dose"]'),
+    )
+    params = codec.read(place / "model.safetensors").tensors["params"].double()
+    ages = torch.tensor([float(row[0]) for row in ROWS])
+    one = torch.tensor([0.0, 1.0, 0.0]).double()  # former, no, yes
+    expected = (one @ params[:3] + params[3]) * ages.std(unbiased=False) + ages.mean()
+    model = fa.Predictor(place)
+    assert model.predict({"smoker": ["no"]}) == pytest.approx([float(expected)], rel=1e-5)
+    with pytest.raises(fa.DataError, match="'age' is a number, but probabilities are asked for"):
+        model.predict_proba({"smoker": ["no"]})
+
+
+REFUSED = {
+    "a column": ("age,dose\n1,2\n", "has no column 'smoker'"),
+    "a word": ("age,smoker,dose\n1,pipe,2\n", "'smoker' is 'pipe' in some row, which no training"),
+    "a number": ("age,smoker,dose\nold,no,2\n", "'age' held numbers in all training rows"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_cannot_read_is_named(case: str, tmp_path: Path) -> None:
+    text, message = REFUSED[case]
+    model = fa.Predictor(run(tmp_path))
+    (tmp_path / "bad.csv").write_text(text)
+    with pytest.raises(fa.DataError, match=message):
+        model.predict(tmp_path / "bad.csv")
+
+
+def test_a_run_on_rows_as_they_are_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    assert call("run", "quickstart", "--set", "rounds=1", "--out", place).exit_code == 0
+    with pytest.raises(fa.DataError, match="its rows were taken as they are"):
+        fa.Predictor(place)
