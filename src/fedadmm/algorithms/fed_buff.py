@@ -26,7 +26,7 @@ from torch import Tensor
 from fedadmm.algorithms.fed_async import AsTheyArrive, Versioned
 from fedadmm.algorithms.fed_avg import Stateless
 from fedadmm.core.parts import Count, Positive, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer
+from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer, Round
 
 
 class Server(NamedTuple):
@@ -64,6 +64,9 @@ class FedBuff(AsTheyArrive[Server, Message]):
     def init_server(self, params: Tensor) -> Server:
         nothing = params.new_zeros(1)
         return Server(params, nothing, torch.zeros_like(params), nothing, nothing)
+
+    def broadcast(self, server: Server, round: Round) -> Versioned:
+        return Versioned(server.theta, server.version)
 
     def local_problem(self, cast: Versioned, client: Stateless) -> LocalProblem:
         return LocalProblem(start=cast.theta)
