@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.validation import FAMILIES as FAMILIES
@@ -44,8 +44,8 @@ NOT_IN_TABLES = {"in_tables": False}
 class Part:
     """What a part says about the others of its run."""
 
-    name: ClassVar[str]
-    """The name in configurations and on the command line."""
+    name: str
+    """The name in configurations and on the command line; "module:Class" for one of your own."""
 
     def refuses(self, setup: Setup) -> Iterator[str]:
         """Why it cannot work with the other parts, a sentence each; nothing where it can.

@@ -211,8 +211,6 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     given, and none keeps anything on `self`.
     """
 
-    name: ClassVar[str]
-    """The name in configurations and on the command line; "module:Class" for one of your own."""
     title: ClassVar[str]
     """What people call it; the name of the class, unless the class says otherwise."""
     paper: ClassVar[str] = ""
