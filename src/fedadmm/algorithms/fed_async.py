@@ -69,7 +69,6 @@ class AsTheyArrive(KeepsNothing[State, Versioned, Sent]):
     grace: NotNegative = 4.0
 
     def discount(self, delay: Tensor) -> Tensor:
-        """s(delay)."""
         if self.staleness == "polynomial":
             return (delay + 1) ** -self.exponent
         if self.staleness == "hinge":
@@ -103,18 +102,15 @@ class FedAsync(AsTheyArrive[Versioned, Message]):
     def client_update(
         self, cast: Versioned, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send w, and what it was made from."""
         return client, Message(result.params, cast.version)
 
     def arrived(self, server: Versioned, message: Message) -> Message:
-        """Weigh a model by its age."""
         share = self.discount(server.version - message.version)
         return Message(share * message.model, message.version, share)
 
     def server_update(
         self, server: Versioned, total: Message, received: Received, regularizer: Regularizer
     ) -> Versioned:
-        """Mix the replies into theta; without ages they count in full."""
         share = received.weight if total.share is None else total.share
         move = (total.model - share * server.theta) / received.weight
         return Versioned(server.theta + self.alpha * move, server.version + 1)

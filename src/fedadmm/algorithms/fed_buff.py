@@ -74,18 +74,15 @@ class FedBuff(AsTheyArrive[Server, Message]):
     def client_update(
         self, cast: Versioned, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send the move, and what it started from."""
         return client, Message(result.params - cast.theta, cast.version)
 
     def arrived(self, server: Server, message: Message) -> Message:
-        """Weigh a move by its age."""
         count = self.discount(server.version - message.version)
         return Message(count * message.delta, message.version)
 
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """Fill the buffer; a full one makes a step."""
         filled = Server(
             server.theta,
             server.version,

@@ -73,7 +73,6 @@ class DouglasRachford(Algorithm[Server, State, Theta, Message]):
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """Fold the increments, which keeps the exact mean, and apply prox_{eta g}."""
         xtilde = server.xtilde + total.increment
         return Server(xtilde, regularizer.prox(xtilde, self.eta))
 

@@ -95,7 +95,6 @@ class FedDyn(Algorithm[Server, Client, Theta, Message]):
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """The participants' mean move plus eta times the members' mean dual."""
         h = server.h + total.delta / self.eta
         members = server.members if total.joined is None else server.members + total.joined
         theta = server.theta + total.delta / received.weight + self.eta * h / members

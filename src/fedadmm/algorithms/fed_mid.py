@@ -53,14 +53,12 @@ class FedMid(LocalSteps[Theta, Message]):
     def client_update(
         self, cast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send the move and the work in it."""
         assert result.step_sum is not None
         return client, Message(result.params - cast.theta, result.step_sum)
 
     def server_update(
         self, server: Theta, total: Message, received: Received, regularizer: Regularizer
     ) -> Theta:
-        """A step along the mean move, and the prox of as much of g as the steps had."""
         theta = server.theta + self.step * total.delta / received.weight
         reach = self.step * float(total.work) / received.weight
         printed = self.server_prox == "printed" and reach > 0

@@ -49,7 +49,6 @@ class FedNova(LocalSteps[Theta, Message]):
     def client_update(
         self, cast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send the move a unit of work makes; who made no step has not moved."""
         work = result.step_sum
         assert work is not None
         unit = torch.where(work > 0, work, torch.ones_like(work))
@@ -58,6 +57,5 @@ class FedNova(LocalSteps[Theta, Message]):
     def server_update(
         self, server: Theta, total: Message, received: Received, regularizer: Regularizer
     ) -> Theta:
-        """The mean direction, as far as the mean work goes."""
         work, direction = total.work / received.weight, total.direction / received.weight
         return Theta(server.theta + work * direction)

@@ -97,7 +97,6 @@ class Scaffnew(Algorithm[Theta, Client, Broadcast, Message]):
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        """Send what the server averages; the control variate waits for its answer."""
         assert result.step_sum is not None
         ratio = self.p * cast.steps / result.step_sum
         h = self._control(cast, client)
@@ -107,5 +106,4 @@ class Scaffnew(Algorithm[Theta, Client, Broadcast, Message]):
     def server_update(
         self, server: Theta, total: Message, received: Received, regularizer: Regularizer
     ) -> Theta:
-        """The mean that keeps the sum of all control variates at zero."""
         return Theta(server.theta + total.move / total.ratio)
