@@ -30,9 +30,13 @@ IMAGES = {"cnn1": (1, 28, 28), "cnn2": (3, 32, 32), "femnist-cnn": (1, 28, 28)}
 IMAGES["insa-cnn"] = IMAGES["small-cnn"] = (1, 28, 28)
 
 
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_parameter_counts(name: str) -> None:
-    assert models.count_parameters(models.build(name)) == SIZES[name]
+    assert _size(models.build(name)) == SIZES[name]
     assert SIZES[name] == PRINTED.get(name, SIZES[name])
 
 
@@ -53,7 +57,7 @@ def test_gong_as_released(name: str) -> None:
     after = [layers[i + 1] for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
     assert all(isinstance(layer, nn.MaxPool2d) for layer in after)
     torch.testing.assert_close(released(torch.randn(2, *IMAGES[name])).sum(-1), torch.ones(2))
-    assert models.count_parameters(released) == PRINTED[name]
+    assert _size(released) == PRINTED[name]
 
 
 def test_wang_as_released_has_a_second_hidden_layer() -> None:
@@ -69,10 +73,10 @@ def test_gongs_perceptron_has_his_softmax_and_not_wangs_layer() -> None:
 
 
 def test_linear_and_logistic_take_sizes() -> None:
-    assert models.count_parameters(models.build("linear", inputs=7)) == 8
-    assert models.count_parameters(models.build("linear", inputs=7, bias=False)) == 7
-    assert models.count_parameters(models.build("logistic", inputs=13)) == 14
-    assert models.count_parameters(models.build("logistic", inputs=13, classes=3)) == 42
+    assert _size(models.build("linear", inputs=7)) == 8
+    assert _size(models.build("linear", inputs=7, bias=False)) == 7
+    assert _size(models.build("logistic", inputs=13)) == 14
+    assert _size(models.build("logistic", inputs=13, classes=3)) == 42
 
 
 def test_char_lstm_scores_the_next_character() -> None:

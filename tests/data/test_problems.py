@@ -17,7 +17,7 @@ from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.parts import part
 from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.regularizers import L1
-from fedadmm.data import Dataset, FederatedData, Normalise, Partition, partitions, problems
+from fedadmm.data import Dataset, Normalise, Partition, partitions, problems
 
 ROOT = Path(__file__).parents[2]
 
@@ -236,15 +236,6 @@ def test_a_saved_partition_can_be_used_again(tmp_path: Path) -> None:
     for problem in (again, other):
         assert problem.num_clients == 9
         assert torch.equal(problem.clients[4].inputs, first.clients[4].inputs)
-
-
-def test_rows_can_be_shared_between_processes(digits: Problem) -> None:
-    data = digits.data
-    assert isinstance(data, FederatedData)
-    data.share_memory()
-    assert digits.clients[0].inputs.is_shared()
-    copy = pickle.loads(pickle.dumps(digits.clients))
-    assert torch.equal(copy[3].inputs, digits.clients[3].inputs)
 
 
 def test_lazy_synthetic_clients_are_those_of_the_stored_ones() -> None:

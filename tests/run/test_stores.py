@@ -125,50 +125,14 @@ def test_a_marked_version_stays_until_the_next_mark(tmp_path: Path) -> None:
 
 
 def test_a_store_opened_again_goes_on_and_drops_what_a_crash_left(tmp_path: Path) -> None:
-    bound(DiskStore(tmp_path, durable=True)).commit(5, record(1), 0)
+    bound(DiskStore(tmp_path)).commit(5, record(1), 0)
     older = tmp_path / "0000" / "5-1.safetensors"
     (tmp_path / "0000" / "5-2.safetensors").write_bytes(older.read_bytes())
     (tmp_path / "0000" / "5-3.safetensors.99.tmp").write_bytes(b"half")
-    again = bound(DiskStore(tmp_path, durable=True))
+    again = bound(DiskStore(tmp_path))
     assert same(again.get(5), record(1))
     again.commit(5, record(2), 1)
     assert [path.name for path in (tmp_path / "0000").iterdir()] == ["5-3.safetensors"]
-
-
-def test_a_durable_commit_is_synchronised_before_and_after_its_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = bound(DiskStore(tmp_path, durable=True))
-    store.commit(0, record(0), 0)
-    calls: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def noting_fsync(handle: int) -> None:
-        calls.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
-        fsync(handle)
-
-    def noting_replace(*paths: Any) -> None:
-        calls.append("rename")
-        replace(*paths)
-
-    monkeypatch.setattr(os, "fsync", noting_fsync)
-    monkeypatch.setattr(os, "replace", noting_replace)
-    store.commit(0, record(1), 1)
-    assert calls == ["file", "rename", "folder"]
-    calls.clear()
-    bound(DiskStore(tmp_path / "other")).commit(0, record(1), 1)
-    assert "file" not in calls
-
-
-@pytest.mark.parametrize("place", [20, -3])
-def test_a_damaged_durable_record_is_refused(place: int, tmp_path: Path) -> None:
-    bound(DiskStore(tmp_path, durable=True)).commit(5, record(1), 0)
-    path = tmp_path / "0000" / "5-1.safetensors"
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(fa.StateError, match=r"5-1\.safetensors"):
-        bound(DiskStore(tmp_path, durable=True)).get(5)
 
 
 def test_a_record_of_another_method_is_refused(tmp_path: Path) -> None:
@@ -226,7 +190,6 @@ def test_the_store_does_not_change_the_run(tmp_path: Path) -> None:
     expected = fingerprints(run(8))
     assert fingerprints(run(8, store=DiskStore(tmp_path / "a"))) == expected
     assert fingerprints(run(8, store=DiskStore(tmp_path / "b", cache_bytes=0))) == expected
-    assert fingerprints(run(8, store=DiskStore(tmp_path / "c", durable=True))) == expected
 
 
 def test_bfloat16_rounds_the_primal_and_nothing_else(tmp_path: Path) -> None:

@@ -9,10 +9,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core.local_work import LocalWork
-from fedadmm.core.protocols import EngineState
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.simulation import make_job
 from fedadmm.run.stores import Checkpoints
 from support.federations import WEIGHTS, assert_same, federation, run, snapshots, weighted_mean
 from support.records import untimed
@@ -320,13 +317,3 @@ def test_refused_traces(text, message, tmp_path):
     engine = VirtualTime(compute="trace", trace=str(path))
     with pytest.raises(fa.DataError, match=message):
         run(ASYNC, federation(14, clients=3), 2, engine=engine)
-
-
-def test_a_clock_of_another_version_is_refused_by_name():
-    given = federation(7)
-    job = make_job(ASYNC, given.problem, LocalWork(fa.ExactSolver()), 0, given.initial)
-    engine = VirtualTime().start(job, fa.MemoryStore())
-    state = engine.snapshot()
-    old = EngineState({key: value for key, value in state.values.items() if key != "staleness"}, {})
-    with pytest.raises(fa.StateError, match="another version of fedadmm: finish the run"):
-        engine.restore(old)

@@ -6,8 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.stopping import ProxAccuracy
 from fedadmm.theory import (
-    feddr_accuracy,
     feddr_alpha_max,
     feddr_best_steps,
     feddr_bound,
@@ -15,7 +15,6 @@ from fedadmm.theory import (
     feddr_corollary_bound,
     feddr_eta_max,
     feddr_prox_start_excess,
-    prox_error_bound,
 )
 
 smoothness = st.floats(1e-3, 1e3)
@@ -149,16 +148,11 @@ def test_prox_start_excess_covers_quadratics() -> None:
 
 
 def test_accuracies_sum_to_less_than_the_budget() -> None:
-    squares = [feddr_accuracy(8.0, k) ** 2 for k in range(10_000)]
+    squares = [ProxAccuracy(8.0).epsilon(k - 1) ** 2 for k in range(10_000)]
     assert squares[0] == pytest.approx(4.0)
     assert squares[1] == pytest.approx(1.0)
     assert sum(squares) == pytest.approx(4.0 * math.pi**2 / 6, abs=1e-3)
     assert sum(squares) < 8.0
-
-
-def test_prox_error_bound_is_tight_for_the_most_negative_curvature() -> None:
-    # f = -(L/2) x²: the local gradient at distance d from the solution is (1/eta - L) d.
-    assert prox_error_bound(2.0, 0.25, 6.0) == pytest.approx(3.0)
 
 
 def test_domain_errors_name_the_condition() -> None:
@@ -179,11 +173,7 @@ def test_domain_errors_name_the_condition() -> None:
         feddr_alpha_max(2.0, 0.41, 0.1)
     with pytest.raises(ParameterError, match=r"eta is 0.5, but must be > 0 and < 0.5"):
         feddr_prox_start_excess(2.0, 0.5, 1.0)
-    with pytest.raises(ParameterError, match=r"eta is 0.5, but must be > 0 and < 0.5"):
-        prox_error_bound(2.0, 0.5, 1.0)
     with pytest.raises(ParameterError, match=r"p_hat is 1.5"):
         feddr_constants(1.0, 0.1, 1.0, 1.5)
-    with pytest.raises(ParameterError, match=r"eta is 1.0, but must be > 0 and < 1"):
-        prox_error_bound(1.0, 1.0, 1.0)
     with pytest.raises(ParameterError, match=r"n is 2.5, but must be a whole number"):
         feddr_corollary_bound(1.0, 2.5, 1, 1.0)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from fedadmm.theory import (
     learning_rate_range,
     noise_floor,
     recommend,
-    steps_to_reduce,
     wang_constants,
 )
 
@@ -151,18 +150,6 @@ def test_noise_floor_by_hand_and_against_the_stationary_variance() -> None:
     for curvature in (1.0, 2.0, 4.0):
         stationary = curvature * 0.125 * 2.0 / (2 - 0.125 * curvature)
         assert stationary <= noise_floor(3.0, 1.0, 0.0, 0.125, 2.0)
-
-
-def test_steps_to_reduce_by_hand_and_on_a_quadratic() -> None:
-    # kappa = (3 + 1)/(1 + 1) = 2: 2 * 2^-k <= 1/8 from k = 4 on
-    assert steps_to_reduce(3.0, 1.0, 1.0, 0.125) == 4
-    assert steps_to_reduce(1.0, 1.0, 1.0, 0.1) == 1
-    # kappa = 10: 10 * 0.9^k <= 0.01 from k = 66 on, log(0.001)/log(0.9) = 65.56
-    assert steps_to_reduce(9.0, 1.0, 0.0, 0.01) == 66
-    # Curvatures 1 and 4 (rho included), steps of 1/4.
-    steps = steps_to_reduce(3.0, 1.0, 0.0, 0.01)
-    gradients = [curvature * (1 - curvature / 4) ** steps for curvature in (1.0, 4.0)]
-    assert math.hypot(*gradients) <= 0.01 * math.hypot(1.0, 4.0)
 
 
 def test_domain_errors_name_the_field() -> None:

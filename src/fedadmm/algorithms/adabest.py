@@ -95,7 +95,6 @@ class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Delta]:
-        """Let the memory fade, add this round to it, and send w - theta."""
         delta = result.params - cast.theta
         # Replies to one and the same step, as where they arrive late, are no time apart.
         absence = (cast.step - client.last).clamp(min=1)
@@ -105,10 +104,8 @@ class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
     def server_update(
         self, server: Server, total: Delta, received: Received, regularizer: Regularizer
     ) -> Server:
-        """The participants' mean, carried on by beta times its move."""
         m = server.theta + total.delta / received.weight
         return Server(m + self.beta * (m - server.m), m, server.steps + 1)
 
     def participants_mean(self, server: Server) -> Tensor:
-        """m, which the paper hands out."""
         return server.m

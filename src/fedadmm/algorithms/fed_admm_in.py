@@ -29,7 +29,7 @@ from fedadmm.core.protocols import (
     PrimalDual,
     Received,
     Regularizer,
-    Round,
+    Theta,
     norm,
 )
 from fedadmm.core.stopping import InSaCriterion
@@ -52,12 +52,6 @@ class Client(NamedTuple):
     sent: Tensor
 
 
-class Broadcast(NamedTuple):
-    """The global model."""
-
-    theta: Tensor
-
-
 class Message(NamedTuple):
     """The increments of beta_i w_i + y_i and of beta_i."""
 
@@ -66,7 +60,7 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "fedadmm-in")
-class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
+class FedADMMIn(Algorithm[Server, Client, Theta, Message]):
     """FedADMM-In: a fixed penalty and the inexactness criterion as stopping rule.
 
     Args:
@@ -106,14 +100,11 @@ class FedADMMIn(Algorithm[Server, Client, Broadcast, Message]):
         sent = beta if self.members == "all" else torch.zeros_like(beta)
         return Client(params, torch.zeros_like(params), beta, sent)
 
-    def broadcast(self, server: Server, round: Round) -> Broadcast:
-        return Broadcast(server.theta)
-
-    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
+    def local_problem(self, cast: Theta, client: Client) -> LocalProblem:
         return LocalProblem(cast.theta, client.y, client.beta, cast.theta)
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, cast: Theta, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         w = result.params
         y = client.y + client.beta * (w - cast.theta)

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedadmm.algorithms.fed_admm_in import Broadcast, Client, FedADMMIn, Message, Server
+from fedadmm.algorithms.fed_admm_in import Client, FedADMMIn, Message, Server
 from fedadmm.algorithms.fed_admm_insa import FedADMMInSa
 from fedadmm.core.parts import NotNegative, part
-from fedadmm.core.protocols import LocalResult, Received, Regularizer
+from fedadmm.core.protocols import LocalResult, Received, Regularizer, Theta
 
 
 @part("algorithm", "fedadmm-in-released")
@@ -56,9 +56,7 @@ class FedADMMInSaReleased(FedADMMInSa):
 
     memory: NotNegative = 0.01
 
-    def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
-    ) -> tuple[Client, Any]:
+    def client_update(self, cast: Theta, client: Client, result: LocalResult) -> tuple[Client, Any]:
         new, sent = super().client_update(cast, client, result)
         change = new.beta - client.beta
         return new._replace(sent=new.beta), LongMessage(*sent, change * new.w, change)

@@ -19,25 +19,14 @@ order of arrivals that a run really had; the paper's rates were not checked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_avg import HasTheta, KeepsNothing, Sent, Stateless
+from fedadmm.algorithms.fed_avg import KeepsNothing, Sent, State, Stateless
 from fedadmm.core.parts import NotNegative, Positive, Share, part
 from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer, Round
-
-
-class HasVersion(HasTheta, Protocol):
-    """A server's state with the global model and how many models came before it."""
-
-    @property
-    def version(self) -> Tensor:
-        """How many models came before it."""
-
-
-State = TypeVar("State", bound=HasVersion)
 
 
 class Versioned(NamedTuple):
@@ -80,15 +69,11 @@ class AsTheyArrive(KeepsNothing[State, Versioned, Sent]):
     grace: NotNegative = 4.0
 
     def discount(self, delay: Tensor) -> Tensor:
-        """s(delay)."""
         if self.staleness == "polynomial":
             return (delay + 1) ** -self.exponent
         if self.staleness == "hinge":
             return 1 / (self.slope * (delay - self.grace).clamp(min=0) + 1)
         return torch.ones_like(delay)
-
-    def broadcast(self, server: State, round: Round) -> Versioned:
-        return Versioned(server.theta, server.version)
 
 
 @part("algorithm", "fedasync")
@@ -108,24 +93,24 @@ class FedAsync(AsTheyArrive[Versioned, Message]):
     def init_server(self, params: Tensor) -> Versioned:
         return Versioned(params, params.new_zeros(1))
 
+    def broadcast(self, server: Versioned, round: Round) -> Versioned:
+        return server
+
     def local_problem(self, cast: Versioned, client: Stateless) -> LocalProblem:
         return LocalProblem(start=cast.theta, weight=self.rho, centre=cast.theta)
 
     def client_update(
         self, cast: Versioned, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send w, and what it was made from."""
         return client, Message(result.params, cast.version)
 
     def arrived(self, server: Versioned, message: Message) -> Message:
-        """Weigh a model by its age."""
         share = self.discount(server.version - message.version)
         return Message(share * message.model, message.version, share)
 
     def server_update(
         self, server: Versioned, total: Message, received: Received, regularizer: Regularizer
     ) -> Versioned:
-        """Mix the replies into theta; without ages they count in full."""
         share = received.weight if total.share is None else total.share
         move = (total.model - share * server.theta) / received.weight
         return Versioned(server.theta + self.alpha * move, server.version + 1)

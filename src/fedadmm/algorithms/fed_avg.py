@@ -11,7 +11,7 @@ Networks from Decentralized Data, AISTATS 2017.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -23,14 +23,8 @@ from fedadmm.core.protocols import (
     Needs,
     Received,
     Regularizer,
-    Round,
+    Theta,
 )
-
-
-class Server(NamedTuple):
-    """The global model."""
-
-    theta: Tensor
 
 
 class Stateless(NamedTuple):
@@ -49,15 +43,7 @@ class Delta(NamedTuple):
     delta: Tensor
 
 
-class HasTheta(Protocol):
-    """A server's state with the global model."""
-
-    @property
-    def theta(self) -> Tensor:
-        """The global model."""
-
-
-State = TypeVar("State", bound=HasTheta)
+State = TypeVar("State")
 Cast = TypeVar("Cast")
 Sent = TypeVar("Sent")
 
@@ -75,7 +61,7 @@ class KeepsNothing(Algorithm[State, Stateless, Cast, Sent]):
 
 
 @part("algorithm", "fedsgd")
-class FedSGD(KeepsNothing[Server, Server, Gradient]):
+class FedSGD(KeepsNothing[Theta, Theta, Gradient]):
     """FedSGD with server learning rate `lr`."""
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
@@ -87,34 +73,25 @@ class FedSGD(KeepsNothing[Server, Server, Gradient]):
 
     lr: Positive = 0.1
 
-    def init_server(self, params: Tensor) -> Server:
-        return Server(params)
-
-    def broadcast(self, server: Server, round: Round) -> Server:
-        return server
-
-    def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
+    def local_problem(self, cast: Theta, client: Stateless) -> LocalProblem:
         return LocalProblem(start=cast.theta)
 
     def client_update(
-        self, cast: Server, client: Stateless, result: LocalResult
+        self, cast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Gradient]:
         assert result.start_gradient is not None
         return client, Gradient(result.start_gradient)
 
     def server_update(
-        self, server: Server, total: Gradient, received: Received, regularizer: Regularizer
-    ) -> Server:
-        return Server(server.theta - self.lr * total.gradient / received.weight)
+        self, server: Theta, total: Gradient, received: Received, regularizer: Regularizer
+    ) -> Theta:
+        return Theta(server.theta - self.lr * total.gradient / received.weight)
 
 
-class LocalSteps(KeepsNothing[State, Server, Sent]):
+class LocalSteps(KeepsNothing[State, Theta, Sent]):
     """Clients that make local steps on f_i from theta."""
 
-    def broadcast(self, server: State, round: Round) -> Server:
-        return Server(server.theta)
-
-    def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
+    def local_problem(self, cast: Theta, client: Stateless) -> LocalProblem:
         return LocalProblem(start=cast.theta)
 
 
@@ -124,21 +101,18 @@ class SendsMove(LocalSteps[State, Delta]):
     moves: ClassVar[tuple[str, ...]] = ("delta",)
 
     def client_update(
-        self, cast: Server, client: Stateless, result: LocalResult
+        self, cast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Delta]:
         return client, Delta(result.params - cast.theta)
 
 
 @part("algorithm", "fedavg")
-class FedAvg(SendsMove[Server]):
+class FedAvg(SendsMove[Theta]):
     """FedAvg; all hyper-parameters are those of the solver and its stopping rule."""
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
 
-    def init_server(self, params: Tensor) -> Server:
-        return Server(params)
-
     def server_update(
-        self, server: Server, total: Delta, received: Received, regularizer: Regularizer
-    ) -> Server:
-        return Server(server.theta + total.delta / received.weight)
+        self, server: Theta, total: Delta, received: Received, regularizer: Regularizer
+    ) -> Theta:
+        return Theta(server.theta + total.delta / received.weight)

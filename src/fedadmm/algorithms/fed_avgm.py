@@ -51,11 +51,9 @@ class FedAvgM(FedOpt[Server]):
         return Server(params, torch.zeros_like(params), params)
 
     def step(self, server: Server, delta: Tensor) -> Server:
-        """Move the velocity, then theta along it."""
         v = self.momentum * server.v + delta
         ahead = delta + self.momentum * v if self.nesterov else v
         return Server(server.theta + self.lr * ahead, v, server.theta + delta)
 
     def participants_mean(self, server: Server) -> Tensor:
-        """Where theta stood before the step, moved by their mean move."""
         return server.mean

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedadmm.algorithms.fed_async import AsTheyArrive, Versioned
 from fedadmm.algorithms.fed_avg import Stateless
 from fedadmm.core.parts import Count, Positive, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer
+from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer, Round
 
 
 class Server(NamedTuple):
@@ -65,24 +65,24 @@ class FedBuff(AsTheyArrive[Server, Message]):
         nothing = params.new_zeros(1)
         return Server(params, nothing, torch.zeros_like(params), nothing, nothing)
 
+    def broadcast(self, server: Server, round: Round) -> Versioned:
+        return Versioned(server.theta, server.version)
+
     def local_problem(self, cast: Versioned, client: Stateless) -> LocalProblem:
         return LocalProblem(start=cast.theta)
 
     def client_update(
         self, cast: Versioned, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send the move, and what it started from."""
         return client, Message(result.params - cast.theta, cast.version)
 
     def arrived(self, server: Server, message: Message) -> Message:
-        """Weigh a move by its age."""
         count = self.discount(server.version - message.version)
         return Message(count * message.delta, message.version)
 
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """Fill the buffer; a full one makes a step."""
         filled = Server(
             server.theta,
             server.version,

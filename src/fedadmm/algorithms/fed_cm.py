@@ -70,14 +70,12 @@ class FedCM(KeepsNothing[Server, Server, Message]):
     def client_update(
         self, cast: Server, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send the move and the work in it."""
         assert result.step_sum is not None
         return client, Message(result.params - cast.theta, result.step_sum / self.alpha)
 
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """The mean direction of all local steps, and a step along the mean move."""
         made = bool(total.work > 0)
         direction = -total.delta / total.work if made else server.direction
         return Server(server.theta + self.step * total.delta / received.weight, direction)

@@ -30,7 +30,7 @@ from fedadmm.core.protocols import (
     PrimalDual,
     Received,
     Regularizer,
-    Round,
+    Theta,
 )
 
 State = TypeVar("State")
@@ -50,19 +50,13 @@ class Client(NamedTuple):
     x: Tensor
 
 
-class Broadcast(NamedTuple):
-    """The global model."""
-
-    theta: Tensor
-
-
 class Message(NamedTuple):
     """The increment of xhat_i."""
 
     increment: Tensor
 
 
-class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
+class DouglasRachford(Algorithm[Server, State, Theta, Message]):
     """The server's half, which FedDR and FedDR-II share."""
 
     eta: float
@@ -76,13 +70,9 @@ class DouglasRachford(Algorithm[Server, State, Broadcast, Message]):
     def init_server(self, params: Tensor) -> Server:
         return Server(params, params)
 
-    def broadcast(self, server: Server, round: Round) -> Broadcast:
-        return Broadcast(self.global_params(server))
-
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """Fold the increments, which keeps the exact mean, and apply prox_{eta g}."""
         xtilde = server.xtilde + total.increment
         return Server(xtilde, regularizer.prox(xtilde, self.eta))
 
@@ -127,14 +117,14 @@ class FedDR(DouglasRachford[Client]):
     def init_client(self, params: Tensor) -> Client:
         return Client(params, params)
 
-    def _governing(self, cast: Broadcast, client: Client) -> Tensor:
+    def _governing(self, cast: Theta, client: Client) -> Tensor:
         return client.v + self.alpha * (cast.theta - client.x)
 
-    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
+    def local_problem(self, cast: Theta, client: Client) -> LocalProblem:
         return LocalProblem(cast.theta, None, 1 / self.eta, self._governing(cast, client))
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, cast: Theta, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         new = Client(self._governing(cast, client), result.params)
         return new, Message((2 * new.x - new.v) - (2 * client.x - client.v))

@@ -16,9 +16,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_dr import Broadcast, DouglasRachford, Message
+from fedadmm.algorithms.fed_dr import DouglasRachford, Message
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, PrimalDual
+from fedadmm.core.protocols import LocalProblem, LocalResult, PrimalDual, Theta
 
 
 class Client(NamedTuple):
@@ -41,11 +41,11 @@ class FedDRII(DouglasRachford[Client]):
     def init_client(self, params: Tensor) -> Client:
         return Client(torch.zeros_like(params), params)
 
-    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
+    def local_problem(self, cast: Theta, client: Client) -> LocalProblem:
         return LocalProblem(cast.theta, None, 1 / self.eta, cast.theta - client.w)
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, cast: Theta, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         new = Client(client.w + result.params - cast.theta, result.params)
         return new, Message((new.x + new.w) - (client.x + client.w))

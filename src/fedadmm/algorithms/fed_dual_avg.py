@@ -81,14 +81,12 @@ class FedDualAvg(KeepsNothing[Server, Broadcast, Message]):
     def client_update(
         self, cast: Broadcast, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send the move and the work in it."""
         assert result.step_sum is not None
         return client, Message(result.params - cast.z, result.step_sum)
 
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """Move the dual state and its reach, and form theta."""
         z = server.z + self.step * total.delta / received.weight
         reach = server.reach + self.step * total.work / received.weight
         number = float(reach)

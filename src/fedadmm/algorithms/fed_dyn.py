@@ -31,7 +31,7 @@ from fedadmm.core.protocols import (
     LocalResult,
     Received,
     Regularizer,
-    Round,
+    Theta,
 )
 
 
@@ -50,12 +50,6 @@ class Client(NamedTuple):
     joined: Tensor
 
 
-class Broadcast(NamedTuple):
-    """The global model."""
-
-    theta: Tensor
-
-
 class Message(NamedTuple):
     """w - theta; with members="seen" also 1 from a client that joins."""
 
@@ -64,7 +58,7 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "feddyn")
-class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
+class FedDyn(Algorithm[Server, Client, Theta, Message]):
     """FedDyn with step `eta`, the inverse of the paper's regularisation weight.
 
     Args:
@@ -88,14 +82,11 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
     def init_client(self, params: Tensor) -> Client:
         return Client(torch.zeros_like(params), params.new_zeros(1))
 
-    def broadcast(self, server: Server, round: Round) -> Broadcast:
-        return Broadcast(server.theta)
-
-    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
+    def local_problem(self, cast: Theta, client: Client) -> LocalProblem:
         return LocalProblem(cast.theta, client.y, 1 / self.eta, cast.theta)
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, cast: Theta, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         delta = result.params - cast.theta
         new = Client(client.y + delta / self.eta, torch.ones_like(client.joined))
@@ -104,7 +95,6 @@ class FedDyn(Algorithm[Server, Client, Broadcast, Message]):
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """The participants' mean move plus eta times the members' mean dual."""
         h = server.h + total.delta / self.eta
         members = server.members if total.joined is None else server.members + total.joined
         theta = server.theta + total.delta / received.weight + self.eta * h / members

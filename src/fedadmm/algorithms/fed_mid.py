@@ -21,9 +21,9 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fedadmm.algorithms.fed_avg import LocalSteps, Server, Stateless
+from fedadmm.algorithms.fed_avg import LocalSteps, Stateless
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import LocalResult, Needs, Received, Regularizer
+from fedadmm.core.protocols import LocalResult, Needs, Received, Regularizer, Theta
 
 
 class Message(NamedTuple):
@@ -34,7 +34,7 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "fedmid")
-class FedMid(LocalSteps[Server, Message]):
+class FedMid(LocalSteps[Theta, Message]):
     """FedMid with the prox of g in every local step.
 
     Args:
@@ -50,21 +50,16 @@ class FedMid(LocalSteps[Server, Message]):
     step: Positive = 1.0
     server_prox: Literal["printed", "none"] = "printed"
 
-    def init_server(self, params: Tensor) -> Server:
-        return Server(params)
-
     def client_update(
-        self, cast: Server, client: Stateless, result: LocalResult
+        self, cast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send the move and the work in it."""
         assert result.step_sum is not None
         return client, Message(result.params - cast.theta, result.step_sum)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
-    ) -> Server:
-        """A step along the mean move, and the prox of as much of g as the steps had."""
+        self, server: Theta, total: Message, received: Received, regularizer: Regularizer
+    ) -> Theta:
         theta = server.theta + self.step * total.delta / received.weight
         reach = self.step * float(total.work) / received.weight
         printed = self.server_prox == "printed" and reach > 0
-        return Server(regularizer.prox(theta, reach) if printed else theta)
+        return Theta(regularizer.prox(theta, reach) if printed else theta)

@@ -26,9 +26,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_avg import LocalSteps, Server, Stateless
+from fedadmm.algorithms.fed_avg import LocalSteps, Stateless
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import LocalResult, Needs, Received, Regularizer
+from fedadmm.core.protocols import LocalResult, Needs, Received, Regularizer, Theta
 
 
 class Message(NamedTuple):
@@ -39,28 +39,23 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "fednova")
-class FedNova(LocalSteps[Server, Message]):
+class FedNova(LocalSteps[Theta, Message]):
     """FedNova; all hyper-parameters are those of the solver and its stopping rule."""
 
     paper: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
     needs: ClassVar[Needs] = Needs(step_sum=True)
     moves: ClassVar[tuple[str, ...]] = ("direction",)
 
-    def init_server(self, params: Tensor) -> Server:
-        return Server(params)
-
     def client_update(
-        self, cast: Server, client: Stateless, result: LocalResult
+        self, cast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        """Send the move a unit of work makes; who made no step has not moved."""
         work = result.step_sum
         assert work is not None
         unit = torch.where(work > 0, work, torch.ones_like(work))
         return client, Message((result.params - cast.theta) / unit, work)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
-    ) -> Server:
-        """The mean direction, as far as the mean work goes."""
+        self, server: Theta, total: Message, received: Received, regularizer: Regularizer
+    ) -> Theta:
         work, direction = total.work / received.weight, total.direction / received.weight
-        return Server(server.theta + work * direction)
+        return Theta(server.theta + work * direction)

@@ -41,7 +41,6 @@ class FedOpt(SendsMove[State]):
     def server_update(
         self, server: State, total: Delta, received: Received, regularizer: Regularizer
     ) -> State:
-        """The optimiser's step with the replies' weighted mean."""
         return self.step(server, total.delta / received.weight)
 
 
@@ -82,14 +81,12 @@ class Adaptive(FedOpt[AdaptiveServer]):
         )
 
     def step(self, server: AdaptiveServer, delta: Tensor) -> AdaptiveServer:
-        """Move m and v, then theta by lr m / (sqrt(v) + tau)."""
         m = self.beta1 * server.m + (1 - self.beta1) * delta
         v = self.squares(server.v, delta.square())
         theta = server.theta + self.lr * m / (v.sqrt() + self.tau)
         return AdaptiveServer(theta, m, v, server.theta + delta)
 
     def participants_mean(self, server: AdaptiveServer) -> Tensor:
-        """Where theta stood before the step, moved by their mean move."""
         return server.mean
 
 
@@ -98,7 +95,6 @@ class FedAdagrad(Adaptive):
     """FedAdagrad: squared moves add up."""
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
-        """v + delta^2."""
         return v + square
 
 
@@ -113,7 +109,6 @@ class FedAdam(Adaptive):
     beta2: Probability = 0.99
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
-        """beta2 v + (1 - beta2) delta^2."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
@@ -128,5 +123,4 @@ class FedYogi(Adaptive):
     beta2: Probability = 0.99
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
-        """v - (1 - beta2) delta^2 sign(v - delta^2)."""
         return v - (1 - self.beta2) * square * (v - square).sign()

@@ -77,7 +77,6 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
 
     @property
     def always_sends_theta(self) -> bool:
-        """Not after a silent round."""
         return self.skip_probability == 0
 
     def init_server(self, params: Tensor) -> Server:
@@ -87,7 +86,6 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         return Client(params, torch.zeros_like(params))
 
     def broadcast(self, server: Server, round: Round) -> Broadcast:
-        """theta when it is news, and the coin of this round."""
         silent = uniform(round.key) < self.skip_probability
         return Broadcast(server.theta if bool(server.news) else None, silent)
 
@@ -101,7 +99,6 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        """Move primal and dual; send their sum unless the round is silent."""
         y = client.y + (result.params - self._centre(cast, client)) / self.eta
         augmented = None if cast.silent else result.params + self.eta * y
         return Client(result.params, y), Message(augmented)
@@ -109,7 +106,6 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """The mean of everybody's augmented models; a silent round changes nothing."""
         if total.augmented is None:
             return Server(server.theta, torch.zeros_like(server.news))
         return Server(total.augmented, torch.ones_like(server.news))

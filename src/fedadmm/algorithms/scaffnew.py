@@ -28,7 +28,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_avg import Server
 from fedadmm.core.parts import Share, part
 from fedadmm.core.protocols import (
     Algorithm,
@@ -38,6 +37,7 @@ from fedadmm.core.protocols import (
     Received,
     Regularizer,
     Round,
+    Theta,
 )
 from fedadmm.core.rng import uniform
 
@@ -64,7 +64,7 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "scaffnew")
-class Scaffnew(Algorithm[Server, Client, Broadcast, Message]):
+class Scaffnew(Algorithm[Theta, Client, Broadcast, Message]):
     """Scaffnew, which is ProxSkip for federated learning.
 
     Args:
@@ -77,14 +77,11 @@ class Scaffnew(Algorithm[Server, Client, Broadcast, Message]):
 
     p: Share = 0.2
 
-    def init_server(self, params: Tensor) -> Server:
-        return Server(params)
-
     def init_client(self, params: Tensor) -> Client:
         """h_i = 0, whatever theta comes first."""
         return Client(torch.zeros_like(params), params.new_zeros(1))
 
-    def broadcast(self, server: Server, round: Round) -> Broadcast:
+    def broadcast(self, server: Theta, round: Round) -> Broadcast:
         """Theta, and the coin's tosses until it ends the round."""
         steps = 1
         if self.p < 1:
@@ -100,7 +97,6 @@ class Scaffnew(Algorithm[Server, Client, Broadcast, Message]):
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        """Send what the server averages; the control variate waits for its answer."""
         assert result.step_sum is not None
         ratio = self.p * cast.steps / result.step_sum
         h = self._control(cast, client)
@@ -108,7 +104,6 @@ class Scaffnew(Algorithm[Server, Client, Broadcast, Message]):
         return Client(h - ratio * result.params, ratio), sent
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
-    ) -> Server:
-        """The mean that keeps the sum of all control variates at zero."""
-        return Server(server.theta + total.move / total.ratio)
+        self, server: Theta, total: Message, received: Received, regularizer: Regularizer
+    ) -> Theta:
+        return Theta(server.theta + total.move / total.ratio)

@@ -87,7 +87,6 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
     def client_update(
         self, cast: Server, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        """Replace c_i and send both moves."""
         c_i = result.start_gradient if self.option == 1 else result.mean_gradient
         assert c_i is not None
         return Client(c_i), Message(result.params - cast.theta, c_i - client.c_i)
@@ -95,7 +94,6 @@ class Scaffold(Algorithm[Server, Client, Server, Message]):
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """A step with the replies' mean; c keeps the mean over all clients."""
         return Server(
             server.theta + self.step * total.delta / received.weight, server.c + total.control
         )

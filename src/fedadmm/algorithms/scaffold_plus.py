@@ -103,7 +103,6 @@ class ScaffoldPlus(Algorithm[Server, Client, Broadcast, Message]):
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        """The mean of the corrected gradients moves c_i, and tells the server everything."""
         assert result.step_sum is not None
         change = (cast.theta - result.params) / result.step_sum - self._correction(cast.c)
         return Client(client.c_i + change), Message(change, result.step_sum)
@@ -111,7 +110,6 @@ class ScaffoldPlus(Algorithm[Server, Client, Broadcast, Message]):
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """Their mean model, and on along its move; c keeps the mean over all clients."""
         slope = total.change / received.weight + self._correction(server.c)
         mean = server.theta - total.work / received.weight * slope
         auto = min(0.9, max(0.0, 1 - 4 / received.replies))
@@ -123,5 +121,4 @@ class ScaffoldPlus(Algorithm[Server, Client, Broadcast, Message]):
         return server._replace(c=server.c - past.change)
 
     def participants_mean(self, server: Server) -> Tensor:
-        """m, of which theta is a step ahead."""
         return server.mean

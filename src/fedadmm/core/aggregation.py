@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 class Aggregation(Part, ABC):
     """Folds the replies of a round into the one upload that the method's server step gets."""
 
-    name: ClassVar[str]
-    """The name in configurations."""
     needs: ClassVar[Literal["sum", "replies"]] = "replies"
     """"sum": weighted sums of replies are enough, so that whoever runs clients may add up theirs.
     "replies": each reply by itself; all of a round are then in memory at once."""

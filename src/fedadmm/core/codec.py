@@ -251,14 +251,6 @@ def read_checksummed(path: Path, *vouched: str) -> Packed | None:
     return packed
 
 
-def check_own_digest(path: Path, packed: Packed) -> None:
-    """Compare what a file holds with the digest inside, if it was written with one."""
-    plain = dict(packed.plain)
-    claimed = plain.pop(_SHA256, None)
-    if claimed is not None and packed._replace(plain=plain).sha256() != claimed:
-        raise StateError(f"{path} is damaged: its digest is not the recorded one")
-
-
 def metadata(data: bytes) -> dict[str, Any]:
     """What the header of a safetensors file says beside its tensors, whoever wrote it."""
     found = _header(data, FILE.header).get(_METADATA)

@@ -44,6 +44,9 @@ NOT_IN_TABLES = {"in_tables": False}
 class Part:
     """What a part says about the others of its run."""
 
+    name: str
+    """The name in configurations and on the command line; "module:Class" for one of your own."""
+
     def refuses(self, setup: Setup) -> Iterator[str]:
         """Why it cannot work with the other parts, a sentence each; nothing where it can.
 

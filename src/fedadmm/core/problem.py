@@ -129,12 +129,10 @@ class Problem(Part):
 
     @property
     def num_clients(self) -> int:
-        """N."""
         return len(self.clients)
 
     @property
     def num_parameters(self) -> int:
-        """D."""
         return self.clients[0].num_parameters
 
     def weight(self, client: int) -> float:

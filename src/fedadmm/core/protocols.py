@@ -33,6 +33,7 @@ from typing import (
     Protocol,
     Self,
     TypeVar,
+    cast,
 )
 
 import numpy as np
@@ -71,6 +72,12 @@ def norm(vector: Tensor) -> Tensor:
     """The Euclidean norm over the last dimension, kept, so that it broadcasts over a stack."""
     result: Tensor = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
     return result
+
+
+class Theta(NamedTuple):
+    """The global vector alone: what most methods broadcast, and all that some servers hold."""
+
+    theta: Tensor
 
 
 class LocalProblem(NamedTuple):
@@ -179,8 +186,6 @@ class Received(NamedTuple):
 class Regularizer(Part, ABC):
     """A proper, closed, convex g with its proximal operator."""
 
-    name: ClassVar[str]
-    """The name in configurations; only parts of a configuration need one."""
     is_zero: ClassVar[bool] = False
     """Whether g = 0, which every method accepts."""
 
@@ -206,8 +211,6 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     given, and none keeps anything on `self`.
     """
 
-    name: ClassVar[str]
-    """The name in configurations and on the command line; "module:Class" for one of your own."""
     title: ClassVar[str]
     """What people call it; the name of the class, unless the class says otherwise."""
     paper: ClassVar[str] = ""
@@ -358,17 +361,17 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
         """The stopping rule that belongs to the method, or None."""
         return None
 
-    @abstractmethod
     def init_server(self, params: Tensor) -> Server:
-        """The server's state before the first round, from the initial vector."""
+        """The server's state before the first round: the initial vector, and what else it holds."""
+        return cast(Server, Theta(params))
 
     @abstractmethod
     def init_client(self, params: Tensor) -> Client:
         """A client's state before its first round, from the initial vector."""
 
-    @abstractmethod
     def broadcast(self, server: Server, round: Round) -> Cast:
-        """What every participant of the round receives."""
+        """What every participant of the round receives: the global vector, unless it is more."""
+        return cast(Cast, Theta(self.global_params(server)))
 
     @abstractmethod
     def local_problem(self, cast: Cast, client: Client) -> LocalProblem:

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, is_dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from annotated_types import Ge, Gt, Le, Lt
-
 from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import FAMILIES, annotations_of, is_external, name_of, part_of, table_fields
-from fedadmm.core.validation import ROLES, allowed, kind_of, members, shown
+from fedadmm.core.validation import BOUNDS, ROLES, allowed, kind_of, members, shown
 
 Made = TypeVar("Made")
 Tree = dict[str, Any]
@@ -212,7 +210,7 @@ def _schema(annotation: Any, found: Tree) -> Tree:
         return {"const": NONE}
     if kind in _JSON:
         rules = args[1:] if getattr(annotation, "__metadata__", ()) else ()
-        limits = {w: getattr(r, limit) for r in rules for k, w, limit in _LIMITS if type(r) is k}
+        limits = {w: getattr(r, at) for r in rules for k, at, _, _, w in BOUNDS if type(r) is k}
         return {"type": _JSON[kind]} | limits
     if isinstance(kind, type) and is_dataclass(kind):
         family = next((one for one, known in FAMILIES.items() if kind in known.values()), None)
@@ -227,12 +225,6 @@ def _schema(annotation: Any, found: Tree) -> Tree:
 
 
 _JSON = {bool: "boolean", int: "integer", float: "number", str: "string"}
-_LIMITS = (
-    (Gt, "exclusiveMinimum", "gt"),
-    (Ge, "minimum", "ge"),
-    (Lt, "exclusiveMaximum", "lt"),
-    (Le, "maximum", "le"),
-)
 
 
 def _reference(family: str, name: str, found: Tree) -> Tree:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
@@ -54,7 +55,13 @@ FAMILIES: dict[str, dict[str, type[Any]]] = {}
 ROLES: dict[type[Any], str] = {}
 """Base class of a family of parts -> the family's name in configurations."""
 
-BOUNDS = ((Gt, ">", "gt"), (Ge, ">=", "ge"), (Lt, "<", "lt"), (Le, "<=", "le"))
+BOUNDS = (
+    (Gt, "gt", operator.gt, ">", "exclusiveMinimum"),
+    (Ge, "ge", operator.ge, ">=", "minimum"),
+    (Lt, "lt", operator.lt, "<", "exclusiveMaximum"),
+    (Le, "le", operator.le, "<=", "maximum"),
+)
+"""A rule, its limit, when it holds, its sign, and its word in a JSON schema."""
 
 
 class Refused(NamedTuple):
@@ -190,19 +197,12 @@ def _is_number(value: object, annotation: Any) -> bool:
         return False
     if math.isnan(number) or (rules and not math.isfinite(number)):
         return False
-    return all(_meets(number, rule) for rule in rules)
-
-
-def _meets(number: float, rule: Any) -> bool:
-    if isinstance(rule, Gt):
-        return number > float(rule.gt)  # type: ignore[arg-type]
-    if isinstance(rule, Ge):
-        return number >= float(rule.ge)  # type: ignore[arg-type]
-    if isinstance(rule, Lt):
-        return number < float(rule.lt)  # type: ignore[arg-type]
-    if isinstance(rule, Le):
-        return number <= float(rule.le)  # type: ignore[arg-type]
-    return True
+    return all(
+        holds(number, float(getattr(rule, limit)))
+        for rule in rules
+        for kind, limit, holds, _, _ in BOUNDS
+        if isinstance(rule, kind)
+    )
 
 
 def allowed(annotation: Any) -> str:
@@ -244,7 +244,7 @@ def _bounds(rules: tuple[Any, ...]) -> list[str]:
     bounds = [
         f"{sign} {getattr(rule, limit):g}"
         for rule in rules
-        for kind, sign, limit in BOUNDS
+        for kind, limit, _, sign, _ in BOUNDS
         if isinstance(rule, kind)
     ]
     open_above = bounds and not any(isinstance(rule, Le | Lt) for rule in rules)

@@ -275,12 +275,6 @@ class FederatedData:
         first = self.partition.offsets[:-1]
         return [self.rows.group_names[group] for group in groups[first]]
 
-    def share_memory(self) -> FederatedData:
-        """Move the rows to shared memory, so that worker processes read the same bytes."""
-        for tensor in (self.rows.inputs, self.rows.targets):
-            tensor.share_memory_()  # type: ignore[no-untyped-call]
-        return self
-
 
 def count_labels(
     labels: NDArray[np.int64], owners: Indices, num_classes: int | None, clients: int

@@ -212,8 +212,3 @@ def initial_vector(model: Model, seed: Key, **options: Any) -> Tensor:
     module = build(model, seed=seed, **options)
     parts = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
     return torch.cat(parts)
-
-
-def count_parameters(module: nn.Module) -> int:
-    """The number of trainable parameters."""
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -67,7 +67,6 @@ class Scaled:
     deviation: float
 
     def apply(self, cells: NDArray[Any]) -> NDArray[np.float64]:
-        """One column."""
         values = _values(cells, self.name)
         return np.nan_to_num((values - self.mean) / self.deviation)[:, None]
 
@@ -80,7 +79,6 @@ class Spread:
     words: tuple[str, ...]
 
     def apply(self, cells: NDArray[Any]) -> NDArray[np.float64]:
-        """A column per word."""
         same: NDArray[np.bool_] = _text(cells)[:, None] == np.array(self.words, dtype=str)[None, :]
         return same.astype(np.float64)
 

@@ -81,7 +81,6 @@ class Checkpoints:
         if self._rounds() != self._seen:  # another run has been here since they were looked at
             self._kept = None
         if not resume:
-            _refuse_records(store)
             self._kept = []
         kept = self._good()
         if kept:
@@ -236,11 +235,3 @@ def _compare(directory: Path, stored: Mapping[str, Any], given: Mapping[str, Any
 
 def _shown(values: Mapping[str, Any], key: str, missing: str) -> str:
     return json.dumps(values[key]) if key in values else missing
-
-
-def _refuse_records(store: SnapshotStore) -> None:
-    if len(store):
-        raise StateError(
-            f"the client state store already holds records of {len(store)} clients, but a run "
-            "from round 0 needs an empty one; resume the run or clear the store"
-        )

@@ -169,7 +169,6 @@ class _Means:
             self._weights[name] = self._weights.get(name, 0.0) + weight
 
     def metrics(self) -> dict[str, float]:
-        """The means."""
         return {name: total / self._weights[name] for name, total in self._totals.items()}
 
 
@@ -193,7 +192,6 @@ class _Pooled:
         return value
 
     def metrics(self) -> dict[str, float]:
-        """`train_accuracy`, when rows were counted."""
         return {"train_accuracy": self._correct / self._rows} if self._rows else {}
 
 

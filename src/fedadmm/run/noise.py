@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
@@ -19,22 +19,14 @@ if TYPE_CHECKING:
     from fedadmm.core.privacy import Accountant
 
 
-class HiddenClients(NamedTuple):
+class HiddenClients:
     """What noise on the sums spends: every round costs every client the same."""
 
-    accountant: Accountant
-    first_clip: float
     hides: Literal["clients"] = "clients"
 
-    @property
-    def delta(self) -> float:
-        """The delta of (epsilon, delta)."""
-        return self.accountant.delta
-
-    @property
-    def budget(self) -> float | None:
-        """The epsilon that may be spent."""
-        return self.accountant.budget
+    def __init__(self, accountant: Accountant, first_clip: float) -> None:
+        self.accountant, self.first_clip = accountant, first_clip
+        self.delta, self.budget = accountant.delta, accountant.budget
 
     def clip(self, state: RunState) -> float:
         """The largest norm of an upload."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
 from fedadmm.core.outputs import AnyOutput
-from fedadmm.core.protocols import ClientStateStore, Engine
+from fedadmm.core.protocols import ClientStateStore
 from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job, this_round
 from fedadmm.run.loop import initial_state, offered
@@ -16,18 +16,10 @@ from fedadmm.run.stores.records import SnapshotStore, layout
 
 
 class Begun(NamedTuple):
-    """Where a run begins, how it had ended if it was over already, and what its engine chose."""
+    """Where a run begins, and how it had ended if it was over already."""
 
     state: RunState
     ending: Ending | None = None
-    choice: str | None = None
-
-
-@runtime_checkable
-class Choosing(Protocol):
-    """An engine that chooses between ways which agree up to rounding, not to the last bit."""
-
-    choice: str | None
 
 
 class Journal:
@@ -48,21 +40,19 @@ class Journal:
         self._fingerprint = fingerprint if fingerprint is not None else _described(job)
         self._latest: Begun | None = None
         self._saved: int | None = None
-        self._engine: Engine | None = None
 
     def begin(self, resume: bool) -> Begun:
         """The newest good checkpoint when the run is resumed, or else the beginning."""
         self._store.bind(*layout(self._job))
+        if not resume and (held := self._store.clients()):
+            raise StateError(
+                f"the client state store already holds records of {len(held)} clients, but a run "
+                "from round 0 needs an empty one; clear it, or resume the run from a checkpoint"
+            )
         if self._checkpoints is None:
             if resume:
                 raise ParameterError(
                     "simulate: resume is True, but checkpoints is None; it must say where they are"
-                )
-            if self._store.clients():
-                raise StateError(
-                    f"the client state store already holds records of "
-                    f"{len(self._store.clients())} clients, but a run from round 0 needs an empty "
-                    "one; clear it"
                 )
             return Begun(initial_state(self._job))
         found = self._checkpoints.begin(resume, self._fingerprint, self._snapshots())
@@ -74,24 +64,17 @@ class Journal:
         self._saved = start.state.round
         return start
 
-    def attach(self, engine: Engine, start: Begun) -> None:
-        """Let a resumed engine go on the way it began."""
-        self._engine = engine
-        if isinstance(engine, Choosing) and start.choice is not None:
-            engine.choice = start.choice
-
     def completed(self, report: RoundReport) -> None:
         """A round is over and callbacks have seen it: remember it, and save it when it is time."""
         if self._checkpoints is None:
             return
-        choice = self._engine.choice if isinstance(self._engine, Choosing) else None
         if report.state.round == report.record["round"]:
             self._store.mark()
-            self._latest = Begun(report.state, report.ending, choice)
+            self._latest = Begun(report.state, report.ending)
         else:
             # The round was refused: its clients go back, and a resumed run meets it again.
             self._store.undo()
-            self._latest = Begun(report.state, None, choice)
+            self._latest = Begun(report.state)
         every = self._checkpoints.every
         if every and (report.ending is not None or report.state.round % every == 0):
             self._save()
@@ -130,8 +113,7 @@ def _described(job: Job) -> dict[str, Any]:
 
 def _pack(latest: Begun) -> Checkpoint:
     tensors, values = pack_state(latest.state)
-    values |= {"ending": latest.ending, "choice": latest.choice}
-    return Checkpoint(latest.state.round, tensors, values)
+    return Checkpoint(latest.state.round, tensors, values | {"ending": latest.ending})
 
 
 def restored(job: Job, found: Checkpoint, output: AnyOutput) -> Begun:
@@ -142,7 +124,7 @@ def restored(job: Job, found: Checkpoint, output: AnyOutput) -> Begun:
     try:
         state = unpack_state(template, cast, found.tensors, found.values)
         ending = found.values["ending"]
-        return Begun(state, None if ending is None else Ending(*ending), found.values["choice"])
+        return Begun(state, None if ending is None else Ending(*ending))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StateError(
             f"the checkpoint of round {found.round} cannot be understood; {ANOTHER_VERSION}"

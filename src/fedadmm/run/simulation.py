@@ -150,7 +150,6 @@ def simulate(
         try:
             running = choice.start(job, kept)
             try:
-                journal.attach(running, begun)
                 reports = run(job, sampler, running, kept, schedule, begun.state)
                 after = (callbacks.round, journal.completed)
                 result = _collect(job, kept, begun, schedule, reports, after, keep_trajectory)

@@ -16,7 +16,6 @@ from fedadmm.theory.bounds import THEOREMS as THEOREMS
 from fedadmm.theory.bounds import bound as bound
 from fedadmm.theory.bounds import rounds_needed as rounds_needed
 from fedadmm.theory.feddr import FedDRConstants as FedDRConstants
-from fedadmm.theory.feddr import feddr_accuracy as feddr_accuracy
 from fedadmm.theory.feddr import feddr_alpha_max as feddr_alpha_max
 from fedadmm.theory.feddr import feddr_best_steps as feddr_best_steps
 from fedadmm.theory.feddr import feddr_bound as feddr_bound
@@ -24,17 +23,14 @@ from fedadmm.theory.feddr import feddr_constants as feddr_constants
 from fedadmm.theory.feddr import feddr_corollary_bound as feddr_corollary_bound
 from fedadmm.theory.feddr import feddr_eta_max as feddr_eta_max
 from fedadmm.theory.feddr import feddr_prox_start_excess as feddr_prox_start_excess
-from fedadmm.theory.feddr import prox_error_bound as prox_error_bound
 from fedadmm.theory.gong import GongConstants as GongConstants
 from fedadmm.theory.gong import gong_best_rho as gong_best_rho
 from fedadmm.theory.gong import gong_bound as gong_bound
 from fedadmm.theory.gong import gong_constants as gong_constants
 from fedadmm.theory.gong import gong_rho_min as gong_rho_min
-from fedadmm.theory.local_solve import insa_beta_bound as insa_beta_bound
 from fedadmm.theory.local_solve import insa_sigma_bound as insa_sigma_bound
 from fedadmm.theory.local_solve import learning_rate_range as learning_rate_range
 from fedadmm.theory.local_solve import noise_floor as noise_floor
-from fedadmm.theory.local_solve import steps_to_reduce as steps_to_reduce
 from fedadmm.theory.recommend import Advice as Advice
 from fedadmm.theory.recommend import Situation as Situation
 from fedadmm.theory.recommend import recommend as recommend

@@ -84,7 +84,6 @@ class Certificate(Callback):
     def measure(
         self, report: RoundReport, live: _Watched, note: Any
     ) -> tuple[Note, dict[str, Any]]:
-        """Go on with the mean, and compare it with the bound."""
         before = live.first if note is None else Note(*note)
         return live.covered.after(report, live.store, before)
 

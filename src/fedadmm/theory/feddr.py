@@ -23,7 +23,7 @@ from typing import Annotated, NamedTuple
 from annotated_types import Ge, Gt, Lt
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked_arguments
+from fedadmm.core.parts import Count, NotNegative, Positive, Share, checked_arguments
 from fedadmm.core.validation import check
 from fedadmm.theory.search import positive_root
 
@@ -244,22 +244,3 @@ def feddr_best_steps(L: Positive) -> tuple[float, float]:
     for _ in range(20):  # Newton's method on an increasing convex cubic
         x -= (3 * x**3 + 3 * x**2 + 3 * x - 1.0) / (9 * x**2 + 6 * x + 3.0)
     return x / L, 1.0 - x
-
-
-@checked_arguments
-def feddr_accuracy(budget: Positive, k: Natural) -> float:
-    """eps_{i,k} of Remark 3.1, sqrt(M / (2 (k + 1)²)): the squares sum to less than M = budget.
-
-    k = 0 is the initial round with everybody; the solves of round k = 0, 1, … have eps_{i,k+1}.
-    """
-    return math.sqrt(budget / 2.0) / (k + 1)
-
-
-@checked_arguments
-def prox_error_bound(L: Positive, eta: float, gradient_norm: NotNegative) -> float:
-    """The distance to the exact prox certified by a local gradient norm: ||grad|| / (1/eta - L).
-
-    The local problem f_i(w) + ||w - v||²/(2 eta) is (1/eta - L)-strongly convex for eta < 1/L.
-    """
-    check("prox_error_bound", "eta", eta, Annotated[float, Gt(0), Lt(1.0 / L)])
-    return gradient_norm / (1.0 / eta - L)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from annotated_types import Gt, Le
 
-from fedadmm.core.parts import Fraction, NotNegative, Positive, checked_arguments
+from fedadmm.core.parts import NotNegative, Positive, checked_arguments
 from fedadmm.core.validation import check
 
 
@@ -46,28 +46,6 @@ def noise_floor(
 
 
 @checked_arguments
-def steps_to_reduce(L: float, rho: float, convexity: float, factor: Fraction) -> int:
-    """Gradient steps of length 1/(L + rho) after which the local gradient is `factor` of its start.
-
-    The distance to the solution shrinks by 1 - 1/kappa a step, kappa = (L + rho)/(convexity + rho),
-    and gradient norms lie within kappa of distances: the first k with
-    kappa (1 - 1/kappa)^k <= factor.
-
-    Args:
-        L: Lipschitz constant of the loss's gradient.
-        rho: penalty.
-        convexity: strong convexity of the loss, -L if it is not convex.
-        factor: sigma of FedADMM-In, below 1.
-    """
-    smooth, strong = L + rho, convexity + rho
-    check("steps_to_reduce", "convexity + rho", strong, Positive)
-    kappa = smooth / strong
-    if kappa <= 1.0:
-        return 1
-    return max(1, math.ceil(math.log(factor / kappa) / math.log1p(-1.0 / kappa)))
-
-
-@checked_arguments
 def insa_sigma_bound(beta: Positive, c: Positive) -> float:
     """The upper limit of sigma_i, itself excluded: sqrt(2) / (sqrt(2) + sqrt(beta/c)).
 
@@ -81,9 +59,3 @@ def insa_sigma_bound(beta: Positive, c: Positive) -> float:
         c: strong convexity constant of the client's loss.
     """
     return math.sqrt(2.0) / (math.sqrt(2.0) + math.sqrt(beta / c))
-
-
-@checked_arguments
-def insa_beta_bound(sigma: Fraction, c: Positive) -> float:
-    """The penalty below which sigma is allowed, 2c (1/sigma - 1)²: `insa_sigma_bound` inverted."""
-    return 2.0 * c * (1.0 / sigma - 1.0) ** 2

@@ -71,11 +71,9 @@ class Quadratic(Objective):
         return float(self.A.numel())
 
     def hessian(self) -> Tensor:
-        """A."""
         return self.A
 
     def offset(self) -> Tensor:
-        """B."""
         return self.b
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Quadratic:
@@ -165,12 +163,10 @@ class LeastSquares(_Linear):
         return x @ params - y
 
     def hessian(self) -> Tensor:
-        """X'X/m + ridge I."""
         identity = torch.eye(self.num_parameters).to(self.features)
         return self.features.T @ self.features / self.num_samples + self.ridge * identity
 
     def offset(self) -> Tensor:
-        """X'y/m."""
         return self.features.T @ self.targets / self.num_samples
 
 

@@ -174,29 +174,25 @@ class ModelObjective(ModuleObjective):
         return self.targets.ndim == 1 and not self.targets.is_floating_point()
 
     def value(self, params: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=params.dtype, device=params.device)
-        for outputs, targets in self._outputs(params):
-            total += self.loss(outputs, targets) * len(targets)
-        return total / self.num_samples
+        return self._measured(params, count=False)[0]
 
     def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
         if not self.has_classes:
             return super().value_and_correct(params)
-        total, correct = torch.zeros((), dtype=params.dtype, device=params.device), 0
-        for outputs, targets in self._outputs(params):
-            total += self.loss(outputs, targets) * len(targets)
-            correct += int(count_correct(outputs, targets))
-        return total / self.num_samples, correct
+        return self._measured(params, count=True)
 
-    def _outputs(self, params: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """What the model returns for all rows, part by part, in evaluation mode."""
+    def _measured(self, params: Tensor, count: bool) -> tuple[Tensor, int]:
+        """The mean loss over all rows, in evaluation mode, and how many classes are right."""
         self.flat.load(params)
         self._switch(training=False)
+        total, correct = torch.zeros((), dtype=params.dtype, device=params.device), 0
         for part in evaluation_parts(self.inputs):
             inputs, targets = self._batch(part)
             with torch.no_grad():
                 outputs = self.flat.module(inputs)
-            yield outputs, targets
+            total += self.loss(outputs, targets) * len(targets)
+            correct += int(count_correct(outputs, targets)) if count else 0
+        return total / self.num_samples, correct
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         self.flat.load(params)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 class UploadStage(Part, ABC):
     """One thing that is done to what a client sends."""
 
-    name: ClassVar[str]
-    """The name in configurations."""
     place: ClassVar[str]
     """Where in the pipeline it stands: clip, select, code or noise, in this order, once each."""
 

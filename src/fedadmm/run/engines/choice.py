@@ -16,8 +16,6 @@ from fedadmm.run.client import Job
 class EngineChoice(Part, ABC):
     """A frozen dataclass of options that starts its engine when a run begins."""
 
-    name: ClassVar[str]
-    """The name in configurations and on the command line."""
     shapes_the_run: ClassVar[bool] = False
     """Whether the options change the result, not only how fast it is computed."""
     needs_disk: ClassVar[bool] = False

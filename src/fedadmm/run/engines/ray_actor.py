@@ -18,7 +18,7 @@ from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.problem import Lazy, LazyClients, Problem
 from fedadmm.core.protocols import ClientInfo, ClientRecord, Download, Partial, Upload
 from fedadmm.run.client import Job, run_client
-from fedadmm.run.stores.record_files import NO_FILE, Options, RecordFiles
+from fedadmm.run.stores.record_files import NO_FILE, RecordFiles
 from fedadmm.run.stores.records import layout
 
 
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     """Where and how an actor's clients keep their state."""
 
     directory: Path
-    options: Options
+    primal_dtype: torch.dtype | None
     cache_bytes: int
     modules: list[str]
     """Where the driver finds its modules: a user's own model may be in any of them."""
@@ -87,8 +87,7 @@ class _ActorStore:
     """
 
     def __init__(self, job: Job, place: Place) -> None:
-        described = layout(job)
-        self._files = RecordFiles(place.directory, described, place.options)
+        self._files = RecordFiles(place.directory, layout(job), place.primal_dtype)
         self._cache_bytes = place.cache_bytes
         self._cache: OrderedDict[tuple[int, int], ClientRecord] = OrderedDict()
         self._cached = 0
@@ -101,7 +100,7 @@ class _ActorStore:
         if (client, version) in self._cache:
             self._cache.move_to_end((client, version))
             return self._cache[client, version]
-        record = self._files.read(client, version, check=True)
+        record = self._files.read(client, version)
         self._remember(client, version, record)
         return record
 

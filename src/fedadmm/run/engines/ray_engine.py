@@ -107,8 +107,8 @@ class RayEngine(Engine):
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         count = min(self._choice.actors or cpus, clients)
         directory = self._store.directory.resolve()
-        options, cache = self._store.options, CACHE_BYTES // count
-        self._place = Place(directory, options, cache, list(sys.path))
+        dtype, cache = self._store.primal_dtype, CACHE_BYTES // count
+        self._place = Place(directory, dtype, cache, list(sys.path))
         self._jobs = [ray.put(pack_job(self._job, actor, count)) for actor in range(count)]
         self._remote = ray.remote(ClientActor).options(num_cpus=min(1.0, cpus / count))
         self._marker = directory / f"ray-{os.getpid()}.marker"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,10 @@ from fedadmm.core.rng import Key
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OwnTerms, Stepper
 from fedadmm.run.engines.stacked_rows import Batch, StackedRows
 
+Core = Callable[[Tensor, Batch], Tensor]
+"""The gradient of sum over rows of weight * loss, for k clients at once: a new (k, D) tensor.
 
-class Core(Protocol):
-    """The gradient of sum over rows of weight * loss, for k clients at once."""
-
-    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
-        """A new (k, D) tensor."""
+A core leaves the ridge term out."""
 
 
 class NetworkCore:
@@ -40,7 +38,7 @@ class NetworkCore:
             for slot in self.slots
         ]
 
-    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, params: Tensor, batch: Batch) -> Tensor:
         """The gradient, written into blocks and joined."""
         blocks = self.blocks(params)
         found = [torch.empty_like(block) for block in blocks]
@@ -53,54 +51,43 @@ def joined(blocks: Sequence[Tensor]) -> Tensor:
     return torch.cat([block.flatten(1) for block in blocks], dim=1)
 
 
-class ModuleCore:
+def module_core(flat: FlatModule, loss: Loss) -> Core:
     """Any module without buffers and dropout, through `torch.func`."""
 
-    def __init__(self, flat: FlatModule, loss: Loss) -> None:
-        def row_loss(output: Tensor, target: Tensor) -> Tensor:
-            return loss(output.unsqueeze(0), target.unsqueeze(0))
+    def row_loss(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output.unsqueeze(0), target.unsqueeze(0))
 
-        def client_loss(params: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-            outputs: Any = functional_call(flat.module, flat.views(params), (inputs,))
-            return (vmap(row_loss)(outputs, targets) * weights).sum()
+    def client_loss(params: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        outputs: Any = functional_call(flat.module, flat.views(params), (inputs,))
+        return (vmap(row_loss)(outputs, targets) * weights).sum()
 
-        self._flat = flat
-        self._gradients = vmap(grad(client_loss))
+    gradients = vmap(grad(client_loss))
 
-    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
-        """The gradient; the loss of each row is weighted by itself."""
-        if not self._flat.module.training:
-            self._flat.module.train()
+    def core(params: Tensor, batch: Batch) -> Tensor:
+        if not flat.module.training:
+            flat.module.train()
         weights = torch.as_tensor(batch.weights, dtype=params.dtype, device=params.device)
         weights = weights.expand(batch.targets.shape[:2])
-        result: Tensor = self._gradients(params, batch.inputs, batch.targets, weights)
+        result: Tensor = gradients(params, batch.inputs, batch.targets, weights)
         return result
 
+    return core
 
-class LeastSquaresCore:
+
+def least_squares_core(params: Tensor, batch: Batch) -> Tensor:
     """X'(w * (Xp - y))."""
-
-    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
-        """The gradient without the ridge term."""
-        error = _scores(params, batch) - batch.targets
-        return _pulled_back(error, batch)
+    return _pulled_back(_scores(params, batch) - batch.targets, batch)
 
 
-class LogisticCore:
+def logistic_core(params: Tensor, batch: Batch) -> Tensor:
     """X'(w * (sigmoid(Xp) - y))."""
-
-    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
-        """The gradient without the ridge term."""
-        error = torch.sigmoid(_scores(params, batch)) - batch.targets.to(params.dtype)
-        return _pulled_back(error, batch)
+    error = torch.sigmoid(_scores(params, batch)) - batch.targets.to(params.dtype)
+    return _pulled_back(error, batch)
 
 
-class QuadraticCore:
+def quadratic_core(params: Tensor, batch: Batch) -> Tensor:
     """Ap - b; a client is one row, whose input is A and whose target is b."""
-
-    def gradient(self, params: Tensor, batch: Batch) -> Tensor:
-        """The gradient."""
-        return torch.bmm(batch.inputs[:, 0], params.unsqueeze(-1))[..., 0] - batch.targets[:, 0]
+    return torch.bmm(batch.inputs[:, 0], params.unsqueeze(-1))[..., 0] - batch.targets[:, 0]
 
 
 def _scores(params: Tensor, batch: Batch) -> Tensor:
@@ -140,12 +127,12 @@ class StackedObjective(Objectives):
 
     def gradient(self, params: Tensor, rows: Batch | None = None) -> Tensor:
         if rows is not None:
-            total = self.core.gradient(params, rows)
+            total = self.core(params, rows)
         else:
             first, *more = self.rows.full()
-            total = self.core.gradient(params, first)
+            total = self.core(params, first)
             for part in more:
-                total[: part.clients] += self.core.gradient(params[: part.clients], part)
+                total[: part.clients] += self.core(params[: part.clients], part)
         if self._ridge is not None:
             total.addcmul_(self._ridge[: len(params)], params)
         return total
@@ -157,7 +144,7 @@ class StackedObjective(Objectives):
         alone = Batch(
             batch.inputs.flatten(0, 1)[:, None], batch.targets.flatten(0, 1)[:, None], 1.0
         )
-        found = self.core.gradient(params.repeat_interleave(width, 0), alone)
+        found = self.core(params.repeat_interleave(width, 0), alone)
         found = found.view(clients, width, -1)
         if self._ridge is not None:
             found.add_((self._ridge[:clients] * params).unsqueeze(1))

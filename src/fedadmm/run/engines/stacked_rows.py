@@ -27,7 +27,6 @@ class Batch(NamedTuple):
 
     @property
     def clients(self) -> int:
-        """k."""
         return self.targets.shape[0]
 
 

@@ -8,8 +8,6 @@ from typing import Literal
 
 import torch
 
-from fedadmm.core.errors import ParameterError
-from fedadmm.core.validation import Count, check
 from fedadmm.run.client import Job
 
 Threads = int | Literal["auto"]
@@ -35,7 +33,6 @@ def chosen_threads(job: Job, threads: Threads) -> int:
     floating-point numbers depend on how they are split among threads, so that with a timed choice
     the last digits of a run would depend on what else the machine did when it began.
     """
-    _check(threads)
     if threads != "auto":
         return int(threads)
     given = torch.get_num_threads()
@@ -51,15 +48,6 @@ def rows_of_a_step(job: Job) -> int:
     if job.algorithm.needs.local_solve and solver is not None and solver.batch_size:
         return min(rows, solver.batch_size)
     return rows
-
-
-def _check(threads: object) -> None:
-    if not isinstance(threads, str):
-        check("simulate", "threads", threads, Count)
-    elif threads != "auto":
-        raise ParameterError(
-            f"simulate: threads is {threads!r}, but must be 'auto' or a whole number"
-        )
 
 
 @contextmanager

@@ -42,12 +42,12 @@ from fedadmm.run.client import (
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.stacked import (
     Core,
-    LeastSquaresCore,
-    LogisticCore,
-    ModuleCore,
     NetworkCore,
-    QuadraticCore,
     StackedObjective,
+    least_squares_core,
+    logistic_core,
+    module_core,
+    quadratic_core,
 )
 from fedadmm.run.engines.stacked_rows import Batch, StackedRows
 
@@ -234,7 +234,7 @@ def _trial(client: ModelObjective, initial: Tensor) -> str | None:
     inputs, targets = client.prepared(client.inputs[rows]), client.targets[rows]
     batch = Batch(inputs.unsqueeze(0), targets.unsqueeze(0), 1.0 / len(rows))
     try:
-        found = core.gradient(initial.unsqueeze(0), batch)[0]
+        found = core(initial.unsqueeze(0), batch)[0]
     except Exception as error:  # whatever a user's module does under vmap
         return f"the model does not run under torch.func.vmap ({reason(error)})"
     expected = client.gradient(initial, rows)
@@ -249,7 +249,7 @@ def _model_core(client: ModelObjective) -> Core:
     network = client.flat.network(client.loss)
     if network is not None and network.stacks and network.accepts(client.inputs, client.targets):
         return NetworkCore(network, client.flat.slots)
-    return ModuleCore(client.flat, client.loss)
+    return module_core(client.flat, client.loss)
 
 
 class Stacker:
@@ -264,8 +264,8 @@ class Stacker:
         if isinstance(self._first, ModelObjective):
             return _model_core(self._first)
         if isinstance(self._first, LeastSquares):
-            return LeastSquaresCore()
-        return LogisticCore() if isinstance(self._first, LogisticRegression) else QuadraticCore()
+            return least_squares_core
+        return logistic_core if isinstance(self._first, LogisticRegression) else quadratic_core
 
     def join(self, clients: Sequence[int], objectives: Sequence[Any]) -> StackedObjective:
         """The stack of these clients' objectives, in the given order."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
-from fedadmm.core.errors import ANOTHER_VERSION, ParameterError, StateError
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
 from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, EngineState, Upload
 from fedadmm.run.client import Job
@@ -183,8 +183,6 @@ class VirtualTimeEngine(Engine):
         return EngineState(values, dict(self._downloads))
 
     def restore(self, state: EngineState) -> None:
-        if "staleness" not in state.values:
-            raise StateError(f"the checkpoint's clock has no delays; {ANOTHER_VERSION}")
         self._timeline.restore(state.values["timeline"])
         self._staleness.restore(state.values["staleness"])
         self._downloads = dict(state.downloads)

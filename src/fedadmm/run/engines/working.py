@@ -66,7 +66,6 @@ class Crew:
         self._done.pop(client, None)
 
     def close(self) -> None:
-        """End all processes."""
         for engine in self._engines:
             engine.close()
 

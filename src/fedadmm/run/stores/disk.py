@@ -26,7 +26,7 @@ from fedadmm.core.errors import StateError
 from fedadmm.core.protocols import ClientRecord
 from fedadmm.core.validation import Natural, check
 from fedadmm.run.stores import record_files
-from fedadmm.run.stores.record_files import NO_FILE, Options, RecordFiles
+from fedadmm.run.stores.record_files import NO_FILE, RecordFiles
 from fedadmm.run.stores.records import Layout, SnapshotStore
 
 PART_CLIENTS = 100_000
@@ -44,8 +44,6 @@ class DiskStore(SnapshotStore):
 
     Args:
         directory: the folder of the files; a store opened on an existing one goes on from it.
-        durable: every commit is on the disk, with a digest, before it returns.  A simulation can
-            do without: its checkpoints synchronise what they name.
         primal_dtype: the precision in which the client's own model is stored, such as
             torch.bfloat16; duals and all else keep theirs.  It halves the primal's bytes, and
             the model that a client starts from next time is the rounded one.
@@ -60,7 +58,6 @@ class DiskStore(SnapshotStore):
         self,
         directory: str | os.PathLike[str],
         *,
-        durable: bool = False,
         primal_dtype: torch.dtype | None = None,
         cache_bytes: int = 2**30,
     ) -> None:
@@ -68,7 +65,7 @@ class DiskStore(SnapshotStore):
         allowed = (None, torch.bfloat16, torch.float16, torch.float32)
         check("DiskStore", "primal_dtype", primal_dtype, Literal[allowed])
         self.directory = Path(directory)
-        self.options = Options(durable, primal_dtype)
+        self.primal_dtype = primal_dtype
         self._cache_bytes = cache_bytes
         self._cache: OrderedDict[int, _Cached] = OrderedDict()
         self.cached_bytes = 0
@@ -104,7 +101,7 @@ class DiskStore(SnapshotStore):
         self.cached_bytes = 0
 
     def bind(self, template: ClientRecord, primal: str | None) -> None:
-        self._files = RecordFiles(self.directory, Layout(template, primal), self.options)
+        self._files = RecordFiles(self.directory, Layout(template, primal), self.primal_dtype)
 
     def __len__(self) -> int:
         return len(self._current)
@@ -213,7 +210,7 @@ class DiskStore(SnapshotStore):
         return self._files
 
     def _load(self, client: int, version: int) -> ClientRecord:
-        record = self._reader().read(client, version, check=client not in self._changed)
+        record = self._reader().read(client, version)
         self._remember(client, version, record)
         return record
 
@@ -256,8 +253,6 @@ class DiskStore(SnapshotStore):
             files.remove(record_files.path_of(self.directory, client, version))
 
     def _synchronise(self, clients: Sequence[int]) -> None:
-        if self.options.durable:
-            return
         paths = [
             record_files.path_of(self.directory, client, self._current[client])
             for client in clients

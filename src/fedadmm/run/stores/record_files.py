@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,24 +31,18 @@ Index = dict[int, tuple[int, str]]
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors")
 
 
-class Options(NamedTuple):
-    """How records are written.
+class RecordFiles:
+    """Reads and writes the versions of client records.
 
-    `durable` synchronises and digests every single write; `primal_dtype` is the precision in
-    which the client's own model is stored (None: as it is).
+    `primal_dtype` is the precision in which the client's own model is stored (None: as it is).
     """
 
-    durable: bool = False
-    primal_dtype: torch.dtype | None = None
-
-
-class RecordFiles:
-    """Reads and writes the versions of client records."""
-
-    def __init__(self, directory: Path, layout: records.Layout, options: Options) -> None:
+    def __init__(
+        self, directory: Path, layout: records.Layout, primal_dtype: torch.dtype | None
+    ) -> None:
         self._directory = directory
         self._layout = layout
-        self._options = options
+        self._primal_dtype = primal_dtype
 
     def write(
         self, client: int, version: int, record: ClientRecord, round_index: int
@@ -58,28 +51,22 @@ class RecordFiles:
         named = records.separate(dict(trees.named_tensors(record)))
         if not named:
             return NO_FILE, record
-        name, dtype = self._layout.primal, self._options.primal_dtype
+        name, dtype = self._layout.primal, self._primal_dtype
         if dtype is not None and name is not None:
             named[name] = named[name].to(dtype)
         about: dict[str, Plain] = {"client": client, "version": version, "round": round_index}
         path = path_of(self._directory, client, version)
         if not files.exists(path.parent):
             files.make_directory(path.parent)
-        if self._options.durable:
-            codec.write_checksummed(path, Packed(named, about))
-        else:
-            codec.write(path, Packed(named, about), durable=False)
+        codec.write(path, Packed(named, about), durable=False)
         return version, records.rebuild(self._layout.template, named, path)
 
-    def read(self, client: int, version: int, check: bool) -> ClientRecord:
-        """Read a version; `check` compares it with the digest inside, if it was given one."""
+    def read(self, client: int, version: int) -> ClientRecord:
+        """Read a version."""
         if version == NO_FILE:
             return self._layout.template
         path = path_of(self._directory, client, version)
-        packed = codec.read(path)
-        if check:
-            codec.check_own_digest(path, packed)
-        return records.rebuild(self._layout.template, packed.tensors, path)
+        return records.rebuild(self._layout.template, codec.read(path).tensors, path)
 
 
 def path_of(directory: Path, client: int, version: int) -> Path:

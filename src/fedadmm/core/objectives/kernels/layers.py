@@ -65,7 +65,6 @@ class Linear(NamedTuple):
     bias: int | None
 
     def forward(self, blocks: Blocks, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs, and what the backward pass needs."""
         weight = blocks[self.weight].transpose(1, 2)
         if self.bias is None:
             return torch.bmm(inputs, weight), inputs
@@ -74,7 +73,6 @@ class Linear(NamedTuple):
     def backward(
         self, blocks: Blocks, kept: Tensor, outer: Tensor, sink: Sink, wanted: bool
     ) -> Tensor:
-        """The gradient for the inputs."""
         inner = torch.bmm(outer, blocks[self.weight]) if wanted else outer
         sink.product(self.weight, outer.transpose(1, 2), kept)
         if self.bias is not None:
@@ -88,14 +86,12 @@ class ReLU(NamedTuple):
     in_place: bool
 
     def forward(self, blocks: Blocks, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs, and what the backward pass needs."""
         outputs = inputs.clamp_(min=0) if self.in_place else inputs.clamp(min=0)
         return outputs, outputs
 
     def backward(
         self, blocks: Blocks, kept: Tensor, outer: Tensor, sink: Sink, wanted: bool
     ) -> Tensor:
-        """The gradient for the inputs."""
         result: Tensor = torch.ops.aten.threshold_backward(outer, kept, 0)
         return result
 
@@ -104,13 +100,11 @@ class Flatten(NamedTuple):
     """Rows become vectors, in the order of (C, H, W)."""
 
     def forward(self, blocks: Blocks, inputs: Tensor) -> tuple[Tensor, torch.Size]:
-        """The outputs, and what the backward pass needs."""
         return inputs.flatten(2), inputs.shape
 
     def backward(
         self, blocks: Blocks, kept: torch.Size, outer: Tensor, sink: Sink, wanted: bool
     ) -> Tensor:
-        """The gradient for the inputs."""
         inner = outer.view(kept)
         return channels_last(inner[0]).unsqueeze(0) if inner.ndim == 5 else inner
 
@@ -128,7 +122,6 @@ class Conv2d(NamedTuple):
     padding: tuple[int, ...]
 
     def forward(self, blocks: Blocks, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs, and what the backward pass needs."""
         images = _arranged(inputs[0], inputs[0])
         bias = None if self.bias is None else blocks[self.bias][0]
         outputs = torch.conv2d(images, blocks[self.weight][0], bias, self.stride, self.padding)
@@ -137,7 +130,6 @@ class Conv2d(NamedTuple):
     def backward(
         self, blocks: Blocks, kept: Tensor, outer: Tensor, sink: Sink, wanted: bool
     ) -> Tensor:
-        """The gradient for the inputs."""
         weight = blocks[self.weight][0]
         inner, by_weight, by_bias = torch.ops.aten.convolution_backward(
             _arranged(outer[0], kept),
@@ -173,7 +165,6 @@ class MaxPool2d(NamedTuple):
     padding: tuple[int, ...]
 
     def forward(self, blocks: Blocks, inputs: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The outputs, and what the backward pass needs."""
         outputs, places = torch.ops.aten.max_pool2d_with_indices(
             inputs[0], self.kernel, self.stride, self.padding
         )
@@ -182,7 +173,6 @@ class MaxPool2d(NamedTuple):
     def backward(
         self, blocks: Blocks, kept: tuple[Tensor, Tensor], outer: Tensor, sink: Sink, wanted: bool
     ) -> Tensor:
-        """The gradient for the inputs."""
         inputs, places = kept
         inner: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             outer[0], inputs[0], self.kernel, self.stride, self.padding, [1, 1], False, places
