@@ -13,8 +13,7 @@ from fedadmm.study import config
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import resolve
 from fedadmm.study.report import write_report
-from fedadmm.study.report.clock import STRIP_BARS
-from fedadmm.study.report.panels import sections
+from fedadmm.study.report.panels import STRIP_BARS, sections
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from support.commands import read_content as read

@@ -12,6 +12,8 @@ import click
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import print_json, steps
+from fedadmm.study import config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,8 +46,7 @@ def advise(
     as_json: options.AsJson = False,
 ) -> None:
     """Say which setting to use, then why: a problem's constants and the theorems' ranges."""
-    from fedadmm.cli.display import print_json, steps
-    from fedadmm.study import config, rundir
+    from fedadmm.study import rundir
     from fedadmm.study.advising import PRIVATE_ROUNDS, private
     from fedadmm.study.advising import advise as counsel_for
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import print_json
 
 if TYPE_CHECKING:
     from fedadmm.study.methods import Card
@@ -25,7 +26,6 @@ def algorithms(
     as_json: options.AsJson = False,
 ) -> None:
     """List the methods in a line each, or show one with its paper, its needs and its keys."""
-    from fedadmm.cli.display import print_json
     from fedadmm.study import methods
 
     cards = methods.cards() if name is None else [methods.card(name)]

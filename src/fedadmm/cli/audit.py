@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import print_json
+from fedadmm.study import config
 
 if TYPE_CHECKING:
     from fedadmm.study.auditing import Audit
@@ -51,8 +53,7 @@ def audit(
     Writes audit.html, with originals beside reconstructions, audit.json, and the table as Markdown,
     LaTeX and CSV.
     """
-    from fedadmm.cli.display import print_json
-    from fedadmm.study import auditing, config, rundir, tables
+    from fedadmm.study import auditing, rundir, tables
     from fedadmm.study.report.audit_page import audit_page, table
 
     tree = config.run_only(config.read(source))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import draw, finish, live, preparation, print_settings
 from fedadmm.cli.group import again, resumable
-
-if TYPE_CHECKING:
-    from fedadmm.study.results import Outcome
-    from fedadmm.study.study import Study
-
+from fedadmm.study import config
 
 _USUAL = ["fedavg", "fedprox", "scaffold", "fedadmm"]
 """What one's own files are compared by where nothing else is asked for."""
@@ -55,8 +52,9 @@ def compare(
     CONFIG is a preset, a problem or a TOML file.  Without it, --out names a comparison to go on
     with, and --csv site*.csv --target COLUMN compares on files of your own.
     """
-    from fedadmm.cli.display import print_settings
-    from fedadmm.study import comparing, config
+    from fedadmm.study import comparing
+    from fedadmm.study.report.tables import results_table
+    from fedadmm.study.results import drawn
     from fedadmm.study.study import PLAN
 
     tree = options.begin(source, out, PLAN, resume)
@@ -72,36 +70,15 @@ def compare(
     print_settings(study.reached)
     folder = options.output_folder(out, Path(source or "comparison").stem, resume)
     with resumable(again(out=folder, resume=True)):
-        _compare(study, folder, resume, jobs, report, as_json)
-
-
-def _compare(
-    study: Study, folder: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
-) -> None:
-    from fedadmm.cli.display import draw, live, print_json, print_places, print_preparation
-    from fedadmm.study import comparing
-
-    count = options.processes(jobs, (cell.run for cell in study.cells))
-    with live(study.runs()) as watch:
-        found = comparing.compare(study, folder, resume=resume, processes=count, watch=watch)
-    page = draw(folder, report, found)
-    if as_json:
-        print_json(found.document | {"directory": str(folder), "report": page})
-        return
-    _print(found)
-    print_preparation(found.runs[0].directory)
-    print_places("runs", folder, page)
-
-
-def _print(found: Outcome) -> None:
-    from fedadmm.cli.display import print_note, print_table
-    from fedadmm.study.report.tables import results_table
-    from fedadmm.study.results import drawn
-
-    print_table(results_table(drawn(found)))
-    search = found.document["search"]
-    if search is not None:
-        print_note(
+        count = options.processes(jobs, study)
+        with live(study.runs()) as watch:
+            found = comparing.compare(study, folder, resume=resume, processes=count, watch=watch)
+        page = draw(folder, report, found)
+    notes = []
+    if (search := found.search) is not None:
+        notes = [
             f"every method chose from {search['values']} on seed {search['seed']}, "
             f"{search['rounds']} rounds at most: {search['rule']}"
-        )
+        ]
+    places = preparation(found.runs[0].directory) | {"runs": folder}
+    finish(found, page, as_json, [results_table(drawn(found))], notes, **places)

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import print_json
+from fedadmm.study import config
 
 commands = typer.Typer(no_args_is_help=True, help="Presets, and the schema of configuration files.")
 app.add_typer(commands, name="config", epilog="Example: fedadmm config schema > schema.json")
@@ -15,9 +17,6 @@ app.add_typer(commands, name="config", epilog="Example: fedadmm config schema > 
 @commands.command(epilog="Example: fedadmm config presets")
 def presets(as_json: options.AsJson = False) -> None:
     """List the presets and what each is."""
-    from fedadmm.cli.display import print_json
-    from fedadmm.study import config
-
     about = {name: config.about(text) for name, text in config.presets().items()}
     if as_json:
         print_json({"presets": about})
@@ -31,7 +30,6 @@ def show(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
     """Print a preset as it was written, to start your own file from."""
     from fedadmm.core.errors import ConfigError
     from fedadmm.core.tables import suggestion
-    from fedadmm.study import config
 
     known = config.presets()
     if name not in known:
@@ -42,7 +40,6 @@ def show(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
 @commands.command(epilog="Example: fedadmm config schema > fedadmm.schema.json")
 def schema() -> None:
     """Print the JSON schema of configuration files."""
-    from fedadmm.cli.display import print_json
     from fedadmm.study.comparing import schema
 
     print_json(schema())

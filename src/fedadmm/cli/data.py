@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import print_json
+from fedadmm.study import config
 
 _Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A data set, as `data list` shows it, or its alias.")
@@ -20,7 +22,6 @@ app.add_typer(commands, name="data", epilog="Example: fedadmm data show digits")
 @commands.command("list", epilog="Example: fedadmm data list")
 def list_(as_json: options.AsJson = False) -> None:
     """List the data sets, whether they are on this machine, and the named problems."""
-    from fedadmm.cli.display import print_json
     from fedadmm.data import problems, sources
 
     found = sources.list_datasets()
@@ -52,7 +53,6 @@ def fetch(name: _Name, as_json: options.AsJson = False) -> None:
     """Download a data set unless it is on this machine, and check every file."""
     import sys
 
-    from fedadmm.cli.display import print_json
     from fedadmm.data import sources
 
     folder, found = sources.fetch(name, progress=sys.stderr.isatty()), sources.source(name).name
@@ -65,7 +65,6 @@ def fetch(name: _Name, as_json: options.AsJson = False) -> None:
 @commands.command(epilog="Example: fedadmm data path mnist")
 def path(name: _Name, as_json: options.AsJson = False) -> None:
     """Print the folder of a data set that is on this machine."""
-    from fedadmm.cli.display import print_json
     from fedadmm.data import sources
 
     folder = sources.path(name)
@@ -83,7 +82,6 @@ def check(
     as_json: options.AsJson = False,
 ) -> None:
     """Verify the files that are here; a damaged one makes the exit code 2."""
-    from fedadmm.cli.display import print_json
     from fedadmm.data import sources
 
     rows = sources.check(name)
@@ -112,9 +110,7 @@ def show(
     as_json: options.AsJson = False,
 ) -> None:
     """Draw labels × clients and print how different the clients of a problem are."""
-    from fedadmm.cli.display import print_json
     from fedadmm.data.summary import describe
-    from fedadmm.study import config
 
     tree: dict[str, Any] = {"problem": {"name": problem}}
     for text in sets or ():

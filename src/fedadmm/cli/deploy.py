@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import draw, one_bar, print_ending, print_json, print_places
 from fedadmm.cli.group import again, resumable
+from fedadmm.study import config
 
 commands = typer.Typer(
     no_args_is_help=True, help="Real federations on Flower, here or over a network."
@@ -38,7 +40,7 @@ def local(
     """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down."""
     from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
-    from fedadmm.study import config
+    from fedadmm.flower.local.run import run_locally
 
     tree = config.run_only(config.read(source or "hospitals"))
     problem = tree.setdefault("problem", {})
@@ -47,61 +49,29 @@ def local(
         if name in problems.names() and problems.options(name).sites is None:
             config.assign(tree, "problem.clients", clients)
     options.apply(tree)
-    resolved = config.resolve(tree)
-    base = f"{Path(source or 'run').stem}-{resolved.label}-deployed"
+    chosen = config.resolve(tree)
+    base = f"{Path(source or 'run').stem}-{chosen.label}-deployed"
     folder = options.output_folder(out, base, resume)
     deployment = Deployment(
         clients,
-        mode="asynchronous" if asynchronous or _asynchronous(resolved) else "rounds",
+        mode="asynchronous" if asynchronous or chosen.algorithm.asynchronous else "rounds",
         ledger="disk" if ledger else "none",
     )
     go_on = again(source=str(folder), out=folder, resume=True, rounds=None, sets=None)
     with resumable(go_on):
-        _local(resolved, folder, deployment, tls, resume, report, as_json)
-
-
-def _asynchronous(resolved: Any) -> bool:
-    """Whether the method itself has no rounds."""
-    without_rounds: bool = resolved.algorithm.asynchronous
-    return without_rounds
-
-
-def _local(
-    resolved: Any,
-    folder: Path,
-    deployment: Any,
-    tls: bool,
-    resume: bool,
-    report: bool,
-    as_json: bool,
-) -> None:
-    from fedadmm.cli.display import draw, live, print_json, print_places
-    from fedadmm.flower.local.run import run_locally
-    from fedadmm.study.pool import Began, Recorded
-
-    with live() as watch:
-        watch(Began(0, resolved.label, resolved.rounds))
-        summary = run_locally(
-            resolved,
-            folder,
-            deployment,
-            tls=tls,
-            resume=resume,
-            watch=lambda record: watch(Recorded(0, record)),
-        )
-    compared = _compared(resolved, folder)
-    page = draw(folder, report)
+        with one_bar(chosen) as tell:
+            summary = run_locally(chosen, folder, deployment, tls=tls, resume=resume, watch=tell)
+        compared = _compared(chosen, folder)
+        page = draw(folder, report)
     if as_json:
         print_json(summary | {"directory": str(folder), "report": page, "comparison": compared})
         return
-    typer.echo(f"{summary['label']}: {summary['status']}")
-    measured = ", ".join(f"{key} {value:.4g}" for key, value in summary["final"].items())
-    typer.echo(measured or "nothing measured")
+    print_ending(summary)
     refused = ", ".join(f"{count} {word}" for word, count in summary["network"].items())
     typer.echo(f"network {refused or 'nothing lost, nothing refused'}")
     if compared is not None:
         _print_comparison(compared)
-    print_places("run", folder, page)
+    print_places(run=folder, report=page)
 
 
 def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
@@ -149,7 +119,6 @@ def init(
     as_json: options.AsJson = False,
 ) -> None:
     """Write a project for several machines: app, keys, certificates and the exact commands."""
-    from fedadmm.cli.display import print_json
     from fedadmm.flower.local.project import write_project
 
     made = write_project(folder, clients, host, port=port, rounds=rounds, features=features)
@@ -215,7 +184,6 @@ def rotate_certificates(
 
 
 def _written(files: dict[str, str], told: str, as_json: bool) -> None:
-    from fedadmm.cli.display import print_json
 
     if as_json:
         print_json(files)
@@ -226,7 +194,6 @@ def _written(files: dict[str, str], told: str, as_json: bool) -> None:
 @commands.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Say which processes of a deployment run, how far the training is, how each site does."""
-    from fedadmm.cli.display import print_json
     from fedadmm.flower.local.watching import look
 
     found = look(folder)
@@ -253,7 +220,6 @@ def _site_line(site: dict[str, Any]) -> str:
 @commands.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")
 def stop(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Take down whatever a local deployment left running; its run can be resumed."""
-    from fedadmm.cli.display import print_json
     from fedadmm.flower.local.watching import take_down
 
     ended = take_down(folder)

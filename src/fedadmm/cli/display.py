@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.text import Text
 
+    from fedadmm.run.experiment import Experiment
     from fedadmm.run.record import Record
     from fedadmm.study.formatting import Telling
     from fedadmm.study.pool import Event, Watch
@@ -44,13 +45,27 @@ def draw(folder: Path, wanted: bool, found: Outcome | None = None) -> str | None
         return str(write_report(folder, found=found))
 
 
-def print_preparation(run: Path) -> None:
+def preparation(run: Path) -> dict[str, str]:
     """How a run's rows were made from what was recorded, where there is something to say."""
     from fedadmm.study.rundir import RunDir
 
-    preparation = RunDir(run).partition().get("preparation")
-    if preparation is not None:
-        typer.echo(f"data    {preparation['how']}")
+    found = RunDir(run).partition().get("preparation")
+    return {} if found is None else {"data": found["how"]}
+
+
+def print_ending(summary: Mapping[str, Any]) -> None:
+    """How a run ended, what it measured last, and what it sent."""
+    from fedadmm.run.record import as_number
+    from fedadmm.study import formatting
+
+    numbers = {key: as_number(found) for key, found in summary["final"].items()}
+    shown = (f"{key} {found:.4g}" for key, found in numbers.items() if found is not None)
+    sent = formatting.size(summary["bytes_up"] + summary["bytes_down"])
+    typer.echo(f"{summary['label']}: {summary['status']}")
+    measured = ", ".join(shown) or "nothing measured"
+    typer.echo(f"{measured}; {sent} sent in {summary['rounds']} rounds")
+    for warning in summary.get("warnings", ()):
+        typer.echo(f"warning: {warning}")
 
 
 def print_settings(reached: Sequence[str]) -> None:
@@ -59,11 +74,30 @@ def print_settings(reached: Sequence[str]) -> None:
         print_note(f"set     {line}")
 
 
-def print_places(word: str, folder: Path, page: str | None) -> None:
+def print_places(**places: object) -> None:
     """Where the results lie, and their report."""
-    typer.echo(f"{word:7} {folder}")
-    if page is not None:
-        typer.echo(f"report  {page}")
+    for word, place in places.items():
+        if place is not None:
+            typer.echo(f"{word:7} {place}")
+
+
+def finish(
+    found: Outcome,
+    page: str | None,
+    as_json: bool,
+    tables: Sequence[Table],
+    notes: Sequence[str] = (),
+    **places: object,
+) -> None:
+    """What a study came to: one document, or its tables, notes, and where everything lies."""
+    if as_json:
+        print_json(found.document | {"directory": str(found.directory), "report": page})
+        return
+    for table in tables:
+        print_table(table)
+    for note in notes:
+        print_note(note)
+    print_places(**places, report=page)
 
 
 def print_table(table: Table) -> None:
@@ -149,6 +183,16 @@ def live(runs: int = 1) -> Iterator[Watch]:
     """A watch that draws bars, or looks away when standard error is no terminal."""
     with _bars() as progress:
         yield (lambda event: None) if progress is None else Live(progress, runs)
+
+
+@contextmanager
+def one_bar(chosen: Experiment) -> Iterator[Callable[[Record], None]]:
+    """The bar of a single run, which is told of every record."""
+    from fedadmm.study.pool import Began, Recorded
+
+    with live() as watch:
+        watch(Began(0, chosen.label, chosen.rounds))
+        yield lambda record: watch(Recorded(0, record))
 
 
 @contextmanager

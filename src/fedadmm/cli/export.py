@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import print_json
 
 
 @app.command(epilog="Example: fedadmm export runs/mine --format onnx")
@@ -32,7 +33,6 @@ def export(
     as_json: options.AsJson = False,
 ) -> None:
     """Write every round of a run, or of all runs below a folder, into one table, or its model."""
-    from fedadmm.cli.display import print_json
     from fedadmm.study.export import MODELS, export_model
     from fedadmm.study.export import export as export_table
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import live, print_json
 from fedadmm.cli.group import again, resumable
+from fedadmm.study import config
 
 if TYPE_CHECKING:
     from fedadmm.study.buying import Offer
@@ -49,9 +51,8 @@ def incentives(
     With CONFIG every reward is run with the epochs that the clients then choose, and the one that
     reaches the target for the least money is named.
     """
-    from fedadmm.cli.display import live, print_json
     from fedadmm.core.errors import ConfigError
-    from fedadmm.study import buying, config
+    from fedadmm.study import buying
 
     asked = options.numbers(rewards, "--rewards")
     if source is None:
@@ -64,7 +65,7 @@ def incentives(
         options.apply(tree)
         of = buying.offer(buying.costs_of(costs, buying.clients_of(tree)), least, most, asked)
         study = buying.plan(tree, of)
-        count = options.processes(jobs, (cell.run for cell in study.cells))
+        count = options.processes(jobs, study)
         with resumable(again(out=out)), live(study.runs()) as watch:
             found = buying.buy(study, of, out, processes=count, watch=watch)
     if as_json:

@@ -13,11 +13,11 @@ from typer.core import TyperCommand
 from fedadmm.cli.group import again, only_one_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from fedadmm.core.tables import Tree
-    from fedadmm.run.experiment import Experiment
     from fedadmm.study.overriding import Setting
+    from fedadmm.study.study import Study
 
 Number = TypeVar("Number", int, float)
 
@@ -206,13 +206,14 @@ def _numbered(base: str, number: int) -> Path:
     return Path("runs") / (base if number == 1 else f"{base}-{number}")
 
 
-def processes(jobs: int | None, runs: Iterable[Experiment]) -> int:
+def processes(jobs: int | None, study: Study) -> int:
     """How many runs at once: one a core, unless an engine uses more than one by itself."""
     from fedadmm.run.engines.workers import usable_cores
     from fedadmm.run.experiment import filled
 
     if jobs is not None:
         return jobs
+    runs = [cell.run for cell in study.cells]
     alone = all(filled(run.engine).keeps_to_one_core(run.threads) for run in runs)
     return usable_cores() if alone else 1
 

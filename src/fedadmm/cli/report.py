@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import print_json
 
 
 @app.command(epilog="Example: fedadmm report runs/quickstart --figures figures")
@@ -26,8 +27,6 @@ def report(
 
     page = write_report(directory, figures)
     if as_json:
-        from fedadmm.cli.display import print_json
-
         drawn = sorted(str(path) for path in figures.iterdir()) if figures is not None else []
         print_json({"report": str(page), "figures": drawn})
         return
@@ -50,7 +49,6 @@ def watch(
 
     DIR may also be the folder of a deployed run, or one whose first round is still to come.
     """
-    from fedadmm.cli.display import print_json
     from fedadmm.cli.group import ended_in_peace
     from fedadmm.study.report.live import LivePage
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import finish, live, print_json
 from fedadmm.cli.group import again, resumable
 
 if TYPE_CHECKING:
-    from fedadmm.study.study import Study
+    from fedadmm.study.recipe import Recipe
 
 
 @app.command(epilog="Example: fedadmm reproduce wang-fig2 --scale quick")
@@ -49,32 +50,33 @@ def reproduce(
 
     Finished cells are found again, interrupted ones go on.
     """
-    from fedadmm.cli.display import print_json
     from fedadmm.core.validation import check
-    from fedadmm.study.recipe import SCALES, name_of, plan
+    from fedadmm.study.recipe import SCALES, identifiers, load, name_of, plan
+    from fedadmm.study.reproducing import NOTE, measured_tables, reductions
+    from fedadmm.study.reproducing import reproduce as run
+    from fedadmm.study.rundir import REPORT
 
     check("reproduce", "--scale", scale, Literal[SCALES])
     if identifier is None:
-        _list(as_json)
+        _list({identifier: load(identifier) for identifier in identifiers()}, as_json)
         return
     folder = out or Path("runs/reproduce") / f"{name_of(identifier)}-{scale}"
     with resumable(again(out=folder)):
         study = plan(identifier, scale, seeds, cells or [], search)
-        result = _run(study, folder, draw_only, jobs)
-    if as_json:
-        print_json(result | {"directory": str(folder)})
-    else:
-        _print(result, folder)
+        count = options.processes(jobs, study)
+        with live(study.runs()) as watch:
+            found = run(study, folder, processes=count, watch=watch, only_cached=draw_only)
+    rows, notes = found.document["table"], [NOTE, *reductions(found.document)]
+    if missing := sum(len(row["missing"]) for row in rows):
+        notes.append(f"missing {missing} of {len(rows) * len(found.document['seeds'])} runs")
+    page, tables = str(folder / REPORT), list(measured_tables(found.document).values())
+    finish(found, page, as_json, tables, notes, results=folder / "results.md")
 
 
-def _list(as_json: bool) -> None:
+def _list(recipes: dict[str, Recipe], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedadmm.cli.display import print_json
-    from fedadmm.study.recipe import identifiers, load
-
-    recipes = {identifier: load(identifier) for identifier in identifiers()}
     if as_json:
         rows = [{"id": i, "title": r.title, "source": r.source} for i, r in recipes.items()]
         print_json({"recipes": rows})
@@ -83,29 +85,3 @@ def _list(as_json: bool) -> None:
     for identifier, recipe in recipes.items():
         table.add_row(identifier, recipe.title, recipe.source)
     Console().print(table)
-
-
-def _run(study: Study, folder: Path, draw_only: bool, jobs: int | None) -> dict[str, Any]:
-    from fedadmm.cli.display import live
-    from fedadmm.study.reproducing import reproduce as run
-
-    count = options.processes(jobs, (cell.run for cell in study.cells))
-    with live(study.runs()) as watch:
-        found = run(study, folder, processes=count, watch=watch, only_cached=draw_only)
-    return found.document
-
-
-def _print(result: dict[str, Any], folder: Path) -> None:
-    from fedadmm.cli.display import print_table
-    from fedadmm.study.reproducing import NOTE, measured_tables, reductions
-
-    for table in measured_tables(result).values():
-        print_table(table)
-    typer.echo(NOTE)
-    for sentence in reductions(result):
-        typer.echo(sentence)
-    rows = result["table"]
-    missing = sum(len(row["missing"]) for row in rows)
-    if missing:
-        typer.echo(f"missing {missing} of {len(rows) * len(result['seeds'])} runs")
-    typer.echo(f"results {folder / 'results.md'}")

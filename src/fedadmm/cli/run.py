@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import (
+    draw,
+    one_bar,
+    preparation,
+    print_ending,
+    print_json,
+    print_places,
+)
 from fedadmm.cli.group import again, resumable
-
-if TYPE_CHECKING:
-    from fedadmm.run.experiment import Experiment
+from fedadmm.study import config
 
 
 @app.command(
@@ -45,8 +50,8 @@ def run(
     CONFIG is a preset, a problem, a TOML file or a run directory.  Without it, --out names a run to
     go on with, and --csv site*.csv --target COLUMN trains on files of your own.
     """
-    from fedadmm.study import config
     from fedadmm.study.config import resolve
+    from fedadmm.study.running import run as run_experiment
 
     tree = config.run_only(options.begin(source, out, config.CONFIG, resume))
     options.apply(tree)
@@ -57,31 +62,12 @@ def run(
     base = f"{Path(source or ('table' if csv else 'run')).stem}-{chosen.label}-seed{chosen.seed}"
     folder = options.output_folder(out, base, resume)
     with resumable(again(out=folder, resume=True), folder):
-        _run(chosen, folder, resume, report, as_json)
-
-
-def _run(chosen: Experiment, folder: Path, resume: bool, report: bool, as_json: bool) -> None:
-    from fedadmm.cli.display import draw, live, print_json, print_places, print_preparation
-    from fedadmm.run.record import as_number
-    from fedadmm.study import formatting
-    from fedadmm.study.pool import Began, Recorded
-    from fedadmm.study.running import run as run_experiment
-
-    with live() as watch:
-        watch(Began(0, chosen.label, chosen.rounds))
-        bars = [lambda report: watch(Recorded(0, report.record))]
-        summary = run_experiment(chosen, folder, resume=resume, callbacks=bars)
-    page = draw(folder, report)
+        with one_bar(chosen) as tell:
+            bars = [lambda report: tell(report.record)]
+            summary = run_experiment(chosen, folder, resume=resume, callbacks=bars)
+        page = draw(folder, report)
     if as_json:
         print_json(summary | {"directory": str(folder), "report": page})
         return
-    numbers = {key: as_number(found) for key, found in summary["final"].items()}
-    shown = (f"{key} {found:.4g}" for key, found in numbers.items() if found is not None)
-    measured = ", ".join(shown)
-    sent = formatting.size(summary["bytes_up"] + summary["bytes_down"])
-    typer.echo(f"{summary['label']}: {summary['status']}")
-    typer.echo(f"{measured or 'nothing measured'}; {sent} sent in {summary['rounds']} rounds")
-    for warning in summary.get("warnings", ()):
-        typer.echo(f"warning: {warning}")
-    print_preparation(folder)
-    print_places("run", folder, page)
+    print_ending(summary)
+    print_places(**preparation(folder), run=folder, report=page)

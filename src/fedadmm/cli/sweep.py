@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import draw, finish, live, print_settings
 from fedadmm.cli.group import again, resumable
-
-if TYPE_CHECKING:
-    from fedadmm.study.study import Study
+from fedadmm.study import config
 
 
 @app.command(
@@ -54,8 +53,8 @@ def sweep(
 
     CONFIG is a preset, a TOML file or a run directory.  Finished cells are not run again.
     """
-    from fedadmm.cli.display import print_settings
-    from fedadmm.study import config, sweeping
+    from fedadmm.study import sweeping
+    from fedadmm.study.results import runs_table
 
     tree = config.run_only(config.read(source))
     axes = [sweeping.axis(text, "--grid") for text in grid or ()]
@@ -69,23 +68,8 @@ def sweep(
         )
     study = sweeping.plan(tree, axes, steps, options.settings())
     print_settings(study.reached)
-    with resumable(again(out=out, resume=True)):
-        _sweep(study, out, resume, jobs, report, as_json)
-
-
-def _sweep(
-    study: Study, out: Path, resume: bool, jobs: int | None, report: bool, as_json: bool
-) -> None:
-    from fedadmm.cli.display import draw, live, print_json, print_places, print_table
-    from fedadmm.study import sweeping
-    from fedadmm.study.results import runs_table
-
-    count = options.processes(jobs, (cell.run for cell in study.cells))
-    with live(study.runs()) as watch:
+    with resumable(again(out=out, resume=True)), live(study.runs()) as watch:
+        count = options.processes(jobs, study)
         found = sweeping.sweep(study, out, fresh=not resume, processes=count, watch=watch)
     page = draw(out, report, found)
-    if as_json:
-        print_json(found.document | {"directory": str(out), "report": page})
-        return
-    print_table(runs_table(found.document))
-    print_places("sweep", out, page)
+    finish(found, page, as_json, [runs_table(found.document)], sweep=out)

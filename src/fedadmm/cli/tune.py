@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from fedadmm.cli import app, options
+from fedadmm.cli.display import draw, finish, live, print_settings
 from fedadmm.cli.group import again, resumable
+from fedadmm.study import config
 
 
 @app.command(
@@ -53,8 +55,7 @@ def tune(
     A trial is a run; those that are behind half of the others in the same round are cut.  The same
     command goes on with a search that was interrupted, or makes it longer by more --trials.
     """
-    from fedadmm.cli.display import draw, live, print_json, print_settings, print_table
-    from fedadmm.study import config, tuning
+    from fedadmm.study import tuning
     from fedadmm.study.results import runs_table
 
     ranges = tuning.ranges_of(keys or [])
@@ -63,12 +64,8 @@ def tune(
     print_settings(tuning.named(tree, ranges, settings).reached)
     with resumable(again(out=out)), live(trials) as watch:
         found = tuning.tune(tree, ranges, out, trials, settings=settings, prune=prune, watch=watch)
-    page = draw(out, report, found) if found.document["best"] is not None else None
-    if as_json:
-        print_json(found.document | {"directory": str(out), "report": page})
-        return
-    print_table(runs_table(found.document))
-    typer.echo(f"tune    {out}")
-    if page is not None:
-        typer.echo(f"best    fedadmm run {out / tuning.BEST}")
-        typer.echo(f"report  {page}")
+    best = None
+    if found.document["best"] is not None:
+        best = f"fedadmm run {out / tuning.BEST}"
+    page = draw(out, report and best is not None, found)
+    finish(found, page, as_json, [runs_table(found.document)], tune=out, best=best)

@@ -85,23 +85,6 @@ def besides(name: str) -> Value:
     return lambda record: records.besides(record, name)
 
 
-def quartile_lines(content: Outcome, known: list[Axis]) -> list[Line]:
-    """The median penalty with the quartiles as its band, for methods that have a penalty."""
-
-    def quartile(index: int) -> Value:
-        def value(record: Record) -> float | None:
-            values = records.penalty_quartiles(record)
-            return values[index] if values is not None and min(values) > 0 else None
-
-        return value
-
-    low, middle, high = (lines(content, known, quartile(index)) for index in range(3))
-    return [
-        line._replace(low=below.y, high=above.y)
-        for below, line, above in zip(low, middle, high, strict=True)
-    ]
-
-
 Track = dict[int, tuple[float, list[float]]]
 """Round -> (value, position on every axis)."""
 

@@ -34,6 +34,9 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
     }
     own = files("fedadmm.study.report")
     found = content.results
+    shared, different = tables.configuration(content)
+    # The sentence that most runs ended with, so that no row need repeat it.
+    usual, count = Counter(run.status for run in content.runs).most_common(1)[0]
     template = environment.from_string((own / "template.html").read_text(encoding="utf-8"))
     return template.render(
         content=content,
@@ -55,12 +58,13 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
         target=formatting.describe(content.target) if content.target else None,
         verdict=rows.verdict(found),
         reductions=any(row.reduction is not None for row in found.rows),
-        seeds=_only({row.seeds for row in found.rows}),
-        same_end=_usual_end(content),
-        other_ends=len({run.status for run in content.runs}) > 1,
-        configuration=tables.configuration(content),
+        seeds=found.rows[0].seeds if len({row.seeds for row in found.rows}) == 1 else None,
+        same_end=usual if count > 1 else None,
+        other_ends=count < len(content.runs),
+        shared=shared,
+        different=different,
         config_text="" if content.comparison else config.write(content.runs[0].config),
-        search=tables.search_table(content.search, content.names),
+        search=tables.search_table(content),
         alternative=lambda panel: _alternative(panel, content.names),
         ranks=lambda panel: Markup(_ranks(panel, styles_of(content))),
         made_by=_versions(content),
@@ -83,17 +87,6 @@ def _title(content: Outcome) -> str:
     if len(content.labels) > 1:
         return f"{len(content.labels)} methods on {content.problem}"
     return f"{content.runs[0].method} on {content.problem}"
-
-
-def _usual_end(content: Outcome) -> str | None:
-    """The sentence that most runs ended with, so that no row need repeat it."""
-    sentence, count = Counter(run.status for run in content.runs).most_common(1)[0]
-    return sentence if count > 1 else None
-
-
-def _only(numbers: set[int]) -> int | None:
-    """The one number that is the same everywhere, if there is one."""
-    return numbers.pop() if len(numbers) == 1 else None
 
 
 DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "12 4"}

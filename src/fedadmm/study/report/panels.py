@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
+from fedadmm.run.record import Record
 from fedadmm.study import formatting, records
 from fedadmm.study.report.clients import client_panels, last_values
-from fedadmm.study.report.clock import clock_panels
 from fedadmm.study.report.figures import (
     Axis,
     Bars,
@@ -15,15 +17,22 @@ from fedadmm.study.report.figures import (
     Lines,
     Panel,
     Section,
+    Strip,
     Value,
     axes,
     besides,
     lines,
-    quartile_lines,
+    short,
 )
 from fedadmm.study.report.ranks import rank_panels
 from fedadmm.study.report.sweeps import MOST_OVERLAID, sweep_sections
 from fedadmm.study.results import Outcome
+from fedadmm.study.rundir import RecordedRun
+
+STRIP_BARS = 240
+"""This many pieces of work fit into a strip that can still be read."""
+STRIP_CLIENTS = 30
+MOST_STRIPS = 4
 
 
 def sections(content: Outcome) -> list[Section]:
@@ -66,10 +75,10 @@ def _overlaid(content: Outcome, known: list[Axis]) -> list[Section]:
         _section(content, "learning", known, _learning(content, known)),
         _section(content, "ranks", [], rank_panels(content)),
         _section(content, "fairness", rounds, _fairness(content, rounds)),
-        _section(content, "residuals", rounds, _residuals(content, rounds)),
-        _section(content, "work", rounds, _work(content, rounds)),
-        _section(content, "clock", rounds, clock_panels(content, rounds)),
-        _section(content, "privacy", rounds, _privacy(content, rounds)),
+        _section(content, "residuals", rounds, _curves(content, rounds, "residuals")),
+        _section(content, "work", rounds, _curves(content, rounds, "work")),
+        _section(content, "clock", rounds, _clock(content, rounds)),
+        _section(content, "privacy", rounds, _curves(content, rounds, "privacy")),
         _section(content, "more", rounds, _more(content, rounds)),
         _section(content, "trials", [], _trials(content)),
     ]
@@ -202,68 +211,167 @@ def _metric(name: str) -> Value:
     return lambda record: records.value(record, name)
 
 
+class Curves(NamedTuple):
+    """One figure of `_CURVES`: a quantity over the rounds, or its middle with a band."""
+
+    name: str
+    title: str
+    note: str
+    values: Sequence[Value]
+    """The quantity; or the lower end of the band, the middle and the upper end."""
+    log: bool = False
+    share: bool = False
+    zero: bool = False
+    diverged: bool = False
+    """Whether seeds that diverged are drawn, too."""
+
+
+def _quantile(of: Callable[[Record], list[float] | None], index: int) -> Value:
+    def value(record: Record) -> float | None:
+        found = of(record)
+        return None if found is None else found[index]
+
+    return value
+
+
+def _penalties(record: Record) -> list[float] | None:
+    """The quartiles, for methods that have a penalty."""
+    found = records.penalty_quartiles(record)
+    return found if found is not None and min(found) > 0 else None
+
+
 def _positive(name: str) -> Value:
     """What a log axis can show: a residual that is exactly zero has no place on it."""
     return lambda record: records.besides(record, name) or None
 
 
-def _residuals(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
-    notes = {
-        "primal_residual": "How far the participants' models are from the global model they "
-        "received: the root of the weighted mean of ‖wᵢ − θ‖².",
-        "dual_residual": "How far the global model moved, times the mean penalty: "
-        "mean β · ‖θ⁺ − θ‖. Methods without a penalty have none.",
-    }
-    for name, note in notes.items():
-        curves = lines(content, rounds, _positive(name))
-        if curves:
-            yield Lines(name, records.metric(name).title, note, curves, log=True)
+def _residual(name: str, note: str) -> Curves:
+    title = records.metric(name).title
+    return Curves(name, title, note, [_positive(name)], log=True, diverged=True)
 
 
-def _privacy(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
-    notes = {
-        "epsilon": (
-            "Privacy spent (ε)",
-            "ε of (ε, δ) so far: for every client with all its data, and of a run with dp-sgd for "
-            "every record (row), by the client that has spent most.",
+def _spent(name: str, title: str, note: str) -> Curves:
+    return Curves(name, title, note, [partial(records.privacy, name=name)], diverged=True)
+
+
+def _mean(name: str, title: str, note: str, share: bool = False) -> Curves:
+    return Curves(name, title, note, [besides(name)], share=share, zero=True)
+
+
+_CURVES = {
+    "residuals": [
+        _residual(
+            "primal_residual",
+            "How far the participants' models are from the global model they received: the root "
+            "of the weighted mean of ‖wᵢ − θ‖².",
         ),
-        "clip": (
-            "Clip",
-            "The largest norm of what a client sends in a round, and with dp-sgd of the gradient "
-            "of one row.",
+        _residual(
+            "dual_residual",
+            "How far the global model moved, times the mean penalty: mean β · ‖θ⁺ − θ‖. Methods "
+            "without a penalty have none.",
         ),
-    }
-    for name, (title, note) in notes.items():
-        curves = lines(content, rounds, partial(records.privacy, name=name))
-        if curves:
-            yield Lines(name, title, note, curves)
-
-
-def _work(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
-    penalties = [line for line in quartile_lines(content, rounds) if not line.ended]
-    if penalties:
-        yield Lines(
+    ],
+    "work": [
+        Curves(
             "penalty",
             "Penalties βᵢ",
             "The weight of the quadratic term in the local problems: the median participant, the "
             "band from the first to the third quartile. Methods without one are left out.",
-            penalties,
+            [_quantile(_penalties, index) for index in range(3)],
             log=True,
-        )
-    notes = {
-        "epochs": ("Local epochs", "The epochs that a participant trained, on average."),
-        "passes": (
+        ),
+        _mean("epochs", "Local epochs", "The epochs that a participant trained, on average."),
+        _mean(
+            "passes",
             "Passes over the data",
             "Gradients that a participant evaluated, in passes over its data, on average: its "
             "steps, and the full gradients that stopping rule and method ask for.",
         ),
-        "steps": ("Local steps", "Steps that all participants of a round made together."),
-        "participants": ("Participants", "How many clients took part in each round."),
-    }
-    for name, (title, note) in notes.items():
-        curves = [line for line in lines(content, rounds, besides(name)) if not line.ended]
-        if curves:
-            yield Lines(name, title, note, curves, zero=True)
+        _mean("steps", "Local steps", "Steps that all participants of a round made together."),
+        _mean("participants", "Participants", "How many clients took part in each round."),
+    ],
+    "clock": [
+        Curves(
+            "staleness",
+            "Staleness",
+            "Server steps between a broadcast and its reply: the median so far, the band up to the "
+            "largest.",
+            [_quantile(records.staleness_quantiles, index) for index in (0, 0, 2)],
+            zero=True,
+        ),
+        _mean("idle", "Idle time", "The share of the clients' time so far without work.", True),
+        _mean("steps_per_second", "Server steps", "Server steps a virtual second, so far."),
+    ],
+    "privacy": [
+        _spent(
+            "epsilon",
+            "Privacy spent (ε)",
+            "ε of (ε, δ) so far: for every client with all its data, and of a run with dp-sgd for "
+            "every record (row), by the client that has spent most.",
+        ),
+        _spent(
+            "clip",
+            "Clip",
+            "The largest norm of what a client sends in a round, and with dp-sgd of the gradient "
+            "of one row.",
+        ),
+    ],
+}
+"""The figures of quantities that have a place of their own, by section."""
+
+
+def _curves(content: Outcome, rounds: list[Axis], section: str) -> Iterator[Panel]:
+    for one in _CURVES[section]:
+        tracks = [lines(content, rounds, value) for value in one.values]
+        found = tracks[0]
+        if len(tracks) == 3:
+            found = [
+                line._replace(low=below.y, high=above.y)
+                for below, line, above in zip(*tracks, strict=True)
+            ]
+        shown = [line for line in found if one.diverged or not line.ended]
+        if shown:
+            yield Lines(one.name, one.title, one.note, shown, one.log, one.share, one.zero)
+
+
+def _clock(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
+    """What a virtual clock tells: delays, idle time, and who worked when."""
+    yield from _curves(content, rounds, "clock")
+    counts = Counter(d for run in content.runs for r in run.records for d in records.delays(r))
+    if counts:
+        delays = range(max(counts) + 1)
+        note = "How many replies came with each delay, in server steps."
+        values, names = [float(counts[one]) for one in delays], [str(one) for one in delays]
+        yield Bars("delays", "Delays", note, "replies", values, names, "delay")
+    yield from _strips(content)
+
+
+def _strips(content: Outcome) -> Iterator[Strip]:
+    """The first pieces of work of each label's first run."""
+    for label, runs in list(content.labels.items())[:MOST_STRIPS]:
+        bars = _bars(runs[0])
+        if not bars:
+            continue
+        clients = sorted({int(bar[0]) for bar in bars})
+        note = "Who worked when, at the beginning; pale work was lost, late or too stale."
+        name = "strip" if len(content.labels) == 1 else f"strip-{label}"
+        own = f": {content.names[label]}" if len(content.labels) > 1 else ""
+        title = f"Who worked when{own}"
+        yield Strip(name, title, note, label, clients, bars)
+
+
+def _bars(run: RecordedRun) -> list[list[float]]:
+    chosen: set[float] = set()
+    bars: list[list[float]] = []
+    for record in run.records:
+        for client, begin, end, folded in records.intervals(record):
+            if client not in chosen and len(chosen) == STRIP_CLIENTS:
+                continue
+            chosen.add(client)
+            bars.append([client, short(begin), short(end), folded])
+            if len(bars) == STRIP_BARS:
+                return bars
+    return bars
 
 
 def _trials(content: Outcome) -> Iterator[Panel]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedadmm.core.tables import flattened
 from fedadmm.study import formatting, records
@@ -12,34 +11,15 @@ from fedadmm.study.results import Outcome, Row, table
 from fedadmm.study.tables import Table
 
 
-class Configuration(NamedTuple):
-    """The resolved configuration: what all runs share, and what differs between labels."""
-
-    shared: list[tuple[str, str]]
-    columns: list[str]
-    different: list[tuple[str, list[str]]]
-
-
-class Search(NamedTuple):
-    """A search for learning rates: how it chose, the values, and each label's scores."""
-
-    rule: str
-    values: list[str]
-    rows: list[tuple[str, list[str]]]
-
-
 def final_metrics(content: Outcome) -> list[str]:
     """The metrics worth a column: the compared one, one accuracy and the losses."""
     names = list(dict.fromkeys(name for row in content.results.rows for name in row.final))
     accuracy = [name for name in names if "accuracy" in name][:1]
     wanted = [content.results.metric, *accuracy, "test_loss", "loss", "objective", "sparsity"]
-    if content.results.metric != "objective" and not _differ(content, "loss", "objective"):
+    same = all(run.final.get("loss") == run.final.get("objective") for run in content.runs)
+    if content.results.metric != "objective" and same:
         wanted.remove("objective")
     return [name for name in dict.fromkeys(wanted) if name in names] + content.results.over_clients
-
-
-def _differ(content: Outcome, one: str, other: str) -> bool:
-    return any(run.final.get(one) != run.final.get(other) for run in content.runs)
 
 
 def results_table(content: Outcome) -> Table:
@@ -57,17 +37,10 @@ def all_tables(content: Outcome) -> dict[str, Table]:
     found = {"runs": _runs(content)}
     if content.comparison:
         found["results"] = results_table(content)
-    settings = configuration(content)
-    if settings.different:
-        lines = [[key, *values] for key, values in settings.different]
-        title = "What differs between the methods"
-        found["settings"] = Table(title, ["key", *settings.columns], lines)
-    search = search_table(content.search, content.names)
-    if search is not None:
-        lines = [[label, *cells] for label, cells in search.rows]
-        headings = ["method", *search.values]
-        found["search"] = Table("Search for learning rates", headings, lines, search.rule)
-    return found
+    settings = configuration(content)[1]
+    search = search_table(content)
+    found |= {"settings": settings} if settings.lines else {}
+    return found | ({"search": search} if search is not None else {})
 
 
 def _runs(content: Outcome) -> Table:
@@ -140,52 +113,44 @@ def _best_figure(content: Outcome) -> list[tuple[str, str, str]]:
     return [(what, formatting.metric(name, mean(best)), best.method if content.comparison else "")]
 
 
-def search_table(search: Any, names: dict[str, str]) -> Search | None:
+def search_table(content: Outcome) -> Table | None:
     """What every label scored with every value that it tried, and which value it chose."""
-    tried = search.get("tried") if isinstance(search, dict) else None
-    if not tried:
+    search = content.search
+    if not search or not search.get("tried"):
         return None
-    values = list(dict.fromkeys(_tried(row) for row in tried))
     rows: dict[str, dict[str, str]] = {}
-    for row in tried:
+    for row in search["tried"]:
         score, label = row["best"], row["label"]
         shown = formatting.NOTHING if score is None else formatting.metric(row["metric"], score)
         mark = " ✓" if search["chosen"][label]["value"] == row["value"] else ""
-        rows.setdefault(names.get(label, label), {})[_tried(row)] = shown + mark
-    return Search(
-        search["rule"],
-        values,
-        [
-            (label, [cells.get(value, formatting.NOTHING) for value in values])
-            for label, cells in rows.items()
-        ],
-    )
+        value = ", ".join(json.dumps(value) for value in row["value"].values())
+        rows.setdefault(content.names.get(label, label), {})[value] = shown + mark
+    values = list(dict.fromkeys(value for cells in rows.values() for value in cells))
+    lines = [
+        [label, *(cells.get(value, formatting.NOTHING) for value in values)]
+        for label, cells in rows.items()
+    ]
+    return Table("Search for learning rates", ["method", *values], lines, search["rule"])
 
 
-def _tried(row: Mapping[str, Any]) -> str:
-    """The values that a search tried; all methods of a comparison try those of one key."""
-    return ", ".join(json.dumps(value) for value in row["value"].values())
+def configuration(content: Outcome) -> tuple[list[tuple[str, str]], Table]:
+    """What all runs share, by dotted keys, and what differs between labels.
 
-
-def configuration(content: Outcome) -> Configuration:
-    """Dotted keys; the seed of a comparison's runs goes without saying."""
-    firsts = {
-        label: {key: _shown(value) for key, value in flattened(runs[0].config).items()}
-        for label, runs in content.labels.items()
-    }
-    if content.comparison:
-        for flat in firsts.values():
-            flat.pop("seed", None)
-    keys = list(dict.fromkeys(key for flat in firsts.values() for key in flat))
+    The seed of a comparison's runs goes without saying.
+    """
+    firsts = [flattened(runs[0].config) for runs in content.labels.values()]
     shared: list[tuple[str, str]] = []
-    different: list[tuple[str, list[str]]] = []
-    for key in keys:
-        values = [flat.get(key, formatting.NOTHING) for flat in firsts.values()]
+    different: list[list[str]] = []
+    for key in dict.fromkeys(key for flat in firsts for key in flat):
+        if key == "seed" and content.comparison:
+            continue
+        values = [_shown(flat[key]) if key in flat else formatting.NOTHING for flat in firsts]
         if len(set(values)) == 1:
             shared.append((key, values[0]))
         else:
-            different.append((key, values))
-    return Configuration(shared, [content.names[label] for label in firsts], different)
+            different.append([key, *values])
+    title = "What differs between the methods"
+    return shared, Table(title, ["key", *content.names.values()], different)
 
 
 def _shown(value: Any) -> str:
