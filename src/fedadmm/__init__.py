@@ -33,7 +33,7 @@ _EXPORTS = {
         "Algorithm LocalSolver Objective Regularizer Sampler Seen StoppingRule"
     ),
     "fedadmm.core.regularizers": (
-        "Box ElasticNet GroupLasso L1 L2Ball NonNegative PyProximal SquaredL2 Zero"
+        "Box ElasticNet GroupLasso L1 L2 L2Ball LInf NonNegative PyProximal SquaredL2 Zero"
     ),
     "fedadmm.core.sampling": (
         "BernoulliSampling CyclicSampling DoublyUniformSampling FullParticipation "

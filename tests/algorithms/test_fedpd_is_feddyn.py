@@ -107,6 +107,6 @@ def test_fedpd_with_silent_rounds_and_inexact_solves():
     given = federation(26)
     silent = [uniform(derive(8, "broadcast", t)) < 0.5 for t in range(ROUNDS)]
     solver, stop = fa.GradientDescent(0.1), fa.Steps(3)
-    result = run(fa.FedPD(0.9, 0.5), given, seed=8, solver=solver, stop=stop)
+    result = run(fa.FedPD(0.9, 0.5), given, seed=8, solver=solver, stop=stop, start="own")
     expected = reference.fedpd(given, 0.9, silent, reference.gradient_steps(given, 3, 0.1))
     assert_same(result.trajectory, expected)

@@ -75,6 +75,7 @@ def test_iiadmm(batch_size, engine):
         ROUNDS,
         solver=fa.SGD(1 / (RHO + ZETA), batch_size),
         stop=fa.Epochs(EPOCHS),
+        start="own",
         seed=SEED,
         initial=torch.from_numpy(start),
         keep_trajectory=True,

@@ -10,7 +10,14 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
 from fedadmm.core.errors import DataError
-from fedadmm.data import from_hugging_face, from_torch, hold_out, tabular
+from fedadmm.data import (
+    from_hugging_face,
+    from_partitioner,
+    from_torch,
+    hold_out,
+    problems,
+    tabular,
+)
 from fedadmm.data.files import read_csv
 
 CSV = "hospital,age,dose,sick\nnorth,1,2.5,yes\nsouth,3,4,no\nnorth,5,6,no\n"
@@ -224,6 +231,27 @@ def test_a_hugging_face_dataset() -> None:
         from_hugging_face(InMemory({"a": [[1], [1, 2]], "y": [0, 1]}), inputs="a", target="y")
     with pytest.raises(DataError, match="must hold numbers"):
         from_hugging_face(InMemory({"a": ["u", "v"], "y": [0, 1]}), inputs="a", target="y")
+
+
+class Halves:
+    """What flwr-datasets calls a partitioner; the second half has a class more."""
+
+    num_partitions = 2
+
+    def load_partition(self, partition_id: int) -> InMemory:
+        labels = ([3, 7], [7, 9, 9])[partition_id]
+        return InMemory({"x": [[partition_id, k] for k in range(len(labels))], "y": labels})
+
+
+def test_the_partitions_of_a_partitioner_are_natural_clients() -> None:
+    rows = from_partitioner(Halves(), inputs="x", target="y")
+    assert rows.inputs.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2]]
+    assert rows.labels.tolist() == [0, 1, 1, 2, 2]  # one numbering for all partitions
+    assert rows.groups.tolist() == [0, 0, 1, 1, 1]
+    problem = problems.from_data(rows)
+    assert [client.num_samples for client in problem.clients] == [2, 3]
+    with pytest.raises(DataError, match="got list, which has no num_partitions"):
+        from_partitioner([1, 2], inputs="x", target="y")
 
 
 def test_the_real_hugging_face_datasets() -> None:

@@ -49,6 +49,27 @@ def test_without_delay_it_is_feddr_with_one_client(sampler, init):
     ] * ROUNDS
 
 
+def test_each_client_may_have_a_law_of_its_own():
+    given = federation(82, weights=WEIGHTS)
+    engine = GivenDelays([0, 0, 3, 6, 0])
+    late = run(fa.AsyncFedDR(0.4), given, 400, engine=engine, sampler=ONE, seed=1)
+    worst = [0] * 5
+    for record in late.history:
+        for client, delay in zip(
+            record["cohort"]["clients"], record["clock"]["delays"], strict=True
+        ):
+            worst[client] = max(worst[client], delay)
+    assert worst == [0, 0, 3, 6, 0]
+    assert_same(late.trajectory, direct(given, late.history, 0.4, 1.0))
+    assert engine.expected_delay(5) == 6
+
+
+def test_a_law_for_other_clients_is_refused():
+    words = "GivenDelays: max_delay has 2 entries, but must have one for each of the 5 clients"
+    with pytest.raises(fa.ParameterError, match=words):
+        run(fa.AsyncFedDR(0.4), federation(82), 1, engine=GivenDelays([0, 3]), sampler=ONE)
+
+
 def direct(given: Federation, history: list[dict[str, Any]], eta: float, alpha: float) -> Array:
     """Algorithm 2: i_k and d_k from the record, the model of step k - d_k, the own state."""
     v = np.tile(given.start, (given.clients, 1))

@@ -157,6 +157,8 @@ def _print_estimate(counsel: Counsel, console: Console) -> None:
         f"heterogeneity {found.heterogeneity:.3g} (1 when all clients agree); "
         f"mini-batch noise {found.batch_noise:.3g}"
     )
+    from fedadmm.theory import table_one
+
     of_means = math.sqrt(counsel.clients) * found.dissimilarity
     console.print(
         f"B {found.dissimilarity:.3g} in Σ‖∇f_i‖² ≤ B²‖Σ∇f_i‖² and G {found.gradient_bound:.3g} in "
@@ -164,6 +166,10 @@ def _print_estimate(counsel: Counsel, console: Console) -> None:
         f"means instead of sums, as FedProx has it, B is {of_means:.3g}. "
         "FedADMM's and FedDR's theorems need neither."
     )
+    accuracy, active = counsel.situation.accuracy, counsel.situation.p_hat * counsel.clients
+    orders = table_one(accuracy, counsel.clients, active, of_means, found.gradient_bound)
+    told = ", ".join(f"{name} {value:.2g}" for name, value in orders.items())
+    console.print(f"Table I's orders of rounds to {accuracy:.2g}, without constants: {told}")
 
 
 def _print_theory(counsel: Counsel, console: Console) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 _EXPORTS = {
     "fedadmm.data.dataset": "Dataset FederatedData Normalise TrainTest hold_out",
     "fedadmm.data.problems.generated": "MixedRows SyntheticUsers",
-    "fedadmm.data.loaders.adapters": "from_hugging_face from_torch",
+    "fedadmm.data.loaders.adapters": "from_hugging_face from_partitioner from_torch",
     "fedadmm.data.loaders.femnist": "femnist",
     "fedadmm.data.loaders.heart": "heart",
     "fedadmm.data.loaders.pictures": (

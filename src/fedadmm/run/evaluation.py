@@ -44,7 +44,8 @@ class Evaluation:
         test: use the problem's held-out evaluators.
         train: the share of all clients' training rows whose class is right, as `train_accuracy`;
             every row counts the same, whatever its client's weight.
-        clients: measure every client, too: `X_worst`, `X_p10` (`X_p90` where less is better), the
+        clients: measure every client, too: `X_mean`, in which all clients count the same,
+            `X_worst`, `X_p10` (`X_p90` where less is better), the
             value that nine in ten clients have or better, and `X_spread`, the standard deviation
             over the clients, for every metric X that is measured on a client's own rows.
         extra: one more function of the global vector that returns metrics.

@@ -68,6 +68,7 @@ _LOWER = re.compile(
 
 
 _OVER_CLIENTS = {
+    "mean": "mean over the clients",
     "worst": "worst client",
     "p10": "10th percentile of the clients",
     "p90": "90th percentile of the clients",
@@ -77,10 +78,11 @@ _OVER_CLIENTS = {
 
 
 def statistics_over_clients(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Worst client, the value that nine in ten clients have or better, standard deviation."""
+    """Mean, worst client, the value that nine in ten clients have or better, deviation."""
     found = torch.tensor(values, dtype=torch.float64)
     up = metric(name).up
     return {
+        f"{name}_mean": float(found.mean()),
         f"{name}_worst": float(found.min() if up else found.max()),
         f"{name}_{'p10' if up else 'p90'}": float(found.quantile(0.1 if up else 0.9)),
         f"{name}_spread": float(found.std(correction=0)),

@@ -28,6 +28,7 @@ from fedadmm.theory.gong import gong_best_rho as gong_best_rho
 from fedadmm.theory.gong import gong_bound as gong_bound
 from fedadmm.theory.gong import gong_constants as gong_constants
 from fedadmm.theory.gong import gong_rho_min as gong_rho_min
+from fedadmm.theory.gong import table_one as table_one
 from fedadmm.theory.local_solve import insa_sigma_bound as insa_sigma_bound
 from fedadmm.theory.local_solve import learning_rate_range as learning_rate_range
 from fedadmm.theory.local_solve import noise_floor as noise_floor

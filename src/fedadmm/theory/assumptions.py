@@ -98,7 +98,7 @@ def arrival_law(job: Job, sampler: Sampler, engine: EngineChoice) -> Law:
     """
     if isinstance(engine, GivenDelays):
         turns = _turns(job, sampler)
-        return lambda record: (engine.max_delay, *turns)
+        return lambda record: (engine.longest, *turns)
     assert isinstance(engine, VirtualTime)
     if engine.buffer != 1 or engine.policy == "wait":
         raise PairingError(

@@ -111,3 +111,28 @@ def gong_best_rho(L: float) -> float:
         return c2 / c1
 
     return minimise_unimodal(ratio, low * (1.0 + 1e-6), 20.0 * max(low, 1.0))
+
+
+@checked_arguments
+def table_one(
+    epsilon: Positive, m: Count, S: Positive, B: NotNegative, G: NotNegative
+) -> dict[str, float]:
+    """The orders of Table I: rounds to an epsilon-stationary point, without the hidden constants.
+
+    Args:
+        epsilon: the accuracy.
+        m: the clients.
+        S: those that take part in a round.
+        B: the dissimilarity of the cited theorems, which compare means: sqrt(m) times that of (9).
+        G: the bound on the clients' gradients (10).
+
+    FedProx is infinite unless S > B^2 and FedPD unless everybody takes part: the conditions of
+    the table's footnotes.
+    """
+    return {
+        "FedAvg": (m - S) / (m * S) / epsilon**2 + G / epsilon**1.5 + B**2 / epsilon,
+        "FedProx": B**2 / epsilon if S > B**2 else math.inf,
+        "SCAFFOLD": 1 / epsilon**2 + (m / S) ** (2 / 3) / epsilon,
+        "FedPD": 1 / epsilon if m <= S else math.inf,
+        "FedADMM": m / S / epsilon,
+    }

@@ -113,3 +113,40 @@ def _column(view: Any, name: str) -> np.ndarray[Any, Any]:
         return np.stack([np.asarray(value) for value in view[name]])
     except ValueError as error:
         raise DataError(f"from_hugging_face: column {name!r} is ragged ({error})") from None
+
+
+class _Together:
+    """The partitions of a partitioner as one dataset, with a column that numbers them."""
+
+    NUMBER = "the number of the partition"
+
+    def __init__(self, partitions: Sequence[Any]) -> None:
+        self.partitions = partitions
+        self.column_names = [*partitions[0].column_names, self.NUMBER]
+
+    def with_format(self, kind: str) -> _Together:
+        return _Together([one.with_format(kind) for one in self.partitions])
+
+    def __getitem__(self, name: str) -> list[Any]:
+        if name == self.NUMBER:
+            first = self.column_names[0]
+            return [i for i, one in enumerate(self.partitions) for _ in one[first]]
+        return [value for one in self.partitions for value in one[name]]
+
+
+def from_partitioner(
+    partitioner: Any, *, inputs: str | Sequence[str], target: str, kind: Kind = "classes"
+) -> Dataset:
+    """Rows of a partitioner, each partition a natural client: as `from_hugging_face` otherwise.
+
+    A partitioner is anything with `num_partitions` and `load_partition(i)`, as flwr-datasets' are;
+    nothing of that package is imported.
+    """
+    for needed in ("num_partitions", "load_partition"):
+        if not hasattr(partitioner, needed):
+            raise DataError(
+                f"from_partitioner: got {type(partitioner).__name__}, which has no {needed}"
+            )
+    count = range(partitioner.num_partitions)
+    rows = _Together([partitioner.load_partition(i) for i in count])
+    return from_hugging_face(rows, inputs=inputs, target=target, client=rows.NUMBER, kind=kind)

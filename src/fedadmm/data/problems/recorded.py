@@ -11,7 +11,14 @@ from fedadmm.core.parts import Count, Fraction, Probability, part
 from fedadmm.core.problem import Problem
 from fedadmm.data.dataset import TrainTest, hold_out
 from fedadmm.data.loaders.femnist import femnist
-from fedadmm.data.loaders.heart import COLUMNS, heart, hospital_files, hospital_names, read_site
+from fedadmm.data.loaders.heart import (
+    COLUMNS,
+    flamby,
+    heart,
+    hospital_files,
+    hospital_names,
+    read_site,
+)
 from fedadmm.data.loaders.pictures import (
     HALVES,
     NORMALISE,
@@ -128,6 +135,11 @@ class FemnistOptions(RowsProblem):
 
 
 def _hospital(options: HeartOptions, path: Path, client: int) -> Problem:
+    if options.preparation == "flamby":
+        raise DataError(
+            "heart-disease: preparation is 'flamby', which needs the categories of all hospitals, "
+            "but a site has its own rows only; use 'filled'"
+        )
     rows = read_site(path, client, options.test_fraction, options.partition_seed)
     return federate(rows, options, name=options.name)
 
@@ -144,8 +156,13 @@ class HeartOptions(RowsProblem):
     model: str = "logistic"
     test_fraction: Fraction = 0.2
     """Which part of each hospital's patients is held out, chosen by `partition_seed`."""
+    preparation: Literal["filled", "flamby"] = "filled"
+    """Fill gaps with the hospital's own values; or leave rows and columns with gaps out and split
+    as the benchmark FLamby does, whatever `test_fraction` and `partition_seed` are."""
 
     def rows(self) -> TrainTest:
+        if self.preparation == "flamby":
+            return flamby()
         return heart(self.test_fraction, self.partition_seed)
 
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from annotated_types import Ge
-
-from fedadmm.core.parts import part
+from fedadmm.core.parts import Natural, part
 from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, EngineState, Upload
 from fedadmm.core.rng import derive, numpy_generator
+from fedadmm.core.schedules import check_one_each, of_client
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.engines.choice import EngineChoice
 
@@ -30,19 +29,26 @@ class GivenDelays(EngineChoice):
     """The choice of the engine whose delays are drawn from a given law.
 
     Args:
-        max_delay: tau, the largest delay in server steps; delays are uniform on 0 ... tau.
+        max_delay: tau, the largest delay in server steps: one number, or one per client; a
+            client's delays are uniform on 0 ... its tau.
     """
 
     shapes_the_run: ClassVar[bool] = True
     is_asynchronous: ClassVar[bool] = True
 
-    max_delay: Annotated[int, Ge(0)] = 0
+    max_delay: Natural | Sequence[Natural] = 0
+
+    @property
+    def longest(self) -> int:
+        """tau of the theorem: the largest delay of any client."""
+        return max(self.max_delay) if isinstance(self.max_delay, Sequence) else self.max_delay
 
     def expected_delay(self, clients: int) -> int:
-        return self.max_delay
+        return self.longest
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        return GivenDelaysEngine(job, store, self.max_delay)
+        check_one_each(self, "max_delay", self.max_delay, job.problem.num_clients)
+        return GivenDelaysEngine(job, store, self)
 
 
 class GivenDelaysEngine(Engine):
@@ -50,10 +56,10 @@ class GivenDelaysEngine(Engine):
 
     is_asynchronous = True
 
-    def __init__(self, job: Job, store: ClientRecords, max_delay: int) -> None:
+    def __init__(self, job: Job, store: ClientRecords, law: GivenDelays) -> None:
         self._job = job
         self._store = store
-        self._max_delay = max_delay
+        self._law = law
         self._downloads: dict[int, Download] = {}
         self._staleness = Staleness(job.problem.num_clients)
 
@@ -68,14 +74,14 @@ class GivenDelaysEngine(Engine):
             received = self._downloads[round_index - delay]._replace(missed=download.missed)
             upload, info = run_client(self._job, self._store, client, received, round_index)
             yield client, upload, info
-        oldest = max(0, round_index + 1 - self._max_delay)
+        oldest = max(0, round_index + 1 - self._law.longest)
         self._downloads = {step: d for step, d in self._downloads.items() if step >= oldest}
 
     def _delay(self, client: int, step: int) -> int:
         if step < 0:
             return 0
         draws = numpy_generator(derive(self._job.seed, "given-delays", step, client))
-        drawn = int(draws.integers(self._max_delay + 1))
+        drawn = int(draws.integers(of_client(self._law.max_delay, client) + 1))
         return min(drawn, self._staleness.absence(client, step))
 
     def extras(self) -> dict[str, Any]:
