@@ -33,6 +33,8 @@ clientapp = "{package}.app:client"
 [tool.flwr.app.config]
 run-dir = {run_dir}
 accept-rollback = false
+accept-nodes = false
+leave-out = ""
 status-port = 0
 """
 

@@ -30,6 +30,13 @@ class Seat(NamedTuple):
     name: str
     since: str
     """Changes when the node restarts: what was sent to it before will not be answered."""
+    key: str = ""
+    """The public key that it proved to have; empty where nodes have none."""
+
+    @property
+    def identity(self) -> str:
+        """What stays the same over restarts: the key, or else the node's number."""
+        return self.key or str(self.node)
 
 
 class Exchange:
@@ -49,7 +56,12 @@ class Exchange:
     def seats(self) -> dict[int, Seat]:
         """The nodes that are online."""
         found = [
-            Seat(int(node.node_id), printable(str(node.name)), str(node.last_activated_at))
+            Seat(
+                int(node.node_id),
+                printable(str(node.name)),
+                str(node.last_activated_at),
+                bytes(getattr(node, "public_key", b"")).hex(),
+            )
             for node in self._grid.get_nodes()
         ]
         return {seat.node: seat for seat in found}
