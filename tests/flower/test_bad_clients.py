@@ -15,7 +15,6 @@ from fedadmm.core.codec import Packed, encode
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import WINDOW, Admission, Brought, seal
 from fedadmm.flower.protocol.codec import decode
-
 from fedadmm.flower.server.app import configured
 from fedadmm.flower.server.site_evaluation import far_off
 
@@ -495,7 +494,7 @@ def test_a_divergence_keeps_the_last_good_round_to_go_on_from(tmp_path):
 
 @pytest.mark.parametrize("word", ["x", "4", "-1"])
 def test_only_clients_can_be_left_out(word):
-    with pytest.raises(fa.ConfigError, match="leave-out is '.*', but must be client numbers below"):
+    with pytest.raises(fa.ConfigError, match="must be client numbers below 4"):
         configured(federation(fa.FedAvg()), {"leave-out": word})
 
 

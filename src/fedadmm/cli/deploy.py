@@ -56,7 +56,7 @@ def local(
         ledger="disk" if ledger else "none",
     )
     go_on = again(source=str(folder), out=folder, resume=True, rounds=None, sets=None)
-    with resumable(go_on):
+    with resumable([*go_on, *["--trust-code"] * bool(config.code_in(tree))]):
         _local(resolved, folder, deployment, tls, resume, report, as_json)
 
 
