@@ -1,4 +1,4 @@
-"""A run's folder that somebody else wrote: nothing of it is imported, linked or unpacked at will."""
+"""A folder that somebody else wrote: nothing of it is imported, linked or unpacked at will."""
 
 from __future__ import annotations
 

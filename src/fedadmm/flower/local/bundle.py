@@ -35,6 +35,7 @@ run-dir = {run_dir}
 accept-rollback = false
 accept-nodes = false
 leave-out = ""
+operator-key = ""
 status-port = 0
 """
 

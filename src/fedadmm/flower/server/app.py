@@ -41,9 +41,10 @@ def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> Serve
     """A Flower ServerApp that runs a federation, and resumes it when it is started again.
 
     The run configuration must hold `run-dir`, the folder that receives metrics.jsonl,
-    summary.json, model.safetensors and the checkpoint; `accept-rollback` and
-    `accept-nodes` may be true, and `leave-out` name clients, as in `Federation`; `status-port` is the port of this machine's loopback on which /health and /metrics
-    are answered while the run goes on, and 0, the default, is none.
+    summary.json, model.safetensors and the checkpoint.  `accept-rollback` and `accept-nodes` may be
+    true, `leave-out` name clients and `operator-key` a file, as in `Federation`.  `status-port` is
+    the port of this machine's loopback on which /health and /metrics are answered while the run
+    goes on, and 0, the default, is none.
     """
     from flwr.serverapp import ServerApp
 
@@ -75,6 +76,7 @@ def configured(federation: Federation, config: Mapping[str, Any]) -> Federation:
             f"run-config: leave-out is {config['leave-out']!r}, but must be client numbers below "
             f'{federation.clients}, as in leave-out="2,5"'
         )
+    words["operator_key"] = str(config.get("operator-key") or "") or federation.operator_key
     words["leave_out"] = [*federation.leave_out, *map(int, left)]
     return replace(federation, **words)
 

@@ -202,8 +202,10 @@ class GridEngine(Engine):
         if self.empty and words == {Word.ROLLBACK} and several and not way_out:
             raise EngineError(self._advice())
         if self._gives_up and Word.FINITE not in words:
+            reasons = {str(refused) for refused in why.values() if refused.word is Word.DECLINED}
+            told = f" ({'; '.join(sorted(reasons))})" if reasons else ""
             raise EngineError(
-                f"no client brought an update in {most} rounds in a row; {self._advice()}"
+                f"no client brought an update in {most} rounds in a row{told}; {self._advice()}"
             )
 
     @property

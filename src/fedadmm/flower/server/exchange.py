@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import clock
 from fedadmm.flower.protocol.refusal import printable
+from fedadmm.flower.protocol.signing import Sign
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -42,8 +43,9 @@ class Seat(NamedTuple):
 class Exchange:
     """Sends messages and collects what comes back, by the sender's own key."""
 
-    def __init__(self, grid: Grid, poll: float) -> None:
+    def __init__(self, grid: Grid, poll: float, sign: Sign | None = None) -> None:
         self._grid = grid
+        self._sign = sign
         self._poll = poll
         self._waiting: dict[str, int] = {}
         self._copies: Counter[int] = Counter()
@@ -72,6 +74,9 @@ class Exchange:
         """Send to each key its (node, content)."""
         from flwr.app import Message
 
+        if self._sign is not None:
+            for _, content in contents.values():
+                self._sign(content)
         messages = {
             key: Message(content, node, kind, group_id=group, ttl=ttl)
             for key, (node, content) in contents.items()

@@ -16,6 +16,7 @@ from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.ledger import restart
 from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.protocol.signing import signer
 from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside
 from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange
@@ -82,7 +83,9 @@ class Service:
         self._first_loss = saved.state.first_loss
         patience = federation.patience
         # An exchange each: waiting for one thing must not end the waiting for another.
-        tasks, greeting, questions = (Exchange(grid, patience.poll) for _ in range(3))
+        key = federation.operator_key
+        sign = None if key is None else signer(Path(key))
+        tasks, greeting, questions = (Exchange(grid, patience.poll, sign) for _ in range(3))
         self.roster = Roster(
             greeting,
             federation.clients,

@@ -106,7 +106,12 @@ class Broadcast:
         return self._bodies[key]
 
 
-_WORDS = {Kind.FAILED: Word.FINITE, Kind.LOST: Word.LOST, Kind.STALE: Word.ROLLBACK}
+_WORDS = {
+    Kind.FAILED: Word.FINITE,
+    Kind.LOST: Word.LOST,
+    Kind.STALE: Word.ROLLBACK,
+    Kind.DECLINED: Word.DECLINED,
+}
 """A client that finds the open task outdated has seen a later one: the server went back."""
 
 
