@@ -75,7 +75,7 @@ class Checkpoints:
         """
         files.make_own_directory(self.directory)
         files.remove_leftovers(self.directory)
-        probe = self.directory / f"probe{files.TEMPORARY}"
+        probe = self.directory / f"probe.{os.getpid()}{files.TEMPORARY}"
         files.write(probe, b"", durable=False)  # before round 0: whether anything can be written
         files.remove(probe)
         if self._rounds() != self._seen:  # another run has been here since they were looked at
