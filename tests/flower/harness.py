@@ -81,6 +81,7 @@ class Node(NamedTuple):
     node_id: int
     name: str
     last_activated_at: str = ""
+    public_key: bytes = b""
 
 
 class FlowerRun(NamedTuple):
@@ -150,7 +151,7 @@ class FakeGrid:
         return replies + [self._late.pop(identity) for identity in due]
 
     def _deliver(self, message: Message) -> Message | None:
-        client = message.metadata.dst_node_id - 1000
+        client = (message.metadata.dst_node_id - 1000) % 1000  # 2002 is a second node of client 2
         if client in self.offline or self.fault("deliver", message, client):
             return None
         arrived = Message(_through_the_wire(message.content), client + 1000, "train")

@@ -15,8 +15,18 @@ from fedadmm.core.codec import Packed, encode
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import WINDOW, Admission, Brought, seal
 from fedadmm.flower.protocol.codec import decode
+from fedadmm.flower.server.app import configured
+from fedadmm.flower.server.site_evaluation import far_off
 
-from .harness import FakeGrid, check_invariant, check_versions, federation, run_through, simulated
+from .harness import (
+    FakeGrid,
+    check_invariant,
+    check_versions,
+    federation,
+    run_through,
+    server_on_disk,
+    simulated,
+)
 
 pytestmark = pytest.mark.usefixtures("quick")
 MOST = 10**6
@@ -398,3 +408,165 @@ def test_a_second_node_with_a_registered_name_stays_outside(tmp_path, caplog):
     assert history.trace == [[0, 1, 2, 3]] * 4
     text = "node 7 takes no part: node 1002 is registered as 'client-2' too, and was first"
     assert caplog.text.count(text) == 1
+
+
+WORK = {
+    "a weight beyond the others'": (
+        {"info__weight": 1e29},
+        "info.weight is 1e+29, but the others'",
+    ),
+    "a loss beyond the others'": ({"info__loss": 1e29}, "info.loss is 1e+29, but the others' are"),
+    "steps beyond the task": ({"info__solve__steps": 10**6}, "a round has at most 2"),
+    "steps of rows that nobody has": (
+        {"info__solve__steps": 10**8, "info__solve__epochs": 2.0},
+        "info.solve.steps is 1e+08, but the others' are below",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WORK)
+def test_what_a_site_says_about_its_work_is_held_against_its_task_and_the_others(what, tmp_path):
+    lie, sentence = WORK[what]
+    if what == "steps beyond the task":
+        lie = lie | {"info__solve__epochs": 10.0**6}
+    settings = federation(fa.FedADMM(rho=1.0), rounds=3, sampler=fa.LossSampling(size=4, floor=0.5))
+    grid = FakeGrid(settings, tmp_path)
+    grid.spoil = lambda content, client: saying(**lie)(content) if client == 2 else content
+    history = run_through(settings, grid, tmp_path)
+    assert all(clients == [0, 1, 3] for clients in history.trace)
+    assert history.outcome.counts["range"] == 3
+    assert sentence in history.records[0]["network"]["events"][0]["detail"]
+    assert history.records[-1]["work"]["penalty_max"] == 1.0
+
+
+def test_one_site_that_says_its_budget_is_spent_ends_no_run(tmp_path):
+    """Up to eight times what the tasks asked for may be said: replies get lost."""
+    solver = fa.DPSGD(0.1, clip=0.5, multiplier=1.0, batch_size=10, delta=0.01, budget=20.0)
+    settings = federation(fa.FedAvg(), rounds=6, solver=solver)
+    honest = run_through(settings, FakeGrid(settings, tmp_path / "h"), tmp_path / "h")
+    assert honest.outcome.ending.code == "completed"
+    grid = FakeGrid(settings, tmp_path / "l")
+    lie = saying(info__noised=8 * 2 * 6)
+    said = []
+
+    def once(content, client):
+        if client != 2 or said:
+            return content
+        said.append(client)
+        return lie(content)
+
+    grid.spoil = once
+    lied = run_through(settings, grid, tmp_path / "l")
+    assert lied.outcome.ending.code == "completed"
+    assert lied.records[-1]["privacy"]["epsilon"] > 20.0
+
+
+def test_an_accuracy_above_one_is_left_out():
+    answers = {c: {"test_accuracy": 0.9} for c in range(3)} | {3: {"test_accuracy": 40.0}}
+    assert list(far_off(answers)) == [3]
+
+
+def test_a_divergence_keeps_the_last_good_round_to_go_on_from(tmp_path):
+    """Round 2 explodes; with the named client left out the same folder comes to its end."""
+    options = {"admission": Admission(norm_factor=1e12, norm_bound=1e12), "weights": [1, 1, 2, 1]}
+    settings = federation(fa.FedAvg(), rounds=4, evaluate_every=1, **options)
+    grid, number = FakeGrid(settings, tmp_path), [0]
+    lie = retensored(lambda t: t + 1e9)
+    grid.spoil = lambda content, client: lie(content) if client == 2 and number[0] else content
+    history = run_through(
+        settings, grid, tmp_path, lambda r: number.__setitem__(0, r.record["round"])
+    )
+    ending, saved = history.outcome.ending, server_on_disk(settings, tmp_path)
+    assert ending.code == "diverged"
+    assert "those of client 2 (" in ending.sentence
+    assert "the model is that of round 1, from which the run goes on" in ending.sentence
+    assert saved.state.round == 1
+    good = simulated(federation(fa.FedAvg(), rounds=1, **options))
+    assert torch.allclose(history.outcome.params, good.params, rtol=0, atol=1e-6)
+    settings = configured(settings, {"leave-out": "2"})
+    again = run_through(settings, grid, tmp_path)
+    assert again.outcome.ending.code == "completed"
+    assert again.trace == [[0, 1, 3]] * 3
+    trace = [[0, 1, 2, 3], *again.trace]
+    wanted = simulated(federation(fa.FedAvg(), rounds=4, **options), trace)
+    assert torch.allclose(again.outcome.params, wanted.params, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("word", ["x", "4", "-1"])
+def test_only_clients_can_be_left_out(word):
+    with pytest.raises(fa.ConfigError, match="must be client numbers below 4"):
+        configured(federation(fa.FedAvg()), {"leave-out": word})
+
+
+@pytest.mark.parametrize("kind", ["failed", "error"])
+def test_a_single_client_that_fails_ends_no_run_that_asks_one_at_a_time(kind, tmp_path):
+    """Client 2 never brings anything, and is asked alone up to five times in a row."""
+    trace = [[0], *[[2]] * 5, [1], [3], [0], [1]]
+    settings = federation(fa.FedADMM(rho=1.0), rounds=5, sampler=fa.TraceSampling(trace))
+    grid = FakeGrid(settings, tmp_path)
+
+    def fail(content, client):
+        if client != 2:
+            return content
+        if kind == "error":
+            return RecordDict()
+        reply, _ = wire.read_reply(content, MOST)
+        return wire.write(reply._replace(kind="failed", reason="too much"), b"")
+
+    grid.spoil = fail
+    history = run_through(settings, grid, tmp_path)
+    assert history.outcome.ending.code == "completed"
+    assert [ids for ids in history.trace if ids] == [[0], [1], [3], [0], [1]]
+
+
+def test_a_silent_client_costs_the_whole_patience_ever_more_rarely(tmp_path):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=20)
+    asked, grid = [], FakeGrid(settings, tmp_path)
+
+    def silent(moment, message, client):
+        if client == 2 and moment == "reply" and message.metadata.group_id.isdigit():
+            asked.append(int(message.metadata.group_id))
+            return "drop"
+        return None
+
+    grid.fault = silent
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 3]] * 20
+    assert sorted(set(asked)) == [1, 2, 4, 8, 16]
+    events = history.records[2]["network"]["events"]
+    assert "left 2 tasks unanswered, and is asked again in round 4" in events[0]["detail"]
+    check_invariant(settings, tmp_path)
+
+
+def test_a_silent_client_that_answers_again_takes_part_at_once(tmp_path):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=6)
+    grid = FakeGrid(settings, tmp_path)
+    early = ("1", "2")
+    grid.fault = lambda moment, message, client: (
+        "drop" if client == 2 and message.metadata.group_id in early else None
+    )
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 3]] * 3 + [[0, 1, 2, 3]] * 3
+
+
+def test_a_seat_stays_with_its_first_key_until_the_operator_says_otherwise(tmp_path, caplog):
+    """Client 2 goes offline for good, and another node with its name is there."""
+    names = [f"client-{i}" for i in range(4)]
+    settings = federation(fa.FedAvg(), rounds=4, names=names)
+
+    class Grid(FakeGrid):
+        def get_nodes(self):
+            nodes = super().get_nodes()
+            gone = self.counts["train"] >= 4
+            keyed = [node._replace(public_key=b"first") for node in nodes]
+            twin = keyed[2]._replace(node_id=2002, public_key=b"new")
+            return [keyed[0], keyed[1], twin if gone else keyed[2], keyed[3]]
+
+    grid = Grid(settings, tmp_path)
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 2, 3], *[[0, 1, 3]] * 3]
+    assert caplog.text.count("the seat of 'client-2' belongs to another key in this run") == 1
+    settings = federation(fa.FedAvg(), rounds=6, names=names, accept_nodes=True)
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 2, 3]] * 2
+    assert "client 2 is 6e6577 now; it was 6669727374" in caplog.text

@@ -264,7 +264,12 @@ class Bare(FakeGrid):
 def simulation(monkeypatch):
     """Let bare nodes be taken for those of a simulation."""
     name = "flwr.superlink.grid.inmemory_grid"
-    return lambda: monkeypatch.setitem(sys.modules, name, SimpleNamespace(InMemoryGrid=Bare))
+
+    def simulate():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(InMemoryGrid=Bare))
+        monkeypatch.setitem(sys.modules, "flwr.simulation.ray_transport.ray_actor", sys)
+
+    return simulate
 
 
 @pytest.mark.parametrize("algorithm", [fa.FedADMM(rho=1.0), fa.FedPD(eta=1.0)])

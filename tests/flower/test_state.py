@@ -137,7 +137,7 @@ def test_a_lock_that_is_a_folder_is_named(tmp_path):
 
 
 def test_what_killed_writes_left_is_swept(tmp_path):
-    names = (".tmpAb12Cd", f"{PENDING}.123.tmp")
+    names = ("mine.tmp", ".tmpAb12Cd", f"{PENDING}.123.tmp")
     for folder in ("site", "server"):
         (tmp_path / folder).mkdir()
         for name in names:
@@ -146,7 +146,21 @@ def test_what_killed_writes_left_is_swept(tmp_path):
         pass
     ServerState(tmp_path / "server", False, {})
     left = {path.name for folder in ("site", "server") for path in (tmp_path / folder).iterdir()}
-    assert left == {".lock"}
+    assert left == {".lock", "mine.tmp", ".tmpAb12Cd"}  # nothing says that these are ours
+
+
+@pytest.mark.parametrize("make", [SiteState, lambda folder: ServerState(folder, True, {})])
+def test_a_folder_behind_a_link_is_refused_and_stays_as_it_is(make, tmp_path):
+    """A sweep would delete what another folder holds."""
+    other = tmp_path / "other"
+    other.mkdir()
+    theirs = ["a.1.tmp", "contribution-0-0-1.safetensors"]
+    for name in theirs:
+        (other / name).write_bytes(b"x")
+    (tmp_path / "link").symlink_to(other)
+    with pytest.raises(StateError, match="is a link to another folder"):
+        make(tmp_path / "link")
+    assert sorted(path.name for path in other.iterdir()) == theirs
 
 
 def test_a_checkpoint_comes_back(tmp_path):
@@ -235,6 +249,9 @@ def test_a_checkpoint_of_another_format_is_named(tmp_path, monkeypatch):
 
 DAMAGES = {
     "missing": lambda path: path.unlink(),
+    "another's": lambda path: path.write_bytes(
+        next(path.parent.glob("contribution-2-*.safetensors")).read_bytes()
+    ),
     "flipped": lambda path: spoil(path),
     "empty": lambda path: path.write_bytes(b""),
 }

@@ -133,6 +133,9 @@ class SimulatedDisk(files.Disk):
             return False
         return True
 
+    def is_link(self, path: Path) -> bool:
+        return False
+
     def names(self, folder: Path) -> list[str]:
         self._before("look", str(folder))
         return sorted(self._folder(folder).entries)

@@ -89,6 +89,7 @@ class Story:
         world = self.world
         process = Process("server")
         config: Any = {"run-dir": "/server/run", "accept-rollback": self._accepts}
+        config["accept-nodes"] = world.quiet  # whoever had a seat may be gone for good
         app = server_app(settings or self.settings)
         world.counts["server starts"] += 1
 

@@ -20,6 +20,8 @@ from fedadmm.core.uploads.pipeline import Sent, Uploads
 from fedadmm.flower.protocol import admission, ledger
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site
+from fedadmm.flower.site import gate
+from fedadmm.flower.site.account import SiteAccount
 from fedadmm.flower.site.state import SiteState
 
 from .books import Violation
@@ -240,6 +242,27 @@ def forget_the_rest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Uploads, "send", careless)
 
 
+def a_budget_that_resets(patch: pytest.MonkeyPatch) -> None:
+    """What a site has answered is counted for each process anew."""
+    counted: dict[Any, int] = {}
+
+    def count(self: SiteAccount) -> None:
+        counted[self] = counted.get(self, 0) + 1
+
+    patch.setattr(SiteAccount, "answered", lambda self: counted.get(self, 0))
+    patch.setattr(SiteAccount, "count_answer", count)
+
+
+def tell_before_noting(patch: pytest.MonkeyPatch) -> None:
+    """What leaves is written down, and may be taken back by a power cut."""
+    append = files.append
+
+    def hasty(path: Path, data: bytes, *, durable: bool = False) -> None:
+        append(path, data, durable=durable and path.name != gate.LEFT)
+
+    patch.setattr(files, "append", hasty)
+
+
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     without_file_sync: set(),
     without_folder_sync: set(),
@@ -256,6 +279,8 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     take_nothing_out: {"wiped sites"},
     tell_the_own_step: set(),
     forget_the_rest: set(),
+    a_budget_that_resets: set(),
+    tell_before_noting: set(),
 }
 """By bug: the faults that bring it to light; only seeds that have them are tried."""
 RARE = {skip_the_seal_of_files: 4 * MOST}

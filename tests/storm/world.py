@@ -89,6 +89,10 @@ class World:
         self._troubles: dict[str, tuple[str, float]] = {}
         self._copies: dict[str, Any] = {}
         self._replies: dict[str, list[Message]] = {}
+        self._answered: dict[str, tuple[str, int]] = {}
+        self._told: Counter[str] = Counter()
+        self._meddled: set[str] = set()
+        """The sites whose folders were lost or put back: they no longer know what they said."""
         self.refuses_settings = False
         """Whether the server was started with settings that it must refuse."""
         self.nodes = {1000 + c: Node(1000 + c, c, f"site-{c}") for c in range(self.clients)}
@@ -116,6 +120,13 @@ class World:
         for path in (f"/{machine}", f"/{machine}/{below}"):
             self.disk.make_directory(Path(path))
             self.disk.sync(Path(path).parent)
+        if machine != "server":  # one site never evaluates, others for a while
+            limit = 2 * int(machine.rpartition("-")[2])
+            path = Path(f"/{machine}/site.toml")
+            with self.disk.create(path) as stream:
+                stream.write(f"evaluations = {limit}\n".encode())
+            self.disk.sync(path)
+            self.disk.sync(path.parent)
 
     def check(self, client: int | None = None) -> None:
         """What must hold between any two steps, of everybody or of the one that made the step."""
@@ -238,12 +249,14 @@ class World:
         elif kind == "clock leaps":
             self.now += chance.choice([10.0, 1000.0, 1e6])
         elif kind == "wiped sites":
+            self._meddled.add(node.machine)
             self.disk.wipe(node.machine, "state")
             self.books.meddled(node.client, self.now)
         elif kind == "restored sites":
             if node.machine not in self._copies or chance.random() < 0.5:
                 self._copies[node.machine] = self.disk.backup(node.machine, "state")
                 return
+            self._meddled.add(node.machine)
             self.disk.restore(node.machine, "state", self._copies[node.machine])
             self.books.meddled(node.client, self.now)
         elif kind == "wall clock leaps":
@@ -396,7 +409,7 @@ class World:
     def _reply(self, node: Node, message: Message) -> Message:
         """What a site's app says, or what its process's end is reported as."""
         config: Any = {"partition-id": node.client, "state-dir": f"/{node.machine}/state"}
-        config["evaluations"] = 2 * node.client  # one site never evaluates, others for a while
+        config["policy"] = f"/{node.machine}/site.toml"
         arrived = Message(message.content, node.number, message.metadata.message_type)
         arrived.metadata.__dict__.update(message.metadata.__dict__)
         try:
@@ -412,7 +425,26 @@ class World:
             self.counts["lies"] += 1
         if wire.HEAD in content:
             self._note(content, None if lies else node.machine)
+        self._check_policy(node, content)
         return Message(content, reply_to=message)
+
+    def _check_policy(self, node: Node, content: RecordDict) -> None:
+        """No more questions a day than the site's file says, and every answer written down."""
+        if wire.METRICS not in content or node.machine in self._meddled:
+            return
+        today = f"{clock.timestamp():.10}"
+        day, answered = self._answered.get(node.machine, ("", 0))
+        answered = answered + 1 if day >= today else 1  # a clock that went back gives no new day
+        self._answered[node.machine] = max(day, today), answered
+        if answered > 2 * node.client:
+            raise Violation(f"{node.machine} answered {answered} questions in a day")
+        written = (
+            self.disk.survivor(f"/{node.machine}/state/ledger_{node.client}/left.jsonl") or b""
+        )
+        self._told[node.machine] += 1
+        if written.count(b'"metrics"') < self._told[node.machine]:
+            raise Violation(f"{node.machine} told more than its ledger says")
+        self.counts["answers"] += 1
 
     def _note(self, content: RecordDict, machine: str | None) -> None:
         try:

@@ -60,6 +60,10 @@ def _fedadmm(
         ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    trust_code: Annotated[
+        bool,
+        typer.Option("--trust-code", help="Import package.module:Name that a run's folder names."),
+    ] = False,
 ) -> None:
     """Primal-dual federated learning: run, compare, understand."""
 

@@ -58,7 +58,7 @@ def local(
         ledger="disk" if ledger else "none",
     )
     go_on = again(source=str(folder), out=folder, resume=True, rounds=None, sets=None)
-    with resumable(go_on):
+    with resumable([*go_on, *["--trust-code"] * bool(config.code_in(tree))]):
         with one_bar(chosen) as tell:
             summary = run_locally(chosen, folder, deployment, tls=tls, resume=resume, watch=tell)
         compared = _compared(chosen, folder)
@@ -215,6 +215,53 @@ def _site_line(site: dict[str, Any]) -> str:
     words = [f"client {site['client']}{node}", f"version {site['version']}", heard]
     words += ["lost its state"] * site["lost"] + [refused] * bool(refused)
     return "; ".join(words) + (f" (last: {site['last_refusal']})" if refused else "")
+
+
+_State = Annotated[Path, typer.Argument(metavar="STATE", help="The state-dir of a site.")]
+
+
+@commands.command(epilog="Example: fedadmm deploy approve state 1f0c2a…")
+def approve(
+    state: _State,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="The run to allow; without it, list them.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show the runs that wait for this site's approval, or allow one with the terms it shows."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.flower.site import gate
+
+    found = gate.waiting(state) if run is None else {run: gate.approve(state, run)}
+    if as_json:
+        print_json({"approved" if run is not None else "waiting": found})
+        return
+    for name, terms in found.items():
+        typer.echo(f"{'approved' if run is not None else 'waits'}  {name}")
+        for key, value in terms.items():
+            typer.echo(f"  {key:10} {', '.join(value) if isinstance(value, list) else value}")
+    if not found:
+        typer.echo("no run waits")
+
+
+@commands.command(epilog="Example: fedadmm deploy ledger state")
+def ledger(state: _State, as_json: options.AsJson = False) -> None:
+    """Show what has left a site: when, for which run, how many bytes, and epsilon so far."""
+    from fedadmm.cli.display import print_json
+    from fedadmm.flower.site import gate
+
+    lines = list(gate.left(state))
+    if as_json:
+        print_json({"left": lines})
+        return
+    for one in lines:
+        spent = f"epsilon {one['epsilon']:.3g}" if "epsilon" in one else "no noise"
+        run = f"run {one['run']} task {one['task']}" if one["run"] else "an evaluation"
+        typer.echo(
+            f"{one['at']}  client {one['client']}  {run}: {one['kind']}, "
+            f"{one['bytes']} bytes, {spent}"
+        )
+    typer.echo(f"{len(lines)} replies, {sum(one['bytes'] for one in lines)} bytes")
 
 
 @commands.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")

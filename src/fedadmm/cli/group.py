@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from fedadmm.core import signals
 from fedadmm.core.errors import FedADMMError
+from fedadmm.core.parts import TRUSTS_CODE
 
 BAD_INPUT, INTERNAL, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 STDOUT = "fedadmm.stdout"
@@ -38,7 +39,9 @@ class Group(TyperGroup):
         """Run a command line and exit with its code."""
         arguments = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in arguments
-        arguments = [argument for argument in arguments if argument != "--debug"]
+        trusts = TRUSTS_CODE.set("--trust-code" in arguments)
+        flags = ("--debug", "--trust-code")
+        arguments = [argument for argument in arguments if argument not in flags]
         try:
             code = super().main(arguments, prog_name, complete_var, standalone_mode=False, **extra)
         except (click.exceptions.Abort, KeyboardInterrupt):
@@ -57,6 +60,8 @@ class Group(TyperGroup):
             code = complain(
                 f"{_place(error)} ({type(error).__name__}: {error}); --debug shows where", INTERNAL
             )
+        finally:
+            TRUSTS_CODE.reset(trusts)
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)
         return code

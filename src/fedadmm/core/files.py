@@ -9,8 +9,10 @@ All calls to the operating system are those of `Disk`; a simulation puts its own
 
 from __future__ import annotations
 
-import fnmatch
+import errno
 import os
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +24,8 @@ from fedadmm.core import clock
 from fedadmm.core.errors import StateError
 
 TEMPORARY = ".tmp"
-_LEFTOVERS = (f"*{TEMPORARY}", f"{TEMPORARY}??????")
-"""Our temporary names, and those that safetensors chose when it still wrote files itself."""
+_LEFTOVER = re.compile(rf".+\.\d+{re.escape(TEMPORARY)}")
+"""Our temporary names: what is written, and by which process."""
 _LOCK = ".lock"
 _LOOK_AGAIN = 0.05
 
@@ -45,8 +47,15 @@ class Disk:
     """The calls to the operating system that everything else here is made of."""
 
     def read(self, path: Path) -> bytes:
-        """All bytes of a file."""
+        """All bytes of a file; a pipe or a device could keep its reader for ever."""
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         return path.read_bytes()
+
+    def is_link(self, path: Path) -> bool:
+        """Whether a name leads to another place."""
+        return path.is_symlink()
 
     def create(self, path: Path) -> BinaryIO:
         """A new file, or an emptied one, to be written and closed."""
@@ -229,9 +238,25 @@ def make_directory(path: Path) -> None:
                 _disk.sync(folder.parent)
 
 
-def make_private_directory(path: Path) -> None:
-    """A folder that nobody else on the machine can look into."""
+def make_own_directory(path: Path) -> None:
+    """A folder whose files are swept, and no link."""
+    refuse_link(path)
     make_directory(path)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a folder of ours that is a link: the files behind it may be somebody else's."""
+    with explained("look for", path):
+        if _disk.is_link(path):
+            raise StateError(
+                f"{path} is a link to another folder, in which files would be deleted; put a real "
+                "folder in its place"
+            )
+
+
+def make_private_directory(path: Path) -> None:
+    """A folder of ours that nobody else on the machine can look into."""
+    make_own_directory(path)
     with explained("protect", path):
         _disk.protect(path, 0o700)
 
@@ -261,7 +286,7 @@ def remove(path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Take away what a crash left half-written; nobody else may be at work in the folder."""
     for name in names(folder):
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _LEFTOVERS):
+        if _LEFTOVER.fullmatch(name):
             remove(folder / name)
 
 

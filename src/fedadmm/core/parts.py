@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 
+TRUSTS_CODE: ContextVar[bool] = ContextVar("trusts_code", default=False)
+"""Whether parts that a run's folder names may be imported: they are code."""
 NOT_IN_TABLES = {"in_tables": False}
 """Metadata of a field that only Python can set, such as a function."""
 

@@ -1,7 +1,7 @@
 """Reading files that may be damaged or hostile, without ever trusting what a header promises.
 
 A header is compared with the size of the file before anything is allocated; a compressed file
-may promise at most what its compressor could have packed into it.
+may promise at most what its compressor could have packed into it, and has a limit of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ from fedadmm.core.errors import DataError
 EXPANSION = 1100
 """Deflate packs at most 1032 bytes into one; a promise beyond this is a lie or an attack."""
 
+UNPACKED = 1 << 27
+"""Bytes that a compressed file of text may unpack to: cells of a table take ten times as many."""
+PROMISED = 1 << 31
+"""Bytes that a compressed file of arrays may unpack to."""
+
 _CHUNK = 1 << 20
 _SEPARATORS = (",", ";", "\t")
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
@@ -36,7 +41,8 @@ _READ_ERRORS = (OSError, EOFError, zlib.error)
 def check_promise(path: Path, promised: int) -> None:
     """Refuse a header that promises more bytes than the file can hold."""
     size = path.stat().st_size
-    if promised > size * (EXPANSION if path.suffix in (".gz", ".npz") else 1):
+    packed = path.suffix in (".gz", ".npz")
+    if promised > (max(size, min(size * EXPANSION, PROMISED)) if packed else size):
         raise DataError(
             f"{path}: its header promises {promised} bytes, more than {size} bytes of file can hold"
         )
@@ -77,11 +83,15 @@ def refuse_more(stream: BinaryIO, path: Path) -> None:
 def read_chunks(path: Path) -> Iterator[bytes]:
     """The bytes of a file, plain or .gz, a piece at a time, and no more than can be in it."""
     with open_plain_or_gz(path) as stream:
-        most = left = path.stat().st_size * EXPANSION
+        size = path.stat().st_size
+        most = left = max(size, UNPACKED) if path.suffix == ".gz" else size
         while chunk := stream.read(_CHUNK):
             left -= len(chunk)
             if left < 0:
-                raise DataError(f"{path}: unpacks to more than {most} bytes")
+                raise DataError(
+                    f"{path}: holds more than {most} bytes; unpack it first if it is what it "
+                    "should be"
+                )
             yield chunk
 
 

@@ -37,7 +37,7 @@ from fedadmm.data import models
 from fedadmm.flower.federation import Elsewhere, Federation
 from fedadmm.flower.own_loop import OwnLoop
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.site.app import answer, declines, read_question
+from fedadmm.flower.site.app import answer, declines, gate_of, read_question
 from fedadmm.flower.site.policy import SitePolicy
 
 if TYPE_CHECKING:
@@ -230,29 +230,43 @@ class DropIn:
 
         flat = self._flat()
         experiment = self.federation.experiment
-        work = replace(experiment.local, solver=OwnLoop(train))
-        federation = replace(self.federation, experiment=replace(experiment, local=work))
+        own = replace(experiment.local, solver=OwnLoop(train))
+        federation = replace(self.federation, experiment=replace(experiment, local=own))
         elsewhere = Elsewhere(flat.num_parameters, flat)
-        answered = answer(federation, lambda: elsewhere, context, content, self.policy)
-        if told:
-            answered[wire.METRICS] = MetricRecord(told)
-        return Message(answered, reply_to=message)
+        reply = partial(answer, federation, lambda: elsewhere, context, content)
+        if wire.HELLO in content:
+            return Message(reply(), reply_to=message)
+        gate = gate_of(self.federation, context, content, self.policy)
+
+        def work() -> RecordDict:
+            answered = reply(gate.policy)
+            if told:
+                answered[wire.METRICS] = MetricRecord(told)
+            return answered
+
+        return Message(gate.train(content, lambda: elsewhere, work), reply_to=message)
 
     def _evaluate(self, message: Message, context: Context, call_next: Next) -> Message:
         """A question: the app's evaluate function answers it."""
         from flwr.app import Message
 
-        declined = declines(context, message.content, self.policy, noised=False)
-        if declined is not None:
-            return Message(wire.write_declined(declined), reply_to=message)
-        flat, config = self._flat(), wire.read_beside(message.content, wire.CONFIG)
-        question = read_question(wire.read_body(message.content), flat.num_parameters)
-        flat.load(question.params)
-        if question.buffers is not None:
-            flat.load_buffers(question.buffers)
-        message.content = _records(flat.module.state_dict(), config)
-        measured = _numbers("evaluate", call_next(message, context).content)
-        return Message(wire.write_metrics(measured), reply_to=message)
+        content = message.content
+        gate = gate_of(self.federation, context, content, self.policy)
+
+        def measure() -> RecordDict:
+            declined = declines(context, content, gate.policy, noised=False)
+            if declined is not None:
+                return wire.write_declined(declined)
+            flat, config = self._flat(), wire.read_beside(content, wire.CONFIG)
+            question = read_question(wire.read_body(content), flat.num_parameters)
+            flat.load(question.params)
+            if question.buffers is not None:
+                flat.load_buffers(question.buffers)
+            message.content = _records(flat.module.state_dict(), config)
+            measured = _numbers("evaluate", call_next(message, context).content)
+            return wire.write_metrics(measured)
+
+        return Message(gate.evaluate(content, measure), reply_to=message)
 
     def _flat(self) -> FlatModule:
         return FlatModule(models.build(self.model, seed=self.federation.experiment.seed))

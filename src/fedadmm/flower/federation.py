@@ -77,6 +77,12 @@ class Federation:
         admission (Admission): what it refuses.
         accept_rollback (bool): go on although sites have seen more than this server remembers,
             because its folder was restored from a backup: they are taken out and start again.
+        accept_nodes (bool): give a client's seat to another node than the one that had it first in
+            this run, such as one with a new key; False refuses it.
+        leave_out (sequence of int): clients that are not asked, such as those that a divergence
+            names; what they brought before stays.
+        operator_key (str): a file of the server with the Ed25519 key that signs what it sends, for
+            sites whose policy names its public half.
         train_config (mapping): sent to the sites with every task, for apps with a training loop of
             their own (`DropIn`).
         evaluate_config (mapping): sent with every question for their metrics, for the same apps.
@@ -92,6 +98,9 @@ class Federation:
     patience: Patience = Patience()
     admission: Admission = Admission()
     accept_rollback: bool = False
+    accept_nodes: bool = False
+    leave_out: Sequence[Natural] = ()
+    operator_key: str | None = None
     train_config: Mapping[str, Any] = field(default_factory=dict)
     evaluate_config: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)

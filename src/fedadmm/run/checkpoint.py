@@ -73,9 +73,9 @@ class Checkpoints:
 
         Without `resume`, checkpoints of an earlier run are removed.
         """
-        files.make_directory(self.directory)
+        files.make_own_directory(self.directory)
         files.remove_leftovers(self.directory)
-        probe = self.directory / f"probe{files.TEMPORARY}"
+        probe = self.directory / f"probe.{os.getpid()}{files.TEMPORARY}"
         files.write(probe, b"", durable=False)  # before round 0: whether anything can be written
         files.remove(probe)
         if self._rounds() != self._seen:  # another run has been here since they were looked at
@@ -159,6 +159,7 @@ class Checkpoints:
         return self._kept
 
     def _rounds(self) -> list[int]:
+        files.refuse_link(self.directory)
         if not files.exists(self.directory):
             return []
         found = [

@@ -50,8 +50,9 @@ class HiddenRecords:
 
     hides: Literal["records"] = "records"
 
-    def __init__(self, noise: RecordNoise, stop: StoppingRule) -> None:
+    def __init__(self, noise: RecordNoise, stop: StoppingRule, sites: int | None = None) -> None:
         self._noise = noise
+        self._sites = sites
         self._stop = stop
         self._accountants: dict[int, Accountant] = {}
         self.delta, self.budget = noise.delta, noise.budget
@@ -68,9 +69,14 @@ class HiddenRecords:
         return max((self._of(k).epsilon(steps) for k, steps in most.items()), default=0.0)
 
     def lasts(self, state: RunState) -> bool:
-        """Whether no client would exceed the budget by taking part once more."""
+        """Whether no client would exceed the budget by taking part once more.
+
+        Sites keep to it themselves, so a deployed run goes on while half of them can: what a single
+        one says ends no run.
+        """
         counts = (state.noised or {}).items()
-        return all(self.allows(client, made.per_epoch, made.steps) for client, made in counts)
+        out = sum(not self.allows(client, made.per_epoch, made.steps) for client, made in counts)
+        return out == 0 if self._sites is None else 2 * out <= self._sites
 
     def allows(self, client: int, per_epoch: int, steps: int) -> bool:
         """Whether a client that has made this many steps may make those of another round."""
@@ -107,7 +113,8 @@ Spending = HiddenClients | HiddenRecords
 def records_of(job: Job) -> HiddenRecords | None:
     """What the noised steps of a job's clients spend; None for a solver without noise."""
     noise = None if job.solver is None else job.solver.noise
-    return None if noise is None else HiddenRecords(noise, job.stop)
+    sites = job.problem.num_clients if job.deployed else None
+    return None if noise is None else HiddenRecords(noise, job.stop, sites)
 
 
 def steps_of_an_epoch(job: Job, client: int) -> int:

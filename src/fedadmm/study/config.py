@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.parts import FAMILIES, is_external, part_of
+from fedadmm.core.parts import FAMILIES, TRUSTS_CODE, is_external, part_of
 from fedadmm.core.tables import Tree, flattened, from_table, suggestion
 from fedadmm.core.validation import shown
 
@@ -36,6 +37,7 @@ REGISTERED = (
 """Importing these modules of the package fills the families of parts."""
 _LONGEST, _DEEPEST = 10**7, 1000
 """Characters of a TOML text, and dots of a key: nobody writes this many."""
+_CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""")
 
 USUAL: dict[str, Any] = {
@@ -115,12 +117,36 @@ def read(source: str) -> Tree:
         near = "name an existing one, or a preset" if is_path else suggestion(source, words)
         raise ConfigError(f"there is no {kind} {source!r}; {near}")
     tree = table(path)
+    if Path(source).is_dir():
+        refuse_code(path, tree)
     if not tree:
         raise ConfigError(
             f"{path}: is empty, but must say at least what is solved, as in problem.name = "
             "'digits'; fedadmm config show quickstart prints a whole one"
         )
     return tree
+
+
+def refuse_code(path: Path, tree: Mapping[str, Any]) -> None:
+    """Refuse a folder that names parts from outside the package: to import them is to run them.
+
+    What is loaded already, because the command names it itself, runs nothing.
+    """
+    named = [name for name in code_in(tree) if name.partition(":")[0] not in sys.modules]
+    if named and not TRUSTS_CODE.get():
+        raise ConfigError(
+            f"{path}: names {', '.join(map(repr, named))}, which is code and would be imported "
+            "from the current folder; add --trust-code if you wrote this folder, or trust whoever "
+            "did (in Python, import the module first)"
+        )
+
+
+def code_in(tree: Any) -> list[str]:
+    """Every `package.module:Name` of a configuration."""
+    if isinstance(tree, str):
+        return [tree] if _CODE.fullmatch(tree) else []
+    inside = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ()
+    return list(dict.fromkeys(name for one in inside for name in code_in(one)))
 
 
 def of_problem(name: str) -> Tree:

@@ -33,6 +33,9 @@ clientapp = "{package}.app:client"
 [tool.flwr.app.config]
 run-dir = {run_dir}
 accept-rollback = false
+accept-nodes = false
+leave-out = ""
+operator-key = ""
 status-port = 0
 """
 

@@ -79,6 +79,23 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) -> 
     return files
 
 
+def make_operator_key(path: Path) -> str:
+    """The Ed25519 key that signs an operator's tasks; returns its public half, in hexadecimal."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_private(path, private)
+    public = key.public_key().public_bytes_raw().hex()
+    path.with_name(path.name + ".pub").write_text(public + "\n")
+    return public
+
+
 def make_node_key(path: Path) -> Path:
     """A node's key pair: `path` is private, `path`.pub is what the server registers."""
     from cryptography.hazmat.primitives import serialization

@@ -12,7 +12,13 @@ from fedadmm.core.validation import Count, check
 from fedadmm.flower.local import commands
 from fedadmm.flower.local.bundle import write_own
 from fedadmm.flower.local.commands import shell
-from fedadmm.flower.local.keys import Certificates, make_certificates, make_node_key
+from fedadmm.flower.local.keys import (
+    Certificates,
+    make_certificates,
+    make_node_key,
+    make_operator_key,
+)
+from fedadmm.flower.site.policy import POLICY, written
 
 PORT = 9443
 CONNECTION = "federation"
@@ -49,6 +55,7 @@ def write_project(
     server = folder / "server"
     app = write_own(folder / "app", clients, rounds, features, "run")
     certificates = make_certificates(server / "keys", [host, "localhost", commands.LOOPBACK])
+    operator = make_operator_key(server / "keys" / "operator")
     sites = []
     for client in range(clients):
         site = folder / "sites" / f"client-{client}"
@@ -56,6 +63,8 @@ def write_project(
         public = make_node_key(site / "node-key")
         public.rename(server / "keys" / f"client-{client}.pub")
         (site / "ca.crt").write_bytes(certificates.authority.read_bytes())
+        agreed = {"evaluations": EVALUATIONS, "server_key": operator}
+        (site / POLICY).write_text(written(agreed))
         sites.append(site)
     for private in (server, *sites):
         private.chmod(0o700)
@@ -75,8 +84,9 @@ def _commands(clients: int, host: str, port: int) -> str:
         "partition-id": 0,
         "state-dir": "$PWD/state",
         "data": "$PWD/rows.csv",
-        "evaluations": EVALUATIONS,
+        "policy": f"$PWD/{POLICY}",
     }
+    start = {"run-dir": "$PWD/run", "operator-key": "$PWD/keys/operator"}
     return f"""\
 # Commands
 
@@ -128,15 +138,21 @@ export FLWR_HOME="$PWD/flower"
 `state` holds this site's half of the training: keep it over restarts.  A site that loses it is
 noticed, taken out of the model exactly, and starts again.
 
-`evaluations` is this site's own limit: how many times a day it measures a model on its rows and
-tells the result, which is exact.  With 0 it never does, and the run goes on without its numbers.
+`{POLICY}` is what this site agrees to: read it, and change it at any time.  It names the operator's
+public key, and limits how many times a day the site measures a model on its rows.  What has left
+the site, and the runs that wait for its approval where it asks for one:
+
+```sh
+fedadmm deploy ledger state
+fedadmm deploy approve state
+```
 
 ## Run, and resume
 
 On the server, in the third shell:
 
 ```sh
-{shell(commands.run("../app", CONNECTION, {"run-dir": "$PWD/run"}))}
+{shell(commands.run("../app", CONNECTION, start))}
 ```
 
 `run/metrics.jsonl` grows by one line a round.  After any interruption give the same command again:

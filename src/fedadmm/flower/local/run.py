@@ -18,6 +18,7 @@ from fedadmm.flower.configured import Deployment, as_it_runs, check, check_clien
 from fedadmm.flower.local.bundle import write_configured
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group
+from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.plan import Ending
 from fedadmm.run.record import Record
@@ -28,7 +29,7 @@ FOLDER = "deployment"
 """Where a run directory keeps everything that only the deployment needs."""
 _LEAST = 300.0
 """Seconds that a run has at least."""
-_ALL_OURS = {"evaluations": 10**6, "evaluations-with-noise": True}
+_ALL_OURS = {"evaluations": 10**6, "evaluations_with_noise": True}
 """The policy of sites whose rows are all on this machine: nothing is hidden from its owner."""
 
 Watch = Callable[[Record], None]
@@ -97,7 +98,10 @@ def _sites(
     for client in range(clients):
         folder = out / FOLDER / "sites" / f"client-{client}"
         folder.mkdir(parents=True, exist_ok=True)
-        node: dict[str, Any] = {"state-dir": str(folder / "state"), **_ALL_OURS}
+        policy = folder / POLICY
+        if not policy.exists():  # a resumed run keeps what was changed there
+            policy.write_text(written(_ALL_OURS))
+        node: dict[str, Any] = {"state-dir": str(folder / "state"), "policy": str(policy)}
         if own:
             node["data"] = str(shutil.copy(own[client], folder))
         nodes.append(node)

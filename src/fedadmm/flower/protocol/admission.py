@@ -17,7 +17,7 @@ from fedadmm.flower.protocol.messages import Answer
 from fedadmm.flower.protocol.refusal import RefusedError, Word, printable
 
 Sizes = Mapping[str, float]
-"""The norm of each vector of an upload, by its name."""
+"""The norm of each vector of an upload, by its name, and the numbers about the work."""
 WINDOW = 10
 """This many of a client's last uploads are what it sends now; after as many steps it was away."""
 _NOTHING = 1e-6
@@ -32,6 +32,17 @@ _LARGEST = {
     "info.solve.passes": 1e12,
 }
 """What a site may say about its work; no honest one comes near."""
+_FURTHEST = {
+    "info.weight": 100.0,
+    "info.loss": 100.0,
+    "info.move": 100.0,
+    "info.drift": 100.0,
+    "info.solve.steps": 1e4,
+    "info.solve.epochs": 1e4,
+    "info.solve.passes": 1e4,
+}
+"""A number about the work may be this many times 1 + what most others say: rows may differ more
+than losses do."""
 _UNKNOWN = frozenset(("info.loss", "info.solve.epochs", "info.solve.passes", "info.solve.accuracy"))
 """What may be NaN, because not every solver knows it."""
 
@@ -99,7 +110,7 @@ class Admission:
         ceiling = self.norm_bound * (1 + scale)
         _check_info(packed.plain, ceiling)
         answer = arrived(unpack(template, packed))
-        sizes = _sizes(pack(answer), ceiling)
+        sizes = _sizes(pack(answer), ceiling) | _numbers(packed.plain)
         solve = answer.info.solve._replace(status=printable(answer.info.solve.status))
         info = answer.info._replace(client=task.client, solve=solve)
         return Admitted(answer._replace(info=info), sizes)
@@ -116,7 +127,10 @@ class Admission:
         for client, sizes in arrived.items():
             for name, size in sizes.items():
                 bound = self._bound(client, name, arrived, past, step)
-                if size > max(bound, _NOTHING * (1 + scale)):
+                if name in _FURTHEST and size > bound:
+                    detail = f"{name} is {size:.3g}, but the others' are below {bound:.3g}"
+                    found[client] = RefusedError(Word.RANGE, detail)
+                elif name not in _FURTHEST and size > max(bound, _NOTHING * (1 + scale)):
                     found[client] = RefusedError(
                         Word.NORM,
                         f"{name} has norm {size:.3g}, but at most {bound:.3g} may come, "
@@ -146,6 +160,8 @@ class Admission:
         others = sorted(longest(c) for c in arrived.keys() | past.keys() if c != client)
         # The upper one of two: somebody who sends next to nothing must not shut out the others.
         usual = others[len(others) // 2] if others else 0.0
+        if name in _FURTHEST and others:
+            return _FURTHEST[name] * (1 + usual)
         if usual == 0.0:  # nothing to compare with
             return math.inf
         recent = [] if own is None else [sizes.get(name, 0.0) for sizes in own.recent]
@@ -153,7 +169,18 @@ class Admission:
         return self.norm_factor * max(usual, min(max(recent, default=0.0), most))
 
 
-def _sizes(packed: Packed, ceiling: float) -> Sizes:
+def vectors(sizes: Sizes) -> Sizes:
+    """The norms alone."""
+    return {name: size for name, size in sizes.items() if name not in _FURTHEST}
+
+
+def _numbers(plain: Mapping[str, Plain]) -> dict[str, float]:
+    """What a site says about its work, where it is compared with what others say."""
+    said = {name: abs(float(plain[name])) for name in _FURTHEST if name in plain}
+    return {name: number for name, number in said.items() if not math.isnan(number)}
+
+
+def _sizes(packed: Packed, ceiling: float) -> dict[str, float]:
     sizes = {}
     for name, tensor in packed.tensors.items():
         if not bool(torch.isfinite(tensor).all()):

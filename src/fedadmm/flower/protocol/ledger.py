@@ -95,6 +95,7 @@ class Kind(StrEnum):
     STALE = "stale"
     LOST = "lost"
     FAILED = "failed"
+    DECLINED = "declined"
 
 
 class Reply(NamedTuple):

@@ -135,15 +135,21 @@ def _check_clipped(job: Job, message: Any, within: Tensor | None, bound: float) 
         )
 
 
-def check_noised(job: Job, info: ClientInfo, step: int) -> None:
-    """Refuse a count of noised steps that no site can have made up to this step of the server."""
-    if job.solver is None or job.solver.noise is None:
-        return
+def check_work(job: Job, info: ClientInfo, step: int) -> None:
+    """Refuse more steps than the task asks for, and more noised ones than all tasks so far did."""
     steps, epochs = info.solve[:2]
+    if job.solver is None or math.isnan(epochs):  # a loop of the site's own
+        return
     per_epoch = max(1, round(steps / epochs)) if epochs > 0 else 1
     each = job.stop.largest_budget(per_epoch, info.client)
+    if steps > each:
+        raise RefusedError(
+            Word.RANGE, f"info.solve.steps is {steps}, but a round has at most {each}"
+        )
+    if job.solver.noise is None:
+        return
     most = _REPEATS * (step + 2) * each
-    if steps > each or info.noised > most:
+    if info.noised > most:
         raise RefusedError(
             Word.RANGE,
             f"info.noised is {info.noised} after a round of {steps} steps, but at most {most} can "

@@ -41,20 +41,16 @@ def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> Serve
     """A Flower ServerApp that runs a federation, and resumes it when it is started again.
 
     The run configuration must hold `run-dir`, the folder that receives metrics.jsonl,
-    summary.json, model.safetensors and the checkpoint; `accept-rollback` may be true, as in
-    `Federation`; `status-port` is the port of this machine's loopback on which /health and /metrics
-    are answered while the run goes on, and 0, the default, is none.
+    summary.json, model.safetensors and the checkpoint.  `accept-rollback` and `accept-nodes` may be
+    true, `leave-out` name clients and `operator-key` a file, as in `Federation`.  `status-port` is
+    the port of this machine's loopback on which /health and /metrics are answered while the run
+    goes on, and 0, the default, is none.
     """
     from flwr.serverapp import ServerApp
 
     def main(grid: Grid, context: Context) -> None:
-        accepts = context.run_config.get("accept-rollback", federation.accept_rollback)
-        if not isinstance(accepts, bool):
-            raise ConfigError(
-                f"run-config: accept-rollback is {accepts!r}, but must be true or false"
-            )
         directory = RunDirectory(run_folder(context))
-        run = replace(federation, accept_rollback=accepts)
+        run = configured(federation, context.run_config)
         watched = Watched(run)
         with endpoint(context, watched):
             said = partial(log_round, run.experiment.rounds)
@@ -64,6 +60,25 @@ def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> Serve
     app = ServerApp()
     app.main()(main)
     return app
+
+
+def configured(federation: Federation, config: Mapping[str, Any]) -> Federation:
+    """The federation with what the operator says in the run configuration."""
+    words: dict[str, Any] = {}
+    for name in ("accept-rollback", "accept-nodes"):
+        word = config.get(name, getattr(federation, name.replace("-", "_")))
+        if not isinstance(word, bool):
+            raise ConfigError(f"run-config: {name} is {word!r}, but must be true or false")
+        words[name.replace("-", "_")] = word
+    left = str(config.get("leave-out", "")).replace(",", " ").split()
+    if not all(one.isdecimal() and int(one) < federation.clients for one in left):
+        raise ConfigError(
+            f"run-config: leave-out is {config['leave-out']!r}, but must be client numbers below "
+            f'{federation.clients}, as in leave-out="2,5"'
+        )
+    words["operator_key"] = str(config.get("operator-key") or "") or federation.operator_key
+    words["leave_out"] = [*federation.leave_out, *map(int, left)]
+    return replace(federation, **words)
 
 
 def endpoint(context: Context, watched: Watched) -> AbstractContextManager[object]:

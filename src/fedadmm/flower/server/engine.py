@@ -8,8 +8,8 @@ loop then makes one step per reply, and a reply from an older model is an increm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -18,19 +18,39 @@ from fedadmm.core.errors import EngineError
 from fedadmm.core.protocols import ClientInfo, Download, Engine, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Brought
+from fedadmm.flower.protocol.admission import Brought, vectors
 from fedadmm.flower.protocol.ledger import ServerLedger, fold, mark_lost
 from fedadmm.flower.protocol.refusal import RefusedError, Word
-from fedadmm.flower.server.exchange import Exchange
+from fedadmm.flower.server.exchange import Exchange, Seat
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
 from fedadmm.flower.server.tasks import Accepted, Broadcast, Tasks
 from fedadmm.run.client import Job
 
+_ALONE = 8
+"""This many times as many rounds may fail while always the same client is asked alone."""
+_RAREST = 8
+"""A client that stays silent is asked again after 1, 2, 4 and then always this many rounds."""
 LOOK = 5.0
 """Seconds between two looks for nodes that restarted, came or went."""
 
 Reply = tuple[int, Upload, ClientInfo]
+
+
+class Silence(NamedTuple):
+    """A client that was there and did not answer."""
+
+    rounds: int
+    """How many times in a row."""
+    last: int
+    """The last of these rounds."""
+    seat: Seat
+    """Where it was asked; after a restart it is asked at once."""
+
+    @property
+    def until(self) -> int:
+        """The round in which it is asked again."""
+        return self.last + min(1 << (self.rounds - 1), _RAREST)
 
 
 class GridEngine(Engine):
@@ -63,6 +83,9 @@ class GridEngine(Engine):
         self._tasks = Tasks(exchange, roster, journal, federation.patience.resend, boots)
         self._answers: dict[int, Accepted] = {}
         self._fruitless = 0
+        self._in_vain: set[int] = set()
+        """Who was asked in the last rounds that brought nothing."""
+        self._silent: dict[int, Silence] = {}
         self._behind: dict[int, RefusedError] = {}
         self._can_repair = can_repair
         self._beyond_repair: set[int] = set()
@@ -131,7 +154,8 @@ class GridEngine(Engine):
         sizes = {client: brought.recent[-1] for client, brought in self.norms.items()}
         sizes |= {client: accepted.admitted.sizes for client, accepted in self._answers.items()}
         shares = {
-            c: self._job.problem.weight(c) * math.hypot(*s.values()) for c, s in sizes.items()
+            c: self._job.problem.weight(c) * math.hypot(*vectors(s).values())
+            for c, s in sizes.items()
         }
         most = sorted(shares, key=lambda client: -shares[client])[:3]
         total = sum(shares.values())
@@ -158,7 +182,7 @@ class GridEngine(Engine):
                 f"{why.get(missing[0], 'no answer')}); {self._advice()}"
             )
         self._count_empty(ids, why)
-        if self.empty and self._fruitless >= self._federation.patience.empty:
+        if self._gives_up:
             yield self._diverged(cast, why)
         for client in ids:
             if client in self._answers:
@@ -169,6 +193,7 @@ class GridEngine(Engine):
         """A round that nobody answered is skipped; several in a row end the run."""
         self.empty = bool(ids) and not self._answers
         self._fruitless = self._fruitless + 1 if self.empty else 0
+        self._in_vain = self._in_vain | set(ids) if self.empty else set()
         words = {refused.word for refused in why.values()}
         most = self._federation.patience.empty
         # Several must say it: a single site that claims to be ahead stops nobody.
@@ -176,10 +201,19 @@ class GridEngine(Engine):
         way_out = self._federation.accept_rollback and self._can_repair
         if self.empty and words == {Word.ROLLBACK} and several and not way_out:
             raise EngineError(self._advice())
-        if self._fruitless >= most and Word.FINITE not in words:
+        if self._gives_up and Word.FINITE not in words:
+            reasons = {str(refused) for refused in why.values() if refused.word is Word.DECLINED}
+            told = f" ({'; '.join(sorted(reasons))})" if reasons else ""
             raise EngineError(
-                f"no client brought an update in {most} rounds in a row; {self._advice()}"
+                f"no client brought an update in {most} rounds in a row{told}; {self._advice()}"
             )
+
+    @property
+    def _gives_up(self) -> bool:
+        """Whether too many rounds brought nothing; a single client that was asked ends no run."""
+        most = self._federation.patience.empty
+        several = len(self._in_vain) >= min(2, self._federation.clients)
+        return self._fruitless >= (most if several else _ALONE * most)
 
     def _diverged(self, cast: Broadcast, why: Mapping[int, RefusedError]) -> Any:
         """What the loop takes for a client whose result is not finite, which ends the run."""
@@ -214,6 +248,15 @@ class GridEngine(Engine):
         left, why = dict.fromkeys(ids), dict[int, RefusedError]()
         answers: dict[int, Accepted] = {}
         self._tasks.clear()
+        self._roster.refresh()
+        resting = {} if with_all else self._resting(ids, index)
+        for client, rest in resting.items():
+            del left[client]
+            why[client] = RefusedError(
+                Word.MISSING,
+                f"it left {rest.rounds} tasks unanswered, and is asked again in round "
+                f"{rest.until + 1}",
+            )
         while left and exchange.now() < deadline:
             self._roster.refresh()
             if not with_all:
@@ -235,6 +278,7 @@ class GridEngine(Engine):
             if left:
                 exchange.pause()
         exchange.forget()
+        self._hear_silence(ids, left, resting, index)
         self._tasks.clear()
         for client in left:
             text = why[client].detail if client in why else "no answer in time"
@@ -246,6 +290,29 @@ class GridEngine(Engine):
             if client not in answers:
                 self._note(index, client, refused)
         return answers, why
+
+    def _resting(self, ids: Sequence[int], index: int) -> dict[int, Silence]:
+        """Who is not waited for, because it left the last tasks unanswered; never everybody."""
+        online = self._roster.online()
+        found = {
+            client: silence
+            for client, silence in self._silent.items()
+            if client in ids and index < silence.until and online.get(client) == silence.seat
+        }
+        others = [client for client in ids if client in online and client not in found]
+        return found if others else {}
+
+    def _hear_silence(
+        self, ids: Sequence[int], left: Mapping[int, None], resting: Collection[int], index: int
+    ) -> None:
+        for client in ids:
+            flight = self._tasks.out.get(client)
+            if client in left and flight is not None:
+                before = self._silent.get(client)
+                rounds = 1 if before is None else before.rounds + 1
+                self._silent[client] = Silence(rounds, index, flight.seat)
+            elif client not in resting:
+                self._silent.pop(client, None)
 
     def _step(self, cast: Broadcast, step: int) -> Iterator[Reply]:
         """The next reply that can be folded; nothing when somebody has to be repaired first."""

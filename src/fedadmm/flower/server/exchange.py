@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import clock
 from fedadmm.flower.protocol.refusal import printable
+from fedadmm.flower.protocol.signing import Sign
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -30,13 +31,21 @@ class Seat(NamedTuple):
     name: str
     since: str
     """Changes when the node restarts: what was sent to it before will not be answered."""
+    key: str = ""
+    """The public key that it proved to have; empty where nodes have none."""
+
+    @property
+    def identity(self) -> str:
+        """What stays the same over restarts: the key, or else the node's number."""
+        return self.key or str(self.node)
 
 
 class Exchange:
     """Sends messages and collects what comes back, by the sender's own key."""
 
-    def __init__(self, grid: Grid, poll: float) -> None:
+    def __init__(self, grid: Grid, poll: float, sign: Sign | None = None) -> None:
         self._grid = grid
+        self._sign = sign
         self._poll = poll
         self._waiting: dict[str, int] = {}
         self._copies: Counter[int] = Counter()
@@ -49,7 +58,12 @@ class Exchange:
     def seats(self) -> dict[int, Seat]:
         """The nodes that are online."""
         found = [
-            Seat(int(node.node_id), printable(str(node.name)), str(node.last_activated_at))
+            Seat(
+                int(node.node_id),
+                printable(str(node.name)),
+                str(node.last_activated_at),
+                bytes(getattr(node, "public_key", b"")).hex(),
+            )
             for node in self._grid.get_nodes()
         ]
         return {seat.node: seat for seat in found}
@@ -60,6 +74,9 @@ class Exchange:
         """Send to each key its (node, content)."""
         from flwr.app import Message
 
+        if self._sign is not None:
+            for _, content in contents.values():
+                self._sign(content)
         messages = {
             key: Message(content, node, kind, group_id=group, ttl=ttl)
             for key, (node, content) in contents.items()

@@ -7,7 +7,7 @@ does not gets a new identity at every start.  Either way the client is a number 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fedadmm.core.errors import EngineError
 from fedadmm.flower.federation import Patience
@@ -30,12 +30,19 @@ class Roster:
         names: Sequence[str] | None,
         known: Mapping[int, int],
         patience: Patience,
+        holders: Mapping[int, str] | None = None,
+        *,
+        accept_nodes: bool = False,
+        left_out: Collection[int] = (),
     ) -> None:
         self._exchange = exchange
         self._clients = clients
         self._names = names
         self._known = dict(known)
         self._patience = patience
+        self._holders = dict(holders or {})
+        self._accept_nodes = accept_nodes
+        self._left_out = left_out
         self._seats: dict[int, Seat] = {}
         self._refused: dict[int, str] = {}
         self._asked: dict[Seat, float] = {}
@@ -47,14 +54,19 @@ class Roster:
         return dict(self._known)
 
     @property
+    def holders(self) -> dict[int, str]:
+        """Client -> the identity of the node that has its seat, for the checkpoint."""
+        return dict(self._holders)
+
+    @property
     def nodes(self) -> int:
         """How many nodes are online, whoever they are."""
         return len(self._seats)
 
     def online(self) -> dict[int, Seat]:
         """The clients that are there, and their nodes."""
-        known = self._known.items()
-        return {client: self._seats[node] for node, client in known if node in self._seats}
+        here = {c: self._seats[node] for node, c in self._known.items() if node in self._seats}
+        return {client: seat for client, seat in here.items() if client not in self._left_out}
 
     def refresh(self) -> None:
         """Look who is online; unknown nodes are placed by name, or asked who they are."""
@@ -81,7 +93,7 @@ class Roster:
             self._exchange.pause()
 
     def _by_name(self, node: int, name: str) -> None:
-        """A seat is given to one node at a time: while that one is there, no other gets it."""
+        """A seat belongs to the first key that had it in this run, also while its node is away."""
         assert self._names is not None
         if name not in self._names:
             self._refuse(node, f"its name {name!r} is not in this federation")
@@ -91,7 +103,16 @@ class Roster:
         if former is not None:
             self._refuse(node, f"node {former.node} is registered as {name!r} too, and was first")
             return
-        self._seat(node, client)
+        holder, own = self._holders.get(client), self._seats[node].identity
+        if holder in (None, own) or self._accept_nodes:
+            self._seat(node, client)
+            return
+        self._refuse(
+            node,
+            f"the seat of {name!r} belongs to another key in this run ({holder[:16]}…, and this is "
+            f"{own[:16]}…); if the site has a new key, start the run again with accept-nodes=true "
+            "in its --run-config",
+        )
 
     def _ask(self, nodes: Sequence[int]) -> None:
         """One question a node, which may be answered for as long as clients are waited for."""
@@ -127,6 +148,10 @@ class Roster:
         self._seat(node, client)
 
     def _seat(self, node: int, client: int) -> None:
+        holder, own = self._holders.get(client), self._seats[node].identity
+        if holder not in (None, own):
+            _logger.warning("client %d is %s now; it was %s", client, own[:16], holder[:16])
+        self._holders[client] = own
         self._known = {n: c for n, c in self._known.items() if c != client} | {node: client}
         self._refused.pop(node, None)
 

@@ -16,6 +16,7 @@ from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.ledger import restart
 from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.protocol.signing import signer
 from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside
 from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange
@@ -82,8 +83,19 @@ class Service:
         self._first_loss = saved.state.first_loss
         patience = federation.patience
         # An exchange each: waiting for one thing must not end the waiting for another.
-        tasks, greeting, questions = (Exchange(grid, patience.poll) for _ in range(3))
-        self.roster = Roster(greeting, federation.clients, federation.names, saved.roster, patience)
+        key = federation.operator_key
+        sign = None if key is None else signer(Path(key))
+        tasks, greeting, questions = (Exchange(grid, patience.poll, sign) for _ in range(3))
+        self.roster = Roster(
+            greeting,
+            federation.clients,
+            federation.names,
+            saved.roster,
+            patience,
+            saved.holders,
+            accept_nodes=federation.accept_nodes,
+            left_out=federation.leave_out,
+        )
         self.site_evaluation = SiteEvaluation(
             self.job,
             questions,
@@ -126,7 +138,8 @@ class Service:
                 if engine.to_repair() and not report.infos:
                     break  # nothing was folded: the round is made again after the repair
                 report = self.observe(report)
-                self.settle(report.state)
+                if report.ending is None or report.ending.code != "diverged":
+                    self.settle(report.state)
                 if report.ending is not None:
                     return self.outcome(report.ending)
                 if engine.empty or engine.to_repair():
@@ -168,7 +181,10 @@ class Service:
             ending = self._measure(report.state, record, done)
             ending = ending or waited or (self._completed() if done else None)
         if ending is not None and ending.code == "diverged":
-            ending = ending._replace(sentence=ending.sentence + self.engine.largest())
+            last = self.saved.state.round
+            told = f"{ending.sentence}{self.engine.largest()}; the model is that of round {last}, "
+            told += 'from which the run goes on, with leave-out="…" without these clients'
+            ending = ending._replace(sentence=told)
         record["network"] = record.get("network", {}) | self._told(record["round"]) | self.news()
         state = report.state._replace(first_loss=self._first_loss)
         report = RoundReport(state, record, report.infos, ending)
@@ -242,6 +258,7 @@ class Service:
                 state=state,
                 ledger=self.engine.ledger,
                 roster=self.roster.known,
+                holders=self.roster.holders,
                 empty=self.saved.empty + self.engine.empty,
                 norms=self.engine.norms,
             )
@@ -280,7 +297,9 @@ class Service:
         """The state as if a client had never taken part; None, and said, when nobody knows it."""
         entry = self.engine.ledger.entry(client)
         try:
-            past = self.disk.contribution(client, entry, _message_template(self.job))
+            past = self.disk.contribution(
+                self.engine.ledger.run, client, entry, _message_template(self.job)
+            )
         except DamageError as error:
             self.engine.give_up(client)
             detail = f"{error}; this client lost its state, and cannot be taken out"

@@ -23,8 +23,10 @@ from fedadmm.flower.server.roster import Roster
 from fedadmm.run.client import Job
 from fedadmm.run.evaluation import Target
 
-FURTHEST = 1000.0
+FURTHEST = 100.0
 """A site's number is left out when it is this many times (1 +) what most sites say."""
+_SHARES = ("accuracy", "auc", "f1")
+"""What is at most 1 by its meaning."""
 EXAMPLES = "num-examples"
 """What Flower's apps call the rows that a metric is the mean of."""
 _SHOWN = re.compile(r"loss|test_[a-z0-9_]{1,60}")
@@ -147,8 +149,10 @@ def far_off(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedErro
                 continue
             # The upper one of two: somebody who says next to nothing must not shut out the others.
             most = FURTHEST * (1 + others[len(others) // 2])
+            if name.endswith(_SHARES):
+                most = 1.0
             if abs(value) > most:
                 found[client] = RefusedError(
-                    Word.RANGE, f"{name} is {value:.3g}, but the others' are below {most:.3g}"
+                    Word.RANGE, f"{name} is {value:.3g}, but at most {most:.3g} is likely"
                 )
     return found

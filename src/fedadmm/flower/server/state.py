@@ -31,7 +31,7 @@ from fedadmm.run.plan import RunState, pack_state, unpack_state
 
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
 FORMAT = 4
-_VALUES = "values"
+_VALUES, _OWNER = "values", "owner"
 
 
 class Saved(NamedTuple):
@@ -47,6 +47,8 @@ class Saved(NamedTuple):
     """Rounds that brought nothing; the run is longer by as many."""
     norms: Mapping[int, Brought] = {}
     """How long the vectors were that each client has brought."""
+    holders: Mapping[int, str] = {}
+    """Client -> the identity of its node."""
 
 
 def new_run() -> ServerLedger:
@@ -115,6 +117,7 @@ class ServerState:
                 values["boots"],
                 values["empty"],
                 {int(client): Brought(*one) for client, one in values["norms"].items()},
+                {int(client): str(one) for client, one in values["holders"].items()},
             )
 
     def _compare(self, before: Mapping[str, str]) -> None:
@@ -141,6 +144,7 @@ class ServerState:
             "boots": saved.boots,
             "empty": saved.empty,
             "norms": {str(client): list(one) for client, one in saved.norms.items()},
+            "holders": {str(client): one for client, one in saved.holders.items()},
         }
         packed = Packed(tensors, {_VALUES: json.dumps(values)})
         codec.write_checksummed(self._folder / SERVER, packed)
@@ -148,7 +152,7 @@ class ServerState:
             self._sweep(saved.ledger)
         return unkept
 
-    def contribution(self, client: int, entry: Entry, template: Any) -> Any | None:
+    def contribution(self, run: str, client: int, entry: Entry, template: Any) -> Any | None:
         """a_i times the sum of all uploads of a client; None before its first one.
 
         A DamageError when the file is not there, or not what was written.
@@ -159,6 +163,8 @@ class ServerState:
         packed = codec.read_checksummed(path)
         if packed is None:
             raise DamageError(f"{path} is not there")
+        if packed.plain.pop(_OWNER, None) != f"{run} {path.name}":
+            raise DamageError(f"{path} is another client's, version's or run's")
         return unpack(template, packed)
 
     def _add(self, ledger: ServerLedger, brought: Mapping[int, Any]) -> dict[int, str]:
@@ -169,13 +175,15 @@ class ServerState:
             # Sums in double precision: what is taken out one day must be what was put in.
             total = trees.map_tensors(lambda leaf: leaf.double(), message)
             try:
-                past = self.contribution(client, before, message)
+                past = self.contribution(ledger.run, client, before, message)
             except DamageError as error:
                 unkept[client] = str(error)
                 continue
             if past is not None:
                 total = trees.add_scaled_(trees.clone(total), past, 1.0)
-            codec.write_checksummed(self._path(client, entry), pack(total))
+            path, packed = self._path(client, entry), pack(total)
+            packed.plain[_OWNER] = f"{ledger.run} {path.name}"  # a copied file is not this one
+            codec.write_checksummed(path, packed)
         return unkept
 
     def _sweep(self, ledger: ServerLedger) -> None:

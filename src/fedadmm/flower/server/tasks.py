@@ -13,7 +13,7 @@ from fedadmm.core.protocols import ClientInfo, Download
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Admitted
 from fedadmm.flower.protocol.ledger import Kind, Reply, ServerLedger, Task, issue
-from fedadmm.flower.protocol.messages import answer_template, arrived, check_noised, parcel
+from fedadmm.flower.protocol.messages import answer_template, arrived, check_work, parcel
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.server.exchange import Arrival, Exchange, Seat
 from fedadmm.flower.server.journal import Journal
@@ -86,7 +86,7 @@ class Broadcast:
             admit = self._admission.admit
             decoded = partial(arrived, self._job, self._message, self._download.clip_bound)
             admitted = admit(ledger, task, reply, body, self._template, self.scale, decoded)
-            check_noised(self._job, admitted.answer.info, self._step)
+            check_work(self._job, admitted.answer.info, self._step)
             return Accepted(reply, admitted, wire.read_metrics(arrival.content))
         if reply.task != task.id:
             raise RefusedError(Word.PROTOCOL, f"{reply.kind} to another task: {reply.reason}")
@@ -106,7 +106,12 @@ class Broadcast:
         return self._bodies[key]
 
 
-_WORDS = {Kind.FAILED: Word.FINITE, Kind.LOST: Word.LOST, Kind.STALE: Word.ROLLBACK}
+_WORDS = {
+    Kind.FAILED: Word.FINITE,
+    Kind.LOST: Word.LOST,
+    Kind.STALE: Word.ROLLBACK,
+    Kind.DECLINED: Word.DECLINED,
+}
 """A client that finds the open task outdated has seen a later one: the server went back."""
 
 

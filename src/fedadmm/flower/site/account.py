@@ -13,7 +13,7 @@ from fedadmm.core import clock, files
 from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.protocols import RecordNoise
 
-ACCOUNT = "account.json"
+ACCOUNT, FOLDER = "account.json", "ledger_{}"
 _WAIT = 60.0
 """Seconds to wait for another task of this site."""
 
@@ -23,6 +23,10 @@ class Steps(NamedTuple):
 
     multiplier: float
     per_epoch: int
+
+
+class OverBudgetError(ParameterError):
+    """The rows have spent what they may."""
 
 
 class SiteAccount:
@@ -37,7 +41,7 @@ class SiteAccount:
     """
 
     def __init__(self, base: Path, client: int) -> None:
-        self._folder = base / f"ledger_{client}"  # no run has a name with such a line
+        self._folder = base / FOLDER.format(client)  # no run has a name with such a line
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -67,6 +71,10 @@ class SiteAccount:
         rows = self._read("noised", _are_steps, [])
         return {Steps(row["multiplier"], row["per_epoch"]): row["steps"] for row in rows}
 
+    def epsilon(self, delta: float) -> float:
+        """What all noised steps so far have spent together."""
+        return _epsilon(self.spent(), delta)
+
     def made(self, run: str) -> int:
         """How many noised steps were made in a run."""
         found = self._read("runs", _are_counts, {})
@@ -86,14 +94,10 @@ class SiteAccount:
         budgets = [budget for budget in (noise.budget, own) if budget is not None]
         if not budgets:
             return
-        from fedadmm.core.privacy import composed_epsilon
-
         before = self.spent()
-        after = {**before, kind: before.get(kind, 0) + more}
-        rates = {(one.multiplier, 1 / one.per_epoch): count for one, count in after.items()}
-        epsilon = composed_epsilon(rates, noise.delta)
+        epsilon = _epsilon({**before, kind: before.get(kind, 0) + more}, noise.delta)
         if epsilon > min(budgets):
-            raise ParameterError(
+            raise OverBudgetError(
                 f"this site's budget is {min(budgets):g} over all runs, but a round has {more} "
                 f"noised steps, after {sum(before.values())} that its rows took part in, and "
                 f"epsilon would be {epsilon:.4g} at delta {noise.delta:g}"
@@ -119,6 +123,13 @@ class SiteAccount:
         if not isinstance(found, dict):
             raise _damaged(path)
         return found
+
+
+def _epsilon(steps: dict[Steps, int], delta: float) -> float:
+    from fedadmm.core.privacy import composed_epsilon
+
+    rates = {(one.multiplier, 1 / one.per_epoch): count for one, count in steps.items()}
+    return composed_epsilon(rates, delta) if rates else 0.0
 
 
 def _today() -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ from fedadmm.flower.protocol.messages import (
 )
 from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.flower.site.account import SiteAccount, Steps
+from fedadmm.flower.site.gate import Gate
 from fedadmm.flower.site.policy import SitePolicy
 from fedadmm.flower.site.state import SiteState
 from fedadmm.run.client import ClientRound, Job, client_round, first_record, moved_along
@@ -56,29 +58,48 @@ def client_app(federation: Federation, load: Load, policy: SitePolicy | None = N
     """A Flower ClientApp that runs any algorithm of the package on a site's own data.
 
     The node's configuration must hold `partition-id`, the number of this client, and `state-dir`,
-    a folder of this site that survives restarts (the run configuration may hold it instead).  What
-    it says of a `SitePolicy` comes before `policy`; without either no model is evaluated.
+    a folder of this site that survives restarts.  The site's policy is the file `site.toml` in that
+    folder, or the one that `policy` of the node's configuration names; without it, `policy`.  What
+    the node's configuration says of a `SitePolicy` comes before both.
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
     def train(message: Message, context: Context) -> Message:
-        content = answer(
-            federation, lambda: _site(load, context).objective, context, message.content, policy
-        )
-        return Message(content, reply_to=message)
+        content, objective = message.content, cache(lambda: _site(load, context).objective)
+        reply = partial(answer, federation, objective, context, content)
+        if wire.HELLO in content:
+            return Message(reply(), reply_to=message)
+        gate = gate_of(federation, context, content, policy)
+        reply = partial(reply, gate.policy)
+        return Message(gate.train(content, objective, reply), reply_to=message)
 
     def evaluate(message: Message, context: Context) -> Message:
-        declined = declines(context, message.content, policy, noised=federation.has_noise)
-        if declined is not None:
-            return Message(wire.write_declined(declined), reply_to=message)
-        measured = _measure(federation, _site(load, context), wire.read_body(message.content))
-        return Message(wire.write_metrics(measured), reply_to=message)
+        content = message.content
+        gate = gate_of(federation, context, content, policy)
+
+        def reply() -> RecordDict:
+            noised = federation.has_noise
+            declined = declines(context, content, gate.policy, noised=noised)
+            if declined is not None:
+                return wire.write_declined(declined)
+            measured = _measure(federation, _site(load, context), wire.read_body(content))
+            return wire.write_metrics(measured)
+
+        return Message(gate.evaluate(content, reply), reply_to=message)
 
     app = ClientApp()
     app.train()(train)
     app.evaluate()(evaluate)
     return app
+
+
+def gate_of(
+    federation: Federation, context: Context, content: RecordDict, policy: SitePolicy | None
+) -> Gate:
+    """What stands between this site's messages and its app."""
+    base, client = state_base(context, content), client_number(context)
+    return Gate(federation, context, base, client, policy or SitePolicy())
 
 
 def declines(
@@ -252,10 +273,15 @@ def state_folder(context: Context, run: str, client: int, content: RecordDict) -
     return state_base(context, content) / run / f"client-{client}"
 
 
+def is_simulated() -> bool:
+    """Whether this process is a node that `flwr run` made up: a real one never loads this."""
+    return "flwr.simulation.ray_transport.ray_actor" in sys.modules
+
+
 def state_base(context: Context, content: RecordDict) -> Path:
-    """Where this site keeps all its state; a simulated site is told."""
-    told = wire.read_beside(content, wire.PLACE).get(STATE_DIR)
-    base = context.node_config.get(STATE_DIR, context.run_config.get(STATE_DIR, told))
+    """Where this site keeps all its state; only a simulated one lets the server choose."""
+    told = wire.read_beside(content, wire.PLACE).get(STATE_DIR) if is_simulated() else None
+    base = context.node_config.get(STATE_DIR, told)
     if not isinstance(base, str) or not base:
         raise ConfigError(
             f"node-config: state-dir is {base!r}, but must be a folder of this site that survives "

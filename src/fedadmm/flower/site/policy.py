@@ -1,35 +1,75 @@
-"""What a site agrees to: its own word, which no message of a server changes."""
+"""What a site agrees to: its own word in site.toml, which no message of a server changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Any
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge
 
-from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.core.parts import Positive, checked
+from fedadmm.core import files
+from fedadmm.core.errors import ConfigError, ParameterError, StateError
+from fedadmm.core.parts import Count, Natural, Positive, checked
+from fedadmm.core.tables import from_table
+
+if TYPE_CHECKING:
+    from fedadmm.flower.site.gate import Terms
+
+POLICY = "site.toml"
+
+
+class DeclinedError(StateError):
+    """The site does not do what it was asked: a sentence for both sides."""
 
 
 @checked
 class SitePolicy:
-    """What a site agrees to.
+    """What a site agrees to: the keys of its file `site.toml`.
 
-    A SuperNode's own `--node-config` holds the same names with dashes, and comes before what the
-    app says.
+    A SuperNode's own `--node-config` may hold the keys that are numbers or true and false, with
+    dashes, and comes before the file.
 
     Args:
+        algorithms: the methods that it takes part in, by their names; "none" allows all.
+        models: the models that it trains, as class and number of parameters: "Sequential-14".
+        uploads: the stages that every upload must pass, such as "clip" or "gaussian".
+        other_sites: at least this many other sites must be in the federation.
+        epsilon: what its rows may spend over all runs; with a budget of the solver, the smaller.
+            A run without noise at the site spends more than any budget, and is refused.
         evaluations: how many questions for its metrics the site answers a day (UTC).  An answer is
             exact, for any model that a server sends: a thousand of them read out a row.
         evaluations_with_noise: whether it answers them also where noise is to hide its rows or the
             site itself, which exact answers are not covered by.
-        epsilon: what its rows may spend over all runs; with a budget of the solver, the smaller.
+        metrics: the measurements that may leave, by their names; "none" allows all.
+        task_bytes: the size of the largest task.
+        task_steps: the most steps of a round.
+        server_key: the Ed25519 public key, in hexadecimal digits, that must have signed a task.
+        approval: whether somebody at the site must allow a run before its first round.
     """
 
+    algorithms: Sequence[str] | None = None
+    models: Sequence[str] | None = None
+    uploads: Sequence[str] = ()
+    other_sites: Natural = 0
+    epsilon: Positive | None = None
     evaluations: Annotated[int, Ge(0)] = 0
     evaluations_with_noise: bool = False
-    epsilon: Positive | None = None
+    metrics: Sequence[str] | None = None
+    task_bytes: Count | None = None
+    task_steps: Count | None = None
+    server_key: str | None = None
+    approval: bool = False
+
+    def __post_init__(self) -> None:
+        key = self.server_key
+        if key is not None and not (len(key) == 64 and set(key) <= set("0123456789abcdef")):
+            raise ParameterError(
+                f"SitePolicy: server_key is {key!r}, but must be 64 hexadecimal digits, as in "
+                "keys/operator.pub of the server"
+            )
 
     def configured(self, node: Mapping[str, Any]) -> SitePolicy:
         """The policy with what a node's own configuration says."""
@@ -40,12 +80,44 @@ class SitePolicy:
         except ParameterError as error:
             raise ConfigError(f"node-config: {error}") from None
 
+    def refuse(self, terms: Terms) -> None:
+        """Refuse a run whose terms the site does not agree to."""
+        if self.algorithms is not None and terms.algorithm not in self.algorithms:
+            raise _declined("algorithms", self.algorithms, f"this run's is {terms.algorithm}")
+        if self.models is not None and terms.model not in self.models:
+            raise _declined("models", self.models, f"this run's is {terms.model}")
+        missing = [stage for stage in self.uploads if stage not in terms.uploads]
+        if missing:
+            has = ", ".join(terms.uploads) or "none"
+            raise _declined("uploads", self.uploads, f"this run's stages are {has}")
+        if terms.clients - 1 < self.other_sites:
+            have = f"this run has {terms.clients - 1}"
+            raise _declined("other_sites", self.other_sites, have)
+        if self.epsilon is not None and not terms.noise:
+            detail = "this run adds no noise at the site, which spends more than any budget"
+            raise _declined("epsilon", f"{self.epsilon:g}", detail)
+
+    def refuse_size(self, size: int) -> None:
+        """Refuse a task that is too large."""
+        if self.task_bytes is not None and size > self.task_bytes:
+            raise _declined("task_bytes", self.task_bytes, f"the task has {size}")
+
+    def refuse_steps(self, steps: int) -> None:
+        """Refuse a task with too much work."""
+        if self.task_steps is not None and steps > self.task_steps:
+            raise _declined("task_steps", self.task_steps, f"a round has {steps}")
+
+    def leaving(self, measured: Mapping[str, float]) -> dict[str, float]:
+        """The measurements that may leave."""
+        allowed = self.metrics
+        return {k: v for k, v in measured.items() if allowed is None or k in allowed}
+
     def declines(self, answered: int, *, noised: bool) -> str | None:
         """Why the site evaluates no model after this many answers today; None if it does."""
         if self.evaluations == 0:
             return (
-                "this site does not evaluate models; evaluations=N in its node-config lets it "
-                "answer N questions a day"
+                "this site does not evaluate models; evaluations=N in its node-config or "
+                f"{POLICY} lets it answer N questions a day"
             )
         if noised and not self.evaluations_with_noise:
             return (
@@ -55,3 +127,61 @@ class SitePolicy:
         if answered >= self.evaluations:
             return f"this site has answered {answered} questions today, which is all it does"
         return None
+
+
+def _declined(field: str, value: object, found: str) -> DeclinedError:
+    shown = (
+        ", ".join(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    )
+    return DeclinedError(f"{field} is {shown} in this site's {POLICY}, but {found}")
+
+
+def read_policy(path: Path) -> SitePolicy:
+    """What a site.toml says; a ConfigError names the key."""
+    from fedadmm.study import config
+
+    text = files.read(path).decode("utf-8", errors="replace")
+    return from_table(SitePolicy, config.parse(text, str(path)), title=str(path))
+
+
+def written(given: Mapping[str, Any]) -> str:
+    """A site.toml with every key: those that are given set, the others as comments."""
+    said = _sentences(SitePolicy.__doc__ or "")
+    lines = [
+        "# What this site agrees to.  Only this file and the node's own configuration say so;",
+        "# nothing that a server sends changes it.  It is read again for every message.",
+        "",
+    ]
+    usual = {one.name: one.default for one in fields(SitePolicy)}
+    for name, default in usual.items():
+        lines += [f"# {line}" for line in said[name]]
+        example = given.get(name, _EXAMPLES.get(name, default))
+        mark = "" if name in given else "# "
+        lines += [f"{mark}{name} = {json.dumps(example)}", ""]
+    return "\n".join(lines)
+
+
+_EXAMPLES = {
+    "algorithms": ["fedadmm"],
+    "models": ["Sequential-14"],
+    "uploads": ["clip"],
+    "epsilon": 3.0,
+    "metrics": ["loss"],
+    "task_bytes": 1_000_000,
+    "task_steps": 1000,
+    "server_key": "0" * 64,
+}
+"""What a comment shows where the default is none."""
+
+
+def _sentences(text: str) -> dict[str, list[str]]:
+    """What the docstring says of each field."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.partition("Args:")[2].splitlines():
+        head, colon, rest = line.strip().partition(": ")
+        if colon and line.startswith(" " * 8) and not line.startswith(" " * 12):
+            name, line = head, rest
+        if name and line.strip():
+            found.setdefault(name, []).append(line.strip())
+    return found

@@ -72,7 +72,7 @@ class DiskStore(SnapshotStore):
         self._lock = threading.RLock()
         self._prefetching: threading.Thread | None = None
         self._files: RecordFiles | None = None
-        files.make_directory(self.directory)
+        files.make_own_directory(self.directory)
         record_files.remove_leftovers(self.directory)
         self._forget()
         for client, version in sorted(record_files.existing(self.directory)):
