@@ -56,7 +56,8 @@ class L2(Regularizer):
     lam: NotNegative
 
     def value(self, params: Tensor) -> Tensor:
-        return self.lam * torch.linalg.vector_norm(params)
+        length: Tensor = torch.linalg.vector_norm(params)
+        return self.lam * length
 
     def prox(self, params: Tensor, step: float) -> Tensor:
         length = float(torch.linalg.vector_norm(params))
