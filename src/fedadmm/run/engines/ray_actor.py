@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedadmm.core import trees
 from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.problem import Lazy, LazyClients, Problem
@@ -80,50 +78,29 @@ def _packed(job: Job) -> bytes:
 
 
 class _ActorStore:
-    """Records of this actor's clients: in memory while they fit, always committed to their files.
+    """Records of this actor's clients.
 
     Which version counts is the driver's to say; a version committed by an actor that died before
     it could report is simply written again.
     """
 
     def __init__(self, job: Job, place: Place) -> None:
-        self._files = RecordFiles(place.directory, layout(job), place.primal_dtype)
-        self._cache_bytes = place.cache_bytes
-        self._cache: OrderedDict[tuple[int, int], ClientRecord] = OrderedDict()
-        self._cached = 0
+        self._files = RecordFiles(
+            place.directory, layout(job), place.primal_dtype, place.cache_bytes
+        )
         self.current: dict[int, int | None] = {}
 
     def get(self, client: int) -> ClientRecord | None:
         version = self.current[client]
-        if version is None:
-            return None
-        if (client, version) in self._cache:
-            self._cache.move_to_end((client, version))
-            return self._cache[client, version]
-        record = self._files.read(client, version)
-        self._remember(client, version, record)
-        return record
+        return None if version is None else self._files.read(client, version)
 
     def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
         before = self.current[client]
         number = (NO_FILE if before is None else before) + 1
         version, kept = self._files.write(client, number, record, round_index)
-        if before is not None:
-            self._drop((client, before))
+        self._files.forget(client, before)
         self.current[client] = version
-        self._remember(client, version, kept)
-
-    def _remember(self, client: int, version: int, record: ClientRecord) -> None:
-        self._drop((client, version))
-        self._cache[client, version] = record
-        self._cached += trees.num_bytes(record)
-        while self._cached > self._cache_bytes and self._cache:
-            self._drop(next(iter(self._cache)))
-
-    def _drop(self, key: tuple[int, int]) -> None:
-        record = self._cache.pop(key, None)
-        if record is not None:
-            self._cached -= trees.num_bytes(record)
+        self._files.remember(client, version, kept)
 
 
 class ClientActor:

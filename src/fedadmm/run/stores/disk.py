@@ -12,11 +12,10 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,12 +30,6 @@ from fedadmm.run.stores.records import Layout, SnapshotStore
 
 PART_CLIENTS = 100_000
 """How many clients one part of a checkpoint names."""
-
-
-class _Cached(NamedTuple):
-    version: int
-    record: ClientRecord
-    size: int
 
 
 class DiskStore(SnapshotStore):
@@ -67,9 +60,6 @@ class DiskStore(SnapshotStore):
         self.directory = Path(directory)
         self.primal_dtype = primal_dtype
         self._cache_bytes = cache_bytes
-        self._cache: OrderedDict[int, _Cached] = OrderedDict()
-        self.cached_bytes = 0
-        self._lock = threading.RLock()
         self._prefetching: threading.Thread | None = None
         self._files: RecordFiles | None = None
         files.make_own_directory(self.directory)
@@ -97,41 +87,42 @@ class DiskStore(SnapshotStore):
         # Versions that the newest checkpoint names, and the older one where it differs.
         self._newest: dict[int, int] = {}
         self._older: dict[int, int] = {}
-        self._cache.clear()
-        self.cached_bytes = 0
+        if self._files is not None:
+            self._files.clear()
 
     def bind(self, template: ClientRecord, primal: str | None) -> None:
-        self._files = RecordFiles(self.directory, Layout(template, primal), self.primal_dtype)
+        layout = Layout(template, primal)
+        self._files = RecordFiles(self.directory, layout, self.primal_dtype, self._cache_bytes)
+
+    @property
+    def cached_bytes(self) -> int:
+        """How much memory recently used records take."""
+        return self._reader().cached_bytes
 
     def __len__(self) -> int:
         return len(self._current)
 
     def get(self, client: int) -> ClientRecord | None:
-        with self._lock:
-            version = self._current.get(client)
-            cached = self._cache.get(client)
-            if cached is not None:
-                self._cache.move_to_end(client)
-                return cached.record
-        return None if version is None else self._load(client, version)
+        version = self._current.get(client)
+        return None if version is None else self._reader().read(client, version)
 
     def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
         """Keep a record: write it, then forget the version it replaces."""
         number = self._current.get(client, NO_FILE) + 1
         version, kept = self._reader().write(client, number, record, round_index)
         self.adopt(client, version)
-        self._remember(client, version, kept)
+        self._reader().remember(client, version, kept)
 
     def adopt(self, client: int, version: int) -> None:
         """Take over a version that is written already, perhaps by another process."""
-        with self._lock:
-            old = self._current.get(client)
-            self._current[client] = version
-            self._drop(client)
-            self._digests.pop(client, None)
-            self._changed.add(client)
-            if self._marked is not None:
-                self._marked.setdefault(client, old)
+        old = self._current.get(client)
+        self._current[client] = version
+        for gone in (old, version):  # after an undo a version is written again
+            self._reader().forget(client, gone)
+        self._digests.pop(client, None)
+        self._changed.add(client)
+        if self._marked is not None:
+            self._marked.setdefault(client, old)
         for superseded in (old, *self._stale.pop(client, ())):
             self._retire(client, superseded)
 
@@ -167,7 +158,7 @@ class DiskStore(SnapshotStore):
             undone = self._current.pop(client)
             if version is not None:
                 self._current[client] = version
-            self._drop(client)
+            self._reader().forget(client, undone)
             self._digests.pop(client, None)
             self._retire(client, undone)
 
@@ -209,39 +200,17 @@ class DiskStore(SnapshotStore):
             raise StateError("DiskStore: reading and writing records needs `bind` first")
         return self._files
 
-    def _load(self, client: int, version: int) -> ClientRecord:
-        record = self._reader().read(client, version)
-        self._remember(client, version, record)
-        return record
-
     def _prefetch(self, clients: list[int]) -> None:
         room = self._cache_bytes // 2
         for client in clients:
             version = self._current.get(client)
-            if version is None or client in self._cache:
+            if version is None:
                 continue
             # What cannot be read, or was replaced meanwhile, is `get`'s to deal with.
             with suppress(StateError):
-                room -= trees.num_bytes(self._load(client, version))
+                room -= trees.num_bytes(self._reader().read(client, version))
             if room <= 0:
                 return
-
-    def _remember(self, client: int, version: int, record: ClientRecord) -> None:
-        size = trees.num_bytes(record)
-        with self._lock:
-            if self._current.get(client) != version or size > self._cache_bytes:
-                return
-            self._drop(client)
-            self._cache[client] = _Cached(version, record, size)
-            self.cached_bytes += size
-            while self.cached_bytes > self._cache_bytes:
-                self._drop(next(iter(self._cache)))
-
-    def _drop(self, client: int) -> None:
-        with self._lock:
-            cached = self._cache.pop(client, None)
-            if cached is not None:
-                self.cached_bytes -= cached.size
 
     def _retire(self, client: int, version: int | None) -> None:
         """Remove a version unless somebody still needs it."""

@@ -9,6 +9,8 @@ committed under it, however often the client moved on since.
 from __future__ import annotations
 
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -32,17 +34,25 @@ _NAME = re.compile(r"(\d+)-(\d+)\.safetensors")
 
 
 class RecordFiles:
-    """Reads and writes the versions of client records.
+    """Reads and writes the versions of client records, and keeps recently used ones in memory.
 
     `primal_dtype` is the precision in which the client's own model is stored (None: as it is).
     """
 
     def __init__(
-        self, directory: Path, layout: records.Layout, primal_dtype: torch.dtype | None
+        self,
+        directory: Path,
+        layout: records.Layout,
+        primal_dtype: torch.dtype | None,
+        cache_bytes: int,
     ) -> None:
         self._directory = directory
         self._layout = layout
         self._primal_dtype = primal_dtype
+        self._cache_bytes = cache_bytes
+        self._cache: OrderedDict[tuple[int, int], ClientRecord] = OrderedDict()
+        self._lock = threading.RLock()  # records are also read ahead, in a thread
+        self.cached_bytes = 0
 
     def write(
         self, client: int, version: int, record: ClientRecord, round_index: int
@@ -62,11 +72,40 @@ class RecordFiles:
         return version, records.rebuild(self._layout.template, named, path)
 
     def read(self, client: int, version: int) -> ClientRecord:
-        """Read a version."""
+        """Read a version, unless it is in memory."""
         if version == NO_FILE:
             return self._layout.template
+        with self._lock:
+            if (client, version) in self._cache:
+                self._cache.move_to_end((client, version))
+                return self._cache[client, version]
         path = path_of(self._directory, client, version)
-        return records.rebuild(self._layout.template, codec.read(path).tensors, path)
+        record = records.rebuild(self._layout.template, codec.read(path).tensors, path)
+        self.remember(client, version, record)
+        return record
+
+    def remember(self, client: int, version: int, record: ClientRecord) -> None:
+        """Keep a version in memory, in the place of those that were not used for longest."""
+        size = trees.num_bytes(record)
+        with self._lock:
+            self.forget(client, version)
+            if size > self._cache_bytes:
+                return
+            self._cache[client, version] = record
+            self.cached_bytes += size
+            while self.cached_bytes > self._cache_bytes:
+                self.forget(*next(iter(self._cache)))
+
+    def forget(self, client: int, version: int | None) -> None:
+        """Let a version go that was replaced, or that is about to be written again."""
+        with self._lock:
+            record = None if version is None else self._cache.pop((client, version), None)
+            self.cached_bytes -= trees.num_bytes(record)
+
+    def clear(self) -> None:
+        """Let all of them go."""
+        self._cache.clear()
+        self.cached_bytes = 0
 
 
 def path_of(directory: Path, client: int, version: int) -> Path:
