@@ -88,7 +88,12 @@ def _print(counsel: Counsel, source: str, written: Path | None) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    line = _line(counsel, source) if counsel.privacy is None else _private_line(counsel, written)
+    if counsel.privacy is None:
+        line = _line(counsel, source)
+    elif written is not None:
+        line = shlex.join(["fedadmm", "run", str(written)])
+    else:  # a setting with tables of its own, which a file must hold
+        line = "fedadmm run private.toml, which --write private.toml makes:"
     console.print(line, markup=False, soft_wrap=True)
     for meaning, value in _numbers(counsel):
         console.print(f"  {meaning:22} {value}", markup=False)
@@ -112,13 +117,6 @@ def _line(counsel: Counsel, source: str) -> str:
     if algorithm["name"] == "aligned-admm":
         sets.append(f"output.name={counsel.config['output']['name']}")
     return shlex.join([*words, *(word for one in sets for word in ("--set", one))])
-
-
-def _private_line(counsel: Counsel, written: Path | None) -> str:
-    """The same for a setting with tables of its own, which a file must hold."""
-    if written is not None:
-        return shlex.join(["fedadmm", "run", str(written)])
-    return "fedadmm run private.toml, which --write private.toml makes:"
 
 
 def _numbers(counsel: Counsel) -> list[tuple[str, str]]:

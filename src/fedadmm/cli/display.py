@@ -101,7 +101,7 @@ def finish(
 
 
 def print_table(table: Table) -> None:
-    """A table with its picture and its notes."""
+    """A table with its notes."""
     from rich.console import Console
     from rich.table import Table as Grid
 
@@ -111,7 +111,7 @@ def print_table(table: Table) -> None:
     for cells in table.lines:
         grid.add_row(*map(_cell, cells))
     Console().print(grid)
-    for line in [*table.picture, *table.note.splitlines()]:
+    for line in table.note.splitlines():
         print_note(line)
 
 

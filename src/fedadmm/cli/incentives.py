@@ -54,7 +54,7 @@ def incentives(
     from fedadmm.core.errors import ConfigError
     from fedadmm.study import buying
 
-    asked = options.numbers(rewards, "--rewards")
+    asked = options.listed(rewards, "--rewards", float, "numbers such as 0.5,1")
     if source is None:
         of = buying.offer(buying.costs_of(costs, clients or 20), least, most, asked)
         found = {"critical_reward": of.critical, "rewards": buying.table(of)}
