@@ -12,7 +12,7 @@ import click
 import typer
 
 from fedadmm.cli import app, options
-from fedadmm.cli.display import print_json, steps
+from fedadmm.cli.display import print_json, print_table, steps
 from fedadmm.study import config
 
 if TYPE_CHECKING:
@@ -171,15 +171,13 @@ def _print_estimate(counsel: Counsel, console: Console) -> None:
 
 
 def _print_theory(counsel: Counsel, console: Console) -> None:
-    from rich.table import Table
+    from fedadmm.study.tables import Table
 
-    table = Table()
-    for heading in ("method", "parameter", "allowed", "recommended"):
-        table.add_column(heading, overflow="fold")
+    lines = []
     for row in counsel.advice:
         allowed = f"({row.low:.3g}, {'∞' if math.isinf(row.high) else f'{row.high:.3g}'})"
-        table.add_row(row.method, row.parameter, allowed, f"{row.recommended:.3g}")
-    console.print(table)
+        lines.append([row.method, row.parameter, allowed, f"{row.recommended:.3g}"])
+    print_table(Table("", ["method", "parameter", "allowed", "recommended"], lines), "left")
     notes = dict.fromkeys(f"{row.parameter}, {row.method}: {row.note}" for row in counsel.advice)
     for note in notes:
         console.print(f"· {note}")
