@@ -33,8 +33,11 @@ def list_(as_json: options.AsJson = False) -> None:
         print_json({"datasets": rows, "problems": named})
         return
     sets = [
-        [", ".join([info.name, *info.aliases]), "yes" if info.present else "no"]
-        + [info.about, info.licence, str(info.folder)]
+        [
+            ", ".join([info.name, *info.aliases]),
+            "yes" if info.present else "no",
+            *(info.about, info.licence, str(info.folder)),
+        ]
         for info in found
     ]
     print_table(Table("Data sets", ["data set", "here", "what", "licence", "folder"], sets), "left")
