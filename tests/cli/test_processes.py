@@ -14,6 +14,7 @@ import pytest
 
 from fedadmm.cli import options
 from fedadmm.study.config import resolve
+from fedadmm.study.study import Cell, Study
 from support.commands import write_small
 
 FEDADMM = [sys.executable, "-m", "fedadmm"]
@@ -222,5 +223,6 @@ def test_runs_that_keep_to_one_core_go_side_by_side(engine, threads, beside, mon
 
     monkeypatch.setattr(workers, "usable_cores", lambda: 6)
     chosen = resolve({"problem": {"name": "digits"}, "engine": engine, "threads": threads})
-    assert options.processes(None, [chosen]) == (6 if beside else 1)
-    assert options.processes(3, [chosen]) == 3
+    study = Study("sweep", [Cell("a", chosen, "a")])
+    assert options.processes(None, study) == (6 if beside else 1)
+    assert options.processes(3, study) == 3

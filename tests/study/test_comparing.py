@@ -86,8 +86,8 @@ def test_labels_and_values_that_would_make_the_same_folder_have_runs_of_their_ow
     for resume in (False, True):
         result = compare(plan(tree), tmp_path, resume=resume).document
         folders = [RunDir(tmp_path / run["directory"]) for run in result["runs"]]
-        assert [run.config()[1]["algorithm"]["rho"] for run in folders] == [1.0, 5.0, 9.0]
-        tried = [RunDir(path).config()[1] for path in (tmp_path / "search").iterdir()]
+        assert [run.config()["algorithm"]["rho"] for run in folders] == [1.0, 5.0, 9.0]
+        tried = [RunDir(path).config() for path in (tmp_path / "search").iterdir()]
         found = {(one["algorithm"]["rho"], one["regularizer"]["low"]) for one in tried}
         assert found == {(rho, low) for rho in (1.0, 5.0, 9.0) for low in (-1.0, 1.0)}
     assert result["runs"][0]["directory"] == "runs/fedadmm-seed0"

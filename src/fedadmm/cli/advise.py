@@ -12,7 +12,7 @@ import click
 import typer
 
 from fedadmm.cli import app, options
-from fedadmm.cli.display import print_json, steps
+from fedadmm.cli.display import print_json, print_table, steps
 from fedadmm.study import config
 
 if TYPE_CHECKING:
@@ -88,7 +88,12 @@ def _print(counsel: Counsel, source: str, written: Path | None) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    line = _line(counsel, source) if counsel.privacy is None else _private_line(counsel, written)
+    if counsel.privacy is None:
+        line = _line(counsel, source)
+    elif written is not None:
+        line = shlex.join(["fedadmm", "run", str(written)])
+    else:  # a setting with tables of its own, which a file must hold
+        line = "fedadmm run private.toml, which --write private.toml makes:"
     console.print(line, markup=False, soft_wrap=True)
     for meaning, value in _numbers(counsel):
         console.print(f"  {meaning:22} {value}", markup=False)
@@ -112,13 +117,6 @@ def _line(counsel: Counsel, source: str) -> str:
     if algorithm["name"] == "aligned-admm":
         sets.append(f"output.name={counsel.config['output']['name']}")
     return shlex.join([*words, *(word for one in sets for word in ("--set", one))])
-
-
-def _private_line(counsel: Counsel, written: Path | None) -> str:
-    """The same for a setting with tables of its own, which a file must hold."""
-    if written is not None:
-        return shlex.join(["fedadmm", "run", str(written)])
-    return "fedadmm run private.toml, which --write private.toml makes:"
 
 
 def _numbers(counsel: Counsel) -> list[tuple[str, str]]:
@@ -173,15 +171,13 @@ def _print_estimate(counsel: Counsel, console: Console) -> None:
 
 
 def _print_theory(counsel: Counsel, console: Console) -> None:
-    from rich.table import Table
+    from fedadmm.study.tables import Table
 
-    table = Table()
-    for heading in ("method", "parameter", "allowed", "recommended"):
-        table.add_column(heading, overflow="fold")
+    lines = []
     for row in counsel.advice:
         allowed = f"({row.low:.3g}, {'∞' if math.isinf(row.high) else f'{row.high:.3g}'})"
-        table.add_row(row.method, row.parameter, allowed, f"{row.recommended:.3g}")
-    console.print(table)
+        lines.append([row.method, row.parameter, allowed, f"{row.recommended:.3g}"])
+    print_table(Table("", ["method", "parameter", "allowed", "recommended"], lines), "left")
     notes = dict.fromkeys(f"{row.parameter}, {row.method}: {row.note}" for row in counsel.advice)
     for note in notes:
         console.print(f"· {note}")

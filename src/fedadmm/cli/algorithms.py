@@ -44,16 +44,12 @@ def _print_list(cards: list[Card]) -> None:
     table = Table("name", "what it does", "keeps", "sends", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
     for card in sorted(cards):
-        table.add_row(card.name, card.summary, f"{len(_vectors(card))}", f"{card.up:.3g}")
+        kept = sum("(" not in field for field in card.state)  # what is as long as the model
+        table.add_row(card.name, card.summary, str(kept), f"{card.up:.3g}")
     console = Console()
     console.print(table)
     console.print(_LEGEND, highlight=False)
     console.print("fedadmm algorithms NAME shows one with its paper and keys", highlight=False)
-
-
-def _vectors(card: Card) -> list[str]:
-    """What a client keeps that is as long as the model."""
-    return [field for field in card.state if "(" not in field]
 
 
 def _print_page(card: Card) -> None:

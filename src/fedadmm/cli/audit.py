@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedadmm.cli import app, options
-from fedadmm.cli.display import print_json
+from fedadmm.cli.display import print_json, print_note, print_places, print_table, steps
 from fedadmm.study import config
-
-if TYPE_CHECKING:
-    from fedadmm.study.auditing import Audit
 
 
 @app.command(epilog="Example: fedadmm audit quickstart --client 3 --rows 8")
@@ -60,9 +55,9 @@ def audit(
     options.apply(tree)
     run = config.resolve(tree)
     folder = options.output_folder(out, f"audit-{run.label}-{run.name('problem')}", resume=False)
-    with _status() as watch:
+    with steps() as tell:
         found = auditing.audit(
-            run, client=client, rows=rows, round_number=round_number, attack=attack, watch=watch
+            run, client=client, rows=rows, round_number=round_number, attack=attack, tell=tell
         )
     document = auditing.document(found)
     rundir.create(folder)
@@ -72,36 +67,7 @@ def audit(
     if as_json:
         print_json(document | {"report": str(folder / "audit.html")})
         return
-    _print(found)
-    typer.echo(f"report  {folder / 'audit.html'}")
-
-
-@contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    """Shows what is being tried, where standard error is a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda title: None
-        return
-    with console.status("") as status:
-        yield status.update
-
-
-def _print(found: Audit) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedadmm.study.report.audit_page import table
-
-    made = table(found)
-    console, shown = Console(), Table(box=None, pad_edge=False)
-    for heading in made.headings:
-        shown.add_column(heading, no_wrap=heading != made.headings[0])
-    for line in made.lines:
-        shown.add_row(*line)
-    console.print(shown)
-    console.print(made.note, highlight=False)
+    print_table(table(found))
     for title, why in found.left_out.items():
-        console.print(f"Not run: {title}. {why}", highlight=False, markup=False)
+        print_note(f"Not run: {title}. {why}")
+    print_places(report=folder / "audit.html")

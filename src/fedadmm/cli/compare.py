@@ -62,7 +62,7 @@ def compare(
     study = comparing.plan(
         tree,
         asked or ([] if "methods" in tree or not csv else _USUAL),
-        options.settings(seeds=options.whole_numbers(seeds, "--seeds")),
+        options.settings(seeds=options.seed_list(seeds)),
     )
     if print_config:
         typer.echo(config.write(study.plan), nl=False)

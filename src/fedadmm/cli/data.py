@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedadmm.cli import app, options
-from fedadmm.cli.display import print_json
+from fedadmm.cli.display import print_json, print_table
 from fedadmm.study import config
 
 _Name = Annotated[
@@ -23,6 +23,7 @@ app.add_typer(commands, name="data", epilog="Example: fedadmm data show digits")
 def list_(as_json: options.AsJson = False) -> None:
     """List the data sets, whether they are on this machine, and the named problems."""
     from fedadmm.data import problems, sources
+    from fedadmm.study.tables import Table
 
     found = sources.list_datasets()
     entries = [problems.options(name) for name in problems.names()]
@@ -31,21 +32,17 @@ def list_(as_json: options.AsJson = False) -> None:
         named = [{"name": e.name, "summary": e.summary, "dataset": e.dataset()} for e in entries]
         print_json({"datasets": rows, "problems": named})
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    sets = Table("data set", "here", "what", "licence", "folder", title="Data sets")
-    for info in found:
-        name = ", ".join([info.name, *info.aliases])
-        sets.add_row(
-            name, "yes" if info.present else "no", info.about, info.licence, str(info.folder)
-        )
-    named_table = Table("problem", "what", "needs", title="Problems")
-    for entry in entries:
-        named_table.add_row(entry.name, entry.summary, entry.dataset() or "nothing")
-    console = Console()
-    console.print(sets)
-    console.print(named_table)
+    sets = [
+        [
+            ", ".join([info.name, *info.aliases]),
+            "yes" if info.present else "no",
+            *(info.about, info.licence, str(info.folder)),
+        ]
+        for info in found
+    ]
+    print_table(Table("Data sets", ["data set", "here", "what", "licence", "folder"], sets), "left")
+    lines = [[entry.name, entry.summary, entry.dataset() or "nothing"] for entry in entries]
+    print_table(Table("Problems", ["problem", "what", "needs"], lines), "left")
 
 
 @commands.command(epilog="Example: fedadmm data fetch mnist")

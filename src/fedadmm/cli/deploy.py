@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedadmm.cli import app, options
-from fedadmm.cli.display import draw, one_bar, print_ending, print_json, print_places
+from fedadmm.cli.display import draw, one_bar, print_ending, print_json, print_places, print_table
 from fedadmm.cli.group import again, resumable
 from fedadmm.study import config
 
@@ -41,6 +41,7 @@ def local(
     from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
     from fedadmm.flower.local.run import run_locally
+    from fedadmm.study.tables import Table
 
     tree = config.run_only(config.read(source or "hospitals"))
     problem = tree.setdefault("problem", {})
@@ -70,7 +71,10 @@ def local(
     refused = ", ".join(f"{count} {word}" for word, count in summary["network"].items())
     typer.echo(f"network {refused or 'nothing lost, nothing refused'}")
     if compared is not None:
-        _print_comparison(compared)
+        values = {how: (f["mean"], *f["sites"]) for how, f in compared["test_accuracy"].items()}
+        lines = [[how, *(f"{100 * one:.1f} %" for one in own)] for how, own in values.items()]
+        headings = ["trained", "mean", *compared["sites"]]
+        print_table(Table("Accuracy on held-out patients", headings, lines))
     print_places(run=folder, report=page)
 
 
@@ -89,17 +93,6 @@ def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
         "sites": names,
         "test_accuracy": {row.how: {"mean": row.mean, "sites": row.accuracies} for row in rows},
     }
-
-
-def _print_comparison(compared: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("trained", "mean", *compared["sites"], title="Accuracy on held-out patients")
-    for how, found in compared["test_accuracy"].items():
-        cells = [f"{100 * value:.1f} %" for value in (found["mean"], *found["sites"])]
-        table.add_row(how, *cells)
-    Console().print(table)
 
 
 @commands.command(epilog="Example: fedadmm deploy init study --clients 4 --host fl.example.org")

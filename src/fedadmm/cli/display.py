@@ -14,6 +14,7 @@ import typer
 from fedadmm.cli.group import STDOUT
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
     from rich.progress import Progress, TaskID
     from rich.text import Text
 
@@ -100,18 +101,18 @@ def finish(
     print_places(**places, report=page)
 
 
-def print_table(table: Table) -> None:
-    """A table with its picture and its notes."""
+def print_table(table: Table, others: JustifyMethod = "right") -> None:
+    """A table with its notes; `others` is where the columns behind the first have their text."""
     from rich.console import Console
     from rich.table import Table as Grid
 
     grid = Grid(title=table.title, title_justify="left")
     for index, heading in enumerate(table.headings):
-        grid.add_column(heading, justify="right" if index else "left")
+        grid.add_column(heading, justify=others if index else "left")
     for cells in table.lines:
         grid.add_row(*map(_cell, cells))
     Console().print(grid)
-    for line in [*table.picture, *table.note.splitlines()]:
+    for line in table.note.splitlines():
         print_note(line)
 
 

@@ -136,7 +136,10 @@ def resumable(command: Sequence[str], folder: Path | None = None) -> Iterator[No
         try:
             yield
         except KeyboardInterrupt:
-            told = _kept(folder) or "interrupted"
+            from fedadmm.study.rundir import RunDir
+
+            found = RunDir(folder).summary() if folder is not None else {}
+            told = found["status"] if found.get("code") == "interrupted" else "interrupted"
             sys.stderr.write(f"{told}; go on with: {shlex.join(command)}\n")
             raise typer.Exit(TERMINATED if received else INTERRUPTED) from None
 
@@ -146,14 +149,6 @@ def ended_in_peace() -> Iterator[None]:
     """For a command that goes on until somebody ends it: Ctrl-C and SIGTERM are no failure."""
     with suppress(KeyboardInterrupt), signals.as_interrupt(signal.SIGTERM):
         yield
-
-
-def _kept(folder: Path | None) -> str | None:
-    """What the summary of an interrupted run says."""
-    from fedadmm.study.rundir import RunDir
-
-    found = RunDir(folder).summary() if folder is not None else {}
-    return str(found["status"]) if found.get("code") == "interrupted" else None
 
 
 def again(**changes: Any) -> list[str]:

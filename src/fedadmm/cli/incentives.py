@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedadmm.cli import app, options
-from fedadmm.cli.display import live, print_json
+from fedadmm.cli.display import live, print_json, print_table
 from fedadmm.cli.group import again, resumable
 from fedadmm.study import config
 
@@ -54,7 +54,7 @@ def incentives(
     from fedadmm.core.errors import ConfigError
     from fedadmm.study import buying
 
-    asked = options.numbers(rewards, "--rewards")
+    asked = options.listed(rewards, "--rewards", float, "numbers such as 0.5,1")
     if source is None:
         of = buying.offer(buying.costs_of(costs, clients or 20), least, most, asked)
         found = {"critical_reward": of.critical, "rewards": buying.table(of)}
@@ -75,35 +75,29 @@ def incentives(
 
 
 def _print(of: Offer, found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from fedadmm.study.tables import Table
 
-    console, rows = Console(), found["rewards"]
     bought = "cheapest" in found
-    table = Table()
-    for heading in ("reward", "mean epochs", "fewest", "most", "paid per round"):
-        table.add_column(heading, justify="right")
-    for heading in ("rounds to target", "bill") if bought else ():
-        table.add_column(heading, justify="right")
-    for row in rows:
+    headings = ["reward", "mean epochs", "fewest", "most", "paid per round"]
+    lines = []
+    for row in found["rewards"]:
         efforts = (row["mean_effort"], row["least_effort"], row["most_effort"])
         cells = [f"{row['reward']:.4g}", *(f"{e:.3g}" for e in efforts), _money(row["payment"])]
         if bought:
             rounds, bill = row["rounds_to_target"], row["bill"]
             cells += ["not reached", "–"] if rounds is None else [str(rounds), _money(bill)]
-        table.add_row(*cells)
-    console.print(table)
-    console.print(
+        lines.append(cells)
+    note = (
         f"Critical reward {found['critical_reward']:.4g}: below it the {len(of.clients.costs)} "
-        "clients stay near their least effort, above it near their most.",
-        highlight=False,
+        "clients stay near their least effort, above it near their most."
     )
-    if not bought:
-        return
-    if found["cheapest"] is None:
-        console.print("No reward reached the target; allow more rounds or more epochs.")
-        return
-    console.print(f"The target costs least with reward {found['cheapest']:.4g}.", highlight=False)
+    if bought:
+        headings += ["rounds to target", "bill"]
+        if found["cheapest"] is None:
+            note += "\nNo reward reached the target; allow more rounds or more epochs."
+        else:
+            note += f"\nThe target costs least with reward {found['cheapest']:.4g}."
+    print_table(Table("Rewards", headings, lines, note))
 
 
 def _money(amount: float) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedadmm.study.overriding import Setting
     from fedadmm.study.study import Study
 
-Number = TypeVar("Number", int, float)
+Item = TypeVar("Item")
 
 Source = Annotated[
     str | None,
@@ -155,33 +155,27 @@ def apply(tree: Tree) -> None:
             tree["callbacks"] = [*present, {"name": name}]
 
 
-def listed(text: str | None, option: str) -> list[str]:
-    """The words of `a,b,c`."""
-    words = [word.strip() for word in (text or "").split(",")]
-    if text is not None and not all(words):
-        raise typer.BadParameter(f"{option} is {text!r}, but must be a list such as a,b,c")
-    return [word for word in words if word]
-
-
-def whole_numbers(text: str | None, option: str) -> list[int] | None:
-    """The numbers of `0,1,2`, or of `3`, which means the single seed 3."""
-    return _numbers(text, option, int, "whole numbers such as 0,1,2")
-
-
-def numbers(text: str | None, option: str) -> list[float] | None:
-    """The numbers of `0.5,1`."""
-    return _numbers(text, option, float, "numbers such as 0.5,1")
-
-
-def _numbers(
-    text: str | None, option: str, kind: Callable[[str], Number], allowed: str
-) -> list[Number] | None:
+def listed(
+    text: str | None,
+    option: str,
+    kind: Callable[[str], Item] = str,  # type: ignore[assignment]
+    allowed: str = "a list such as a,b,c",
+) -> list[Item]:
+    """The values of `a,b,c`; none where the option is not given."""
     if text is None:
-        return None
+        return []
     try:
-        return [kind(word) for word in listed(text, option)]
+        words = [word.strip() for word in text.split(",")]
+        if all(words):
+            return [kind(word) for word in words]
     except ValueError:
-        raise typer.BadParameter(f"{option} is {text!r}, but must be {allowed}") from None
+        pass
+    raise typer.BadParameter(f"{option} is {text!r}, but must be {allowed}")
+
+
+def seed_list(text: str | None) -> list[int] | None:
+    """The seeds of `0,1,2`, or of `3`, which means the single seed 3."""
+    return listed(text, "--seeds", int, "whole numbers such as 0,1,2") or None
 
 
 def output_folder(out: Path | None, base: str, resume: bool) -> Path:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from fedadmm.cli import app, options
-from fedadmm.cli.display import finish, live, print_json
+from fedadmm.cli.display import finish, live, print_json, print_table
 from fedadmm.cli.group import again, resumable
-
-if TYPE_CHECKING:
-    from fedadmm.study.recipe import Recipe
 
 
 @app.command(epilog="Example: fedadmm reproduce wang-fig2 --scale quick")
@@ -55,33 +52,26 @@ def reproduce(
     from fedadmm.study.reproducing import NOTE, measured_tables, reductions
     from fedadmm.study.reproducing import reproduce as run
     from fedadmm.study.rundir import REPORT
+    from fedadmm.study.tables import Table
 
     check("reproduce", "--scale", scale, Literal[SCALES])
     if identifier is None:
-        _list({identifier: load(identifier) for identifier in identifiers()}, as_json)
+        found = {one: load(one) for one in identifiers()}
+        if as_json:
+            rows = [{"id": i, "title": r.title, "source": r.source} for i, r in found.items()]
+            print_json({"recipes": rows})
+        else:
+            lines = [[i, r.title, r.source] for i, r in found.items()]
+            print_table(Table("Recipes", ["id", "what", "source"], lines), "left")
         return
     folder = out or Path("runs/reproduce") / f"{name_of(identifier)}-{scale}"
     with resumable(again(out=folder)):
         study = plan(identifier, scale, seeds, cells or [], search)
         count = options.processes(jobs, study)
         with live(study.runs()) as watch:
-            found = run(study, folder, processes=count, watch=watch, only_cached=draw_only)
-    rows, notes = found.document["table"], [NOTE, *reductions(found.document)]
+            made = run(study, folder, processes=count, watch=watch, only_cached=draw_only)
+    rows, notes = made.document["table"], [NOTE, *reductions(made.document)]
     if missing := sum(len(row["missing"]) for row in rows):
-        notes.append(f"missing {missing} of {len(rows) * len(found.document['seeds'])} runs")
-    page, tables = str(folder / REPORT), list(measured_tables(found.document).values())
-    finish(found, page, as_json, tables, notes, results=folder / "results.md")
-
-
-def _list(recipes: dict[str, Recipe], as_json: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    if as_json:
-        rows = [{"id": i, "title": r.title, "source": r.source} for i, r in recipes.items()]
-        print_json({"recipes": rows})
-        return
-    table = Table("id", "what", "source")
-    for identifier, recipe in recipes.items():
-        table.add_row(identifier, recipe.title, recipe.source)
-    Console().print(table)
+        notes.append(f"missing {missing} of {len(rows) * len(made.document['seeds'])} runs")
+    page, tables = str(folder / REPORT), list(measured_tables(made.document).values())
+    finish(made, page, as_json, tables, notes, results=folder / "results.md")

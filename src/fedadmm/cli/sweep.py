@@ -59,7 +59,7 @@ def sweep(
     tree = config.run_only(config.read(source))
     axes = [sweeping.axis(text, "--grid") for text in grid or ()]
     steps = [sweeping.axis(text, "--list") for text in lists or ()]
-    numbers = options.whole_numbers(seeds, "--seeds")
+    numbers = options.seed_list(seeds)
     if numbers is not None:
         axes.append(sweeping.Axis("seed", numbers))
     if not axes and not steps:

@@ -47,11 +47,6 @@ def metrics(record: Record) -> dict[str, Any]:
     return record["metrics"]
 
 
-def last_metrics(records: Sequence[Record]) -> dict[str, Any]:
-    """The metrics of the last round that was measured."""
-    return next((found for record in reversed(records) if (found := metrics(record))), {})
-
-
 def further(record: Record) -> Iterator[str]:
     """The names of the numbers that callbacks and networks added."""
     for group in (record.get("callbacks", {}), record.get("network", {})):
@@ -63,13 +58,6 @@ def reached(record: Record, target: Target) -> bool:
     return number(record) > 0 and target.reached(value(record, target.metric))
 
 
-def first_reached(records: Sequence[Record], target: Target | None) -> int | None:
-    """The position of the first round that meets a target."""
-    if target is None:
-        return None
-    return next((i for i, record in enumerate(records) if reached(record, target)), None)
-
-
 def bytes_up(records: Sequence[Record]) -> int:
     """Bytes that clients sent."""
     return sum(record["traffic"].get("bytes_up", 0) for record in records)
@@ -78,11 +66,6 @@ def bytes_up(records: Sequence[Record]) -> int:
 def bytes_down(records: Sequence[Record]) -> int:
     """Bytes that were sent to clients."""
     return sum(record["traffic"].get("bytes_down", 0) for record in records)
-
-
-def hides(record: Record) -> str:
-    """Whom a run's noise hides: clients, or records (rows) of clients."""
-    return str(record.get("privacy", {}).get("hides", "clients"))
 
 
 def privacy(record: Record, name: str) -> float | None:
@@ -181,11 +164,12 @@ MOST_CLIENTS = 200
 
 def tally(records: Sequence[Record], target: Target | None) -> Summary:
     """What some records come to; the same for a run that ended and for one that goes on."""
-    hit = first_reached(records, target)
+    met = (i for i, record in enumerate(records) if target is not None and reached(record, target))
+    hit = next(met, None)
     until = None if hit is None else records[: hit + 1]
-    return {
+    found: Summary = {
         "rounds": len(rounds(records)),
-        "final": last_metrics(records),
+        "final": next(filter(None, map(metrics, reversed(records))), {}),
         "rounds_to_target": None if until is None else number(until[-1]),
         "bytes_to_target": None if until is None else sent(until),
         "uploads_to_target": None if until is None else bytes_up(until),
@@ -194,29 +178,17 @@ def tally(records: Sequence[Record], target: Target | None) -> Summary:
         "bytes_up": bytes_up(records),
         "bytes_down": bytes_down(records),
         "seconds": seconds(records),
-        **_clock(records, until),
-        **_privacy(records),
         "warnings": [text for record in records for text in warnings(record)],
     }
-
-
-def _privacy(records: Sequence[Record]) -> Summary:
-    """What has been spent, for runs with noise."""
     if not records:
-        return {}
+        return found
+    if (end := virtual_time(records[-1])) is not None:
+        there = virtual_time(until[-1]) if until is not None else None
+        found |= {"virtual_time": end, "virtual_time_to_target": there}
     spent = {name: privacy(records[-1], name) for name in ("epsilon", "delta")}
-    if None in spent.values():
-        return {}
-    return {"privacy": {"hides": hides(records[-1])} | spent}
-
-
-def _clock(records: Sequence[Record], until: Sequence[Record] | None) -> Summary:
-    """Virtual time, for runs that have any."""
-    end = virtual_time(records[-1]) if records else None
-    if end is None:
-        return {}
-    reached = virtual_time(until[-1]) if until is not None else None
-    return {"virtual_time": end, "virtual_time_to_target": reached}
+    if None not in spent.values():  # a run with noise, which hides clients or their rows
+        found["privacy"] = {"hides": records[-1]["privacy"].get("hides", "clients"), **spent}
+    return found
 
 
 def summarise(

@@ -218,9 +218,11 @@ def side_by_side(
     lines = []
     for names, found in groups.items():
         row = next(iter(found.values()))
-        paper = [_printed(row["paper"]) if number == 0 else _times(row["paper_speedup"])]
+        told = row["paper"] if number == 0 else row["paper_speedup"]
+        if told is not None and not isinstance(told, str):
+            told = f"{told:g}" if number == 0 else f"{told:.1f}×"
         values = [shown(measure, found[r]) if r in found else "" for r in readings]
-        lines.append([*names, *(paper if papers else []), *values])
+        lines.append([*names, *([told or ""] if papers else []), *values])
     return ["setting", "method", *papers, *readings], lines
 
 
@@ -240,13 +242,3 @@ def shown(measure: str, row: Row) -> str:
     elif 0 < value.count < value.of:
         text += f", {value.count} of {value.of} seeds"
     return text
-
-
-def _times(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}×"
-
-
-def _printed(value: float | str | None) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else f"{value:g}"

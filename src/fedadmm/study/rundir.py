@@ -47,11 +47,11 @@ _ROOM = 1 << 20
 """Bytes that must be free before round 0: configuration, metrics and summary fit in them."""
 
 
-def create(directory: Path, room: int = 0) -> None:
-    """Make a folder and be sure that it can be written, with `room` bytes beyond the usual."""
+def create(directory: Path) -> None:
+    """Make a folder and be sure that it can be written."""
     try:
         files.make_directory(directory)
-        files.reserve(directory / f"probe.{os.getpid()}{files.TEMPORARY}", _ROOM + room)
+        files.reserve(directory / f"probe.{os.getpid()}{files.TEMPORARY}", _ROOM)
     except StateError as error:
         cause = error.__cause__
         reason = cause.strerror if isinstance(cause, OSError) else error
@@ -225,14 +225,13 @@ class RunDir:
         write_text(self.path / REPORT, page)
         return self.path / REPORT
 
-    def config(self) -> tuple[str, dict[str, Any]]:
-        """The text of config.toml and its tables; nothing when there is none."""
+    def config(self) -> dict[str, Any]:
+        """The tables of config.toml; none when there is no such file."""
         path = self.path / CONFIG
         if not path.is_file():
-            return "", {}
+            return {}
         try:
-            text = path.read_text(encoding="utf-8")
-            return text, toml_tables(text)
+            return toml_tables(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise DataError(f"{path}: is not TOML ({error})") from None
 
@@ -367,7 +366,7 @@ def read_run(
     """Read a run directory, finished or not; `summary` is its summary.json if that is known."""
     run = RunDir(directory)
     found = run.summary() if summary is None else summary
-    return as_recorded(directory, run.records(), found, run.config()[1], target)
+    return as_recorded(directory, run.records(), found, run.config(), target)
 
 
 def as_recorded(

@@ -61,7 +61,11 @@ def _complete(
     wanted: Wanted, out: Path, processes: int, watch: Watch, only_cached: bool, fresh: bool = False
 ) -> list[RecordedRun | None]:
     """The runs of these cells, as each reads it; cells that share a folder are run once."""
-    jobs = [_job(cell, seed, out) for cell, seed in wanted]
+    jobs = []
+    for cell, seed in wanted:
+        named = cell.name if seed is None or cell.folder else f"{cell.name} seed {seed}"
+        run = cell.run if seed is None else cell.run.with_seed(seed)
+        jobs.append(Job(named, run, cell.directory(out, seed), resume=True))
     found: dict[Path, RecordedRun] = {}
     missing: dict[Path, Job] = {}
     for (cell, _), job in zip(wanted, jobs, strict=True):
@@ -70,31 +74,20 @@ def _complete(
         if fresh:
             shutil.rmtree(job.directory, ignore_errors=True)
         # A folder that is named by the hash need not be compared with its configuration.
-        there = None if cell.folder else _finished(job.directory)
-        if there is not None:
-            found[job.directory] = there
+        summary = None if cell.folder else RunDir(job.directory).finished()
+        if summary is not None:
+            found[job.directory] = read_run(job.directory, None, summary)
         else:
             missing[job.directory] = job
     if not only_cached:
         for root in {job.directory.parent for job in jobs}:
             create(root)
         found |= zip(missing, run_jobs(list(missing.values()), processes, watch), strict=True)
+    runs = [found.get(job.directory) for job in jobs]
     return [
         run.judged(cell.label, cell.target, cell.baseline) if run is not None else None
-        for (cell, _), job in zip(wanted, jobs, strict=True)
-        for run in [found.get(job.directory)]
+        for (cell, _), run in zip(wanted, runs, strict=True)
     ]
-
-
-def _job(cell: Cell, seed: int | None, out: Path) -> Job:
-    named = cell.name if seed is None or cell.folder else f"{cell.name} seed {seed}"
-    run = cell.run if seed is None else cell.run.with_seed(seed)
-    return Job(named, run, cell.directory(out, seed), resume=True)
-
-
-def _finished(directory: Path) -> RecordedRun | None:
-    summary = RunDir(directory).finished()
-    return None if summary is None else read_run(directory, None, summary)
 
 
 def _search(

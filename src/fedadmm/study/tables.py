@@ -23,7 +23,6 @@ class Table(NamedTuple):
     headings: list[str]
     lines: list[list[str]]
     note: str = ""
-    picture: list[str] = []  # noqa: RUF012 - a NamedTuple's default, never changed
     data: Sequence[Mapping[str, Any]] | None = None
     """The numbers behind the lines, for CSV; the lines themselves where there are none."""
 
@@ -46,21 +45,18 @@ def number_cell(value: Any) -> str:
 def markdown(table: Table) -> str:
     """The table with its title and its note."""
     parts = [f"## {table.title}", "\n".join(pipes(table.headings, table.lines))]
-    if table.picture:
-        parts.append("\n".join(["```text", *table.picture, "```"]))
     return "\n\n".join([*parts, *([table.note] if table.note else [])]) + "\n"
 
 
 def pipes(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a Markdown table."""
     rule = ["---"] * len(headings)
-    rows = [" | ".join(map(_marked, row)) for row in (headings, rule, *lines)]
+    # Each cell on one line, and no sign ends it.
+    rows = [
+        " | ".join(_one_line(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in row)
+        for row in (headings, rule, *lines)
+    ]
     return [f"| {row} |" for row in rows]
-
-
-def _marked(cell: str) -> str:
-    """Text as Markdown takes it in a table: on one line, and no sign ends the cell."""
-    return _one_line(cell).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def _one_line(cell: str) -> str:

@@ -50,7 +50,11 @@ class Range(NamedTuple):
         found = re.fullmatch(r"\s*(\S+?)\s*\.\.\s*(\S+?)(\s+log)?\s*", self.text)
         if found is None:
             values = axis(f"{self.key}={self.text}", "--keys").values
-            return distributions.CategoricalDistribution([_scalar(self, one) for one in values])
+            if not all(isinstance(one, bool | int | float | str) for one in values):
+                raise ConfigError(
+                    f"--keys is {self.key}={self.text!r}, but a list holds numbers and words"
+                )
+            return distributions.CategoricalDistribution(values)
         low, high = (self._number(text) for text in found.group(1, 2))
         log = found[3] is not None
         if not low < high or (log and low <= 0):
@@ -67,12 +71,6 @@ class Range(NamedTuple):
                 f"--keys is {self.key}={self.text!r}, but must be LOW..HIGH, LOW..HIGH log or A,B,C"
             )
         return found
-
-
-def _scalar(one: Range, found: Any) -> Any:
-    if not isinstance(found, bool | int | float | str):
-        raise ConfigError(f"--keys is {one.key}={one.text!r}, but a list holds numbers and words")
-    return found
 
 
 def ranges_of(texts: Sequence[str]) -> list[Range]:
@@ -108,8 +106,10 @@ class Score:
         found = None if self._metric is None else value(record, self._metric)
         if found is None or self._metric is None or not math.isfinite(found):
             return None
-        up = metric(self._metric).up if target is None else target.at_least
-        return (-found if up else found) if target is None else _gap(target.value, found, up)
+        if target is None:
+            return -found if metric(self._metric).up else found
+        gap = target.value - found if target.at_least else found - target.value
+        return max(0.0, gap / max(abs(target.value), 1e-12))
 
     def of_run(self, records: Sequence[Record], rounds_to_target: float | None) -> float | None:
         """The score of a whole run; one that misses its target is behind all that reach it."""
@@ -119,10 +119,6 @@ class Score:
         if not found:
             return None
         return found[-1] if self._run.target is None else self._run.rounds * (1 + min(found))
-
-
-def _gap(goal: float, found: float, up: bool) -> float:
-    return max(0.0, (goal - found if up else found - goal) / max(abs(goal), 1e-12))
 
 
 def tune(
@@ -159,7 +155,9 @@ def tune(
         if prune
         else optuna.pruners.NopPruner(),
     )
-    _forget(optuna, memory)
+    for one in memory.trials:  # an interrupted one is drawn again, and goes on where it was
+        if one.state.name == "RUNNING":
+            memory.tell(one.number, state=optuna.trial.TrialState.FAIL)
     runs: dict[Path, RecordedRun] = {}
     while (done := len(_told(memory))) < trials:
         # A sampler a trial: a resumed search draws what an uninterrupted one would have.
@@ -204,13 +202,6 @@ def _refuse_another(out: Path, plan: Tree) -> None:
 
 def _told(memory: Any) -> list[Any]:
     return [one for one in memory.trials if one.state.name in ("COMPLETE", "PRUNED")]
-
-
-def _forget(optuna: Any, memory: Any) -> None:
-    """Forget a trial that was interrupted: it is drawn again, and its run goes on where it was."""
-    for one in memory.trials:
-        if one.state.name == "RUNNING":
-            memory.tell(one.number, state=optuna.trial.TrialState.FAIL)
 
 
 def _drawn(tree: Tree, settings: Sequence[Setting], drawn: Mapping[str, Any]) -> Cell:

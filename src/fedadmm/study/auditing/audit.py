@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from fedadmm.study.auditing.inference import (
     with_rows,
 )
 from fedadmm.study.config import merged, resolve
+from fedadmm.study.formatting import Telling, untold
 
 ROWS = 4
 """This many of the client's rows are trained on, unless another number is asked for."""
@@ -96,9 +97,6 @@ class Audit(NamedTuple):
     """Setting -> why this method or model cannot be run in it."""
 
 
-Watch = Callable[[str], None]
-
-
 def audit(
     run: Experiment,
     *,
@@ -106,7 +104,7 @@ def audit(
     rows: int | None = None,
     round_number: int = 1,
     attack: str | None = None,
-    watch: Watch = lambda title: None,
+    tell: Telling = untold,
 ) -> Audit:
     """Attack one client's upload as the configuration has it, then with more and less protection.
 
@@ -117,7 +115,7 @@ def audit(
         round_number: the round whose upload is attacked; the server remembers all earlier ones.
         attack: one of `attacks.ATTACKS`; by default the analytic and the weighted one, as far as
             they suit the model, of which the better is shown.
-        watch: is told the title of every setting before it is tried.
+        tell: told the title of every setting before it is tried.
     """
     check("audit", "round", round_number, Count)
     problem = run.load_problem()
@@ -130,8 +128,9 @@ def audit(
     outcomes: list[Outcome] = []
     left_out: dict[str, str] = {}
     auditor = _Auditor(problem, client, round_number - 1, chosen)
-    for setting in settings_of(run, rows, available):
-        watch(setting.title)
+    wanted = list(settings_of(run, rows, available))
+    for done, setting in enumerate(wanted):
+        tell(setting.title, done, len(wanted))
         try:
             outcomes.append(auditor.outcome(run, setting))
         except (PairingError, ParameterError) as error:

@@ -66,16 +66,8 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
     ) -> Self:
         """Go on with the run for some rounds, duals and all; the first call begins one.
 
-        The clients must be those that the run began with.  Their rows may be others, but what was
-        fitted to the first ones, as the scale of the columns, stays.
-
-        Args:
-            X: the rows.
-            y: the class of each row.
-            classes: all classes, if the rows of the first call do not hold each of them.
-            groups: whose each row is, as in `fit`.
-            sample_weight: what each row counts.
-            rounds: how many more rounds.
+        `classes` are all classes, if the rows of the first call do not hold each of them; the other
+        arguments are those of `fit`, and the clients those that the run began with.
         """
         first = "module_" not in vars(self)
         return self._train(X, y, groups, sample_weight, rounds, first, classes)
@@ -93,10 +85,6 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         likely = self.predict_proba(X).argmax(axis=1)
         chosen: NDArray[Any] = self.classes_[likely]
         return chosen
-
-    @property
-    def _class_names(self) -> tuple[str, ...]:
-        return tuple(map(str, self.classes_))
 
     def _learn_targets(
         self, rows: Rows, masses: Sequence[Weights] | None, classes: ArrayLike | None
@@ -133,39 +121,11 @@ class FederatedRegressor(RegressorMixin, Federated):  # type: ignore[misc]
     usual_model = "linear"
     regresses = True
 
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        *,
-        groups: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        rounds: int = 1,
-    ) -> Self:
-        """Go on with the run for some rounds, duals and all; the first call begins one.
-
-        The clients must be those that the run began with.  Their rows may be others, but what was
-        fitted to the first ones, as the scale of the columns, stays.
-
-        Args:
-            X: the rows.
-            y: the number that belongs to each row.
-            groups: whose each row is, as in `fit`.
-            sample_weight: what each row counts.
-            rounds: how many more rounds.
-        """
-        first = "module_" not in vars(self)
-        return self._train(X, y, groups, sample_weight, rounds, first)
-
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
         """The number that the model expects for every row."""
         outputs = self._outputs(X).double().squeeze(1).numpy()
         numbers: NDArray[np.float64] = outputs * self._scale.deviation + self._scale.mean
         return numbers
-
-    @property
-    def _class_names(self) -> tuple[str, ...]:
-        return ()
 
     def _learn_targets(
         self, rows: Rows, masses: Sequence[Weights] | None, classes: ArrayLike | None

@@ -112,6 +112,30 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         """
         return self._train(X, y, groups, sample_weight, self.rounds, first=True)
 
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        groups: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        rounds: int = 1,
+    ) -> Self:
+        """Go on with the run for some rounds, duals and all; the first call begins one.
+
+        The clients must be those that the run began with.  Their rows may be others, but what was
+        fitted to the first ones, as the scale of the columns, stays.
+
+        Args:
+            X: the rows.
+            y: a class, or a number, for each row.
+            groups: whose each row is, as in `fit`.
+            sample_weight: what each row counts.
+            rounds: how many more rounds.
+        """
+        first = "module_" not in vars(self)
+        return self._train(X, y, groups, sample_weight, rounds, first)
+
     def report(self, directory: str | Path) -> Path:
         """Write the page about the run into a folder, with its records, and return its path."""
         check_is_fitted(self, "module_")
@@ -128,11 +152,6 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         options = self.get_params(deep=False) | {"lr": self.lr_, "model": self._model()}
         options["kind"] = type(self).__name__
         return write_page(Path(directory), options, summary, self._partition, self.history_)
-
-    @property
-    @abstractmethod
-    def _class_names(self) -> tuple[str, ...]:
-        """What the classes are called; none for a regression."""
 
     @abstractmethod
     def _learn_targets(
@@ -210,16 +229,17 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return torch.from_numpy(preparation.apply(self.preparation_, cells))
 
     def _problem(self, rows: Rows) -> Problem:
+        classes = tuple(map(str, vars(self).get("classes_", ())))  # none for a regression
         data = Dataset(
             self._inputs(rows.cells).float(),
             self._targets(rows.y),
-            len(self._class_names) or None,
+            len(classes) or None,
             rows.owners,
             rows.names,
             name=type(self).__name__,
             preparation=preparation.said(self.preparation_) if self.preparation_ else None,
             weights=None if rows.weights is None else torch.from_numpy(rows.weights),
-            class_names=self._class_names,
+            class_names=classes,
         )
         options: dict[str, Any] = {"model": self._model(), "regularizer": self.regularizer}
         problem = problems.from_data(data, weights="samples", **options)
@@ -342,7 +362,7 @@ def write_page(
 ) -> Path:
     """Write a run directory with its page; over another estimator's, but over no other run."""
     folder = RunDir(directory)
-    if folder.can_be_drawn and "estimator" not in folder.config()[1]:
+    if folder.can_be_drawn and "estimator" not in folder.config():
         raise ParameterError(
             f"report: directory is '{directory}', which holds a run of another kind, but must be a "
             "new folder or one that `report` has written"

@@ -32,20 +32,15 @@ def client_panels(content: Outcome) -> Iterator[Panel]:
         note = "How many rows each client holds." + _limit(len(sizes), partition.clients)
         names = partition.names[:MOST_CLIENTS]
         yield Bars("sizes", "Client sizes", note, "rows", sizes, names)
-    clients = _number_of_clients(content)
+    known = partition.clients if partition else 0  # or as many as took part
+    seen = (i for run in content.runs for record in run.records for i in records.clients(record))
+    clients = max(known, max(seen, default=-1) + 1)
     yield from _participation(content, clients)
     yield from _presence(content, clients)
 
 
 def _limit(shown: int, clients: int) -> str:
     return f" The first {shown} of {clients:,} clients." if clients > shown else ""
-
-
-def _number_of_clients(content: Outcome) -> int:
-    """As many as the partition knows, or as took part."""
-    known = content.partition.clients if content.partition else 0
-    seen = (i for run in content.runs for record in run.records for i in records.clients(record))
-    return max(known, max(seen, default=-1) + 1)
 
 
 def _participation(content: Outcome, clients: int) -> Iterator[Panel]:
@@ -80,7 +75,10 @@ def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
 
 def _presence(content: Outcome, clients: int) -> Iterator[Panel]:
     """Who took part when, in the first run of each method; once where all met the same clients."""
-    met = {label: _cohorts(runs[0]) for label, runs in content.labels.items()}
+    met = {
+        label: {r["round"]: frozenset(records.clients(r)) for r in records.rounds(runs[0].records)}
+        for label, runs in content.labels.items()
+    }
     met = {label: cohorts for label, cohorts in met.items() if any(cohorts.values())}
     alike = all(cohorts == next(iter(met.values())) for cohorts in met.values())
     for label, cohorts in list(met.items())[: 1 if alike else MOST_PICTURES]:
@@ -102,14 +100,6 @@ def _presence(content: Outcome, clients: int) -> Iterator[Panel]:
             name, title = f"presence-{label}", f"{title}: {content.names[label]}"
         columns = [str(number) for number in shown]
         yield Heat(name, title, note, "client", "", rows, values, columns, "round")
-
-
-def _cohorts(run: RecordedRun) -> dict[int, frozenset[int]]:
-    """The participants of every round, by its number."""
-    return {
-        records.number(record): frozenset(records.clients(record))
-        for record in records.rounds(run.records)
-    }
 
 
 def last_values(content: Outcome, base: str) -> Bars | Heat | None:
@@ -134,7 +124,10 @@ def last_values(content: Outcome, base: str) -> Bars | Heat | None:
 
 def _means(runs: list[RecordedRun], base: str) -> dict[int, float]:
     """Client -> its last value, a mean over the seeds that did not diverge."""
-    lists = [_last(run, base) for run in runs if not run.diverged]
+    lists: list[list[float | None]] = []
+    for run in runs:
+        found = (records.by_client(record).get(base) for record in reversed(run.records))
+        lists += [] if run.diverged else [next(filter(None, found), [])]
     clients = range(min(map(len, lists), default=0))
     columns = {client: [values[client] for values in lists] for client in clients}
     return {
@@ -142,8 +135,3 @@ def _means(runs: list[RecordedRun], base: str) -> dict[int, float]:
         for client, column in columns.items()
         if None not in column
     }
-
-
-def _last(run: RecordedRun, base: str) -> list[float | None]:
-    found = (records.by_client(record).get(base) for record in reversed(run.records))
-    return next((values for values in found if values), [])
