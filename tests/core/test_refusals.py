@@ -7,12 +7,10 @@ fields mean, so that an annotation that became too generous is noticed as well.
 from __future__ import annotations
 
 import math
-import pkgutil
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
-from importlib import import_module
 from numbers import Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -23,11 +21,9 @@ from annotated_types import Ge, Gt, Le, Lt
 import fedadmm as fa
 from fedadmm.core.parts import FAMILIES
 from fedadmm.run.evaluation import Evaluation
+from fedadmm.study.config import register
 
-for package in ("core", "algorithms", "data.problems", "run.engines"):
-    home = import_module(f"fedadmm.{package}")
-    for module in pkgutil.walk_packages(home.__path__, f"{home.__name__}."):
-        import_module(module.name)  # registers its parts
+register()
 
 PARTS = {
     f"{family}-{name}": kind
@@ -77,6 +73,7 @@ RANGES = {
     "LeastRecentlySeenSampling.size": "(0, inf)",
     "LossSampling.size": "(0, inf)",
     "EnergySampling.size": "(0, inf)",
+    "Relaxed.beta": NOT_NEGATIVE,
     "SyntheticOptions.beta": NOT_NEGATIVE,
 }
 """What a number of this name may be, in every part that has it; of one class alone first."""

@@ -58,7 +58,7 @@ def compare(
     from fedadmm.study.study import PLAN
 
     tree = options.begin(source, out, PLAN, resume)
-    asked = options.listed(algorithms, "--algorithms")
+    asked: list[str] = options.listed(algorithms, "--algorithms")
     study = comparing.plan(
         tree,
         asked or ([] if "methods" in tree or not csv else _USUAL),
