@@ -13,7 +13,8 @@ __version__ = "0.2.0"
 _EXPORTS = {
     "fedadmm.algorithms": (
         "AFedPD AdaBest AlignedADMM AsyncFedDR FedADMM FedADMMIn FedADMMInReleased FedADMMInSa "
-        "FedADMMInSaReleased FedADMMPrinted FedADMMReleased FedAdagrad FedAdam FedAsync FedAvg "
+        "FedADMMInSaReleased FedADMMPrinted FedADMMReleased FedADMMWangReleased "
+        "FedAdagrad FedAdam FedAsync FedAvg "
         "FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg FedDyn FedMid FedNova FedPD FedProx FedSGD "
         "FedSplit FedYogi Scaffnew Scaffold ScaffoldPlus"
     ),

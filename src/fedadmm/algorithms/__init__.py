@@ -13,6 +13,7 @@ from fedadmm.algorithms.fed_admm_insa_released import FedADMMInReleased as FedAD
 from fedadmm.algorithms.fed_admm_insa_released import FedADMMInSaReleased as FedADMMInSaReleased
 from fedadmm.algorithms.fed_admm_printed import FedADMMPrinted as FedADMMPrinted
 from fedadmm.algorithms.fed_admm_released import FedADMMReleased as FedADMMReleased
+from fedadmm.algorithms.fed_admm_wang_released import FedADMMWangReleased as FedADMMWangReleased
 from fedadmm.algorithms.fed_async import FedAsync as FedAsync
 from fedadmm.algorithms.fed_avg import FedAvg as FedAvg
 from fedadmm.algorithms.fed_avg import FedSGD as FedSGD

@@ -47,8 +47,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     Args:
         rho: the penalty: a number, a schedule over rounds, or `PerWork` for the local work.
         step: the server step: "tracking", a number, or a schedule.
-        members: the mean runs over "all" clients as printed, over those "seen" so far, or over all
-            where one not seen yet counts with the "current" theta, as in Wang's program.
+        members: the mean runs over "all" clients as printed, or over those "seen" so far.
     """
 
     paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022; Wang et al., FedADMM, CDC 2022"
@@ -56,14 +55,14 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
 
     rho: Positive | Schedule | PerWork = 0.01
     step: Literal["tracking"] | Positive | Schedule = "tracking"
-    members: Literal["all", "seen", "current"] = "all"
+    members: Literal["all", "seen"] = "all"
 
     def __post_init__(self) -> None:
         check_floor(self, "rho", self.rho)
         if self.weighted and self.step != "tracking":
             raise ParameterError(
-                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members other than "
-                "'all' or a schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)"
+                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members 'seen' "
+                "or a schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)"
             )
 
     @property
@@ -125,7 +124,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     ) -> Server:
         rho = at(self.rho, 0 if self.weighted else received.round_index)
         if isinstance(self.step, str):  # the sum of a_i Delta_i is |S|/n times their mean over S
-            return self._with_newcomers(server, fold(server, total, rho, regularizer), regularizer)
+            return fold(server, total, rho, regularizer)
         factor = at(self.step, received.round_index) / received.weight
         factor = max(factor, 1.0) if meets_participation(self.step) else factor
         return fold(server, Message(factor * total.increment), rho, regularizer)
@@ -136,15 +135,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         """Take its u_i out of the mean; a numeric step keeps no such mean."""
         if self.step != "tracking":
             return None
-        left = fold(server, trees.scaled(past, -1.0), at(self.rho, 0), regularizer)
-        return self._with_newcomers(server, left, regularizer)
-
-    def _with_newcomers(self, old: Server, new: Server, regularizer: Regularizer) -> Server:
-        """members="current": clients not seen yet count with the theta that was sent."""
-        if self.members != "current":
-            return new
-        mixed = new.members * new.mean + (1 - new.members) * old.theta
-        return new._replace(theta=regularizer.prox(mixed, self.prox_step))
+        return fold(server, trees.scaled(past, -1.0), at(self.rho, 0), regularizer)
 
     def local_params(self, client: Client) -> Tensor:
         return client.w
