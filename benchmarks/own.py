@@ -24,10 +24,11 @@ from fedadmm.core.sampling import CyclicSampling, UniformSampling
 from fedadmm.core.solvers import SGD
 from fedadmm.core.stopping import Epochs, Steps
 from fedadmm.data import models
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import Auto, EngineChoice, Job
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.simulation import simulate
-from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore
+from fedadmm.run.stores import DiskStore, MemoryStore
 
 MEMORY_SECONDS = 0.5
 """How often memory is looked at, at most."""

@@ -11,8 +11,8 @@ import pytest
 
 import fedadmm as fa
 from fedadmm.core.protocols import Sampler, Seen
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.stores import Checkpoints
 from support.engines import PROBLEMS
 from support.federations import federation, run
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedadmm.core import codec
 from fedadmm.core import files as core_files
-from fedadmm.run.stores import Checkpoints
+from fedadmm.run.checkpoint import Checkpoints
 from support.resumable import fingerprints, make_store, run, untimed
 
 ROUNDS = 4

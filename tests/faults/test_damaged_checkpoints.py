@@ -14,7 +14,7 @@ import pytest
 import fedadmm as fa
 from fedadmm.core import codec
 from fedadmm.core import files as core_files
-from fedadmm.run.stores import Checkpoints
+from fedadmm.run.checkpoint import Checkpoints
 from support.resumable import assert_continued, contents, interrupted, make_store, run
 
 

@@ -36,10 +36,9 @@ from fedadmm.data.loaders.heart import read_hospital
 from fedadmm.data.loaders.pictures import read_batch, read_idx
 from fedadmm.data.partitions import Partition
 from fedadmm.run import resuming
-from fedadmm.run.checkpoint import Checkpoint
+from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job
 from fedadmm.run.simulation import make_job
-from fedadmm.run.stores import Checkpoints
 from fedadmm.study import config as configs
 from fedadmm.study import sweeping
 from fedadmm.study.config import resolve

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,15 @@ def test_what_cannot_be_stacked_is_not() -> None:
     assert Auto(workers=1).chosen(job(noisy)) == Sequential()
     assert Auto(workers=2).chosen(job(noisy, epochs=1)) == Sequential()  # too little to exchange
     assert Auto(workers=2).chosen(job(noisy, epochs=500)) == Workers(2)
+
+
+def test_clients_with_another_loss_are_not_stacked() -> None:
+    given = job(small)
+    clients = list(given.problem.clients)
+    clients[-1] = replace(clients[-1], loss=nn.CrossEntropyLoss())
+    mixed = given._replace(problem=given.problem.with_clients(clients))
+    assert Auto(workers=1).chosen(given) == Vectorised()
+    assert Auto(workers=1).chosen(mixed) == Sequential()
 
 
 def test_parts_from_elsewhere_may_be_written_for_one_client_at_a_time() -> None:

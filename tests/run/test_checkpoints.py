@@ -14,13 +14,10 @@ from torch import nn
 
 import fedadmm as fa
 from fedadmm.core import codec
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines.workers import Workers
 from fedadmm.run.plan import RoundReport
-from fedadmm.run.stores import (
-    Checkpoints,
-    DiskStore,
-    params_sha256,
-)
+from fedadmm.run.stores import DiskStore, params_sha256
 from support.models import small_federation
 from support.resumable import (
     CLIENTS,

@@ -12,7 +12,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.data import problems
-from fedadmm.run.stores import Checkpoints
+from fedadmm.run.checkpoint import Checkpoints
 from support.federations import WEIGHTS, Federation, federation, run, snapshots, stacked
 
 EVERYBODY: dict[str, Any] = {"evaluate": False, "callbacks": [fa.Diagnostics(1, clients=0)]}

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.endings import first_norm, norm
 from fedadmm.run.engines import VirtualTime, Workers
 from fedadmm.run.plan import RoundReport
-from fedadmm.run.stores import Checkpoints
 from support.federations import federation, run
 
 GIVEN = federation(1)

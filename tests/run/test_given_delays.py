@@ -13,9 +13,9 @@ import torch
 import fedadmm as fa
 from fedadmm.core.local_work import LocalWork
 from fedadmm.data import problems
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import GivenDelays
 from fedadmm.run.simulation import make_job
-from fedadmm.run.stores import Checkpoints
 from fedadmm.study.config import resolve
 from fedadmm.theory import async_feddr_bound
 from fedadmm.theory.certificates import certify

@@ -15,8 +15,9 @@ import pytest
 
 from fedadmm.core.errors import StateError
 from fedadmm.core.files import locked
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines.sequential import Sequential
-from fedadmm.run.stores import Checkpoints, DiskStore
+from fedadmm.run.stores import DiskStore
 from support.resumable import contents, make_store, run
 
 HOLD = """

@@ -14,12 +14,13 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.local_work import LocalWork
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import ENGINES, ray_engine
 from fedadmm.run.engines.ray_actor import pack_job
 from fedadmm.run.engines.ray_engine import Ray
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.simulation import make_job
-from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore
+from fedadmm.run.stores import DiskStore, MemoryStore
 from support import minimal
 from support.faulty import Broken, Deadly, federation_with
 from support.models import small_federation

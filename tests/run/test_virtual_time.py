@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.stores import Checkpoints
 from support.federations import WEIGHTS, assert_same, federation, run, snapshots, weighted_mean
 from support.records import untimed
 

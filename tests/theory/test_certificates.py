@@ -12,9 +12,9 @@ import torch
 import fedadmm as fa
 from fedadmm.core.local_work import LocalWork
 from fedadmm.data import problems
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.simulation import make_job
-from fedadmm.run.stores import Checkpoints
 from fedadmm.theory.assumptions import local_errors
 from support.certified import CLASSES, METHODS, SAMPLERS, accurate, assert_holds, certified, curves
 from support.federations import run, snapshots

@@ -22,6 +22,7 @@ from fedadmm.core.uploads import Uploads
 from fedadmm.run import endings, pairing
 from fedadmm.run.best import Best, Judge
 from fedadmm.run.callbacks import Callbacks, Run, Summarise
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import Job
 from fedadmm.run.engines.threads import chosen_threads, torch_threads
 from fedadmm.run.experiment import Experiment, described, filled, resolved, resolved_work
@@ -30,7 +31,7 @@ from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Code, Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.resuming import Begun, Journal
-from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore
+from fedadmm.run.stores import DiskStore, MemoryStore
 from fedadmm.run.stores.records import StoredStates
 
 _PATIENCE = 1.0

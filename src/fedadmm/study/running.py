@@ -19,12 +19,13 @@ from fedadmm.core.problem import Problem
 from fedadmm.core.tables import flattened, suggestion
 from fedadmm.run.best import Best
 from fedadmm.run.callbacks import Callback, Given, as_callbacks
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.experiment import MAY_CHANGE, Experiment
 from fedadmm.run.loop import offered
 from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record, flat
 from fedadmm.run.simulation import Result, simulate
-from fedadmm.run.stores import Checkpoints, DiskStore, MemoryStore, params_sha256
+from fedadmm.run.stores import DiskStore, MemoryStore, params_sha256
 from fedadmm.study import config as configs
 from fedadmm.study import formatting, records
 from fedadmm.study.config import resolve, toml_tables

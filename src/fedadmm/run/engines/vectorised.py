@@ -15,6 +15,7 @@ from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression
 from fedadmm.core.objectives.given import reason
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.parts import Count, part
+from fedadmm.core.problem import LazyClients
 from fedadmm.core.protocols import (
     ClientInfo,
     ClientRecord,
@@ -54,6 +55,8 @@ from fedadmm.run.engines.stacked_rows import Batch, StackedRows
 STACK_BYTES = 32 * 2**20
 """How much one vector a client may take in a stack: a solve works on about six of them."""
 KINDS = (Quadratic, LeastSquares, LogisticRegression, ModelObjective)
+COMPARED = 200
+"""Of more clients than these, this many evenly spaced ones are compared before the first round."""
 
 
 @part("engine", "vectorised")
@@ -216,6 +219,10 @@ def refusal(job: Job) -> str | None:
     if type(client) not in KINDS:
         kinds = ", ".join(kind.__name__ for kind in KINDS)
         return f"the clients' objectives are {type(client).__name__}, but must be one of {kinds}"
+    if not isinstance(job.problem.clients, LazyClients):  # these are drawn alike, at a cost
+        for other in job.problem.evenly(COMPARED):
+            if not _alike(client, job.problem.clients[other]):
+                return _UNLIKE.format(other)
     if not isinstance(client, ModelObjective):
         return None
     if client.flat.buffers() is not None:
@@ -270,7 +277,8 @@ class Stacker:
     def join(self, clients: Sequence[int], objectives: Sequence[Any]) -> StackedObjective:
         """The stack of these clients' objectives, in the given order."""
         for client, objective in zip(clients, objectives, strict=True):
-            self._check(client, objective)
+            if not _alike(self._first, objective):
+                raise PairingError(f"Vectorised: {_UNLIKE.format(client)}")
         if isinstance(self._first, ModelObjective):
             rows = StackedRows.gather([(o.inputs, o.targets) for o in objectives], self._dtype)
             return StackedObjective(self._core, rows.prepared(self._first.prepared))
@@ -281,16 +289,16 @@ class Stacker:
         ridges = rows.column([o.ridge for o in objectives])
         return StackedObjective(self._core, rows, ridges if bool(ridges.any()) else None)
 
-    def _check(self, client: int, objective: Any) -> None:
-        same = type(objective) is type(self._first)
-        if same and isinstance(objective, ModelObjective):
-            same = (
-                objective.flat is self._first.flat
-                and objective.loss == self._first.loss
-                and objective.prepare == self._first.prepare
-            )
-        if not same:
-            raise PairingError(
-                f"Vectorised: client {client} has another kind of objective, module, loss or "
-                "preparation than client 0, but all clients must share them"
-            )
+
+_UNLIKE = (
+    "client {} has another kind of objective, module, loss or preparation than client 0, but all "
+    "clients must share them"
+)
+
+
+def _alike(first: Any, other: Any) -> bool:
+    """Whether two clients can be in one stack."""
+    if type(other) is not type(first) or not isinstance(first, ModelObjective):
+        return type(other) is type(first)
+    shared = other.flat is first.flat and other.loss == first.loss
+    return shared and other.prepare == first.prepare

@@ -1,9 +1,7 @@
-"""Where client state is kept between rounds, and how a run survives its process."""
+"""Where client state is kept between rounds."""
 
 from __future__ import annotations
 
 from fedadmm.core.codec import params_sha256 as params_sha256
-from fedadmm.run.checkpoint import Checkpoint as Checkpoint
-from fedadmm.run.checkpoint import Checkpoints as Checkpoints
 from fedadmm.run.stores.disk import DiskStore as DiskStore
 from fedadmm.run.stores.memory import MemoryStore as MemoryStore

@@ -31,11 +31,11 @@ from fedadmm.core.validation import Count, Share, check
 from fedadmm.data import models, preparation, problems
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.preparation import Column, Weights
+from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import EngineChoice
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.record import Record
 from fedadmm.run.simulation import Result, simulate
-from fedadmm.run.stores import Checkpoints
 from fedadmm.study import records
 from fedadmm.study.estimating import estimate
 from fedadmm.study.estimator.rows import Rows, categories, cells_of, rows_of
