@@ -58,7 +58,7 @@ def compare(
     from fedadmm.study.study import PLAN
 
     tree = options.begin(source, out, PLAN, resume)
-    asked: list[str] = options.listed(algorithms, "--algorithms")
+    asked = options.listed(algorithms, "--algorithms", str, "a list such as a,b,c")
     study = comparing.plan(
         tree,
         asked or ([] if "methods" in tree or not csv else _USUAL),

@@ -155,12 +155,7 @@ def apply(tree: Tree) -> None:
             tree["callbacks"] = [*present, {"name": name}]
 
 
-def listed(
-    text: str | None,
-    option: str,
-    kind: Callable[[str], Item] = str,  # type: ignore[assignment]
-    allowed: str = "a list such as a,b,c",
-) -> list[Item]:
+def listed(text: str | None, option: str, kind: Callable[[str], Item], allowed: str) -> list[Item]:
     """The values of `a,b,c`; none where the option is not given."""
     if text is None:
         return []

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from fedadmm.cli import watch
+from fedadmm.cli import report
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study.config import resolve
 from fedadmm.study.report.live import LivePage
@@ -117,7 +117,7 @@ def test_the_command_ends_in_peace_with_ctrl_c(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LivePage, "serve", remembered)
-    monkeypatch.setattr(watch, "_wait", press)
+    monkeypatch.setattr(report, "_wait", press)
     told = call("watch", tmp_path, "--json")
     assert told.exit_code == 0, told.stderr
     assert json.loads(told.stdout) == {"address": seen[0]}

@@ -17,6 +17,7 @@ from fedadmm.study.report import write_report
 from fedadmm.study.report.figures import MOST_POINTS, lines
 from fedadmm.study.report.panels import sections
 from fedadmm.study.report.tables import configuration, search_table
+from fedadmm.study.results import Outcome
 from support.commands import read_content as read
 from support.records import made
 from support.runs import TARGET
@@ -182,12 +183,12 @@ def test_partition_tells_names_and_how_many_clients_there_are(tmp_path: Path) ->
 
 
 def test_configuration_tells_what_differs(comparison: Path) -> None:
-    found = configuration(read(comparison))
-    different = {key: dict(zip(found.columns, row, strict=True)) for key, row in found.different}
+    shared, table = configuration(read(comparison))
+    different = {line[0]: dict(zip(table.headings, line, strict=True)) for line in table.lines}
     assert different["algorithm.rho"]["FedADMM"] == "0.1"
     assert different["algorithm.rho"]["fedadmm, rho 0.3"] == "0.3"
     assert different["algorithm.rho"]["FedAvg"] == "–"
-    assert ("local.solver.lr", "0.1") in found.shared
+    assert ("local.solver.lr", "0.1") in shared
 
 
 def test_search_shows_every_candidate_and_marks_the_choice() -> None:
@@ -205,11 +206,11 @@ def test_search_shows_every_candidate_and_marks_the_choice() -> None:
         "tried": tried,
         "chosen": {"FedAvg": {"value": {"local.solver.lr": 0.1}}},
     }
-    found = search_table(search, {"FedAvg": "FedAvg"})
+    found = search_table(Outcome(Path(), {"search": search}, []))
     assert found is not None
-    assert found.values == ["0.03", "0.1"]
-    assert found.rows == [("FedAvg", ["50.0 %", "75.0 % ✓"])]
-    assert search_table(None, {}) is None
+    assert found.headings == ["method", "0.03", "0.1"]
+    assert found.lines == [["FedAvg", "50.0 %", "75.0 % ✓"]]
+    assert search_table(Outcome(Path(), {"search": None}, [])) is None
 
 
 @pytest.mark.parametrize(
