@@ -49,7 +49,7 @@ def section(document: Mapping[str, Any]) -> str:
     command = f"fedadmm reproduce {document['id']} --scale {document['scale']}"
     first, *rest = markdown(document).splitlines()
     title = f"## {document['id']}, {document['scale']} scale: {first.partition(': ')[2]}"
-    lines = [line.replace("## ", "### ", 1) if line.startswith("## ") else line for line in rest]
+    lines = [f"**{line[3:]}**" if line.startswith("## ") else line for line in rest]
     head = [title, "", f"`{command} --seeds {len(document['seeds'])}`; {document['made']}."]
     return "\n".join([*head, *lines])
 
