@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.theory import gong_best_rho, gong_bound, gong_constants, gong_rho_min
+from fedadmm.theory import gong_best_rho, gong_bound, gong_constants, gong_rho_min, table_one
 
 smoothness = st.floats(1e-3, 1e3)
 excess = st.floats(1.01, 100.0)
@@ -91,3 +91,21 @@ def test_domain_errors_name_the_condition() -> None:
         gong_bound(1.0, 4.0, 0.5, 1, -1.0)
     with pytest.raises(ParameterError, match="L is nan"):
         gong_rho_min(math.nan)
+
+
+def test_table_one_by_hand() -> None:
+    # epsilon = 1/100, m = 100, S = 10, B = 2, G = 3
+    found = table_one(0.01, 100, 10, 2.0, 3.0)
+    assert found == pytest.approx(
+        {
+            "FedAvg": 90 / 1000 * 1e4 + 3 * 1000 + 4 * 100,
+            "FedProx": 400,
+            "SCAFFOLD": 1e4 + 100 * 10 ** (2 / 3),
+            "FedPD": math.inf,
+            "FedADMM": 1000,
+        }
+    )
+    everybody = table_one(0.01, 100, 100, 12.0, 3.0)
+    assert (everybody["FedPD"], everybody["FedProx"]) == (100, math.inf)
+    with pytest.raises(ParameterError, match="epsilon is 0"):
+        table_one(0, 100, 10, 2.0, 3.0)
