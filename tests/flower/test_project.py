@@ -173,7 +173,7 @@ def test_keys_and_certificates_change_and_the_run_goes_on(project):
     made.app.write_text(made.app.read_text().replace("ROUNDS = 4, 2, 3", "ROUNDS = 4, 2, 5"))
     watched = free_ports(1)[0]
     block = shells.blocks[4].replace(
-        "--run-config ", f"--run-config 'status-port={watched}' --run-config "
+        "--run-config ", f"--run-config 'status-port={watched} accept-nodes=true' --run-config "
     )
     seen, over = [], threading.Event()
     watcher = threading.Thread(target=watch, args=(watched, seen, over))

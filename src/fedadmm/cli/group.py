@@ -128,11 +128,11 @@ def _place(error: Exception) -> str:
 
 @contextmanager
 def resumable(command: Sequence[str], folder: Path | None = None) -> Iterator[None]:
-    """Turn Ctrl-C into exit code 130, SIGTERM into 143, and say how to go on from here.
+    """Turn Ctrl-C into exit code 130, SIGTERM and SIGHUP into 143, and say how to go on from here.
 
-    Both leave a checkpoint; what a run in `folder` has kept is said.
+    All leave a checkpoint; what a run in `folder` has kept is said.
     """
-    with signals.as_interrupt(signal.SIGTERM) as received:
+    with signals.as_interrupt(*(one for one in signals.END if one != signal.SIGINT)) as received:
         try:
             yield
         except KeyboardInterrupt:

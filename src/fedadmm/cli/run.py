@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -33,6 +34,10 @@ def run(
     seed: options.Seed = None,
     out: options.Out = None,
     resume: options.Resume = False,
+    from_round_0: Annotated[
+        bool,
+        typer.Option("--from-round-0", help="With --resume, run all again if nothing was kept."),
+    ] = False,
     checkpoint_every: options.CheckpointEvery = None,
     engine: options.Engine = None,
     workers: options.Workers = None,
@@ -64,7 +69,8 @@ def run(
     with resumable(again(out=folder, resume=True), folder):
         with one_bar(chosen) as tell:
             bars = [lambda report: tell(report.record)]
-            summary = run_experiment(chosen, folder, resume=resume, callbacks=bars)
+            how = {"resume": resume, "from_round_0": from_round_0}
+            summary = run_experiment(chosen, folder, **how, callbacks=bars)
         page = draw(folder, report)
     if as_json:
         print_json(summary | {"directory": str(folder), "report": page})

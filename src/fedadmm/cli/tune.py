@@ -44,6 +44,9 @@ def tune(
     out: Annotated[
         Path, typer.Option("--out", help="Write into this folder, or go on there.")
     ] = Path("runs/tune"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the search in --out, which must be there.")
+    ] = False,
     engine: options.Engine = None,
     workers: options.Workers = None,
     sets: options.Sets = None,
@@ -57,12 +60,15 @@ def tune(
     """
     from fedadmm.study import tuning
     from fedadmm.study.results import runs_table
+    from fedadmm.study.study import PLAN
 
+    if resume and not (out / PLAN).is_file():
+        raise typer.BadParameter(f"--out is '{out}', where there is no search to go on with")
     ranges = tuning.ranges_of(keys or [])
     tree = config.run_only(config.read(source))
     settings = options.settings()
     print_settings(tuning.named(tree, ranges, settings).reached)
-    with resumable(again(out=out)), live(trials) as watch:
+    with resumable(again(out=out, resume=True)), live(trials) as watch:
         found = tuning.tune(tree, ranges, out, trials, settings=settings, prune=prune, watch=watch)
     best = None
     if found.document["best"] is not None:

@@ -377,12 +377,26 @@ def write_results(found: Outcome) -> None:
     write_json(found.directory / RESULTS, found.document)
 
 
+def _understood(path: Path) -> dict[str, Any]:
+    """What results.json says, with the rows of its runs as they must be."""
+    document = read_json(path)
+    rows = document.get("runs")
+    kinds = {"directory": str, "label": str, "target": dict | None, "baseline": bool | None}
+    for number, row in enumerate(rows if isinstance(rows, list) else [None]):
+        for key, kind in kinds.items():
+            if not isinstance(row, dict) or not isinstance(row.get(key, path), kind):
+                raise DataError(f"{path}: is damaged: runs[{number}] has no proper {key}")
+    if not isinstance(document.get("kind"), str):
+        raise DataError(f"{path}: is damaged: it does not say which kind of study it is of")
+    return document
+
+
 def read_outcome(directory: Path) -> Outcome:
     """A run, or a study with every run of it that can be read, while it may still go on."""
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory")
     if (directory / RESULTS).is_file():
-        document = read_json(directory / RESULTS)
+        document = _understood(directory / RESULTS)
         known = [r for r in document["runs"] if RunDir(directory / r["directory"]).can_be_drawn]
         runs = [
             read_run(directory / row["directory"]).judged(

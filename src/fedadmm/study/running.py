@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,7 @@ from fedadmm.study.config import resolve, toml_tables
 from fedadmm.study.records import INTERRUPTED, Summary, partition_of, summarise, told
 from fedadmm.study.rundir import RecordedRun, RunDir, as_recorded, create, plain, read_run
 
+_logger = logging.getLogger("fedadmm")
 _PATIENCE = 10.0
 """Seconds until a run that still goes on is believed: a killed comparison's take a while to end."""
 
@@ -52,6 +54,7 @@ def run_recorded(
     *,
     label: str | None = None,
     resume: bool = False,
+    from_round_0: bool = True,
     callbacks: Iterable[Given] = (),
     problem: Problem | None = None,
 ) -> RecordedRun:
@@ -60,7 +63,8 @@ def run_recorded(
     `callbacks` look at this run beside the experiment's own, and no file names them.
     With `resume`, a finished run is read as it is and an interrupted one goes on from its
     last checkpoint (or from the start, when it has none).  On KeyboardInterrupt the directory is
-    left ready to be resumed.
+    left ready to be resumed.  Rounds that no checkpoint has are run again; without `from_round_0`,
+    a run of which nothing was kept is refused instead.
     """
     folder = RunDir(directory)
     finished = _finished(chosen, folder, resume)
@@ -73,6 +77,7 @@ def run_recorded(
         if finished is not None:
             return finished
         with _fitting_in_memory(chosen):
+            _say_what_is_run_again(chosen, folder, from_round_0)
             session = _Session(chosen, folder, label, as_callbacks(callbacks))
             return session.go(problem or chosen.load_problem())
 
@@ -117,6 +122,23 @@ def _finished(chosen: Experiment, folder: RunDir, resume: bool) -> RecordedRun |
     same_end = all(before.tree.get(key) == chosen.tree.get(key) for key in ends)
     summary = folder.finished() if same_end else None
     return None if summary is None else read_run(folder.path, chosen.target, summary)
+
+
+def _say_what_is_run_again(chosen: Experiment, folder: RunDir, from_round_0: bool) -> None:
+    """Name the rounds that were recorded and that no checkpoint has."""
+    made = len(records.rounds(folder.records()))
+    kept = Checkpoints(folder.checkpoint, chosen.checkpoint.every).latest_round()
+    if kept is None and made and not from_round_0:
+        raise StateError(
+            f"{folder.path}: {made} rounds are recorded, but no checkpoint was kept "
+            f"(checkpoint.every is {chosen.checkpoint.every}), so that all of them would be run "
+            "again; add --from-round-0 to do so"
+        )
+    if made > (kept or 0):
+        _logger.warning(
+            "%s: rounds %d to %d are run again, because the last checkpoint is of round %d",
+            *(folder.path, (kept or 0) + 1, made, kept or 0),
+        )
 
 
 class _Models(NamedTuple):

@@ -48,7 +48,8 @@ def check_fit(
     name, (inputs, targets) = type(owner).__name__, rows
     shown = f"{name}: inputs are rows of {_kind(inputs)}"
     classes = targets.ndim == 1 and not targets.is_floating_point() and not targets.is_complex()
-    extremes = [int(targets.argmin()), int(targets.argmax())] if classes else [0]
+    ordered = targets.byte() if targets.dtype == torch.bool else targets
+    extremes = [int(ordered.argmin()), int(ordered.argmax())] if classes else [0]
     try:
         outputs = run(inputs[extremes])
     except REFUSALS as error:
@@ -65,8 +66,9 @@ def check_fit(
             f"{name}: targets are {_kind(targets)} each, but must be what the loss takes beside "
             f"outputs of {_kind(outputs)} ({reason(error)})"
         ) from error
-    if not isinstance(found, Tensor) or found.ndim:
+    if not isinstance(found, Tensor) or found.ndim or found.is_complex():
         given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        given = "a complex number" if given == "shape ()" else given
         raise DataError(
             f"{name}: loss returns {given}, but must return one number, the mean over the rows"
         )

@@ -139,13 +139,9 @@ export FLWR_HOME="$PWD/flower"
 noticed, taken out of the model exactly, and starts again.
 
 `{POLICY}` is what this site agrees to: read it, and change it at any time.  It names the operator's
-public key, and limits how many times a day the site measures a model on its rows.  What has left
-the site, and the runs that wait for its approval where it asks for one:
-
-```sh
-fedadmm deploy ledger state
-fedadmm deploy approve state
-```
+public key, and limits how many times a day the site measures a model on its rows.  `fedadmm deploy
+ledger state` shows what has left the site, and `fedadmm deploy approve state` the runs that wait
+for its approval, where it asks for one.
 
 ## Run, and resume
 

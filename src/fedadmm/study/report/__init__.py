@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedadmm.core.errors import DataError, FedADMMError
+
 if TYPE_CHECKING:
     from fedadmm.study.results import Outcome
 
@@ -26,11 +28,21 @@ def write_report(
     """
     from fedadmm.study.results import drawn, read_outcome
 
-    directory = Path(directory)
-    found = read_outcome(directory) if found is None else found
-    if found.document["kind"] == "reproduction":
-        return _write_settings(found, figures)
-    return _write(drawn(found), directory, figures)
+    directory, foreign = Path(directory), found is None
+    try:
+        found = read_outcome(directory) if found is None else found
+        if found.document["kind"] == "reproduction":
+            return _write_settings(found, figures)
+        return _write(drawn(found), directory, figures)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if not foreign or isinstance(error, FedADMMError):
+            raise
+        # Readers check what they read; what still does not fit comes from a file by hand.
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise DataError(
+            f"{directory}: one of its files (results.json, summary.json, partition.json, "
+            f"metrics.jsonl) is damaged or of another version ({what}); --debug shows where"
+        ) from error
 
 
 def _write(content: Outcome, directory: Path, figures: Path | None) -> Path:
