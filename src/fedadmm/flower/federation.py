@@ -207,7 +207,7 @@ class Federation:
         job = job._replace(
             asks_losses=run.sampler.asks_losses,
             uploads=Uploads.of(run.upload),
-            aggregate=run.aggregate,
+            aggregate=run.aggregate.fitted(Uploads.of(run.upload)),
             deployed=True,
         )
         pairing.check(job, run.sampler, run.rounds, asynchronous=self.mode == "asynchronous")
