@@ -98,7 +98,9 @@ def test_a_round_with_too_few_replies_ends_the_run_with_the_reason():
 
 
 def test_an_entry_above_the_bound_is_named():
-    with pytest.raises(fa.ParameterError, match=r"bound is 0\.001, but an upload has a larger entry"):
+    with pytest.raises(
+        fa.ParameterError, match=r"bound is 0\.001, but an upload has a larger entry"
+    ):
         run(aggregate=MaskedSum(bound=0.001))
 
 

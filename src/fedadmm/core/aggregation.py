@@ -112,15 +112,16 @@ class MaskedSum(Aggregation):
 
     def fitted(self, uploads: Uploads) -> Aggregation:
         """With the clip's norm as the bound, where no bound is given and the clip stays."""
-        clip, noise = uploads.clip, uploads.noise
-        stays = clip is not None and uploads.first_bound is None
-        bound = (
-            float(clip.norm) if self.bound is None and clip is not None and stays else self.bound
-        )
-        spread = 0.0
-        if noise is not None and clip is not None:
-            spread = noise.multiplier * clip.norm * self.noise_share
-        return replace(self, bound=bound, noise=spread)
+        if uploads.clip is None or uploads.first_bound is not None:
+            return self
+        norm, noise = float(uploads.clip.norm), uploads.noise
+        if self.bound is not None and self.bound < norm:
+            raise ParameterError(
+                f"MaskedSum: bound is {self.bound:g}, but must be at least the clip's norm, "
+                f"{norm:g}"
+            )
+        spread = 0.0 if noise is None else noise.multiplier * norm * self.noise_share
+        return replace(self, bound=self.bound or norm, noise=spread)
 
     @property
     def fixed_point(self) -> masking.FixedPoint:
@@ -164,6 +165,13 @@ class MaskedSum(Aggregation):
                 f"{type(method).__name__} sends {', '.join(unclipped)} as it is, which the clip "
                 f"does not bound; give MaskedSum(bound=…), the largest entry of an upload, above "
                 f"{setup.uploads.clip.norm:g}"
+            )
+        clipped = setup.uploads.clip is not None and not adaptive
+        solver = setup.local.solver
+        if solver is not None and solver.noise is not None and not clipped:
+            yield (
+                f"MaskedSum refuses an upload that exceeds its bound, which would tell of rows "
+                f"that {type(solver).__name__} hides; put Clip into the upload"
             )
         if setup.uploads.compresses:
             yield (
