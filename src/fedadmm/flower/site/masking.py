@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 IDENTITY, PEERS = "identity", "peers"
+FILES = {IDENTITY: "identity", PEERS: "peers.json"}
 
 
 class Peers(NamedTuple):
@@ -80,27 +81,43 @@ def client_of(node: Mapping[str, Any]) -> int:
 
 
 def read_peers(node: Mapping[str, Any], client: int) -> Peers:
-    """What a node's configuration says: paths of `identity` and `peers`, and the two demands."""
-    paths = {name: node.get(name) for name in (IDENTITY, PEERS)}
-    for name, path in paths.items():
-        if not isinstance(path, str):
-            raise ConfigError(
-                f"node-config: {name} is {path!r}, but must be the path of this site's file, "
-                "because only masked sums may leave; `fedadmm deploy init` makes both"
-            )
+    """A site's two files, beside its state folder unless its node says where, and its demands."""
     minimum, apart = node.get("minimum-sites", 3), node.get("sets-apart", False)
     check("node-config", "minimum-sites", minimum, Annotated[int, Ge(3)])
     check("node-config", "sets-apart", apart, bool)
+    identity, peers = (_beside_state(node, name) for name in (IDENTITY, PEERS))
+    written, listed = _text(identity), _text(peers)
     try:
-        identity = bytes.fromhex(files.read(Path(str(paths[IDENTITY]))).decode())
-        listed = json.loads(files.read(Path(str(paths[PEERS]))))
-        known = {int(number): bytes.fromhex(key) for number, key in listed.items()}
-    except (ValueError, AttributeError, TypeError):
+        own = bytes.fromhex(written)
+        known = {int(number): bytes.fromhex(key) for number, key in json.loads(listed).items()}
+        right = all(len(key) == 32 for key in (own, *known.values()))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        right = False
+    if not right:
         raise ConfigError(
-            f"node-config: {paths[IDENTITY]} must hold 64 hexadecimal digits, and {paths[PEERS]} a "
-            "JSON object from client numbers to such digits"
-        ) from None
-    return Peers(client, identity, known, minimum, apart)
+            f"{identity} must hold 64 hexadecimal digits, and {peers} a JSON object from client "
+            "numbers to such digits"
+        )
+    return Peers(client, own, known, minimum, apart)
+
+
+def _beside_state(node: Mapping[str, Any], name: str) -> Path:
+    given, state = node.get(name), node.get("state-dir")
+    if isinstance(given, str):
+        return Path(given)
+    if given is None and isinstance(state, str):
+        return Path(state).parent / FILES[name]
+    raise ConfigError(f"node-config: {name} is {given!r}, but must be the path of a file")
+
+
+def _text(path: Path) -> str:
+    data = files.read_if_there(path)
+    if data is None:
+        raise ConfigError(
+            f"{path} is not there, but only masked sums may leave this site; `fedadmm deploy init` "
+            "makes identities for all sites, `fedadmm deploy identity` one for this"
+        )
+    return data.decode(errors="replace")
 
 
 class Held(NamedTuple):
@@ -145,6 +162,10 @@ class Waiting:
             "told": json.dumps(told),
         }
         codec.write_checksummed(self._held, Packed({"words": as_tensor(words)}, plain))
+        try:
+            self.left()
+        except StateError:
+            files.remove(self._set)  # of an upload that waits no more
 
     def held(self, task: str) -> Held | None:
         """The upload that waits for this task; None when another does, or it is damaged."""
