@@ -18,6 +18,7 @@ from fedadmm.algorithms import REGISTRY
 from fedadmm.cli import app
 
 ROOT = Path(__file__).parents[1]
+THEORY = ROOT / "docs/theory.md"
 TEXT = (ROOT / "README.md").read_text("utf-8")
 COMMANDS = re.findall(r"(?:^|`)(fedadmm [a-z][^`#\n]*)", TEXT, re.MULTILINE)
 
@@ -42,7 +43,11 @@ def test_the_picture_of_the_clients_shows_what_it_says(monkeypatch: pytest.Monke
     )
     lowest = grid[np.unravel_index(losses.argmin(), losses.shape)]
     assert picture.best(clients) == pytest.approx(lowest, abs=0.01)
-    ends = {name: picture.steps(one, clients)[-1].after for name, one in picture.METHODS.items()}
+    shown = picture.CLIENTS
+    ends = {
+        name: picture.steps(row, clients, shown.initial)[-1].after
+        for name, row in shown.rows.items()
+    }
     away = {name: np.linalg.norm(end - picture.best(clients)) for name, end in ends.items()}
     assert f"{away['FedAvg']:.2f}" == "0.66"
     assert away["FedADMM"] < 0.005
@@ -50,6 +55,19 @@ def test_the_picture_of_the_clients_shows_what_it_says(monkeypatch: pytest.Monke
     assert len(text) < 60_000
     assert ">0.66 away<" in text
     assert ">0.00 away<" in text
+
+
+def test_the_picture_of_starts_shows_what_its_text_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_figures"))
+    picture = importlib.import_module("around_the_global_model")
+    shown = picture.STARTS
+    clients = [picture.bowl(*one) for one in shown.bowls]
+    text, told = (ROOT / "docs/starts.svg").read_text("utf-8"), THEORY.read_text("utf-8")
+    for row in shown.rows.values():
+        made = picture.steps(row, clients, shown.initial)
+        away = [np.linalg.norm(made[n - 1].after - picture.best(clients)) for n in picture.ROUNDS]
+        assert all(f">{one:.2f} away<" in text for one in away)
+        assert "{:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*away) in told
 
 
 def test_the_python_runs_offline(tmp_path: Path) -> None:

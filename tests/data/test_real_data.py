@@ -94,6 +94,20 @@ def test_femnist() -> None:
     assert data.femnist(subset="digits").train.num_classes == 10
 
 
+def test_heart_as_flamby_prepares_it() -> None:
+    """The benchmark's own numbers of patients, and columns scaled by each hospital's own."""
+    rows = data.problems.load("heart-disease", preparation="flamby").data
+    assert rows.partition.sizes.tolist() == [199, 172, 30, 85]
+    train, test = flamby()
+    assert np.bincount(test.groups).tolist() == [104, 89, 16, 45]
+    assert train.inputs.shape[1] == 13
+    for hospital in range(4):
+        own = train.inputs[torch.from_numpy(train.groups == hospital)].double()
+        torch.testing.assert_close(own.mean(0), torch.zeros(13).double(), rtol=0, atol=1e-6)
+        spread = own.std(0)
+        assert ((spread - 1).abs() < 1e-5).logical_or(spread < 1e-6).all()
+
+
 def test_heart() -> None:
     rows = data.heart()
     assert rows.test is not None

@@ -35,6 +35,7 @@ def test_worst_percentile_and_spread_are_those_of_the_clients_own_losses(target:
     if target == "global":
         assert values == pytest.approx(losses(chosen, result.params), rel=1e-12)
         assert record["metrics"]["loss"] == pytest.approx(values.mean(), rel=1e-12)
+    assert record["metrics"]["loss_mean"] == pytest.approx(values.mean(), rel=1e-12)
     assert record["metrics"]["loss_worst"] == values.max()
     assert record["metrics"]["loss_p90"] == pytest.approx(np.percentile(values, 90), rel=1e-12)
     assert record["metrics"]["loss_spread"] == pytest.approx(values.std(), rel=1e-12)
@@ -100,7 +101,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_report_has_a_panel_for_every_client_and_columns(comparison: Path) -> None:
     content = read(comparison)
-    assert final_metrics(content)[-3:] == ["loss_worst", "loss_p90", "loss_spread"]
+    assert final_metrics(content)[-4:] == ["loss_mean", "loss_worst", "loss_p90", "loss_spread"]
     (section,) = [one for one in sections(content) if one.name == "fairness"]
     *curves, heat = section.panels
     assert [panel.title for panel in curves] == [

@@ -126,6 +126,43 @@ def test_readings_differ_in_what_the_programs_do_differently() -> None:
     assert (printed.local.solver.momentum, released.local.solver.momentum) == (0.0, 0.5)
 
 
+def test_the_recipes_start_where_their_paper_or_program_does() -> None:
+    """Gong prints the own model; InSa's program starts all methods of its table at theta."""
+    for identifier in ("gong-table3", "gong-fig9", "feddr-fig3"):
+        for cell in study_of(load(identifier), "quick").cells:
+            if cell.about["reading"] == "as printed":
+                assert cell.run.local.start == "own", cell.name
+    for identifier in ("insa-table", "insa-fig"):
+        starts = {cell.run.local.start for cell in study_of(load(identifier), "full").cells}
+        assert starts == {"global"}
+
+
+def test_every_released_row_of_gong_has_his_network_at_every_scale() -> None:
+    for identifier in [name for name in identifiers() if name.startswith("gong-")]:
+        for scale in ("quick", "full"):
+            for cell in study_of(load(identifier), scale).cells:
+                released = cell.about["reading"] == "as released"
+                assert (cell.run.problem.as_released == "gong") == released, cell.name
+
+
+def test_figure_five_of_feddr_as_released_evaluates_the_clients_models() -> None:
+    for cell in study_of(load("feddr-fig5"), "quick").cells:
+        local = cell.run.evaluate.target == "local"
+        assert local == (cell.about["reading"] == "as released"), cell.name
+
+
+def test_wangs_recipes_have_the_rounds_and_users_of_his_script() -> None:
+    cells = study_of(load("wang-fig3"), "full").cells
+    assert {cell.run.sampler.size for cell in cells} == {5, 10, 15, 20, 25, 30}
+    assert {(cell.run.problem.clients, cell.run.rounds) for cell in cells} == {(30, 200)}
+    (released,) = [
+        cell.run for cell in study_of(load("wang-fig2"), "full").cells
+        if cell.name == "synthetic-1-1/fedadmm-released"
+    ]
+    assert (released.algorithm.members, released.local.start) == ("current", "current")
+    assert released.problem.as_released == "wang"
+
+
 def test_fedpd_and_feddyn_coincide(out: Path) -> None:
     found = reproduce(plan("note-identity", "smoke"), out / "note-identity")
     distances = {row["name"]: row["distance"]["mean"] for row in found.document["table"]}

@@ -95,7 +95,7 @@ class FixedPoint(NamedTuple):
         signed = words.view(np.int32 if self.bits == 32 else np.int64)
         whole = torch.from_numpy(signed.astype(np.float64) * self.step)
         sizes = [leaf.numel() for leaf in trees.tensors(template)]
-        parts = iter(whole.split(sizes))
+        parts = iter(torch.split(whole, sizes))
         return trees.map_tensors(
             lambda leaf: next(parts).reshape(leaf.shape).to(leaf.device, leaf.dtype), template
         )

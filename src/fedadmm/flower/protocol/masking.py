@@ -183,7 +183,7 @@ def read_share(content: RecordDict, client: int) -> Share:
     public, signature = found.get("public"), found.get("signature")
     if not (_is_bytes(public, 32) and _is_bytes(signature, 64)):
         raise RefusedError(Word.GARBAGE, "there is no signed key beside it")
-    return Share(client, public, signature)
+    return Share(client, bytes(public or b""), bytes(signature or b""))
 
 
 def write_set(shares: Sequence[Share]) -> dict[str, Any]:
@@ -205,8 +205,7 @@ def read_set(content: RecordDict) -> list[Share]:
         count = len(clients)
     if not count or not (_is_bytes(publics, 32 * count) and _is_bytes(signatures, 64 * count)):
         raise RefusedError(Word.GARBAGE, "there is no proper set beside the task")
-    assert isinstance(publics, bytes)
-    assert isinstance(signatures, bytes)
+    publics, signatures = bytes(publics or b""), bytes(signatures or b"")
     return [
         Share(client, publics[32 * k : 32 * k + 32], signatures[64 * k : 64 * k + 64])
         for k, client in enumerate(clients or ())
