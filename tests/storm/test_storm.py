@@ -21,8 +21,8 @@ from fedadmm.flower.protocol import admission, ledger
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site
 from fedadmm.flower.site import gate
-from fedadmm.flower.site.account import SiteAccount
 from fedadmm.flower.site import masking as site_masking
+from fedadmm.flower.site.account import SiteAccount
 from fedadmm.flower.site.state import SiteState
 
 from .books import Violation

@@ -473,7 +473,7 @@ class World:
             content = self.liar.instead(message.content, content)
             self.counts["lies"] += 1
         if wire.HEAD in content:
-            self._note(content, None if lies else node.machine)
+            self._note(content, None if lies else node.machine, node.machine)
         self._check_policy(node, content)
         return Message(content, reply_to=message)
 
@@ -494,10 +494,6 @@ class World:
         if written.count(b'"metrics"') < self._told[node.machine]:
             raise Violation(f"{node.machine} told more than its ledger says")
         self.counts["answers"] += 1
-
-    def _note(self, content: RecordDict, machine: str | None) -> None:
-            self._note(content, None if lies else node.machine, node.machine)
-        return Message(content, reply_to=message)
 
     def _note(self, content: RecordDict, machine: str | None, holder: str) -> None:
         try:

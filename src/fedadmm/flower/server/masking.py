@@ -20,7 +20,7 @@ from fedadmm.flower.protocol.masking import (
     upload_template,
     write_set,
 )
-from fedadmm.flower.protocol.messages import check_noised
+from fedadmm.flower.protocol.messages import check_work
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.server.exchange import Arrival
 from fedadmm.flower.server.tasks import Accepted, Broadcast
@@ -59,7 +59,7 @@ class Readiness(Broadcast):
         share = read_share(arrival.content, task.client)
         info = self._template.info._replace(client=task.client)
         info = _told(self._job, info, wire.read_beside(arrival.content, wire.SHARE))
-        check_noised(self._job, info, self._step)
+        check_work(self._job, info, self._step)
         answer = self._template._replace(info=info)
         return Accepted(reply, Admitted(answer, {}), {}, share, task)
 
@@ -110,6 +110,8 @@ class Sets:
         if arrival.content is None:
             raise RefusedError(Word.ERROR, arrival.error)
         reply, body = wire.read_reply(arrival.content, self._most)
+        if reply.kind is Kind.DECLINED and reply.task == task.id:
+            raise RefusedError(Word.DECLINED, reply.reason)
         protest = objection(ledger, task, reply)
         if protest is None and reply.kind is not Kind.MASKED:
             protest = f"kind is {reply.kind}, but must be masked"

@@ -32,7 +32,7 @@ from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.flower.site.account import SiteAccount, Steps
 from fedadmm.flower.site.gate import Gate
 from fedadmm.flower.site.masking import Masker, client_of, masker
-from fedadmm.flower.site.policy import SitePolicy
+from fedadmm.flower.site.policy import POLICY, SitePolicy
 from fedadmm.flower.site.state import SiteState
 from fedadmm.run.client import ClientRound, Job, client_round, first_record, moved_along
 from fedadmm.run.noise import steps_of_an_epoch
@@ -286,6 +286,8 @@ def _masked_metrics(
             if reason is not None:
                 return wire.write_declined(reason)
             found = policy.leaving(_measure(federation, load(), body))
+            if not found:
+                return wire.write_declined(f"no metric may leave by this site's {POLICY}")
             words = metric_words(mask.part, federation.problem.weight(client), found)
             told = {"task": task, "names": sorted(found)}
             waiting.hold(mask.peers, task, subject("evaluate", run, number), words, told)

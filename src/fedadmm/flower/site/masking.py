@@ -13,9 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-from annotated_types import Ge
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import codec, files
 from fedadmm.core.aggregation import MaskedSum
@@ -31,7 +29,6 @@ from fedadmm.core.masking import (
     set_digest,
 )
 from fedadmm.core.uploads import Uploads
-from fedadmm.core.validation import check
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
@@ -45,6 +42,7 @@ from fedadmm.flower.protocol.masking import (
     upload_words,
     write_share,
 )
+from fedadmm.flower.site.policy import SitePolicy
 from fedadmm.flower.site.state import SiteState
 from fedadmm.run.client import ClientRound, Job
 
@@ -80,11 +78,8 @@ def client_of(node: Mapping[str, Any]) -> int:
     return number
 
 
-def read_peers(node: Mapping[str, Any], client: int) -> Peers:
+def read_peers(node: Mapping[str, Any], policy: SitePolicy) -> Peers:
     """A site's two files, beside its state folder unless its node says where, and its demands."""
-    minimum, apart = node.get("minimum-sites", 3), node.get("sets-apart", False)
-    check("node-config", "minimum-sites", minimum, Annotated[int, Ge(3)])
-    check("node-config", "sets-apart", apart, bool)
     identity, peers = (_beside_state(node, name) for name in (IDENTITY, PEERS))
     written, listed = _text(identity), _text(peers)
     try:
@@ -98,7 +93,7 @@ def read_peers(node: Mapping[str, Any], client: int) -> Peers:
             f"{identity} must hold 64 hexadecimal digits, and {peers} a JSON object from client "
             "numbers to such digits"
         )
-    return Peers(client, own, known, minimum, apart)
+    return Peers(client_of(node), own, known, policy.minimum_sites, policy.sets_apart)
 
 
 def _beside_state(node: Mapping[str, Any], name: str) -> Path:
@@ -296,8 +291,10 @@ class Masker(NamedTuple):
         return seal(reply_to(task, Kind.MASKED), body), body
 
 
-def masker(federation: Federation, node: Mapping[str, Any], folder: Path) -> Masker | None:
+def masker(
+    federation: Federation, node: Mapping[str, Any], policy: SitePolicy, folder: Path
+) -> Masker | None:
     """A site's half of masked sums; None for a federation without them."""
     run = federation.experiment
     part = hiding(run.aggregate.fitted(Uploads.of(run.upload)))
-    return None if part is None else Masker(part, read_peers(node, client_of(node)), folder)
+    return None if part is None else Masker(part, read_peers(node, policy), folder)
