@@ -19,7 +19,7 @@ _EXPORTS = {
         "FedSplit FedYogi Scaffnew Scaffold ScaffoldPlus"
     ),
     "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
-    "fedadmm.core.aggregation": "Aggregation Sum",
+    "fedadmm.core.aggregation": "Aggregation MaskedSum Sum",
     "fedadmm.core.robust": "Median TrimmedMean",
     "fedadmm.core.errors": (
         "ConfigError DataError EngineError FedADMMError PairingError ParameterError StateError"

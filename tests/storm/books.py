@@ -6,6 +6,7 @@ nothing lost or doubled    a client's version grows by one with an upload that w
                            server's mean is the start plus all of these, each once
 a site's own state         is the sum of what the server folded of it, and of what was cut off
 absent clients             have moved by the virtual steps of every round that they were not in
+masked sums                an upload leaves under one set of three or more, and no mask hides two
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from fedadmm.core import trees
 from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import is_sealed
 from fedadmm.flower.protocol.ledger import Entry, Kind, Reply, Task
+from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.site.state import ACKED, PENDING
+from fedadmm.run.client import message_template
 
 Arrays = Mapping[str, NDArray[np.float64]]
 Look = Callable[[str], bytes | None]
 """What a file holds, now or after any power cut."""
 Numbers = tuple[NDArray[np.float64], ...]
-_TYPES = {"F64": np.float64, "U8": np.uint8}
+_TYPES = {"F64": np.float64, "U8": np.uint8, "I32": np.uint32, "I64": np.uint64}
 
 
 class Violation(AssertionError):  # noqa: N818
@@ -176,6 +182,14 @@ class Upload(NamedTuple):
     """Its largest number."""
 
 
+def _layout(settings: Federation) -> list[tuple[str, int]]:
+    """The names of what an upload holds, and how many numbers each."""
+    job = settings.server_job()
+    message = message_template(job, parcel_template(job).download.cast)
+    named = trees.named_tensors(message, "upload.message")
+    return [(name, leaf.numel()) for name, leaf in named]
+
+
 class Books:
     """Sees every checkpoint, every task and every reply."""
 
@@ -196,6 +210,11 @@ class Books:
         self.tampered: dict[int, float] = {}
         """Whose disks somebody meddled with, and when: their state is nobody's promise."""
         self.ever_tampered: set[int] = set()
+        self._sets: dict[tuple[str, str], tuple[tuple[int, ...], bytes]] = {}
+        self._masks: dict[bytes, tuple[str, bytes]] = {}
+        self._step, self._layout = 0.0, list[tuple[str, int]]()
+        if settings.experiment.aggregate.hides:
+            self._step, self._layout = 2.0**-50, _layout(settings)
         self._peak = 1.0
         self._largest_truth = 0.0
         self.swallowed_a_lie = False
@@ -240,9 +259,15 @@ class Books:
         if told != durable:
             raise Violation(f"client {task.client} was told {told}, but the disk says {durable}")
 
-    def reply(self, reply: Reply, body: bytes, now: float, machine: str | None) -> None:
-        """An update leaves somebody; an honest one's disk must know it after a power cut."""
-        if reply.kind is not Kind.UPDATE or not is_sealed(reply, body):
+    def reply(
+        self, reply: Reply, body: bytes, now: float, machine: str | None, holder: str
+    ) -> None:
+        """An update leaves somebody; an honest one's disk must know it after a power cut.
+
+        One that is to be masked waits on the disk of `holder`.
+        """
+        ready = reply.kind is Kind.READY
+        if not (reply.kind is Kind.UPDATE or ready) or not is_sealed(reply, body):
             return
         if machine is not None:
             digests = [
@@ -254,11 +279,58 @@ class Books:
         before = self.uploads.get(reply.digest)
         self.uploads[reply.digest] = Upload(
             reply,
-            self._sent(body),
+            self._waiting(holder, reply) if ready else self._sent(body),
             now if before is None else before.at,
             machine is not None,
             _largest(body),
         )
+
+    def _held(self, machine: str, reply: Reply) -> tuple[dict[str, Any], NDArray[Any]] | None:
+        """What waits on a site's disk for the task that this answers, before any mask."""
+        folder = f"/{machine}/state/{reply.run}/client-{reply.client}"
+        data = self._peek(f"{folder}/held-update.safetensors")
+        if data is None:
+            return None
+        try:
+            plain, arrays = packed(data)
+            return (plain, arrays["words"]) if plain["task"] == reply.task else None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def _waiting(self, machine: str, reply: Reply) -> Numbers:
+        """The upload that waits, as its client meant it."""
+        found = self._held(machine, reply)
+        if found is None or self._sums is None:
+            return ()
+        values = found[1].view(np.int64) * self._step / self._weights[reply.client]
+        message, first = {}, 0
+        for name, size in self._layout:
+            message[name] = values[first : first + size]
+            first += size
+        return self._sums.sent(message)
+
+    def masked(self, asked: RecordDict, answered: RecordDict, machine: str) -> None:
+        """Words leave a site: for three or more, under one set, and each mask for one upload."""
+        reply, body = wire.read_reply(answered, 10**9)
+        if reply.kind is not Kind.MASKED:
+            return
+        found: Any = asked[wire.SET]
+        clients, publics = tuple(found["clients"]), bytes(found["publics"])
+        if len(set(clients)) < 3 or reply.client not in clients:
+            raise Violation(f"client {reply.client} was summed with {clients}")
+        held = self._held(machine, reply)
+        if held is None:
+            raise Violation(f"client {reply.client} sent words that its disk does not have")
+        upload, chosen = (machine, held[0]["public"]), (clients, publics)
+        # A disk that was brought back does not know what left it since.
+        if self._sets.setdefault(upload, chosen) != chosen and reply.client not in self.tampered:
+            raise Violation(f"an upload of client {reply.client} left under two sets")
+        words, sent = held[1], packed(body)[1]["words"]
+        mask = (sent - words).tobytes()
+        if not any(mask):
+            raise Violation(f"client {reply.client} sent words without a mask")
+        if self._masks.setdefault(mask, (machine, words.tobytes())) != (machine, words.tobytes()):
+            raise Violation(f"a mask of client {reply.client} hid two uploads")
 
     def _sent(self, body: bytes) -> Numbers:
         try:

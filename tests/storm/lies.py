@@ -45,7 +45,7 @@ class Liar:
         if kind == 3:
             claimed = chance.choice([Kind.LOST, Kind.STALE, Kind.FAILED])
             return wire.write(reply_to(task, claimed, "\x1b[2J it was\nnot me"), b"")
-        if reply.kind is not Kind.UPDATE:
+        if reply.kind not in (Kind.UPDATE, Kind.MASKED):
             return truth
         if kind == 4:
             return self._with_head(reply, body)

@@ -50,6 +50,13 @@ class Plan:
     tail: int
     """Rounds after the faults have stopped."""
     liar: int | None
+    lying_server: bool = False
+    """Whether somebody changes the sets of masked sums on their way to the sites."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether only masked sums leave the sites."""
+        return self.federation.experiment.aggregate.hides
 
     def has(self, kind: str) -> bool:
         """Whether this fault may come."""
@@ -91,6 +98,13 @@ def make(seed: int) -> Plan:
         settings["sampler"] = fa.UniformSampling(clients - 1)
     if _may_be_cut(algorithm) and newer.random() < 0.25:
         settings["upload"] = [fa.TopK(keep=1)]
+    hides = Random(f"masked {seed}")
+    if mode == "rounds" and "upload" not in settings and hides.random() < 0.3:
+        # As fine as the doubles themselves, so that all books stay as exact as they are.
+        settings["aggregate"] = fa.MaskedSum(bound=2048.0, step=2.0**-50)
+        settings["ledger"] = "none"
+        if clients == 3:
+            settings.pop("sampler", None)
     calm = 2
     # Long enough to come to the optimum, with what was cut off as well; FedAvg has another limit.
     if seed % 128 == 5 and not isinstance(algorithm, fa.FedAvg):
@@ -103,6 +117,7 @@ def make(seed: int) -> Plan:
         # Without rounds the others go on while one is repaired: it needs time for its turn.
         tail=calm * (1 if mode == "rounds" else 2 * clients),
         liar=chance.randrange(clients) if "a liar" in kinds else None,
+        lying_server="aggregate" in settings and hides.random() < 0.5,
     )
 
 
@@ -158,6 +173,12 @@ def start(settings: Federation) -> torch.Tensor:
     return initial
 
 
+def _otherwise_kept(settings: Federation) -> Federation:
+    if settings.experiment.aggregate.hides:
+        return with_run(settings, aggregate=fa.Sum())
+    return replace(settings, ledger="none" if settings.ledger == "disk" else "disk")
+
+
 def changed(settings: Federation, chance: Random) -> tuple[Federation, bool]:
     """Other settings at a restart, and whether a run that has begun may go on with them."""
     run, problem = settings.experiment, settings.problem
@@ -173,7 +194,7 @@ def changed(settings: Federation, chance: Random) -> tuple[Federation, bool]:
             (with_run(settings, problem=replace(problem, initial=start(settings) + 1)), False),
             (with_run(settings, seed=run.seed + 1), False),
             (with_run(settings, algorithm=fa.FedADMM(rho=9.0), local=work), False),
-            (replace(settings, ledger="none" if settings.ledger == "disk" else "disk"), False),
+            (_otherwise_kept(settings), False),
             (replace(settings, evaluate_every=1), True),
             (replace(settings, patience=replace(settings.patience, round=25.0)), True),
         ]

@@ -226,6 +226,9 @@ class Story:
             if self._beyond_repair or "contribution" in world.flipped:
                 world.counts["stopped, as sites are ahead"] += 1
                 return
+            if self._too_few_are_left():
+                world.counts["stopped, as too few are left to be summed"] += 1
+                return
             if self._everybody_is_lost():
                 world.counts["stopped, as all sites lost their state"] += 1
                 return
@@ -246,6 +249,15 @@ class Story:
         lost = lost or f"{len(clients)} clients lost their state" in self._said
         touched = all(c == self.plan.liar or c in meddled for c in clients)
         return self.settings.ledger == "none" and lost and touched
+
+    def _too_few_are_left(self) -> bool:
+        """Masked sums of three need three who have their state among those who are drawn."""
+        sampler = self.plan.federation.experiment.sampler
+        drawn = getattr(sampler, "size", self.plan.federation.clients)
+        entries, meddled = self._saved().entries, self.world.books.ever_tampered
+        lost = {c for c, entry in entries.items() if entry.lost}
+        touched = all(c == self.plan.liar or c in meddled for c in lost)
+        return self.plan.masked and touched and drawn - len(lost) < 3
 
     def _diverged_by_a_lie(self) -> bool:
         """The bound is wide here: what passes it can ruin the model, and the run may say so."""

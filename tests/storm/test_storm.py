@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedadmm.core import codec, files
+from fedadmm.core import codec, files, masking
 from fedadmm.core.missed import Missed
 from fedadmm.core.uploads.pipeline import Sent, Uploads
 from fedadmm.flower.protocol import admission, ledger
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site
 from fedadmm.flower.site import gate
+from fedadmm.flower.site import masking as site_masking
 from fedadmm.flower.site.account import SiteAccount
 from fedadmm.flower.site.state import SiteState
 
@@ -263,6 +264,40 @@ def tell_before_noting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(files, "append", hasty)
 
 
+def reuse_a_mask(patch: pytest.MonkeyPatch) -> None:
+    """A site keeps its key, and its masks depend on the pair alone."""
+    made: dict[tuple[int, bytes], Any] = {}
+    new_share = masking.new_share
+
+    def old(client: int, subject: str, identity: bytes) -> Any:
+        share, private = made.setdefault((client, identity), new_share(client, subject, identity))
+        signed = masking._signer(identity).sign(masking._statement(subject, client, share.public))
+        return share._replace(signature=signed), private
+
+    patch.setattr(site_masking, "new_share", old)
+    patch.setattr(masking, "set_digest", lambda *_: "")
+
+
+def mask_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Words leave as they are."""
+    patch.setattr(site_masking, "masked", lambda words, *_: words)
+
+
+def a_set_of_two(patch: pytest.MonkeyPatch) -> None:
+    """A site is summed with whomever the server names."""
+    release = site_masking.Waiting.release
+
+    def obedient(self: Any, peers: Any, task: str, shares: Any, least: int, *more: Any) -> Any:
+        return release(self, peers._replace(minimum=0), task, shares, 0, *more)
+
+    patch.setattr(site_masking.Waiting, "release", obedient)
+
+
+def under_two_sets(patch: pytest.MonkeyPatch) -> None:
+    """A site does not remember for which set its upload left."""
+    patch.setattr(site_masking.Waiting, "left", lambda _: None)
+
+
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     without_file_sync: set(),
     without_folder_sync: set(),
@@ -281,6 +316,10 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     forget_the_rest: set(),
     a_budget_that_resets: set(),
     tell_before_noting: set(),
+    reuse_a_mask: set(),
+    mask_nothing: set(),
+    a_set_of_two: set(),
+    under_two_sets: set(),
 }
 """By bug: the faults that bring it to light; only seeds that have them are tried."""
 RARE = {skip_the_seal_of_files: 4 * MOST}

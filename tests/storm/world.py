@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import heapq
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedadmm.core import clock
+from fedadmm.core import clock, masking
 from fedadmm.core.errors import FedADMMError
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.refusal import RefusedError
@@ -105,6 +106,7 @@ class World:
             self.machines[node.client].append(node.machine)
         for machine in ["server", *(node.machine for node in self.nodes.values())]:
             self._install(machine)
+        self._identify()
         self.books = Books(plan.federation, plan.weights, self.disk.peek, self.disk.survivor)
         self.books.ever_tampered |= {n.client for n in self.nodes.values() if n.number >= 2000}
         self.liar = None if plan.liar is None else Liar(plan.liar, self.chance)
@@ -127,6 +129,20 @@ class World:
                 stream.write(f"evaluations = {limit}\n".encode())
             self.disk.sync(path)
             self.disk.sync(path.parent)
+
+    def _identify(self) -> None:
+        """Identities, and the list of them, as `fedadmm deploy init` leaves them."""
+        own = {client: masking.new_identity() for client in range(self.clients)}
+        listed = {client: masking.public_identity(key).hex() for client, key in own.items()}
+        for node in self.nodes.values() if self.plan.masked else ():
+            for name, data in (
+                ("identity", own[node.client].hex()),
+                ("peers.json", json.dumps(listed)),
+            ):
+                path = Path(f"/{node.machine}/{name}")
+                self.disk.create(path)
+                self.disk.put_back(str(path), data.encode())
+                self.disk.sync(path.parent)
 
     def check(self, client: int | None = None) -> None:
         """What must hold between any two steps, of everybody or of the one that made the step."""
@@ -354,11 +370,41 @@ class World:
             if attempts:
                 self.later(10.0, lambda: self._deliver(message, attempts - 1))
             return
+        lies = self.plan.lying_server and wire.SET in message.content and not self.quiet
+        if lies and self.chance.random() < 0.4:
+            self._ask_for_more(node, message)
         reply = self._answer(node, message)
+        if lies and self.chance.random() < 0.4:
+            self._ask_for_more(node, message)
         if reply is None:
             return
         for delay in self._fate():
             self.later(delay, lambda: self._arrive(message, reply))
+
+    def _ask_for_more(self, node: Node, message: Message) -> None:
+        """A server that lies asks the site to be summed with others; nothing comes of it."""
+        self.counts["lies of the server"] += 1
+        found = dict(message.content[wire.SET])  # type: ignore[call-overload]
+        clients = list(found["clients"])
+        others = [k for k, client in enumerate(clients) if client != node.client]
+        keep = set(range(len(clients))) - set(
+            self.chance.sample(others, self.chance.randint(0, len(others)))
+        )
+        publics = [found["publics"][32 * k : 32 * k + 32] for k in sorted(keep)]
+        signatures = [found["signatures"][64 * k : 64 * k + 64] for k in sorted(keep)]
+        if self.chance.random() < 0.3:
+            publics[-1] = self.chance.randbytes(32)
+        content = RecordDict(dict(message.content.items()))
+        content[wire.SET] = ConfigRecord(
+            {
+                "clients": [clients[k] for k in sorted(keep)],
+                "publics": b"".join(publics),
+                "signatures": b"".join(signatures),
+            }
+        )
+        asked = Message(content, node.number, message.metadata.message_type)
+        asked.metadata.__dict__.update(message.metadata.__dict__)
+        self._answer(node, asked)
 
     def _is_expired(self, message: Message) -> bool:
         """Flower drops messages by the wall clock, and tells the server that nothing will come."""
@@ -419,12 +465,15 @@ class World:
             return Message(Error(code=0, reason=str(error)), reply_to=message)
         except Exception as error:
             raise Violation(f"undeclared at {node.machine}: {error!r}") from error
+        if wire.SET in message.content and wire.HEAD in content:
+            self.books.masked(message.content, content, node.machine)
+            self.counts["masked uploads"] += 1
         lies = self.liar is not None and node.client == self.liar.client and not self.quiet
         if lies and self.liar is not None and wire.HEAD in message.content:
             content = self.liar.instead(message.content, content)
             self.counts["lies"] += 1
         if wire.HEAD in content:
-            self._note(content, None if lies else node.machine)
+            self._note(content, None if lies else node.machine, node.machine)
         self._check_policy(node, content)
         return Message(content, reply_to=message)
 
@@ -446,12 +495,12 @@ class World:
             raise Violation(f"{node.machine} told more than its ledger says")
         self.counts["answers"] += 1
 
-    def _note(self, content: RecordDict, machine: str | None) -> None:
+    def _note(self, content: RecordDict, machine: str | None, holder: str) -> None:
         try:
             reply, body = wire.read_reply(content, 10**9)
         except RefusedError:
             return
-        self.books.reply(reply, body, self.now, machine)
+        self.books.reply(reply, body, self.now, machine, holder)
 
     def _replaced(self, path: str, old: bytes | None, new: bytes) -> None:
         if path == _SERVER_FILE:

@@ -29,8 +29,12 @@ def local(
         bool, typer.Option("--asynchronous", help="Fold every reply as it arrives.")
     ] = False,
     ledger: Annotated[
-        bool, typer.Option("--ledger/--no-ledger", help="Keep each client's contribution.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--ledger/--no-ledger",
+            help="Keep each client's contribution; the default, unless uploads are masked.",
+        ),
+    ] = None,
     out: options.Out = None,
     resume: options.Resume = False,
     sets: options.Sets = None,
@@ -56,7 +60,7 @@ def local(
     deployment = Deployment(
         clients,
         mode="asynchronous" if asynchronous or chosen.algorithm.asynchronous else "rounds",
-        ledger="disk" if ledger else "none",
+        ledger="auto" if ledger is None else "disk" if ledger else "none",
     )
     go_on = again(source=str(folder), out=folder, resume=True, rounds=None, sets=None)
     with resumable([*go_on, *["--trust-code"] * bool(config.code_in(tree))]):
@@ -159,6 +163,19 @@ def rotate_key(
     made = rotate_node_key(site)
     told = f"carry   {made.public}  (to the server, which registers it for the old one)"
     _written({"private": str(made.private), "public": str(made.public)}, told, as_json)
+
+
+@commands.command(epilog="Example: fedadmm deploy identity sites/client-0")
+def identity(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="A site's own folder.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Make a site's identity for masked sums, where it has none (docs: Secure sums)."""
+    from fedadmm.flower.local.keys import make_identity
+
+    public = make_identity(site)
+    told = f"public  {public}  (for peers.json of every site; not by way of the server)"
+    _written({"private": str(site / "identity"), "public": public}, told, as_json)
 
 
 @commands.command("rotate-certificates", epilog="Example: fedadmm deploy rotate-certificates keys")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from fedadmm.core import trees
-from fedadmm.core.parts import Part, part, role
+from annotated_types import Ge, Le
+
+from fedadmm.core import masking, trees
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import NOT_IN_TABLES, Part, Positive, part, role
 from fedadmm.core.protocols import Upload
 
 if TYPE_CHECKING:
     from fedadmm.core.setup import Setup
+    from fedadmm.core.uploads import Uploads
 
 
 @role("aggregate")
@@ -21,6 +26,16 @@ class Aggregation(Part, ABC):
     needs: ClassVar[Literal["sum", "replies"]] = "replies"
     """"sum": weighted sums of replies are enough, so that whoever runs clients may add up theirs.
     "replies": each reply by itself; all of a round are then in memory at once."""
+    hides: ClassVar[bool] = False
+    """Whether nothing but the sum of a whole round's replies may be seen."""
+
+    def fitted(self, uploads: Uploads) -> Aggregation:
+        """The part with what it takes from the stages of the upload."""
+        return self
+
+    def sent_bytes(self, upload: Upload) -> int:
+        """The bytes that a client sends."""
+        return upload.num_bytes
 
     @abstractmethod
     def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:
@@ -65,3 +80,132 @@ class Sum(Aggregation):
             else:
                 trees.add_scaled_(total, upload, share)
         return total
+
+
+@part("aggregate", "masked-sum")
+class MaskedSum(Aggregation):
+    """The weighted sum of uploads under pairwise masks: whoever adds them up sees nothing else.
+
+    Args:
+        minimum: the fewest clients that are summed; a round with fewer is void.
+        bound: the largest entry of an upload, for the fixed point; by default the clip's norm.
+        step: what an entry of the weighted upload is rounded to; by default the finest that words
+            of 32 bits have room for, 2^-30 of the bound.
+        group: where more clients take part, they are summed in groups of this size, up to less
+            than twice as many: every client shares a mask with each other one of its group.
+    """
+
+    needs = "sum"
+    hides = True
+    minimum: Annotated[int, Ge(3)] = 3
+    bound: Positive | None = None
+    step: Positive | None = None
+    group: Annotated[int, Ge(3), Le(masking.MOST // 2)] = 10
+    noise: float = field(default=0.0, metadata=NOT_IN_TABLES)
+    """The largest standard deviation of a client's share of the noise, from the upload."""
+
+    def __post_init__(self) -> None:
+        if self.group < self.minimum:
+            raise ParameterError(
+                f"MaskedSum: group is {self.group}, but must be at least minimum, {self.minimum}"
+            )
+
+    def fitted(self, uploads: Uploads) -> Aggregation:
+        """With the clip's norm as the bound, where no bound is given and the clip stays."""
+        if uploads.clip is None or uploads.first_bound is not None:
+            return self
+        norm, noise = float(uploads.clip.norm), uploads.noise
+        if self.bound is not None and self.bound < norm:
+            raise ParameterError(
+                f"MaskedSum: bound is {self.bound:g}, but must be at least the clip's norm, "
+                f"{norm:g}"
+            )
+        spread = 0.0 if noise is None else noise.multiplier * norm * self.noise_share
+        return replace(self, bound=self.bound or norm, noise=spread)
+
+    @property
+    def fixed_point(self) -> masking.FixedPoint:
+        """How entries become integers."""
+        assert self.bound is not None, "refused before round 0"
+        return masking.fixed_point(self.bound, self.step, 2 * self.group - 1, self.noise)
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """Whatever needs more than the sum, and entries that nothing bounds."""
+        method, sampler, clients = setup.algorithm, setup.sampler, setup.problem.num_clients
+        if setup.asynchronous:
+            yield (
+                "MaskedSum adds up the replies of a round, but here each is folded as it arrives; "
+                "use rounds, or Sum"
+            )
+        if sampler.asks_losses:
+            yield (
+                f"{type(sampler).__name__} asks for each client's loss, but MaskedSum shows sums "
+                "only; use another sampler, or Sum"
+            )
+        chances = sampler.probabilities(clients)
+        least = clients if chances is None else float(chances.sum())
+        if least < self.minimum:
+            yield (
+                f"MaskedSum: minimum is {self.minimum}, but a round has {least:g} clients; use a "
+                "sampler that draws more"
+            )
+        adaptive = setup.uploads.first_bound is not None
+        if self.bound is None:
+            yield (
+                "MaskedSum rounds uploads to fixed point, but nothing that stays the same bounds "
+                "their entries; put Clip into the upload, or give MaskedSum(bound=…), the largest "
+                "entry of an upload"
+            )
+            return
+        _ = self.fixed_point  # refuses a step without headroom
+        unclipped = [*setup.sent_as_it_is]
+        unclipped += ["buffers"] if setup.problem.buffers == "average" else []
+        if setup.uploads.clip is not None and self.bound <= setup.uploads.clip.norm and unclipped:
+            yield (
+                f"{type(method).__name__} sends {', '.join(unclipped)} as it is, which the clip "
+                f"does not bound; give MaskedSum(bound=…), the largest entry of an upload, above "
+                f"{setup.uploads.clip.norm:g}"
+            )
+        clipped = setup.uploads.clip is not None and not adaptive
+        solver = setup.local.solver
+        if solver is not None and solver.noise is not None and not clipped:
+            yield (
+                f"MaskedSum refuses an upload that exceeds its bound, which would tell of rows "
+                f"that {type(solver).__name__} hides; put Clip into the upload"
+            )
+        if setup.uploads.compresses:
+            yield (
+                "MaskedSum rounds to fixed point itself, and masks make every word as long as the "
+                "others; leave out top-k, random-k, quantise and bfloat16"
+            )
+        if setup.uploads.noise is not None and adaptive:
+            yield "MaskedSum adds noise in shares, but not to an adaptive clip's count; use Clip"
+
+    @property
+    def noise_share(self) -> float:
+        """The standard deviation that each client adds, in units of the noise on the sum.
+
+        One of a sum's clients may be curious and subtract its own: the others make up the whole.
+        """
+        return float((self.minimum - 1) ** -0.5)
+
+    def sent_bytes(self, upload: Upload) -> int:
+        words = sum(leaf.numel() for leaf in trees.tensors(upload))
+        return words * self.fixed_point.bits // 8
+
+    def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:
+        """Sum up in one process, group by group; None where too few came."""
+        words: list[Any] = []
+        template, total, point = None, None, None
+        for share, upload in replies:
+            if point is None:
+                point, template = self.fixed_point, trees.clone(upload)
+            words.append(point.encode(upload, share))
+            if len(words) == 2 * self.group:
+                made = masking.rehearsed(words[: self.group])
+                total = made if total is None else total + made
+                words = words[self.group :]
+        if point is None or template is None or (total is None and len(words) < self.minimum):
+            return None
+        made = masking.rehearsed(words)
+        return point.decode(made if total is None else total + made, template)

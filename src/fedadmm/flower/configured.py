@@ -52,7 +52,7 @@ class Deployment:
     Args:
         clients: how many nodes there are.
         mode: as in `Federation`.
-        ledger: as in `Federation`.
+        ledger: as in `Federation`; "auto" is "disk", and "none" where only masked sums are seen.
         named: whether only registered nodes called client-0, client-1 … may take part.
         round_timeout: seconds that the server waits for the replies of a round.
         resend_after: seconds after which it sends an unanswered task again.
@@ -60,18 +60,19 @@ class Deployment:
 
     clients: Count
     mode: Literal["rounds", "asynchronous"] = "rounds"
-    ledger: Literal["none", "disk"] = "disk"
+    ledger: Literal["auto", "none", "disk"] = "auto"
     named: bool = False
     round_timeout: Positive = 600.0
     resend_after: Positive = 150.0
 
     def federation(self, experiment: Experiment, evaluate_every: int) -> Federation:
         """An experiment on this network."""
+        usual: Literal["none", "disk"] = "none" if experiment.aggregate.hides else "disk"
         return Federation(
             experiment,
             evaluate_every=evaluate_every,
             mode=self.mode,
-            ledger=self.ledger,
+            ledger=usual if self.ledger == "auto" else self.ledger,
             names=node_names(self.clients) if self.named else None,
             patience=Patience(round=self.round_timeout, resend=self.resend_after),
         )

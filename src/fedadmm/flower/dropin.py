@@ -99,6 +99,11 @@ class DropIn:
                 "which a train function does not tell; use another method, or "
                 "fedadmm.flower.client_app"
             )
+        if self.federation.experiment.aggregate.hides:
+            raise PairingError(
+                "DropIn: aggregate is MaskedSum, but the metrics of a train function travel beside "
+                "its update; use Sum, or fedadmm.flower.client_app"
+            )
         if sampler.asks_losses:
             raise PairingError(
                 f"DropIn: {type(sampler).__name__} asks for the clients' losses, which a "

@@ -144,6 +144,11 @@ class Federation:
                 f"Federation: names holds {len(set(self.names))} names, but must hold one for "
                 f"each of the {self.clients} clients"
             )
+        if self.experiment.aggregate.hides and self.ledger == "disk":
+            raise ParameterError(
+                "Federation: ledger is 'disk', but must be 'none' with MaskedSum, which shows no "
+                "single client's uploads, so that none can be taken out"
+            )
         method.resolve_penalty(work_is_unknown)
         if method.asynchronous and self.mode == "rounds":
             raise ParameterError(
@@ -207,7 +212,7 @@ class Federation:
         job = job._replace(
             asks_losses=run.sampler.asks_losses,
             uploads=Uploads.of(run.upload),
-            aggregate=run.aggregate,
+            aggregate=run.aggregate.fitted(Uploads.of(run.upload)),
             deployed=True,
         )
         pairing.check(job, run.sampler, run.rounds, asynchronous=self.mode == "asynchronous")

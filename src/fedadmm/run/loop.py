@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
-from fedadmm.core.errors import ParameterError, StateError
+from fedadmm.core.aggregation import Sum
+from fedadmm.core.errors import EngineError, ParameterError, StateError
 from fedadmm.core.missed import Missed
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.protocols import (
@@ -238,7 +239,15 @@ class Replies:
         self.bytes_up = 0
         self.infos: list[ClientInfo] = []
         self.finite = True
-        self.total = job.aggregate.fold(self._taken(replies))
+        # What arrives of a deployed masked sum is summed already.
+        fold = Sum().fold if job.deployed and job.aggregate.hides else job.aggregate.fold
+        self.total = fold(self._taken(replies))
+        if self.total is None and self.infos and self.finite:
+            raise EngineError(
+                f"{len(self.infos)} clients took part in a round, but "
+                f"{type(job.aggregate).__name__} needs more; use a sampler that draws more, or a "
+                "smaller minimum"
+            )
 
     def _taken(
         self, replies: Iterable[tuple[int, Upload, ClientInfo] | Partial]
@@ -251,7 +260,8 @@ class Replies:
             else:
                 client, upload, info = reply
                 share = weight = self._job.problem.weight(client)
-                sent, infos = upload.num_bytes if info.finite else 0, (info,)
+                infos = (info,)
+                sent = self._job.aggregate.sent_bytes(upload) if info.finite else 0
             self.infos.extend(infos)
             self.finite = all(info.finite for info in infos)
             if not self.finite:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedadmm.core import trees
+from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.protocols import ClientInfo, Received, RecordNoise, Sampler, StoppingRule, Upload
 from fedadmm.core.sampling import BernoulliSampling
@@ -143,7 +144,8 @@ def hidden(job: Job, sampler: Sampler) -> tuple[Job, Spending | None]:
     weight = sum(p * a for p, a in zip(chances.tolist(), weights, strict=True))
     expected = Expected(float(chances.sum()), weight, max(weights))
     job.uploads.vector_noise(expected.replies)  # refuses a count with too little noise
-    poisson = isinstance(sampler, BernoulliSampling)
+    # Whoever adds up masked uploads knows whose they are: coins hide nobody from it.
+    poisson = isinstance(sampler, BernoulliSampling) and not job.aggregate.hides
     accountant = Accountant(
         noise.multiplier,
         noise.delta,
@@ -153,7 +155,10 @@ def hidden(job: Job, sampler: Sampler) -> tuple[Job, Spending | None]:
     )
     accountant.check()
     assert job.uploads.clip is not None, "the noise refuses these"
-    return job._replace(expected=expected), HiddenClients(accountant, job.uploads.clip.norm)
+    spending = HiddenClients(accountant, job.uploads.clip.norm)
+    if job.deployed and job.aggregate.hides:
+        return job, spending  # the sites add the noise
+    return job._replace(expected=expected), spending
 
 
 def counted(state: RunState, job: Job, infos: Sequence[ClientInfo]) -> RunState:
@@ -203,6 +208,8 @@ def hidden_sum(
         uploads.clip.norm if state.clip_bound is None else state.clip_bound
     )
     deviation = uploads.vector_noise(whom.replies) * change
+    if isinstance(job.aggregate, MaskedSum):  # every client of the sum has added its share
+        deviation *= job.aggregate.noise_share * math.sqrt(len(infos))
     message = noised(job.algorithm, total.message, deviation, dice)
     total = total._replace(message=message)
     if total.within is not None:

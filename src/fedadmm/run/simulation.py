@@ -123,7 +123,7 @@ def simulate(
         job = job._replace(
             asks_losses=sampler.asks_losses,
             uploads=Uploads.of(chosen.upload),
-            aggregate=chosen.aggregate,
+            aggregate=chosen.aggregate.fitted(Uploads.of(chosen.upload)),
         )
         pairing.check(job, sampler, chosen.rounds, choice)
         evaluation.check(job)

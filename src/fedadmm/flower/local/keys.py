@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,6 +117,24 @@ def make_node_key(path: Path) -> Path:
         )
     )
     return public
+
+
+def make_identity(site: Path) -> str:
+    """A site's identity for masked sums, where it has none yet; returns what others pin."""
+    from fedadmm.core.masking import new_identity, public_identity
+
+    path = site / "identity"
+    if not path.exists():
+        site.mkdir(parents=True, exist_ok=True)
+        write_private(path, new_identity().hex().encode())
+    return public_identity(bytes.fromhex(path.read_text())).hex()
+
+
+def make_identities(sites: Sequence[Path]) -> None:
+    """An identity for every site, and beside each the list of all that are public."""
+    listed = {str(client): make_identity(site) for client, site in enumerate(sites)}
+    for site in sites:
+        (site / "peers.json").write_text(json.dumps(listed, indent=1))
 
 
 def _name(text: str) -> x509.Name:

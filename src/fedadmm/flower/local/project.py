@@ -15,6 +15,7 @@ from fedadmm.flower.local.commands import shell
 from fedadmm.flower.local.keys import (
     Certificates,
     make_certificates,
+    make_identities,
     make_node_key,
     make_operator_key,
 )
@@ -66,6 +67,7 @@ def write_project(
         agreed = {"evaluations": EVALUATIONS, "server_key": operator}
         (site / POLICY).write_text(written(agreed))
         sites.append(site)
+    make_identities(sites)
     for private in (server, *sites):
         private.chmod(0o700)
     text = folder / "COMMANDS.md"
@@ -125,6 +127,11 @@ END
 ```
 
 ## Each site
+
+`identity` is a site's own, and `peers.json` lists whom it may be summed with under masks, for an
+app with `aggregate=fa.MaskedSum()` and `ledger="none"`.  Sites that do not trust whoever ran
+`deploy init` make an identity themselves (`fedadmm deploy identity .`) and exchange the lines that
+it prints without the server.
 
 Carry `sites/client-I` to site I (and nowhere else), put the site's rows into it as `rows.csv`, and
 leave it running; for client 0, in its folder:

@@ -16,6 +16,7 @@ from fedadmm.core.problem import Problem
 from fedadmm.data import models
 from fedadmm.flower.configured import Deployment, as_it_runs, check, check_clients, sites
 from fedadmm.flower.local.bundle import write_configured
+from fedadmm.flower.local.keys import make_identities
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group
 from fedadmm.flower.site.policy import POLICY, written
@@ -105,6 +106,8 @@ def _sites(
         if own:
             node["data"] = str(shutil.copy(own[client], folder))
         nodes.append(node)
+    if config.aggregate.hides:
+        make_identities([Path(node["state-dir"]).parent for node in nodes])
     return nodes, problem
 
 

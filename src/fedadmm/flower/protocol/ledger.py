@@ -92,6 +92,10 @@ class Kind(StrEnum):
     """What a reply brings."""
 
     UPDATE = "update"
+    READY = "ready"
+    """The upload waits at the site until it is known whose it is added to."""
+    MASKED = "masked"
+    """The upload that was ready, under masks."""
     STALE = "stale"
     LOST = "lost"
     FAILED = "failed"
@@ -205,7 +209,8 @@ def slot_of(reply: Reply) -> Slot:
 
 def reply_to(task: Task, kind: Kind, reason: str = "") -> Reply:
     """The head of a reply to a task; an update is the version after the folded one."""
-    version = task.folded + 1 if kind is Kind.UPDATE else task.folded
+    brings = kind in (Kind.UPDATE, Kind.READY, Kind.MASKED)
+    version = task.folded + 1 if brings else task.folded
     return Reply(
         kind,
         task.id,

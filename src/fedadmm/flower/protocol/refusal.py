@@ -30,6 +30,7 @@ class Word(StrEnum):
     LEDGER = "ledger"
     REPAIRED = "repaired"
     DECLINED = "declined"
+    VOID = "void"
 
 
 class RefusedError(StateError):

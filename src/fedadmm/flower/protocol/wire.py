@@ -17,6 +17,8 @@ STYPE = "fedadmm.safetensors"
 """The serialisation of the one array that is a body."""
 HEAD, BODY, HELLO, METRICS = "fedadmm.head", "fedadmm.body", "fedadmm.hello", "fedadmm.metrics"
 DECLINED = "fedadmm.declined"
+SHARE, SET, QUESTION = "fedadmm.share", "fedadmm.set", "fedadmm.question"
+"""For masked sums: a site's key, those of a set, and which question a key is for."""
 CONFIG, PLACE = "fedadmm.config", "fedadmm.place"
 """Beside a task: what the site's own app is told, and where a simulated site keeps its state."""
 _NUMBERS = frozenset(("client", "sequence", "incarnation", "folded", "version"))

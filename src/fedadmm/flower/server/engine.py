@@ -15,16 +15,18 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import EngineError
-from fedadmm.core.protocols import ClientInfo, Download, Engine, Upload
+from fedadmm.core.protocols import ClientInfo, Download, Engine, Partial, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Brought, vectors
 from fedadmm.flower.protocol.ledger import ServerLedger, fold, mark_lost
+from fedadmm.flower.protocol.masking import hiding
 from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.server.exchange import Exchange, Seat
 from fedadmm.flower.server.journal import Journal
+from fedadmm.flower.server.masking import Readiness
 from fedadmm.flower.server.roster import Roster
-from fedadmm.flower.server.tasks import Accepted, Broadcast, Tasks
+from fedadmm.flower.server.tasks import Accepted, Broadcast, Cast, Tasks
 from fedadmm.run.client import Job
 
 _ALONE = 8
@@ -80,7 +82,9 @@ class GridEngine(Engine):
         self._roster = roster
         self._journal = journal
         self._beside = beside
-        self._tasks = Tasks(exchange, roster, journal, federation.patience.resend, boots)
+        self._part = hiding(job.aggregate)
+        resend, masks = federation.patience.resend, self._part is not None
+        self._tasks = Tasks(exchange, roster, journal, resend, boots, afresh=masks)
         self._answers: dict[int, Accepted] = {}
         self._fruitless = 0
         self._in_vain: set[int] = set()
@@ -98,9 +102,10 @@ class GridEngine(Engine):
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
-    ) -> Iterator[Reply]:
+    ) -> Iterator[Reply | Partial]:
         admission = self._federation.admission
-        cast = Broadcast(self._job, download, admission, round_index, self._beside)
+        kind = Broadcast if self._part is None else Readiness
+        cast = kind(self._job, download, admission, round_index, self._beside)
         if self._federation.mode == "rounds" or round_index < 0:
             yield from self._round(ids, cast, round_index)
         else:
@@ -119,8 +124,10 @@ class GridEngine(Engine):
         That is its weighted message, less the virtual step of this round, if there was one.
         """
         brought, norms = {}, dict(self.norms)
-        for client, (reply, admitted, _) in self._answers.items():
+        for client, (reply, admitted, *_) in self._answers.items():
             self.ledger = fold(self.ledger, reply)
+            if self._part is not None:
+                continue  # nothing is known of a single upload
             share = self._job.problem.weight(client)
             message = admitted.answer.upload.message
             if virtual is not None:
@@ -167,10 +174,11 @@ class GridEngine(Engine):
     def close(self) -> None:
         self._exchange.forget()
 
-    def _round(self, ids: Sequence[int], cast: Broadcast, index: int) -> Iterator[Reply]:
+    def _round(self, ids: Sequence[int], cast: Broadcast, index: int) -> Iterator[Reply | Partial]:
         algorithm = self._job.algorithm
         with_all = not algorithm.accepts_partial or index < 0
         self._answers, why = self._collect(ids, cast, index, with_all)
+        sums = self._sums(cast, index) if isinstance(cast, Readiness) else None
         missing = [client for client in ids if client not in self._answers]
         if with_all and missing and self.to_repair():
             self._answers = {}  # the round is made again after the repair
@@ -184,10 +192,33 @@ class GridEngine(Engine):
         self._count_empty(ids, why)
         if self._gives_up:
             yield self._diverged(cast, why)
+        if sums is not None:
+            yield from sums
+            return
         for client in ids:
             if client in self._answers:
                 answer = self._answers[client].admitted.answer
                 yield client, answer.upload, answer.info
+
+    def _sums(self, cast: Readiness, index: int) -> list[Partial]:
+        """The masked sums of those who are ready; who is in none of them did not take part."""
+        assert self._part is not None
+        sets = cast.sets(self._part, self._answers)
+        ready, made, folded = self._answers, list[Partial](), dict[int, Accepted]()
+        if ready and not sets.groups:
+            detail = f"{len(ready)} clients are ready, but a sum needs {self._part.minimum}"
+            self._journal.note(index, min(ready), RefusedError(Word.VOID, detail))
+        answers, _ = self._collect(sets.members, sets, index, with_all=True)
+        for clients, partial, why in sets.sums(answers):
+            if partial is None:
+                named = ", ".join(map(str, clients))
+                void = RefusedError(Word.VOID, f"the sum of clients {named} is void: {why}")
+                self._journal.note(index, clients[0], void)
+                continue
+            made.append(partial)
+            folded |= {client: ready[client] for client in clients}
+        self._answers = folded
+        return made
 
     def _count_empty(self, ids: Sequence[int], why: Mapping[int, RefusedError]) -> None:
         """A round that nobody answered is skipped; several in a row end the run."""
@@ -240,7 +271,7 @@ class GridEngine(Engine):
         )
 
     def _collect(
-        self, ids: Sequence[int], cast: Broadcast, index: int, with_all: bool
+        self, ids: Sequence[int], cast: Cast, index: int, with_all: bool
     ) -> tuple[dict[int, Accepted], dict[int, RefusedError]]:
         """Send and collect until everybody is done or the time is over."""
         exchange = self._exchange
@@ -350,7 +381,7 @@ class GridEngine(Engine):
         return [c for c in left if c not in online and c not in self._tasks.out]
 
     def _outliers(
-        self, answers: Mapping[int, Accepted], cast: Broadcast, step: int
+        self, answers: Mapping[int, Accepted], cast: Cast, step: int
     ) -> dict[int, RefusedError]:
         arrived = {client: accepted.admitted.sizes for client, accepted in answers.items()}
         return self._federation.admission.outliers(arrived, self.norms, step, cast.scale)

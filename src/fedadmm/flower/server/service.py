@@ -104,6 +104,8 @@ class Service:
             patience.round,
             {key: beside[key] for key in beside if key == PLACE}
             | {CONFIG: federation.evaluate_config},
+            saved.ledger.run,
+            self.saved.boots,
         )
         self.engine = GridEngine(
             federation,

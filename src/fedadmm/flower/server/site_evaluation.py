@@ -8,21 +8,36 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.codec import encode, pack
+from fedadmm.core.masking import Share, Words, groups, summed
 from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.masking import (
+    from_body,
+    hiding,
+    metrics_length,
+    read_metrics,
+    read_share,
+    write_set,
+)
 from fedadmm.flower.protocol.messages import Question
-from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.protocol.refusal import LONGEST_TEXT, RefusedError, Word
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.journal import Journal
 from fedadmm.flower.server.roster import Roster
 from fedadmm.run.client import Job
 from fedadmm.run.evaluation import Target
 
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+Answered = TypeVar("Answered")
 FURTHEST = 100.0
 """A site's number is left out when it is this many times (1 +) what most sites say."""
 _SHARES = ("accuracy", "auc", "f1")
@@ -99,6 +114,8 @@ class SiteEvaluation:
         journal: Journal,
         timeout: float,
         beside: wire.Beside,
+        run: str,
+        boots: int,
     ) -> None:
         self._job = job
         self._exchange = exchange
@@ -107,22 +124,78 @@ class SiteEvaluation:
         self._timeout = timeout
         self._beside = beside
         self._declined: dict[int, str] = {}
+        self._part = hiding(job.aggregate)
+        self._run, self._boots = run, boots
 
     def __call__(self, params: Tensor, buffers: Tensor | None, step: int) -> Measured:
         """What the sites say about a model after a step."""
         self._roster.refresh()
         config = {**self._beside.get(wire.CONFIG, {}), "server-round": step + 1}
         beside = {**self._beside, wire.CONFIG: config}
+        # Another number after a restart: an answer leaves for one set only.
+        which = {"run": self._run, "number": (self._boots << 32) + step + 1}
+        if self._part is not None:
+            beside[wire.QUESTION] = which
         content = wire.write_body(encode(pack(Question(params, buffers))), beside)
-        questions = {c: (seat.node, content) for c, seat in self._roster.online().items()}
+        declined: list[int] = []
+        everybody = dict.fromkeys(self._roster.online(), content)
+        if self._part is None:
+            answers = self._asked(everybody, wire.read_measured, step, declined)
+            for client, why in far_off(answers).items():
+                del answers[client]
+                self._journal.note(step, client, why)
+        else:
+            ready = self._asked(everybody, read_ready, step, declined)
+            answers = self._means(self._part, ready, which, step)
+        return measured(self._job, answers)._replace(declined=sorted(declined))
+
+    def _means(
+        self, part: MaskedSum, ready: Mapping[int, Ready], which: Mapping[str, Any], step: int
+    ) -> dict[int, dict[str, float]]:
+        """What is said of every site of a set: the means of the set, from masked sums."""
+        names = Counter(one.names for one in ready.values()).most_common(1)
+        shown = names[0][0] if names else ()
+        clients = [client for client in sorted(ready) if ready[client].names == shown]
+        sets = groups(clients, part.group) if len(clients) >= part.minimum else []
+        contents = {}
+        for group in sets:
+            shares = write_set([ready[client].share._replace(client=client) for client in group])
+            for client in group:
+                asked = {**which, "task": ready[client].task}
+                beside = {**self._beside, wire.QUESTION: asked, wire.SET: shares}
+                contents[client] = wire.write_body(b"", beside)
+        point, length = part.fixed_point, metrics_length(shown)
+
+        def read(content: RecordDict) -> Words:
+            return from_body(wire.read_body(content), point, length)
+
+        words = self._asked(contents, read, step, [])
+        found: dict[int, dict[str, float]] = {}
+        for group in sets:
+            if all(client in words for client in group):
+                weight = sum(self._job.problem.weight(client) for client in group)
+                total = summed([words[client] for client in group])
+                means = read_metrics(part, total, weight, len(group))
+                found |= {c: dict(zip(shown, means, strict=True)) for c in group}
+        return found
+
+    def _asked(
+        self,
+        contents: Mapping[int, RecordDict],
+        read: Callable[[RecordDict], Answered],
+        step: int,
+        declined: list[int],
+    ) -> dict[int, Answered]:
+        """What clients answer; who declines is added to `declined`."""
+        online = self._roster.online()
+        questions = {c: (online[c].node, one) for c, one in contents.items() if c in online}
         self._exchange.send("evaluate", "evaluate", questions, self._timeout)
-        answers: dict[int, dict[str, float]] = {}
-        declined = []
+        answers: dict[int, Answered] = {}
         for arrival in self._exchange.arrivals(self._exchange.now() + self._timeout):
             try:
                 if arrival.content is None:
                     raise RefusedError(Word.ERROR, arrival.error)
-                answers[arrival.key] = wire.read_measured(arrival.content)
+                answers[arrival.key] = read(arrival.content)
             except RefusedError as refused:
                 if refused.word is Word.DECLINED:
                     declined.append(arrival.key)
@@ -131,10 +204,29 @@ class SiteEvaluation:
                     self._declined[arrival.key] = refused.detail
                 self._journal.note(step, arrival.key, refused)
         self._exchange.forget()
-        for client, why in far_off(answers).items():
-            del answers[client]
-            self._journal.note(step, client, why)
-        return measured(self._job, answers)._replace(declined=sorted(declined))
+        return answers
+
+
+class Ready(NamedTuple):
+    """A site whose answer waits: its key, the metrics that it has, and what it calls the answer."""
+
+    share: Share
+    names: tuple[str, ...]
+    task: str
+
+
+def read_ready(content: RecordDict) -> Ready:
+    """What a site says that has measured a model; a RefusedError when it declines."""
+    if wire.DECLINED in content:
+        wire.read_measured(content)
+    found = wire.read_beside(content, wire.SHARE)
+    names, task = found.get("names"), found.get("task")
+    proper = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not proper or not isinstance(task, str) or len(task) > LONGEST_TEXT:
+        raise RefusedError(Word.GARBAGE, "it does not say what was measured")
+    listed = dict.fromkeys(map(str, names or ()), 0.0)
+    wire.read_metrics(wire.write_metrics(listed))  # plain names, and not too many
+    return Ready(read_share(content, 0), tuple(sorted(listed)), task)
 
 
 def far_off(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedError]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from fedadmm.core.codec import digest, encode, pack
+from fedadmm.core.masking import Share, Words
 from fedadmm.core.protocols import ClientInfo, Download
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Admitted
@@ -40,6 +41,27 @@ class Accepted(NamedTuple):
     admitted: Admitted
     metrics: Mapping[str, float]
     """What the site's own training loop measured, if anything."""
+    share: Share | None = None
+    """Where only masked sums leave: the site's key for this upload."""
+    task: Task | None = None
+    """The task to which it is ready."""
+    words: Words | None = None
+    """The upload under masks."""
+
+
+class Cast(Protocol):
+    """What is asked of clients: how a task looks, and what may come back."""
+
+    scale: float
+
+    def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
+        """The task for a client; `index` is the round that its random numbers belong to."""
+
+    def content(self, task: Task, index: int) -> RecordDict:
+        """The task as a message."""
+
+    def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
+        """Accept what came back, or say in a RefusedError why not."""
 
 
 class Broadcast:
@@ -82,7 +104,7 @@ class Broadcast:
         if arrival.content is None:
             raise RefusedError(Word.ERROR, arrival.error)
         reply, body = wire.read_reply(arrival.content, self._most)
-        if reply.kind is Kind.UPDATE:
+        if reply.kind is Kind.UPDATE and not self._job.aggregate.hides:
             admit = self._admission.admit
             decoded = partial(arrived, self._job, self._message, self._download.clip_bound)
             admitted = admit(ledger, task, reply, body, self._template, self.scale, decoded)
@@ -90,7 +112,7 @@ class Broadcast:
             return Accepted(reply, admitted, wire.read_metrics(arrival.content))
         if reply.task != task.id:
             raise RefusedError(Word.PROTOCOL, f"{reply.kind} to another task: {reply.reason}")
-        raise RefusedError(_WORDS[reply.kind], reply.reason)
+        raise RefusedError(_WORDS.get(reply.kind, Word.PROTOCOL), reply.reason or reply.kind)
 
     def failed(self, client: int) -> ClientInfo:
         """What is known about a client whose result was not finite."""
@@ -118,7 +140,7 @@ _WORDS = {
 class Flight(NamedTuple):
     """A task that is out."""
 
-    cast: Broadcast
+    cast: Cast
     task: Task
     round_index: int
     step: int
@@ -140,8 +162,20 @@ class Tasks:
     """The tasks that are out, one per client at most."""
 
     def __init__(
-        self, exchange: Exchange, roster: Roster, journal: Journal, resend: float, boots: int
+        self,
+        exchange: Exchange,
+        roster: Roster,
+        journal: Journal,
+        resend: float,
+        boots: int,
+        *,
+        afresh: bool,
     ) -> None:
+        """`afresh`: a server that starts again begins its round anew.
+
+        It no longer knows for which set an upload left, and that leaves for no other.
+        """
+        self._boots, self._afresh = boots, afresh
         self._exchange = exchange
         self._roster = roster
         self._journal = journal
@@ -151,7 +185,7 @@ class Tasks:
         self._sent = 0
 
     def take_count(self) -> int:
-        """How many messages with a task went out since this was last asked."""
+        """How many broadcasts went out since this was last asked."""
         count, self._sent = self._sent, 0
         return count
 
@@ -162,7 +196,7 @@ class Tasks:
     def send(
         self,
         clients: Iterable[int],
-        cast: Broadcast,
+        cast: Cast,
         ledger: ServerLedger,
         step: int,
         ttl: float,
@@ -186,13 +220,14 @@ class Tasks:
                 continue
             self.out[client] = flight
             contents[client] = (seat.node, flight.cast.content(flight.task, flight.round_index))
-        self._sent += len(contents)
+        if isinstance(cast, Broadcast):
+            self._sent += len(contents)
         self._exchange.send("train", str(step + 1), contents, max(ttl, 1.0))
 
     def _make_out(
         self,
         client: int,
-        cast: Broadcast,
+        cast: Cast,
         ledger: ServerLedger,
         step: int,
         seat: Seat,
@@ -201,6 +236,8 @@ class Tasks:
         """A round's number counts for all; without rounds a client's own updates are counted."""
         if rounds:
             number, index = step + ledger.restarts, step
+            if self._afresh:
+                number = (number << _BOOT) + self._boots
         else:
             self._number += 1
             number, index = self._number, ledger.entry(client).version

@@ -13,12 +13,14 @@ import torch
 
 from fedadmm.core.codec import digest, encode, pack, unpack
 from fedadmm.core.errors import ConfigError, StateError
-from fedadmm.core.protocols import ClientRecord, Evaluator, Objective
+from fedadmm.core.protocols import ClientRecord, Evaluator, Objective, RecordNoise
+from fedadmm.core.uploads import Uploads
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
 from fedadmm.flower.protocol.codec import check_like, decode
 from fedadmm.flower.protocol.ledger import Action, Kind, Reply, Task, receive, reply_to
+from fedadmm.flower.protocol.masking import metric_words, read_set, subject, to_body
 from fedadmm.flower.protocol.messages import (
     Parcel,
     Question,
@@ -29,7 +31,8 @@ from fedadmm.flower.protocol.messages import (
 from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.flower.site.account import SiteAccount, Steps
 from fedadmm.flower.site.gate import Gate
-from fedadmm.flower.site.policy import SitePolicy
+from fedadmm.flower.site.masking import Masker, client_of, masker
+from fedadmm.flower.site.policy import POLICY, SitePolicy
 from fedadmm.flower.site.state import SiteState
 from fedadmm.run.client import ClientRound, Job, client_round, first_record, moved_along
 from fedadmm.run.noise import steps_of_an_epoch
@@ -79,8 +82,11 @@ def client_app(federation: Federation, load: Load, policy: SitePolicy | None = N
         gate = gate_of(federation, context, content, policy)
 
         def reply() -> RecordDict:
-            noised = federation.has_noise
-            declined = declines(context, content, gate.policy, noised=noised)
+            asked = partial(declines, context, content, gate.policy, noised=federation.has_noise)
+            if federation.experiment.aggregate.hides:
+                site = partial(_site, load, context)
+                return _masked_metrics(federation, site, context, content, gate.policy, asked)
+            declined = asked()
             if declined is not None:
                 return wire.write_declined(declined)
             measured = _measure(federation, _site(load, context), wire.read_body(content))
@@ -134,13 +140,22 @@ def answer(
     task, body = wire.read_task(content)
     if number != task.client:
         raise StateError(f"the task is for client {task.client}, but this node is client {number}")
-    if digest(body) != task.cast_digest:
+    folder = state_folder(context, task.run, task.client, content)
+    agreed = (policy or SitePolicy()).configured(context.node_config)
+    mask = masker(federation, context.node_config, agreed, folder)
+    asked = wire.SET in content
+    if not asked and digest(body) != task.cast_digest:
         raise StateError("the task's digest is not that of its content")
-    state = SiteState(state_folder(context, task.run, task.client, content))
+    state = SiteState(folder)
     account = SiteAccount(state_base(context, content), task.client)
-    budget = (policy or SitePolicy()).configured(context.node_config).epsilon
+    budget = agreed.epsilon
     with torch.no_grad(), state.locked():
-        return wire.write(*work(federation, objective, state, task, body, account, budget))
+        if mask is not None and asked:
+            spend = partial(_spend, federation, account, task.run, budget)
+            return wire.write(*mask.release(state, task, content, spend))
+        reply, sent = work(federation, objective, state, task, body, account, budget, mask)
+        ready = mask is not None and reply.kind is Kind.READY
+        return wire.write(reply, sent, mask.beside(task.id) if mask and ready else None)
 
 
 def work(
@@ -151,6 +166,7 @@ def work(
     body: bytes,
     account: SiteAccount,
     budget: float | None = None,
+    mask: Masker | None = None,
 ) -> tuple[Reply, bytes]:
     """Answer one task: replay, compute, or say why not; the data are loaded only to compute."""
     decision = receive(state.ledger(), task)
@@ -158,16 +174,18 @@ def work(
         state.forget()
     if decision.promote:
         state.promote()
+        if mask is not None:
+            mask.waiting().settled()
     if decision.action is Action.LOST:
         return reply_to(task, Kind.LOST, decision.reason), b""
     if decision.action is Action.STALE:
         return reply_to(task, Kind.STALE, decision.reason), b""
     if decision.action is Action.REPLAY:
         stored = state.pending()
-        if stored is not None:
+        if stored is not None and (mask is None or mask.waiting().held(task.id) is not None):
             return stored
     counted = partial(_counted_round, account, budget)
-    return _compute(federation, objective(), state, task, body, counted)
+    return _compute(federation, objective(), state, task, body, counted, mask)
 
 
 def _compute(
@@ -177,6 +195,7 @@ def _compute(
     task: Task,
     body: bytes,
     counted: Callable[[Job, Task, ClientRecord | None, Parcel], ClientRound],
+    mask: Masker | None,
 ) -> tuple[Reply, bytes]:
     most = _VECTORS * 8 * objective.num_parameters + _ROOM
     if len(body) > most:
@@ -198,6 +217,8 @@ def _compute(
     done = counted(job, task, record, parcel)
     if done.record is None:
         return reply_to(task, Kind.FAILED, "the local result holds NaN or infinite entries"), b""
+    if mask is not None:
+        return mask.ready(job, state, task, done), b""
     sent = encode(pack(travelling(done)))
     reply = seal(reply_to(task, Kind.UPDATE), sent)
     state.commit(reply, sent, done.record)
@@ -224,6 +245,53 @@ def _counted_round(
         done = client_round(job, client, record, download, index)
         made = account.count_steps(task.run, kind, done.info.solve.steps)
     return done._replace(info=done.info._replace(noised=made))
+
+
+def _spend(federation: Federation, account: SiteAccount, run: str, budget: float | None) -> None:
+    """Count an upload whose noise is added in shares, before it leaves."""
+    noise = Uploads.of(federation.experiment.upload).noise
+    if noise is None:
+        return
+    kind = Steps(float(noise.multiplier), 1)
+    with account.locked():
+        spent = RecordNoise(noise.multiplier, 0.0, noise.delta, noise.budget)
+        account.check_budget(spent, kind, 1, budget)
+        account.count_steps(run, kind, 1)
+
+
+def _masked_metrics(
+    federation: Federation,
+    load: Callable[[], Site],
+    context: Context,
+    content: RecordDict,
+    policy: SitePolicy,
+    declined: Callable[[], str | None],
+) -> RecordDict:
+    """An answer that is added up before anybody sees it: a key first, then words under masks."""
+    client, about = client_number(context), wire.read_beside(content, wire.QUESTION)
+    run, number, body = str(about.get("run")), about.get("number"), wire.read_body(content)
+    folder = state_folder(context, run, client, content)
+    mask, state = masker(federation, context.node_config, policy, folder), SiteState(folder)
+    if mask is None or type(number) is not int:
+        raise StateError("the question does not say which it is")
+    waiting = mask.waiting("evaluate")
+    with torch.no_grad(), state.locked():
+        if wire.SET in content:
+            task, shares = str(about.get("task")), read_set(content)
+            words = waiting.release(mask.peers, task, shares, mask.part.minimum, "")
+            return wire.write_body(to_body(words))
+        task = digest(body, {"run": run, "number": number})
+        if waiting.held(task) is None:
+            reason = declined()
+            if reason is not None:
+                return wire.write_declined(reason)
+            found = policy.leaving(_measure(federation, load(), body))
+            if not found:
+                return wire.write_declined(f"no metric may leave by this site's {POLICY}")
+            words = metric_words(mask.part, federation.problem.weight(client), found)
+            told = {"task": task, "names": sorted(found)}
+            waiting.hold(mask.peers, task, subject("evaluate", run, number), words, told)
+        return wire.write_body(b"", mask.beside(task, "evaluate"))
 
 
 def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float]:
@@ -257,13 +325,7 @@ def _site(load: Load, context: Context) -> Site:
 
 def client_number(context: Context) -> int:
     """Which client this node is, from its own configuration."""
-    number: Any = context.node_config.get("partition-id")
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ConfigError(
-            f"node-config: partition-id is {number!r}, but must be the number of this client, as "
-            "in --node-config 'partition-id=0 state-dir=\"/var/lib/fedadmm\"'"
-        )
-    return number
+    return client_of(context.node_config)
 
 
 def state_folder(context: Context, run: str, client: int, content: RecordDict) -> Path:

@@ -113,8 +113,9 @@ class Gate:
             found = self._leaving(found)
             if not wire.read_metrics(found):
                 found = wire.write_declined(f"no metric may leave by this site's {POLICY}")
-        kind = "metrics" if wire.METRICS in found else Kind.DECLINED
-        self._note("", 0, kind, 8 * len(wire.read_beside(found, wire.METRICS)))
+        size = 8 * len(wire.read_beside(found, wire.METRICS)) + len(wire.read_body(found))
+        kind = "metrics" if size else str(Kind.READY)  # a key: the words leave when a set is known
+        self._note("", 0, Kind.DECLINED if wire.DECLINED in found else kind, size)
         return found
 
     def _leaving(self, content: RecordDict) -> RecordDict:

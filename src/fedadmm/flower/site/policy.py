@@ -37,6 +37,10 @@ class SitePolicy:
         models: the models that it trains, as class and number of parameters: "Sequential-14".
         uploads: the stages that every upload must pass, such as "clip" or "gaussian".
         other_sites: at least this many other sites must be in the federation.
+        minimum_sites: where uploads are masked, at least this many sites, itself included, must be
+            in a sum.
+        sets_apart: where uploads are masked: after one that left and was not acknowledged, the next
+            sum must be of the same sites, or differ by `minimum_sites`.
         epsilon: what its rows may spend over all runs; with a budget of the solver, the smaller.
             A run without noise at the site spends more than any budget, and is refused.
         evaluations: how many questions for its metrics the site answers a day (UTC).  An answer is
@@ -54,6 +58,8 @@ class SitePolicy:
     models: Sequence[str] | None = None
     uploads: Sequence[str] = ()
     other_sites: Natural = 0
+    minimum_sites: Annotated[int, Ge(3)] = 3
+    sets_apart: bool = False
     epsilon: Positive | None = None
     evaluations: Annotated[int, Ge(0)] = 0
     evaluations_with_noise: bool = False

@@ -97,7 +97,9 @@ class SiteState:
         """Keep a new state with the reply that leads to it, before that reply leaves."""
         packed = pack(record)
         packed.plain[_REPLY] = json.dumps(reply._asdict())
-        content = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        content = torch.empty(0, dtype=torch.uint8)
+        if body:
+            content = torch.frombuffer(bytearray(body), dtype=torch.uint8)
         codec.write_checksummed(self._folder / PENDING, packed, body=content)
         self._files.pop(PENDING, None)
 

@@ -57,7 +57,7 @@ class Ray(EngineChoice):
     def refuses(self, setup: Setup) -> Iterator[str]:
         """An aggregation of single replies: actors send the sums of their clients."""
         yield from super().refuses(setup)
-        if setup.aggregate.needs != "sum":
+        if setup.aggregate.needs != "sum" or setup.aggregate.hides:
             yield (
                 "the ray engine adds up replies where the clients are, but "
                 f"{type(setup.aggregate).__name__} needs each by itself; use Sequential, "

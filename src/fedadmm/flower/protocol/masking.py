@@ -1,0 +1,216 @@
+"""What travels for a masked sum, in two phases; only words under masks leave a site.
+
+    server -> site   a task                       as ever
+    site -> server   READY, and a signed key      the upload waits on the site's disk
+    server -> site   the task again, and a set    whose uploads are to be added up: all their keys
+    site -> server   MASKED, and words            once for every upload, under one set for ever
+
+A key is made for one upload and signed by the site's identity; the sites know each other's
+identities without the server.  Questions for metrics go the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.core import trees
+from fedadmm.core.aggregation import Aggregation, MaskedSum
+from fedadmm.core.codec import encode, pack, unpack
+from fedadmm.core.masking import FixedPoint, Share, Words
+from fedadmm.core.protocols import ClientInfo, Download, SolveInfo, Upload
+from fedadmm.core.uploads.pipeline import vectors_of
+from fedadmm.core.uploads.stages import joint_norm
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.codec import check_like, decode
+from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.run.client import ClientRound, Job, message_template
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+_COUNTS = 5
+_MIDDLE = 2.0**22
+"""What is added to a metric, so that it is not negative."""
+_WORDS = {32: torch.int32, 64: torch.int64}
+
+
+class Body(NamedTuple):
+    """Up: one vector of words."""
+
+    words: Tensor
+
+
+def hiding(aggregate: Aggregation) -> MaskedSum | None:
+    """The part that lets sums alone be seen, if the aggregation is one."""
+    return aggregate if isinstance(aggregate, MaskedSum) else None
+
+
+def subject(purpose: str, run: str, number: int) -> str:
+    """What a key is good for: one kind of sum, in one round of one run."""
+    return f"{purpose}\n{run}\n{number}"
+
+
+# A site's upload as words -----------------------------------------------------------------------
+
+
+def upload_words(job: Job, part: MaskedSum, client: int, done: ClientRound) -> Words:
+    """A client's weighted upload, its share of the noise, and what records say about its work."""
+    weight, info = job.problem.weight(client), done.info
+    noise = 0.0
+    if job.uploads.noise is not None:
+        largest = max(job.problem.weight(one) for one in range(job.problem.num_clients))
+        noise = part.noise * largest
+    solve = info.solve
+    counts = (solve.steps, solve.epochs, solve.passes, info.weight, weight * info.drift**2)
+    point = part.fixed_point
+    return _joined(point.encode(done.upload, weight, noise), point.counts(counts))
+
+
+def upload_template(job: Job, download: Download) -> Upload:
+    """How an upload looks before it becomes words."""
+    buffers = job.initial_buffers if job.problem.buffers == "average" else None
+    within = None if job.uploads.first_bound is None else job.initial.new_zeros(1)
+    return Upload(message_template(job, download.cast), buffers, within)
+
+
+def length_of(template: Upload) -> int:
+    """How many words an upload has."""
+    return sum(leaf.numel() for leaf in trees.tensors(template)) + 3 * _COUNTS
+
+
+def read_sum(
+    job: Job, part: MaskedSum, clients: Sequence[int], total: Words, template: Upload
+) -> tuple[Upload, list[ClientInfo]]:
+    """The sum of some clients' uploads; of their work each is said to have done the mean.
+
+    A RefusedError when it is longer than all their clips together.
+    """
+    point, count = part.fixed_point, len(clients)
+    upload = point.decode(total[: -3 * _COUNTS], template)
+    weight = sum(job.problem.weight(client) for client in clients)
+    clip, noise = job.uploads.clip, job.uploads.noise
+    if clip is not None and noise is None and job.uploads.first_bound is None:
+        vectors = vectors_of(job.algorithm, upload.message)
+        length = joint_norm({name: vector.double() for name, vector in vectors.items()})
+        entries = sum(vector.numel() for vector in vectors.values())
+        most = weight * clip.norm * (1 + 1e-4) + count * point.step * math.sqrt(entries)
+        if length > most:
+            raise RefusedError(
+                Word.NORM, f"their sum has norm {length:.6g}, but their clips allow {most:.6g}"
+            )
+    steps, epochs, passes, penalty, drift = point.total(total[-3 * _COUNTS :])
+    drift = math.sqrt(max(0.0, drift / weight))
+    each, more = divmod(round(steps), count)
+    infos = [
+        ClientInfo(
+            client,
+            SolveInfo(each + (k < more), epochs / count, passes / count, "masked", math.nan),
+            *(penalty / count, math.nan, drift, True),
+        )
+        for k, client in enumerate(clients)
+    ]
+    return upload, infos
+
+
+# Metrics as words -------------------------------------------------------------------------------
+
+
+def metric_words(part: MaskedSum, weight: float, metrics: Mapping[str, float]) -> Words:
+    """A site's weighted metrics, in the order of their names."""
+    values = [weight * metrics[name] + _MIDDLE for name in sorted(metrics)]
+    return part.fixed_point.counts(values)
+
+
+def read_metrics(part: MaskedSum, total: Words, weight: float, count: int) -> list[float]:
+    """The weighted means of some sites' metrics, from their sum."""
+    return [(value - count * _MIDDLE) / weight for value in part.fixed_point.total(total)]
+
+
+def metrics_length(names: Sequence[str]) -> int:
+    """How many words metrics have."""
+    return 3 * len(names)
+
+
+# Bytes ------------------------------------------------------------------------------------------
+
+
+def to_body(words: Words) -> bytes:
+    """Words as they travel."""
+    return encode(pack(Body(as_tensor(words))))
+
+
+def from_body(body: bytes, point: FixedPoint, length: int) -> Words:
+    """The words of a body, which must be this many."""
+    template = Body(torch.empty(length, dtype=_WORDS[point.bits]))
+    packed = decode(body)
+    check_like(template, packed)
+    words: Words = unpack(template, packed).words.numpy().view(point.dtype)
+    return words
+
+
+def body_size(point: FixedPoint, length: int) -> int:
+    """How many bytes they take."""
+    return len(encode(pack(Body(torch.zeros(length, dtype=_WORDS[point.bits])))))
+
+
+def as_tensor(words: Words) -> Tensor:
+    """The same bits as integers that torch has."""
+    return torch.from_numpy(words.view("int32" if words.itemsize == 4 else "int64").copy())
+
+
+def _joined(*parts: Words) -> Words:
+    import numpy as np
+
+    return np.concatenate(parts)
+
+
+# Keys and sets beside a head --------------------------------------------------------------------
+
+
+def write_share(share: Share, **more: Any) -> dict[str, Any]:
+    """A site's key, and what else it says when it is ready."""
+    return {"public": share.public, "signature": share.signature, **more}
+
+
+def read_share(content: RecordDict, client: int) -> Share:
+    """The key that came with a READY."""
+    found = wire.read_beside(content, wire.SHARE)
+    public, signature = found.get("public"), found.get("signature")
+    if not (_is_bytes(public, 32) and _is_bytes(signature, 64)):
+        raise RefusedError(Word.GARBAGE, "there is no signed key beside it")
+    return Share(client, bytes(public or b""), bytes(signature or b""))
+
+
+def write_set(shares: Sequence[Share]) -> dict[str, Any]:
+    """Whose uploads are added up."""
+    clients, publics, signatures = zip(*shares, strict=True)
+    return {
+        "clients": list(clients),
+        "publics": b"".join(publics),
+        "signatures": b"".join(signatures),
+    }
+
+
+def read_set(content: RecordDict) -> list[Share]:
+    """The set that came with a task."""
+    found = wire.read_beside(content, wire.SET)
+    clients, publics = found.get("clients"), found.get("publics")
+    signatures, count = found.get("signatures"), 0
+    if isinstance(clients, list | tuple) and all(type(client) is int for client in clients):
+        count = len(clients)
+    if not count or not (_is_bytes(publics, 32 * count) and _is_bytes(signatures, 64 * count)):
+        raise RefusedError(Word.GARBAGE, "there is no proper set beside the task")
+    publics, signatures = bytes(publics or b""), bytes(signatures or b"")
+    return [
+        Share(client, publics[32 * k : 32 * k + 32], signatures[64 * k : 64 * k + 64])
+        for k, client in enumerate(clients or ())
+    ]
+
+
+def _is_bytes(found: object, length: int) -> bool:
+    return isinstance(found, bytes) and len(found) == length

@@ -1,0 +1,173 @@
+"""The server's half of a masked sum: fixes the sets, adds up words that say nothing alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedadmm.core.aggregation import MaskedSum
+from fedadmm.core.masking import Share, Words, groups, summed
+from fedadmm.core.protocols import ClientInfo, Download, Partial
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.admission import Admitted, is_sealed
+from fedadmm.flower.protocol.ledger import Kind, ServerLedger, Task, objection
+from fedadmm.flower.protocol.masking import (
+    body_size,
+    from_body,
+    length_of,
+    read_share,
+    read_sum,
+    upload_template,
+    write_set,
+)
+from fedadmm.flower.protocol.messages import check_work
+from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.server.exchange import Arrival
+from fedadmm.flower.server.tasks import Accepted, Broadcast
+from fedadmm.run.client import Job
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+_ROOM = 4096
+
+
+class Summed(NamedTuple):
+    """What became of the set of some clients."""
+
+    clients: Sequence[int]
+    partial: Partial | None
+    why: str = ""
+    """Why there is no sum."""
+
+
+class Readiness(Broadcast):
+    """A broadcast to which sites answer that their upload is ready."""
+
+    def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
+        """Accept a key, or say in a RefusedError why not."""
+        if arrival.content is None:
+            raise RefusedError(Word.ERROR, arrival.error)
+        reply, body = wire.read_reply(arrival.content, _ROOM)
+        if reply.kind is not Kind.READY:
+            return super().judge(ledger, task, arrival)
+        protest = objection(ledger, task, reply)
+        if protest is not None:
+            raise RefusedError(Word.PROTOCOL, protest)
+        if body or not is_sealed(reply, body):
+            raise RefusedError(Word.DIGEST, "it is not that of the content")
+        share = read_share(arrival.content, task.client)
+        info = self._template.info._replace(client=task.client)
+        info = _told(self._job, info, wire.read_beside(arrival.content, wire.SHARE))
+        check_work(self._job, info, self._step)
+        answer = self._template._replace(info=info)
+        return Accepted(reply, Admitted(answer, {}), {}, share, task)
+
+    def sets(self, part: MaskedSum, ready: Mapping[int, Accepted]) -> Sets:
+        """The second question, to those who are ready."""
+        return Sets(self._job, part, self._download, ready)
+
+
+class Sets:
+    """Asks those who are ready for their words, in groups."""
+
+    def __init__(
+        self, job: Job, part: MaskedSum, download: Download, ready: Mapping[int, Accepted]
+    ) -> None:
+        self._job = job
+        self._part = part
+        self._ready = ready
+        self._template = upload_template(job, download)
+        self._point, self._length = part.fixed_point, length_of(self._template)
+        self._most = body_size(self._point, self._length) + _ROOM
+        members = sorted(ready)
+        self.groups = groups(members, part.group) if len(members) >= part.minimum else []
+        shares = {client: _share(accepted) for client, accepted in ready.items()}
+        self._beside = {
+            client: {wire.SET: write_set([shares[one] for one in group])}
+            for group in self.groups
+            for client in group
+        }
+        self.scale = 0.0
+
+    @property
+    def members(self) -> list[int]:
+        """Everybody who is asked."""
+        return [client for group in self.groups for client in group]
+
+    def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
+        """The task to which a client said that it is ready."""
+        task = self._ready[client].task
+        assert task is not None
+        return task
+
+    def content(self, task: Task, index: int) -> RecordDict:
+        """The task again, with the set."""
+        return wire.write(task, b"", self._beside[task.client])
+
+    def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
+        """Accept words, or say in a RefusedError why not."""
+        if arrival.content is None:
+            raise RefusedError(Word.ERROR, arrival.error)
+        reply, body = wire.read_reply(arrival.content, self._most)
+        if reply.kind is Kind.DECLINED and reply.task == task.id:
+            raise RefusedError(Word.DECLINED, reply.reason)
+        protest = objection(ledger, task, reply)
+        if protest is None and reply.kind is not Kind.MASKED:
+            protest = f"kind is {reply.kind}, but must be masked"
+        if protest is not None:
+            raise RefusedError(Word.PROTOCOL, protest)
+        if not is_sealed(reply, body):
+            raise RefusedError(Word.DIGEST, "it is not that of the content")
+        words = from_body(body, self._point, self._length)
+        return self._ready[task.client]._replace(words=words)
+
+    def sums(self, answers: Mapping[int, Accepted]) -> Iterator[Summed]:
+        """The sum of every group that is whole."""
+        for group in self.groups:
+            lost = [client for client in group if client not in answers]
+            if lost:
+                yield Summed(group, None, f"client {lost[0]} did not send its words")
+                continue
+            total = summed([_words(answers[client]) for client in group])
+            try:
+                upload, infos = read_sum(self._job, self._part, group, total, self._template)
+            except RefusedError as error:
+                yield Summed(group, None, error.detail)
+                continue
+            if self._job.solver is not None and self._job.solver.noise is not None:
+                infos = [
+                    info._replace(solve=told.solve._replace(status="masked"), noised=told.noised)
+                    for info, told in zip(
+                        infos, (self._ready[c].admitted.answer.info for c in group), strict=True
+                    )
+                ]
+            weight = sum(self._job.problem.weight(client) for client in group)
+            sent = len(group) * total.nbytes
+            yield Summed(group, Partial(upload, weight, sent, infos))
+
+
+def _told(job: Job, info: ClientInfo, found: Mapping[str, object]) -> ClientInfo:
+    """What a site says of its noised steps, for the server's own account."""
+    if job.solver is None or job.solver.noise is None:
+        return info
+    steps, epochs, noised = (found.get(name) for name in ("steps", "epochs", "noised"))
+    whole = type(steps) is int and type(noised) is int
+    if not whole or not isinstance(epochs, float) or not 0 < epochs < 1e12:
+        raise RefusedError(Word.GARBAGE, "it does not say how many noised steps were made")
+    assert isinstance(steps, int)
+    assert isinstance(noised, int)
+    if not (0 <= steps < 10**12 and 0 <= noised < 10**12):
+        raise RefusedError(Word.RANGE, f"it says that {steps} and {noised} noised steps were made")
+    solve = info.solve._replace(steps=steps, epochs=epochs, passes=epochs)
+    return info._replace(solve=solve, noised=noised)
+
+
+def _share(accepted: Accepted) -> Share:
+    assert accepted.share is not None
+    return accepted.share
+
+
+def _words(accepted: Accepted) -> Words:
+    assert accepted.words is not None
+    return accepted.words

@@ -1,0 +1,300 @@
+"""A site's half of a masked sum: an upload waits here, and leaves under one set of sites for ever.
+
+    held-update.safetensors   the words of the upload that waits, its task, and its private key
+    set-update.json           under which set an upload left last
+
+and the same for the answers to questions for metrics.  What the disk says counts, whatever the
+server says: another set for an upload that left is refused.  The words and their key are removed
+when the server has acknowledged them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedadmm.core import codec, files
+from fedadmm.core.aggregation import MaskedSum
+from fedadmm.core.codec import DamageError, Packed
+from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.masking import (
+    RangeError,
+    Share,
+    Words,
+    check_shares,
+    masked,
+    new_share,
+    set_digest,
+)
+from fedadmm.core.uploads import Uploads
+from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.admission import seal
+from fedadmm.flower.protocol.ledger import Kind, Reply, Task, reply_to
+from fedadmm.flower.protocol.masking import (
+    as_tensor,
+    hiding,
+    read_set,
+    subject,
+    to_body,
+    upload_words,
+    write_share,
+)
+from fedadmm.flower.site.policy import SitePolicy
+from fedadmm.flower.site.state import SiteState
+from fedadmm.run.client import ClientRound, Job
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+IDENTITY, PEERS = "identity", "peers"
+FILES = {IDENTITY: "identity", PEERS: "peers.json"}
+
+
+class Peers(NamedTuple):
+    """Who a site is, whom it knows, and what it demands of a set; all from its own node."""
+
+    client: int
+    identity: bytes
+    known: Mapping[int, bytes]
+    """The public identities of all sites, as they were given to this one."""
+    minimum: int = 3
+    """The fewest sites of a set, this one included."""
+    apart: bool = False
+    """Whether after an upload that left and was not acknowledged the next set must be the same, or
+    differ by `minimum` sites."""
+
+
+def client_of(node: Mapping[str, Any]) -> int:
+    """Which client a node is, from its own configuration."""
+    number: Any = node.get("partition-id")
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ConfigError(
+            f"node-config: partition-id is {number!r}, but must be the number of this client, as "
+            "in --node-config 'partition-id=0 state-dir=\"/var/lib/fedadmm\"'"
+        )
+    return number
+
+
+def read_peers(node: Mapping[str, Any], policy: SitePolicy) -> Peers:
+    """A site's two files, beside its state folder unless its node says where, and its demands."""
+    identity, peers = (_beside_state(node, name) for name in (IDENTITY, PEERS))
+    written, listed = _text(identity), _text(peers)
+    try:
+        own = bytes.fromhex(written)
+        known = {int(number): bytes.fromhex(key) for number, key in json.loads(listed).items()}
+        right = all(len(key) == 32 for key in (own, *known.values()))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        right = False
+    if not right:
+        raise ConfigError(
+            f"{identity} must hold 64 hexadecimal digits, and {peers} a JSON object from client "
+            "numbers to such digits"
+        )
+    return Peers(client_of(node), own, known, policy.minimum_sites, policy.sets_apart)
+
+
+def _beside_state(node: Mapping[str, Any], name: str) -> Path:
+    given, state = node.get(name), node.get("state-dir")
+    if isinstance(given, str):
+        return Path(given)
+    if given is None and isinstance(state, str):
+        return Path(state).parent / FILES[name]
+    raise ConfigError(f"node-config: {name} is {given!r}, but must be the path of a file")
+
+
+def _text(path: Path) -> str:
+    data = files.read_if_there(path)
+    if data is None:
+        raise ConfigError(
+            f"{path} is not there, but only masked sums may leave this site; `fedadmm deploy init` "
+            "makes identities for all sites, `fedadmm deploy identity` one for this"
+        )
+    return data.decode(errors="replace")
+
+
+class Held(NamedTuple):
+    """An upload that waits."""
+
+    task: str
+    subject: str
+    share: Share
+    private: bytes
+    words: Words
+    told: Mapping[str, Any]
+    """What the server may know besides the key."""
+
+
+class Left(NamedTuple):
+    """Under which set an upload left last."""
+
+    task: str
+    set: str
+    clients: Sequence[int]
+
+
+class Waiting:
+    """The uploads of one kind that wait in a client's folder."""
+
+    def __init__(self, folder: Path, purpose: str) -> None:
+        self._held = folder / f"held-{purpose}.safetensors"
+        self._set = folder / f"set-{purpose}.json"
+
+    def hold(
+        self, peers: Peers, task: str, subject: str, words: Words, told: Mapping[str, Any]
+    ) -> None:
+        """Keep an upload, with a fresh key that is good for it alone."""
+        share, private = new_share(peers.client, subject, peers.identity)
+        plain: dict[str, Any] = {
+            "task": task,
+            "subject": subject,
+            "client": share.client,
+            "public": share.public.hex(),
+            "signature": share.signature.hex(),
+            "private": private.hex(),
+            "told": json.dumps(told),
+        }
+        codec.write_checksummed(self._held, Packed({"words": as_tensor(words)}, plain))
+        try:
+            self.left()
+        except StateError:
+            files.remove(self._set)  # of an upload that waits no more
+
+    def held(self, task: str) -> Held | None:
+        """The upload that waits for this task; None when another does, or it is damaged."""
+        try:
+            packed = codec.read_checksummed(self._held)
+        except DamageError:
+            return None
+        if packed is None or packed.plain["task"] != task:
+            return None
+        plain: dict[str, Any] = dict(packed.plain)
+        share = Share(
+            plain["client"], bytes.fromhex(plain["public"]), bytes.fromhex(plain["signature"])
+        )
+        words = packed.tensors["words"].numpy()
+        words = words.view("uint32" if words.itemsize == 4 else "uint64")
+        told = json.loads(plain["told"])
+        return Held(task, plain["subject"], share, bytes.fromhex(plain["private"]), words, told)
+
+    def settled(self) -> None:
+        """What waited is acknowledged: its words and its key are needed no more."""
+        if files.exists(self._held):
+            files.remove(self._held)
+
+    def left(self) -> Left | None:
+        """Under which set an upload left last; a StateError when that is damaged."""
+        if not files.exists(self._set):
+            return None
+        found = codec.read_json(self._set)
+        return Left(found["task"], found["set"], found["clients"])
+
+    def release(
+        self,
+        peers: Peers,
+        task: str,
+        shares: Sequence[Share],
+        least: int,
+        acknowledged: str,
+        spend: Callable[[], None] = lambda: None,
+    ) -> Words:
+        """The upload under the masks of a set, which is on the disk before the words leave.
+
+        `acknowledged` is the task of the last upload that the server is known to have folded;
+        `spend` counts an upload that leaves for the first time.
+        """
+        held = self.held(task)
+        if held is None:
+            raise StateError("no upload for this task waits here")
+        if held.share not in shares:
+            raise StateError("the set does not hold the key that this site made for this upload")
+        fewest = max(least, peers.minimum)
+        if len(shares) < fewest:
+            raise StateError(
+                f"the set has {len(shares)} sites, but this site adds its uploads to those of at "
+                f"least {fewest - 1} others"
+            )
+        check_shares(held.subject, shares, peers.known)
+        digest, before = set_digest(held.subject, shares), self.left()
+        first = before is None or before.task != task
+        if before is not None and not first and before.set != digest:
+            raise StateError("this upload left under another set, and leaves under no second one")
+        if before is not None and first and peers.apart and before.task != acknowledged:
+            differ = len({share.client for share in shares} ^ set(before.clients))
+            if 0 < differ < peers.minimum:
+                raise StateError(
+                    f"the last upload left under clients {list(before.clients)} and was not "
+                    "acknowledged; this site then demands the same set, or one that differs by at "
+                    f"least {peers.minimum} sites"
+                )
+        words = masked(held.words, peers.client, held.private, held.subject, shares)
+        if first:
+            spend()
+            clients = [share.client for share in shares]
+            codec.write_json(self._set, Left(task, digest, clients)._asdict())
+        return words
+
+
+class Masker(NamedTuple):
+    """What a site does where only masked sums may leave."""
+
+    part: MaskedSum
+    peers: Peers
+    folder: Path
+
+    def waiting(self, purpose: str = "update") -> Waiting:
+        """The uploads, or the answers, that wait."""
+        return Waiting(self.folder, purpose)
+
+    def ready(self, job: Job, state: SiteState, task: Task, done: ClientRound) -> Reply:
+        """Keep an upload until its set is known, and say that it is there."""
+        part, record = hiding(job.aggregate), done.record
+        assert part is not None
+        assert record is not None
+        try:
+            words = upload_words(job, part, task.client, done)
+        except RangeError as error:
+            return reply_to(task, Kind.FAILED, str(error))
+        told = {}
+        if job.solver is not None and job.solver.noise is not None:
+            solve = done.info.solve  # the server's own account; how many rows there are is public
+            told = {"steps": solve.steps, "epochs": solve.epochs, "noised": done.info.noised}
+        about = subject("update", task.run, task.sequence)
+        self.waiting().hold(self.peers, task.id, about, words, told)
+        reply = seal(reply_to(task, Kind.READY), b"")
+        state.commit(reply, b"", record)
+        return reply
+
+    def beside(self, task: str, purpose: str = "update") -> dict[str, dict[str, Any]]:
+        """The key that travels with READY."""
+        held = self.waiting(purpose).held(task)
+        if held is None:
+            raise StateError("the upload that waited here is damaged; the task must come again")
+        return {wire.SHARE: write_share(held.share, **held.told)}
+
+    def release(
+        self, state: SiteState, task: Task, content: RecordDict, spend: Callable[[], None]
+    ) -> tuple[Reply, bytes]:
+        """The upload that waits, under the masks of the set that came."""
+        acked = state.ledger().acked
+        words = self.waiting().release(
+            self.peers,
+            task.id,
+            read_set(content),
+            self.part.minimum,
+            "" if acked is None else acked.task,
+            spend,
+        )
+        body = to_body(words)
+        return seal(reply_to(task, Kind.MASKED), body), body
+
+
+def masker(
+    federation: Federation, node: Mapping[str, Any], policy: SitePolicy, folder: Path
+) -> Masker | None:
+    """A site's half of masked sums; None for a federation without them."""
+    run = federation.experiment
+    part = hiding(run.aggregate.fitted(Uploads.of(run.upload)))
+    return None if part is None else Masker(part, read_peers(node, policy), folder)
