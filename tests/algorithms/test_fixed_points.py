@@ -24,7 +24,6 @@ from fedadmm.algorithms import (
     aligned_admm,
     fed_admm_in,
     fed_admm_state,
-    fed_avg,
     fed_dr,
     fed_dr_ii,
     fed_dyn,
@@ -39,7 +38,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import STARTS, LocalWork
 from fedadmm.core.missed import Missed
 from fedadmm.core.parts import FAMILIES
-from fedadmm.core.protocols import ClientRecord, Start
+from fedadmm.core.protocols import ClientRecord, Start, Theta
 from fedadmm.core.schedules import Schedule
 from fedadmm.run.loop import run_round
 from fedadmm.run.plan import RunState
@@ -183,7 +182,7 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
     if isinstance(method, fa.Scaffnew):
         ratio = method.p * one / 0.1  # the learning rate of `local_work`
         clients = [scaffnew.Client(g - ratio * x, ratio) for g in at.gradients]
-        return fed_avg.Server(x), clients
+        return Theta(x), clients
     if isinstance(method, fa.AdaBest):
         server = adabest.Server(x, x, 0 * one)
         return server, [adabest.Client(g, 0 * one) for g in at.gradients]
