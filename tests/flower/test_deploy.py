@@ -58,10 +58,11 @@ def test_a_project_has_everything_for_every_machine(tmp_path):
     for text in ("--enable-supernode-auth", "--superlink fl.org:", "client-2.pub", "--stream"):
         assert text in commands
     keys = {path.name for path in (tmp_path / "p" / "server" / "keys").iterdir()}
-    assert keys == {"ca.crt", "server.crt", "server.key", *(f"client-{i}.pub" for i in range(3))}
+    ours = {"ca.crt", "server.crt", "server.key", "operator", "operator.pub"}
+    assert keys == ours | {f"client-{i}.pub" for i in range(3)}
     for site in made["sites"]:
         names = {path.name for path in (tmp_path / "p").joinpath(site).iterdir()}
-        assert names == {"node-key", "ca.crt"}
+        assert names == {"node-key", "ca.crt", "site.toml"}
     again = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "p")])
     assert again.exit_code == 2
 
