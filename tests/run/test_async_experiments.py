@@ -41,7 +41,7 @@ def test_a_method_without_rounds_brings_its_engine_along():
     tree = {"problem": PROBLEM, "algorithm": {"name": "async-feddr"}}
     assert resolve(tree).engine.name == "virtual-time"
     assert resolve(tree | {"engine": {"buffer": 2}}).engine.buffer == 2
-    assert resolve({"problem": PROBLEM, "algorithm": {"name": "feddr"}}).engine.name == "sequential"
+    assert resolve({"problem": PROBLEM, "algorithm": {"name": "feddr"}}).engine.name == "auto"
 
 
 def test_a_summary_tells_the_virtual_time_and_no_bookkeeping(tmp_path: Path):

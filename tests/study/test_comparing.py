@@ -187,7 +187,7 @@ def test_another_solver_is_set_before_its_keys() -> None:
         ),
         ("algorithm.steps", r"algorithm.steps is .* of fedavg, fedadmm; .*found in .*stop.steps"),
         ("algorithm.eta", r"not a key of fedavg, fedadmm; .*found in .*feddr, "),
-        ("engine.workers", r"engine.workers is .* not a key of sequential; .*found in workers"),
+        ("engine.actors", r"engine.actors is .* not a key of auto; .*found in ray"),
         ("algorithm.name", r"algorithm.name is set to 7, but every method compared brings its own"),
         ("engine.name", r"engine.name is set to 7, but every method compared brings its own"),
     ],
