@@ -39,6 +39,7 @@ _FAMILIES = {
     "algorithm": "algorithm",
     "solver": "local.solver",
     "stop": "local.stop",
+    "start": "local.start",
     "sampler": "sampler",
     "engine": "engine",
     "aggregate": "aggregate",
@@ -69,10 +70,6 @@ def page() -> str:
     parts.append("Where a number may change over the rounds, a table takes its place.")
     for name in FAMILIES["schedule"]:
         parts += _part("schedule", name)
-    parts.append("## local.start")
-    parts.append("Where a word does not say it, a table does.")
-    for name in FAMILIES["start"]:
-        parts += _part("start", name)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
