@@ -61,8 +61,8 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         check_floor(self, "rho", self.rho)
         if self.weighted and self.step != "tracking":
             raise ParameterError(
-                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members other than "
-                "'all' or a schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)"
+                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members 'seen' "
+                "or a schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)"
             )
 
     @property
