@@ -231,7 +231,8 @@ def simulated(settings: Federation, trace: list[list[int]] | None = None) -> fa.
     problem = settings.problem.with_clients(objectives(settings.clients))
     sampler = run.sampler if trace is None else fa.TraceSampling(trace)
     nothing = fa.Evaluation(objective=False, test=False)
-    return fa.simulate(replace(run, problem=problem, sampler=sampler, evaluate=nothing))
+    one_by_one = replace(run, engine=fa.Sequential())  # as sites are
+    return fa.simulate(replace(one_by_one, problem=problem, sampler=sampler, evaluate=nothing))
 
 
 def server_on_disk(settings: Federation, folder: Path) -> Saved:

@@ -156,7 +156,9 @@ def simulated(stage, settings, trace=None):
     problem = fa.Problem(clients, initial=run.problem.initial)
     sampler = run.sampler if trace is None else fa.TraceSampling(trace)
     nothing = fa.Evaluation(objective=False, test=False)
-    return fa.simulate(replace(run, problem=problem, sampler=sampler, evaluate=nothing)).params
+    one_by_one = replace(run, engine=fa.Sequential())  # as sites are
+    chosen = replace(one_by_one, problem=problem, sampler=sampler, evaluate=nothing)
+    return fa.simulate(chosen).params
 
 
 def result(stage, name):

@@ -333,6 +333,7 @@ class Story:
                 local=run.local,
                 seed=run.seed,
                 upload=run.upload,
+                engine="sequential",  # as sites are
                 evaluate=False,
             )
             off = float(np.abs(result.params.numpy() - theta).max())

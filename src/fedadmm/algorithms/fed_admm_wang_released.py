@@ -14,8 +14,9 @@ from typing import ClassVar, Literal
 
 from fedadmm.algorithms.fed_admm import FedADMM
 from fedadmm.algorithms.fed_admm_state import Message, Server
-from fedadmm.core.parts import part
+from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import Received, Regularizer
+from fedadmm.core.schedules import PerWork
 
 
 @part("algorithm", "fedadmm-wang-released")
@@ -23,12 +24,13 @@ class FedADMMWangReleased(FedADMM):
     """Wang's program: FedADMM in which clients not seen yet count with the current theta.
 
     Args:
-        rho: the penalty: a number, a schedule over rounds, or `PerWork(pull)`.
+        rho: the penalty: a number, or `PerWork(pull)`.
     """
 
     title: ClassVar[str] = "FedADMM-Wang-released"
     paper: ClassVar[str] = "the program of Wang et al., FedADMM, CDC 2022"
 
+    rho: Positive | PerWork = 0.01
     step: Literal["tracking"] = "tracking"
     members: Literal["seen"] = "seen"
 
