@@ -39,6 +39,7 @@ SHELF = {
         "reports.md",
         "state.md",
         "privacy.md",
+        "secure-sums.md",
         "audit.md",
         "asynchrony.md",
         "incentives.md",

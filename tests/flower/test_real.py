@@ -7,9 +7,13 @@ import time
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fedadmm.cli import app
+from fedadmm.core.codec import read_checksummed
 from fedadmm.flower.local.keys import make_certificates, make_node_key
 from fedadmm.flower.local.processes import free_ports
+from fedadmm.study.rundir import RunDir
 
 from .harness import check_invariant, server_on_disk
 from .real import Stage, nothing_left, result, simulated
@@ -117,3 +121,27 @@ def test_a_storm_of_faults_loses_nothing(tmp_path):
     assert stage.summary()["network"]["repaired"] == 1
     entry = server_on_disk(settings, stage.layout()).ledger.entry(0)
     assert entry.incarnation == 1
+
+
+@pytest.mark.release
+def test_masked_hospitals_leave_the_server_nothing_but_sums(tmp_path):
+    """Real sites with keys and noise: what waits on their disks is in no file of the server."""
+    out = tmp_path / "run"
+    given = {"aggregate.name": "masked-sum", "upload": '[{name="clip", norm=1.0}]'}
+    given |= {"local.solver.name": "dp-sgd", "local.solver.lr": 0.1, "local.solver.batch_size": 20}
+    given |= {"local.solver.clip": 1, "local.solver.multiplier": 1.5, "local.solver.delta": 1e-4}
+    sets = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    base = ["deploy", "local", "hospitals", "--clients", "4", "--tls", "--rounds", "2"]
+    done = CliRunner().invoke(app, [*base, *sets, "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    records = RunDir(out).records()
+    assert [record["cohort"]["clients"] for record in records] == [[0, 1, 2, 3]] * 2
+    assert records[-1]["network"]["sites"]["answered"] == 4
+    held = [*(out / "deployment" / "sites").rglob("held-*.safetensors")]
+    words = [read_checksummed(path).tensors["words"].numpy().tobytes() for path in held]
+    assert len(words) == 8
+    files = [path for path in out.rglob("*") if path.is_file() and "sites" not in path.parts]
+    assert "superlink.db" in {path.name for path in files}
+    everything = b"".join(path.read_bytes() for path in files)
+    assert not any(word[:32] in everything for word in words)
+    assert b"fedadmm.share" in everything  # what travelled is there to be found
