@@ -287,10 +287,10 @@ def test_a_site_that_sends_several_times_its_update_changes_nothing(name, factor
 def test_honest_sites_with_different_rows_are_let_in(method, share, clients, monkeypatch):
     """Digits with few classes each, sites of different sizes; what a server would have judged."""
     from fedadmm.data import problems
-    from fedadmm.run import replies
+    from fedadmm.run import loop
 
     admission, past, arrived = Admission(), {}, {}
-    taken = replies.Replies._taken
+    taken = loop.Replies._taken
 
     def look(self, coming):
         def seen():
@@ -308,7 +308,7 @@ def test_honest_sites_with_different_rows_are_let_in(method, share, clients, mon
             past[client] = Brought.after(past.get(client), step, sizes)
         arrived.clear()
 
-    monkeypatch.setattr(replies.Replies, "_taken", look)
+    monkeypatch.setattr(loop.Replies, "_taken", look)
     split = {"partition": "dirichlet", "dirichlet_alpha": 0.1, "min_size": 5}
     problem = problems.load("digits", clients=clients, **split)
     sampler = fa.UniformSampling(max(1, round(share * clients)))

@@ -157,7 +157,10 @@ def small(**changes: Any) -> Experiment:
     solver = {"name": "gradient-descent", "lr": 0.9}
     return resolve(
         SMALL
-        | {"local": {"solver": solver, "stop": {"name": "steps", "steps": 1}}, "rounds": 6}
+        | {
+            "local": {"solver": solver, "stop": {"name": "steps", "steps": 1}, "start": "own"},
+            "rounds": 6,
+        }
         | changes
     )
 

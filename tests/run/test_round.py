@@ -237,9 +237,11 @@ def test_a_record_says_what_the_round_was():
 
 
 def test_drift_and_move_of_a_client():
+    """A local solve that starts at the client's own model moves from it."""
     given, infos = federation(6), []
-    rounds = snapshots(fa.FedADMM(1.0), given, 3)
-    run(fa.FedADMM(1.0), given, 3, callbacks=[lambda report: infos.append(report.infos)])
+    rounds = snapshots(fa.FedADMM(1.0), given, 3, start="own")
+    watch = [lambda report: infos.append(report.infos)]
+    run(fa.FedADMM(1.0), given, 3, callbacks=watch, start="own")
     for info in infos[2]:
         w = rounds[2].clients[info.client].w
         old = rounds[1].clients[info.client].w
