@@ -143,7 +143,7 @@ def accuracy(problem: str, row: str, attack: str | None, share: float, seed: int
         seed=seed,
         **parts,
     )
-    if result.status == "diverged":
+    if result.code == "diverged":
         return float("nan")
     return float(result.history[-1]["metrics"]["test_accuracy"])
 

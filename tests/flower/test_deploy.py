@@ -62,7 +62,7 @@ def test_a_project_has_everything_for_every_machine(tmp_path):
     assert keys == ours | {f"client-{i}.pub" for i in range(3)}
     for site in made["sites"]:
         names = {path.name for path in (tmp_path / "p").joinpath(site).iterdir()}
-        assert names == {"node-key", "ca.crt", "site.toml"}
+        assert names == {"node-key", "ca.crt", "site.toml", "identity", "peers.json"}
     again = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "p")])
     assert again.exit_code == 2
 

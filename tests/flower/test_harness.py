@@ -50,6 +50,7 @@ ALGORITHMS = {
     "fedadmm": fa.FedADMM(rho=1.0),
     "fedadmm-released": fa.FedADMMReleased(rho=1.0),
     "fedadmm-printed": fa.FedADMMPrinted(rho=fa.Piecewise({0: 1.0, 4: 2.0})),
+    "fedadmm-wang-released": fa.FedADMMWangReleased(rho=1.0),
     "fedadmm-in": fa.FedADMMIn(beta=1.0),
     "fedadmm-in-released": fa.FedADMMInReleased(beta=1.0),
     "fedadmm-insa": fa.FedADMMInSa(beta=1.0),

@@ -226,5 +226,5 @@ def test_a_client_of_another_kind_is_named() -> None:
         [*PROBLEMS["least squares"]().clients, *PROBLEMS["logistic"]().clients],
         initial=torch.ones(4, dtype=torch.float64),
     )
-    with pytest.raises(fa.PairingError, match="client 11 has another kind"):
+    with pytest.raises(fa.PairingError, match="client 6 has another kind"):
         run("vectorised", fa.FedAvg(), mixed, sampler=fa.FullParticipation())
