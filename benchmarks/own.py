@@ -84,17 +84,17 @@ def problem(spec: SimpleNamespace) -> Problem:
 
 
 class _Remembered(EngineChoice):
-    """Auto, with its engine kept to ask it what it chose."""
+    """Auto, which keeps what it chose."""
 
     def __init__(self, cores: int) -> None:
-        self._choice = Auto(cores)
-        self.engine: Any = None
+        self._auto = Auto(cores)
+        self.chosen = ""
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start it, and keep it."""
-        engine = self._choice.start(job, store)
-        self.engine = engine
-        return engine
+        """Start the engine, and keep its name."""
+        choice = self._auto.chosen(job)
+        self.chosen = choice.name
+        return choice.start(job, store)
 
 
 def run(spec: SimpleNamespace, begun: float) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def run(spec: SimpleNamespace, begun: float) -> dict[str, Any]:
         "seconds": clock.seconds[spec.warm_up :],
         "peak_rss_mb": clock.peak,
         "startup_seconds": clock.startup,
-        "engine": engine.engine.choice,
+        "engine": engine.chosen,
         "clients_touched": touched,
     }
 

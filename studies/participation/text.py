@@ -128,8 +128,7 @@ def _ranking(found: Mapping[str, Any]) -> Table:
         f"Ranks at {found['percent']} %",
         ["row", "mean rank", "told apart from the first"],
         lines,
-        note,
-        picture(names, ranks, critical),
+        "\n".join([note, "", "```text", *picture(names, ranks, critical), "```"]),
     )
 
 

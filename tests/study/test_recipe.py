@@ -193,9 +193,9 @@ def test_wangs_figures_plot_training_accuracy_on_femnist(scale: str) -> None:
     assert metrics == {"accuracy": "train_accuracy", "loss": "loss"}
     others = study_of(load("wang-fig3"), scale).cells
     assert {cell.about["metric"] for cell in others} == {"train_accuracy"}
-    for identifier in ("wang-fig1", "wang-fig3"):
+    for identifier, users in (("wang-fig1", 20), ("wang-fig3", 30)):
         for cell in study_of(load(identifier), scale).cells:
-            assert (cell.run.name("problem"), cell.run.problem.clients) == ("femnist", 20)
+            assert (cell.run.name("problem"), cell.run.problem.clients) == ("femnist", users)
             assert (cell.run.evaluate.train, cell.run.evaluate.objective) == (True, True)
 
 

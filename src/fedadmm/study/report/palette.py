@@ -65,6 +65,7 @@ SPARE = (
     Style("#8e1f8b", "#da5ad6", LONG),
     Style("#866a45", "#c7b093", DASHDOT),
     Style("#4f7a28", "#a3d06f", LONG),
+    Style("#3d511e", "#bcda90", DOT),
 )
 """Methods that this file does not know take these in turn, and so does the second label of a
 method that it knows; the first ones are far from the usual baselines."""
