@@ -61,6 +61,7 @@ ROWS = {
     "FedADMM numeric": Row(fa.FedADMM(1.1, step=0.3), D, D + 1),
     "FedADMM released": Row(fa.FedADMMReleased(1.1), D, D + 1),
     "FedADMM seen": Row(fa.FedADMM(1.1, members="seen"), D + 1, D + 1),
+    "FedADMM of Wang, released": Row(fa.FedADMMWangReleased(1.1), D + 1, D + 1),
     "FedADMM schedule": Row(fa.FedADMM(fa.Geometric(1.0, 1.05)), D + 1, D + 1),
     "FedADMM schedule printed": Row(fa.FedADMMPrinted(fa.Geometric(1.0, 1.05)), D, D + 1),
     "FedADMM schedule seen": Row(fa.FedADMM(fa.Geometric(1.0, 1.05), members="seen"), D + 2, D + 1),

@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 
 from fedadmm.core import masking, trees
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import NOT_IN_TABLES, Part, Positive, part, role
+from fedadmm.core.parts import NOT_IN_TABLES, NotNegative, Part, Positive, part, role
 from fedadmm.core.protocols import Upload
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class MaskedSum(Aggregation):
     bound: Positive | None = None
     step: Positive | None = None
     group: Annotated[int, Ge(3), Le(masking.MOST // 2)] = 10
-    noise: float = field(default=0.0, metadata=NOT_IN_TABLES)
+    noise: NotNegative = field(default=0.0, metadata=NOT_IN_TABLES)
     """The largest standard deviation of a client's share of the noise, from the upload."""
 
     def __post_init__(self) -> None:
