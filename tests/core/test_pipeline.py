@@ -31,7 +31,7 @@ CLIPPED = {
 STAGES: dict[str, list[Any]] = COMPRESSED | CLIPPED
 WHOLE = {
     *("SCAFFOLD+", "Scaffnew", "FedPD", "FedAsync", "FedAsync hinge"),
-    *("FedADMM seen", "FedADMM schedule", "FedADMM schedule seen"),
+    *("FedADMM seen", "FedADMM of Wang, released", "FedADMM schedule", "FedADMM schedule seen"),
     *("FedADMM-InSa", "FedADMM-InSa seen", "FedADMM-InSa released"),
 }
 """Methods that send something which must not be cut."""
