@@ -40,6 +40,7 @@ SHELF = {
         "state.md",
         "privacy.md",
         "secure-sums.md",
+        "robust.md",
         "audit.md",
         "asynchrony.md",
         "incentives.md",
