@@ -25,7 +25,7 @@ from fedadmm.run.simulation import Result
 from fedadmm.study.config import resolve
 
 RATES = (0.01, 0.1, 0.2, 0.5)
-FIRST, SECOND = 3, 8  # rounds of the two halves of the search
+FIRST, SECOND = 2, 5  # rounds of the two halves of the search
 CAP = {"iid": 60, "shards": 100}
 TARGET = 0.97
 
@@ -47,6 +47,7 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], float, str]] = {
     "aligned-auto": (ALIGNED, FIXED, 0.0, "global"),
     "tracking-global": (TRACKING, DRAWN, 0.0, "global"),
     "fedprox-0.1": ({"name": "fedprox", "rho": 0.1}, DRAWN, 0.0, "global"),
+    "fedsgd": ({"name": "fedsgd"}, FIXED, 0.0, "global"),
     # The ladder from FedAvg to the released FedADMM; each rung keeps the changes before it.
     "ladder-momentum": ({"name": "fedavg"}, FIXED, 0.5, "global"),
     "ladder-upload": ({"name": "fedavgm", "momentum": 0.0, "lr": 2.0}, FIXED, 0.5, "global"),
@@ -57,25 +58,18 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], float, str]] = {
 ORDER = (
     [
         ("released", "iid", row)
-        for row in ("fedavg", "released", "scaffold", "printed", "printed-global", "aligned-1")
+        for row in ("fedavg", "released", "scaffold", "printed")
+        + ("ladder-momentum", "ladder-upload", "ladder-epochs", "printed-global", "aligned-1")
     ]
-    + [
-        ("released", "iid", row)
-        for row in ("ladder-momentum", "ladder-upload", "ladder-epochs", "ladder-duals")
-    ]
-    + [
-        ("released", "shards", row)
-        for row in ("fedavg", "released", "aligned-1", "scaffold", "printed")
-    ]
-    + [
-        ("sound", "iid", row)
-        for row in ("fedavg", "released", "scaffold", "printed", "printed-global", "aligned-1")
-    ]
+    + [("sound", "iid", row) for row in ("fedavg", "aligned-1", "scaffold", "released", "printed")]
+    + [("released", "shards", row) for row in ("fedavg", "released", "aligned-1")]
+    + [("sound", "shards", row) for row in ("fedavg", "aligned-1")]
     + [
         (world, split, row)
         for world in ("released", "sound")
         for split in ("iid", "shards")
         for row in ROWS
+        if world == "released" or not row.startswith("ladder")
     ]
 )
 
@@ -91,24 +85,26 @@ def tree(
     if rows is not None:
         problem["max_test"] = rows
     solver = {"name": "sgd", "lr": lr, "batch_size": 200, "momentum": momentum}
+    local: dict[str, Any] = {"solver": solver, "stop": stop, "start": start}
+    if row == "fedsgd":  # its rate is the server's
+        algorithm, local = algorithm | {"lr": lr}, {}
     return {
         "rounds": rounds,
         "seed": seed,
         "threads": 1,
         "problem": problem,
         "algorithm": algorithm,
-        "local": {"solver": solver, "stop": stop, "start": start},
+        "local": local,
         "sampler": {"name": "uniform", "size": 0.1},
         "evaluate": {"objective": False},
         "target": {"metric": "test_accuracy", "value": TARGET},
     }
 
 
-def simulated(config: dict[str, Any], folder: Path | None = None, resume: bool = False) -> Result:
-    """Run a configuration; a folder keeps its checkpoint, so that it can go on."""
-    experiment = resolve(config)
-    kept = None if folder is None else fedadmm.Checkpoints(folder, experiment.rounds)
-    return fedadmm.simulate(experiment, checkpoints=kept, resume=resume)
+def simulated(config: dict[str, Any], folder: Path, resume: bool, every: int) -> Result:
+    """Run a configuration; the folder keeps its checkpoints, so that it can go on."""
+    kept = fedadmm.Checkpoints(folder, every)
+    return fedadmm.simulate(resolve(config), checkpoints=kept, resume=resume)
 
 
 def curve(result: Result) -> list[float]:
@@ -138,12 +134,12 @@ def search(world: str, split: str, row: str) -> dict[str, Any]:
         curves = {}
         for lr in RATES:
             config = tree(world, split, row, lr, 1000, FIRST, 2000)
-            curves[lr] = curve(simulated(config, scratch / str(lr)))
+            curves[lr] = curve(simulated(config, scratch / str(lr), False, FIRST))
         better = sorted(RATES, key=lambda lr: max(curves[lr], default=0), reverse=True)[:2]
         for lr in better:
             if len(curves[lr]) == FIRST and max(curves[lr]) < TARGET:
                 config = tree(world, split, row, lr, 1000, SECOND, 2000)
-                curves[lr] += curve(simulated(config, scratch / str(lr), True))
+                curves[lr] += curve(simulated(config, scratch / str(lr), True, SECOND))
         best = max(better, key=lambda lr: worth(curves[lr]))
         return {"lr": best, "curves": {str(lr): values for lr, values in curves.items()}}
     finally:
@@ -156,10 +152,16 @@ def worth(values: list[float]) -> tuple[bool, int, float]:
     return reached, -len(values) if reached else 0, values[-1]
 
 
-def reported(world: str, split: str, row: str, lr: float) -> dict[str, Any]:
-    """The run of seed 0 until the target, or as many rounds as there are at most."""
+def reported(
+    world: str, split: str, row: str, lr: float, unfinished: Path
+) -> dict[str, Any]:
+    """The run of seed 0 until the target, or as many rounds as there are at most.
+
+    Its checkpoints are kept in `unfinished` until it ends, so that a stopped run goes on.
+    """
     config = tree(world, split, row, lr, 0, CAP[split], None)
-    result = simulated(config)
+    result = simulated(config, unfinished, unfinished.exists(), every=5)
+    shutil.rmtree(unfinished, ignore_errors=True)
     values = curve(result)
     reached = next((number for number, value in enumerate(values, 1) if value >= TARGET), None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
@@ -182,7 +184,7 @@ def main() -> None:
         chosen = kept(arguments.results / f"{name}-search.json", partial(search, world, split, row))
         found = kept(
             arguments.results / f"{name}-seed0.json",
-            partial(reported, world, split, row, chosen["lr"]),
+            partial(reported, world, split, row, chosen["lr"], Path(".cache/gong") / name),
         )
         rounds, seconds = found["rounds_to_target"], found["seconds"]
         print(f"{name}: lr {chosen['lr']}, {rounds} rounds, {seconds} s", flush=True)
