@@ -14,7 +14,7 @@ from fedadmm.core import trees
 from fedadmm.core.codec import Packed, encode
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import WINDOW, Admission, Brought, seal
-from fedadmm.flower.protocol.codec import decode
+from fedadmm.flower.protocol.messages import decode
 from fedadmm.flower.server.app import configured
 from fedadmm.flower.server.site_evaluation import far_off
 

@@ -25,9 +25,9 @@ from fedadmm.cli import app
 from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.local import processes
-from fedadmm.flower.local.bundle import OWN_APP
 from fedadmm.flower.local.keys import make_certificates, make_node_key
 from fedadmm.flower.local.network import LocalNetwork
+from fedadmm.flower.local.project import OWN_APP
 from fedadmm.flower.local.run import Follower, run_locally
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.study import config as configs

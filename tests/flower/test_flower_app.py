@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedadmm.flower.local import commands
+from fedadmm.flower.local import network
 from fedadmm.flower.local.processes import Group, environment, free_ports, wait_for_port
 from fedadmm.study.rundir import RunDir
 
@@ -26,9 +26,9 @@ def flwr_run(tmp_path):
     """`flwr run` on a SuperLink of its own that simulates four nodes."""
     home, (port,) = tmp_path / "flower", free_ports(1)
     home.mkdir()
-    (home / "config.toml").write_text(commands.connection("own", port, None))
+    (home / "config.toml").write_text(network.connection("own", port, None))
     surroundings = environment(home, {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"})
-    command = [*commands.superlink(port, str(tmp_path / "link.db"), None), "--simulation"]
+    command = [*network.superlink(port, str(tmp_path / "link.db"), None), "--simulation"]
     link = Group("superlink", command, tmp_path / "link.log", surroundings, home)
 
     def run(config):

@@ -507,7 +507,7 @@ def test_noise_is_added_at_the_sites_and_counted_there(tmp_path, monkeypatch):
     # z times what a site of weight 1/4 can change, in shares of which two make up the whole
     assert [*spreads] == [pytest.approx(4.0 * 0.5 / 4 / 2**0.5)]
     from fedadmm.core.privacy import Accountant
-    from fedadmm.flower.site.account import SiteAccount, Steps
+    from fedadmm.flower.site.state import SiteAccount, Steps
 
     expected = Accountant(4.0, 1e-2).epsilon(3)
     assert history.records[-1]["privacy"]["epsilon"] == pytest.approx(expected)

@@ -15,10 +15,15 @@ from typer.testing import CliRunner
 import fedadmm as fa
 from fedadmm.cli import app
 from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.flower.local.keys import Certificates, make_certificates, make_node_key
+from fedadmm.flower.local.keys import (
+    Certificates,
+    make_certificates,
+    make_node_key,
+    rotate_certificates,
+    rotate_node_key,
+)
 from fedadmm.flower.local.processes import free_ports
-from fedadmm.flower.local.rotation import rotate_certificates, rotate_node_key
-from fedadmm.flower.server.endpoint import Endpoint, Watched
+from fedadmm.flower.server.app import Endpoint, Watched
 
 from .harness import FakeGrid, federation, run_through
 
@@ -62,7 +67,7 @@ def test_health_and_metrics_tell_what_the_rounds_brought(tmp_path):
 def test_a_server_without_rounds_for_too_long_is_not_healthy(monkeypatch):
     settings = federation(fa.FedADMM(rho=1.0))
     now = [0.0]
-    monkeypatch.setattr("fedadmm.flower.server.endpoint.clock.now", lambda: now[0])
+    monkeypatch.setattr("fedadmm.flower.server.app.clock.now", lambda: now[0])
     watched = Watched(settings)
     limit = settings.patience.start + 2 * settings.patience.round
     for now[0], healthy in ((limit - 1, True), (limit + 1, False)):

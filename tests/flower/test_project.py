@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
-from fedadmm.flower.local import commands
+from fedadmm.flower.local import network
 from fedadmm.flower.local.keys import make_node_key
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, environment, free_ports
@@ -246,7 +246,7 @@ def check_strangers(made, shells, port, tmp_path):
     home = tmp_path / "stranger"
     home.mkdir()
     certificate = str(made.sites[0] / "ca.crt")
-    config = commands.connection("target", port, certificate)
+    config = network.connection("target", port, certificate)
     (home / "config.toml").write_text(config)
     make_node_key(home / "own")
     before = operator(made, shells)
@@ -254,8 +254,8 @@ def check_strangers(made, shells, port, tmp_path):
     attempts = [
         ["flwr", "supernode", "ls", "target", "--format", "json"],
         ["flwr", "ls", "target", "--format", "json"],
-        commands.register(str(home / "own.pub"), "target", "client-0"),
-        commands.run(str(made.folder / "app"), "target", {"run-dir": str(home / "run")}),
+        network.register(str(home / "own.pub"), "target", "client-0"),
+        network.run(str(made.folder / "app"), "target", {"run-dir": str(home / "run")}),
     ]
     for attempt in attempts:
         done = subprocess.run(

@@ -53,16 +53,15 @@ with warnings.catch_warnings():
 from fedadmm.flower.configured import Deployment, read_deployment
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.local import processes
-from fedadmm.flower.protocol import codec as arriving
+from fedadmm.flower.protocol import messages as arriving
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Brought, seal
-from fedadmm.flower.protocol.ledger import Entry, Kind, Reply, ServerLedger, Task
+from fedadmm.flower.protocol.ledger import Entry, Kind, RefusedError, Reply, ServerLedger, Task
 from fedadmm.flower.protocol.messages import (
     answer_template,
     parcel_template,
     record_template,
 )
-from fedadmm.flower.protocol.refusal import RefusedError
 from fedadmm.flower.server.rundir import EVENTS, read_events
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, read_known
 from fedadmm.flower.site.state import PENDING, SiteState

@@ -12,8 +12,7 @@ from flwr.app import RecordDict
 from fedadmm.core.codec import Packed, decode, encode
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
-from fedadmm.flower.protocol.ledger import Kind, Reply, reply_to
-from fedadmm.flower.protocol.refusal import RefusedError
+from fedadmm.flower.protocol.ledger import Kind, RefusedError, Reply, reply_to
 
 
 class Liar:

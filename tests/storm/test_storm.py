@@ -22,8 +22,7 @@ from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site
 from fedadmm.flower.site import gate
 from fedadmm.flower.site import masking as site_masking
-from fedadmm.flower.site.account import SiteAccount
-from fedadmm.flower.site.state import SiteState
+from fedadmm.flower.site.state import SiteAccount, SiteState
 
 from .books import Violation
 from .disk import SimulatedDisk

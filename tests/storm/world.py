@@ -24,7 +24,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedadmm.core import clock, masking
 from fedadmm.core.errors import FedADMMError
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.refusal import RefusedError
+from fedadmm.flower.protocol.ledger import RefusedError
 from fedadmm.flower.site.app import client_app
 
 from .books import Books, Violation

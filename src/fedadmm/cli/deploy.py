@@ -88,7 +88,7 @@ def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
 
     if sites(resolved) is None:
         return None
-    from fedadmm.flower.local.yardstick import compare
+    from fedadmm.flower.local.run import compare
     from fedadmm.study.rundir import RunDir
 
     # The last model, like the others': one that was chosen would have an advantage.
@@ -158,7 +158,7 @@ def rotate_key(
     as_json: options.AsJson = False,
 ) -> None:
     """Give a site's node a new key; its state stays (docs: Real federations)."""
-    from fedadmm.flower.local.rotation import rotate_node_key
+    from fedadmm.flower.local.keys import rotate_node_key
 
     made = rotate_node_key(site)
     told = f"carry   {made.public}  (to the server, which registers it for the old one)"
@@ -186,7 +186,7 @@ def rotate_certificates(
     as_json: options.AsJson = False,
 ) -> None:
     """Make a new authority and certificate in KEYS/next (docs: Real federations)."""
-    from fedadmm.flower.local.rotation import rotate_certificates as rotate
+    from fedadmm.flower.local.keys import rotate_certificates as rotate
 
     made = rotate(keys)
     told = f"carry   {made.public}  (to every site, as its ca.crt, before the server changes)"
@@ -204,7 +204,7 @@ def _written(files: dict[str, str], told: str, as_json: bool) -> None:
 @commands.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Say which processes of a deployment run, how far the training is, how each site does."""
-    from fedadmm.flower.local.watching import look
+    from fedadmm.flower.local.run import look
 
     found = look(folder)
     if as_json:
@@ -277,7 +277,7 @@ def ledger(state: _State, as_json: options.AsJson = False) -> None:
 @commands.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")
 def stop(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Take down whatever a local deployment left running; its run can be resumed."""
-    from fedadmm.flower.local.watching import take_down
+    from fedadmm.flower.local.run import take_down
 
     ended = take_down(folder)
     if as_json:

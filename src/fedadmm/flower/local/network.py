@@ -1,8 +1,9 @@
-"""A SuperLink and SuperNodes on loopback: the real thing, on one machine."""
+"""A SuperLink and SuperNodes on loopback, and the commands that start them here or elsewhere."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,7 @@ from typing import Any
 
 from fedadmm.core import signals
 from fedadmm.core.errors import EngineError
-from fedadmm.flower.local import commands, processes
-from fedadmm.flower.local.commands import LOOPBACK
+from fedadmm.flower.local import processes
 from fedadmm.flower.local.keys import Certificates, make_certificates, make_node_key
 from fedadmm.flower.local.processes import Group
 
@@ -63,7 +63,7 @@ class LocalNetwork:
         if tls:
             self.certificates = make_certificates(folder / "keys", [LOOPBACK, "localhost"])
             authority = str(self.certificates.authority)
-        config = commands.connection(CONNECTION, self._link_port, authority)
+        config = connection(CONNECTION, self._link_port, authority)
         (self._home / "config.toml").write_text(config)
 
     def __enter__(self) -> LocalNetwork:
@@ -83,13 +83,13 @@ class LocalNetwork:
     def start_link(self) -> None:
         """Start the SuperLink, on its old port and database after a stop; then the gateway."""
         database = str(self.folder / "superlink.db")
-        command = commands.superlink(self._link_port, database, self.certificates)
+        command = superlink(self._link_port, database, self.certificates)
         group = self._launch("superlink", command)
         processes.wait_for_port(self._link_port, group, _START)
         if self.tls:
             keys = str(self.folder / "keys")
             listen = f"{LOOPBACK}:{self.port}"
-            group = self._launch("gateway", commands.gateway(listen, self._link_port, keys))
+            group = self._launch("gateway", gateway(listen, self._link_port, keys))
             processes.wait_for_port(self.port, group, _START)
 
     def key(self, client: int) -> Path:
@@ -102,7 +102,7 @@ class LocalNetwork:
     def register(self, client: int) -> None:
         """Make a node's public key known to the SuperLink."""
         public = self.key(client).with_name(node_name(client) + ".pub")
-        self.flwr(*commands.register(str(public), CONNECTION, node_name(client))[1:])
+        self.flwr(*register(str(public), CONNECTION, node_name(client))[1:])
 
     def start_node(self, client: int, key: Path | None = None, **changes: Any) -> Group:
         """Start a SuperNode; without TLS it comes without a key."""
@@ -110,13 +110,13 @@ class LocalNetwork:
         security = None
         if self.certificates is not None:
             security = str(self.certificates.authority), str(key or self.key(client))
-        command = commands.supernode(f"{LOOPBACK}:{self.port}", config, security)
+        command = supernode(f"{LOOPBACK}:{self.port}", config, security)
         command += ["--host", LOOPBACK, "--port", str(self._node_ports[client])]
         return self._launch(node_name(client), command)
 
     def run(self, app: Path, config: Mapping[str, Any]) -> Group:
         """Start a run of a Flower app; the process ends when the run does."""
-        return self._launch("run", commands.run(str(app.resolve()), CONNECTION, config))
+        return self._launch("run", run(str(app.resolve()), CONNECTION, config))
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs that the SuperLink knows."""
@@ -174,3 +174,70 @@ class LocalNetwork:
         self._groups[name] = group
         processes.record(self.folder, list(self._groups.values()))
         return group
+
+
+LOOPBACK = "127.0.0.1"
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=-]+")
+
+
+def superlink(port: int, database: str, certificates: Certificates | None) -> list[str]:
+    """The SuperLink, which only this machine can reach: whoever reaches it commands all sites."""
+    command = ["flower-superlink", "--host", LOOPBACK, "--port", str(port)]
+    command += ["--database", database, "--disable-runtime-dependency-installation"]
+    if certificates is None:
+        return [*command, "--insecure"]
+    command += ["--ssl-certfile", str(certificates.certificate)]
+    command += ["--ssl-keyfile", str(certificates.key)]
+    command += ["--ssl-ca-certfile", str(certificates.authority)]
+    return [*command, "--enable-supernode-auth"]
+
+
+def gateway(listen: str, link_port: int, keys: str) -> list[str]:
+    """What the sites reach instead of the SuperLink."""
+    link = f"{LOOPBACK}:{link_port}"
+    return ["fedadmm", "deploy", "gateway", "--listen", listen, "--superlink", link, "--keys", keys]
+
+
+def supernode(
+    address: str, config: Mapping[str, Any], security: tuple[str, str] | None
+) -> list[str]:
+    """A site's node; `security` is the authority to trust and the node's own key."""
+    command = ["flower-supernode", "--superlink", address]
+    if security is None:
+        command.append("--insecure")
+    else:
+        command += ["--root-certificates", security[0]]
+        command += ["--auth-supernode-private-key", security[1]]
+    return [*command, "--node-config", settings(config)]
+
+
+def register(public_key: str, connection: str, name: str) -> list[str]:
+    """Make a node's public key known to the SuperLink."""
+    return ["flwr", "supernode", "register", public_key, connection, "--name", name]
+
+
+def run(app: str, connection: str, config: Mapping[str, Any]) -> list[str]:
+    """A run of a Flower app, which ends when the run does."""
+    return ["flwr", "run", app, connection, "--stream", "--run-config", settings(config)]
+
+
+def settings(config: Mapping[str, Any]) -> str:
+    """Keys and values as Flower's commands take them."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+
+
+def connection(name: str, port: int, authority: str | None) -> str:
+    """The config.toml by which `flwr` finds the SuperLink; it wants absolute paths."""
+    secure = f"root-certificates = {json.dumps(authority)}" if authority else "insecure = true"
+    return (
+        f"[superlink]\ndefault = {json.dumps(name)}\n\n[superlink.{name}]\n"
+        f"address = {json.dumps(f'{LOOPBACK}:{port}')}\n{secure}\n"
+    )
+
+
+def shell(command: Sequence[str]) -> str:
+    """A command as a line for a shell, in which $PWD means the folder."""
+    words = [
+        word if _PLAIN.fullmatch(word) else '"' + word.replace('"', '\\"') + '"' for word in command
+    ]
+    return " ".join(words)

@@ -1,17 +1,20 @@
-"""`fedadmm deploy init`: a project for several machines, with keys and exact commands."""
+"""Flower apps as folders, and `fedadmm deploy init`: a project with keys and exact commands."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from annotated_types import Ge, Le
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.tables import to_table
 from fedadmm.core.validation import Count, check
-from fedadmm.flower.local import commands
-from fedadmm.flower.local.bundle import write_own
-from fedadmm.flower.local.commands import shell
+from fedadmm.flower.configured import CONFIG, DEPLOYMENT, Deployment
+from fedadmm.flower.local import network
 from fedadmm.flower.local.keys import (
     Certificates,
     make_certificates,
@@ -19,7 +22,10 @@ from fedadmm.flower.local.keys import (
     make_node_key,
     make_operator_key,
 )
+from fedadmm.flower.local.network import shell
 from fedadmm.flower.site.policy import POLICY, written
+from fedadmm.run.experiment import Experiment
+from fedadmm.study import config as configs
 
 PORT = 9443
 CONNECTION = "federation"
@@ -55,7 +61,7 @@ def write_project(
         raise ConfigError(f"{folder} is not empty; choose another folder")
     server = folder / "server"
     app = write_own(folder / "app", clients, rounds, features, "run")
-    certificates = make_certificates(server / "keys", [host, "localhost", commands.LOOPBACK])
+    certificates = make_certificates(server / "keys", [host, "localhost", network.LOOPBACK])
     operator = make_operator_key(server / "keys" / "operator")
     sites = []
     for client in range(clients):
@@ -79,7 +85,7 @@ def _commands(clients: int, host: str, port: int) -> str:
     link_port = port + 1
     keys = Certificates.in_folder(Path("keys"))
     nodes = "\n".join(
-        shell(commands.register(f"keys/client-{i}.pub", CONNECTION, f"client-{i}"))
+        shell(network.register(f"keys/client-{i}.pub", CONNECTION, f"client-{i}"))
         for i in range(clients)
     )
     site = {
@@ -104,14 +110,14 @@ leave it running:
 ```sh
 umask 077
 export FLWR_HOME="$PWD/flower" FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-{shell(commands.superlink(link_port, "superlink.db", keys))}
+{shell(network.superlink(link_port, "superlink.db", keys))}
 ```
 
 The gateway is what the sites reach: port {port}, and only the calls of nodes.  In a second shell,
 in the folder `server`, and leave it running:
 
 ```sh
-{shell(commands.gateway(f"0.0.0.0:{port}", link_port, "keys"))}
+{shell(network.gateway(f"0.0.0.0:{port}", link_port, "keys"))}
 ```
 
 Once, in a third shell, in the folder `server`, make the sites known:
@@ -121,7 +127,7 @@ umask 077
 export FLWR_HOME="$PWD/flower" FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 mkdir -p flower
 cat > flower/config.toml <<END
-{commands.connection(CONNECTION, link_port, "$PWD/keys/ca.crt").rstrip()}
+{network.connection(CONNECTION, link_port, "$PWD/keys/ca.crt").rstrip()}
 END
 {nodes}
 ```
@@ -139,7 +145,7 @@ leave it running; for client 0, in its folder:
 ```sh
 umask 077
 export FLWR_HOME="$PWD/flower"
-{shell(commands.supernode(f"{host}:{port}", site, ("ca.crt", "node-key")))}
+{shell(network.supernode(f"{host}:{port}", site, ("ca.crt", "node-key")))}
 ```
 
 `state` holds this site's half of the training: keep it over restarts.  A site that loses it is
@@ -155,9 +161,136 @@ for its approval, where it asks for one.
 On the server, in the third shell:
 
 ```sh
-{shell(commands.run("../app", CONNECTION, start))}
+{shell(network.run("../app", CONNECTION, start))}
 ```
 
 `run/metrics.jsonl` grows by one line a round.  After any interruption give the same command again:
 the run goes on from its last checkpoint.
 """
+
+
+PACKAGE = "federation"
+
+_PYPROJECT = """\
+[project]
+name = "fedadmm-federation"
+version = "0.1.0"
+description = "A federation of fedadmm"
+license = "Apache-2.0"
+dependencies = ["fedadmm[flower]"]
+
+[tool.flwr.app]
+publisher = "fedadmm"
+
+[tool.flwr.app.components]
+serverapp = "{package}.app:server"
+clientapp = "{package}.app:client"
+
+[tool.flwr.app.config]
+run-dir = {run_dir}
+accept-rollback = false
+accept-nodes = false
+leave-out = ""
+operator-key = ""
+status-port = 0
+"""
+
+_CONFIGURED = '''\
+"""The federation that config.toml and deployment.toml describe."""
+
+from pathlib import Path
+
+from fedadmm.flower.configured import apps
+
+made = apps(Path(__file__).parent)
+server = made.server
+client = made.client
+'''
+
+OWN_APP = '''\
+"""A federation with your own model and data; every site runs this file on its own rows."""
+
+import numpy as np
+import torch
+
+import fedadmm as fa
+from fedadmm.flower import Federation, client_app, server_app
+
+FEATURES, CLIENTS, ROUNDS = {features}, {clients}, {rounds}
+
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 1), torch.nn.Flatten(0))
+
+
+def load(context):  # this site's rows: a CSV with a header, the label (0 or 1) in the last column
+    table = np.loadtxt(context.node_config["data"], delimiter=",", skiprows=1, dtype=np.float32)
+    rows, labels = torch.from_numpy(table[:, :-1]), torch.from_numpy(table[:, -1])
+    loss = torch.nn.functional.binary_cross_entropy_with_logits
+    return fa.ModelObjective(model(), loss, rows, labels)
+
+
+federation = Federation(
+    fa.FedADMM(rho=0.1), clients=CLIENTS, rounds=ROUNDS, model=model, ledger="disk",
+    solver=fa.SGD(lr=0.1, batch_size=20), stop=fa.Epochs(5), evaluate_every=10,
+    names=[f"client-{{i}}" for i in range(CLIENTS)],
+)
+server = server_app(federation)
+client = client_app(federation, load)
+'''
+
+
+def write_configured(folder: Path, config: Experiment, deployment: Deployment, run: Path) -> Path:
+    """The app of a configuration; returns its folder."""
+    package = _package(folder, run)
+    for name, source in _own_modules(Path.cwd()):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+    (package / "app.py").write_text(_CONFIGURED)
+    (package / CONFIG).write_text(configs.write(config.tree))
+    (package / DEPLOYMENT).write_text(configs.write(to_table(deployment)))
+    return folder
+
+
+def write_own(folder: Path, clients: int, rounds: int, features: int, run: str) -> Path:
+    """An app to start from; returns the file to edit."""
+    package = _package(folder, run)
+    path = package / "app.py"
+    path.write_text(OWN_APP.format(clients=clients, rounds=rounds, features=features))
+    return path
+
+
+def _own_modules(here: Path) -> Iterator[tuple[Path, Path]]:
+    """The loaded modules that were found in the current folder, as parts that are not ours are.
+
+    They travel with the app, because no other machine has that folder; what is installed does not.
+    """
+    for name, module in sorted(sys.modules.items()):
+        file = vars(module).get("__file__")
+        path = Path(*name.split("."))
+        for inside in (path.with_suffix(".py"), path / "__init__.py"):
+            if file is not None and Path(file).resolve() == here.resolve() / inside:
+                _check_name(name)
+                yield inside, Path(file)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a module that would not arrive, or would hide another one."""
+    first, last = name.split(".")[0], name.split(".")[-1]
+    if first == PACKAGE:
+        raise ConfigError(f"the module {name!r} must not be called {PACKAGE}, as the app itself is")
+    if last.startswith("test_") or last.endswith("_test"):
+        raise ConfigError(
+            f"the module {name!r} must be called otherwise, because Flower takes files that begin "
+            "with test_ or end with _test for tests and leaves them out of an app"
+        )
+
+
+def _package(folder: Path, run: Path | str) -> Path:
+    package = folder / PACKAGE
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text('"""A federation."""\n')
+    text = _PYPROJECT.format(package=PACKAGE, run_dir=json.dumps(str(run)))
+    (folder / "pyproject.toml").write_text(text)
+    return package

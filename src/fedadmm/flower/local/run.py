@@ -1,30 +1,38 @@
-"""`fedadmm deploy local`: a whole federation on this machine, with real processes and keys."""
+"""`fedadmm deploy local`: a federation of real processes on this machine; run, watched, judged."""
 
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from fedadmm.algorithms import FedAvg
 from fedadmm.core import signals
 from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.core.problem import Problem
 from fedadmm.data import models
 from fedadmm.flower.configured import Deployment, as_it_runs, check, check_clients, sites
-from fedadmm.flower.local.bundle import write_configured
 from fedadmm.flower.local.keys import make_identities
 from fedadmm.flower.local.network import LocalNetwork
-from fedadmm.flower.local.processes import Group
+from fedadmm.flower.local.processes import Group, end_group, recorded
+from fedadmm.flower.local.project import write_configured
+from fedadmm.flower.server.rundir import read_events
+from fedadmm.flower.server.state import read_known
 from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.plan import Ending
 from fedadmm.run.record import Record
-from fedadmm.study.records import RUNNING, Summary, partition_of, summarise
-from fedadmm.study.rundir import RunDir, create
+from fedadmm.run.simulation import first_vector, simulate
+from fedadmm.study.records import RUNNING, Summary, clients, partition_of, rounds, summarise
+from fedadmm.study.rundir import CHECKPOINT, RunDir, create
 
 FOLDER = "deployment"
 """Where a run directory keeps everything that only the deployment needs."""
@@ -146,3 +154,110 @@ def _close(folder: RunDir, summarised: Callable[..., Summary], run: Group) -> Su
 def _last_error(run: Group) -> str:
     lines = [line for line in run.tail(200).splitlines() if "Error" in line]
     return lines[-1] if lines else run.tail()
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """The state of a run and its sites; for one on this machine also its processes."""
+    elsewhere = (folder / CHECKPOINT).is_dir() and not (folder / FOLDER).is_dir()
+    groups = [] if elsewhere else recorded(folder / FOLDER)
+    read = RunDir(folder)
+    records, finished = read.records(), read.finished()
+    under_way = elsewhere or any(alive for _, alive in groups)
+    unfinished = "under way" if under_way else "interrupted; resume it"
+    return {
+        "processes": [{"name": one.name, "running": alive} for one, alive in groups],
+        "rounds": len(rounds(records)),
+        "last": records[-1] if records else None,
+        "status": finished["status"] if finished is not None else unfinished,
+        "sites": _at_sites(folder, records),
+    }
+
+
+def _at_sites(folder: Path, records: list[Record]) -> list[dict[str, Any]]:
+    """For each client: its node and version, when it last took part, what was refused."""
+    known, events = read_known(folder / CHECKPOINT), read_events(folder)
+    heard = {client: record for record in records for client in clients(record)}
+    seen = heard.keys() | known.entries.keys() | known.nodes.keys()
+    sites = []
+    for client in sorted(seen | {event["client"] for event in events}):
+        own = [event for event in events if event["client"] == client]
+        entry, last = known.entries.get(client), heard.get(client)
+        sites.append(
+            {
+                "client": client,
+                "node": known.nodes.get(client),
+                "version": entry.version if entry is not None else 0,
+                "lost": entry is not None and entry.lost,
+                "last_round": last["round"] if last is not None else None,
+                "last_heard": last["clock"].get("at") if last is not None else None,
+                "refused": dict(Counter(event["word"] for event in own)),
+                "last_refusal": f"{own[-1]['word']}: {own[-1]['detail']}" if own else None,
+            }
+        )
+    return sites
+
+
+def take_down(folder: Path) -> list[str]:
+    """End every process group of a local deployment that still runs; their names."""
+    ended = []
+    for one, alive in recorded(folder / FOLDER):
+        if alive:
+            end_group(one.group)
+            ended.append(one.name)
+    return ended
+
+
+class Row(NamedTuple):
+    """One way of training and its accuracy on each site's own held-out rows."""
+
+    how: str
+    accuracies: list[float]
+
+    @property
+    def mean(self) -> float:
+        """The mean over the sites."""
+        return sum(self.accuracies) / len(self.accuracies)
+
+
+def compare(config: Experiment, params: Tensor) -> tuple[list[str], list[Row]]:
+    """The sites' names, and rows for the federation's model, pooled training and each site alone.
+
+    Pooled and lonely models take the same number of epochs with the same solver.  This needs all
+    sites' rows in one place, which only a demonstration has.
+    """
+    problem = config.load_problem()
+    names: list[str] = problem.data.client_names()
+    rows = [Row("federation", _accuracies(problem, params))]
+    rows.append(Row("pooled", _accuracies(problem, _train(config, problem, _pooled(problem)))))
+    for client, name in enumerate(names):
+        alone = _train(config, problem, problem.clients[client])
+        rows.append(Row(f"{name} alone", _accuracies(problem, alone)))
+    return names, rows
+
+
+def _accuracies(problem: Problem, params: Tensor) -> list[float]:
+    assert problem.client_tests is not None
+    return [float(dict(test(params))["test_accuracy"]) for test in problem.client_tests]
+
+
+def _pooled(problem: Problem) -> Any:
+    from dataclasses import replace
+
+    first: Any = problem.clients[0]
+    inputs = torch.cat([client.inputs for client in problem.clients])  # type: ignore[attr-defined]
+    targets = torch.cat([client.targets for client in problem.clients])  # type: ignore[attr-defined]
+    return replace(first, inputs=inputs, targets=targets)
+
+
+def _train(config: Experiment, problem: Problem, objective: Any) -> Tensor:
+    alone = Problem([objective], initial=problem.initial)
+    return simulate(
+        FedAvg(),
+        alone,
+        config.rounds,
+        solver=config.local.solver,
+        stop=config.local.stop,
+        seed=config.seed,
+        initial=first_vector(config, problem),
+        evaluate=False,
+    ).params

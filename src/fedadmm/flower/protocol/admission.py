@@ -11,10 +11,16 @@ from annotated_types import Ge
 
 from fedadmm.core.codec import Packed, Plain, digest, pack, unpack
 from fedadmm.core.parts import Positive, checked
-from fedadmm.flower.protocol.codec import check_like, decode
-from fedadmm.flower.protocol.ledger import Reply, ServerLedger, Task, objection
-from fedadmm.flower.protocol.messages import Answer
-from fedadmm.flower.protocol.refusal import RefusedError, Word, printable
+from fedadmm.flower.protocol.ledger import (
+    RefusedError,
+    Reply,
+    ServerLedger,
+    Task,
+    Word,
+    objection,
+    printable,
+)
+from fedadmm.flower.protocol.messages import Answer, check_like, decode
 
 Sizes = Mapping[str, float]
 """The norm of each vector of an upload, by its name, and the numbers about the work."""

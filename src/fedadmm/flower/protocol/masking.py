@@ -26,8 +26,8 @@ from fedadmm.core.protocols import ClientInfo, Download, SolveInfo, Upload
 from fedadmm.core.uploads.pipeline import vectors_of
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.codec import check_like, decode
-from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.protocol.ledger import RefusedError, Word
+from fedadmm.flower.protocol.messages import check_like, decode
 from fedadmm.run.client import ClientRound, Job, message_template
 
 if TYPE_CHECKING:

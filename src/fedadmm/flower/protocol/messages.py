@@ -1,14 +1,16 @@
-"""What travels beside a task and beside a reply, and how it must look."""
+"""What travels beside a task and beside a reply, and the check of what arrived."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.core import trees
+from fedadmm.core import codec, trees
+from fedadmm.core.codec import FormatError, Packed, pack
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.protocols import (
     ClientInfo,
@@ -19,7 +21,7 @@ from fedadmm.core.protocols import (
 )
 from fedadmm.core.uploads.pipeline import vectors_of
 from fedadmm.core.uploads.stages import joint_norm
-from fedadmm.flower.protocol.refusal import RefusedError, Word
+from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
 from fedadmm.run.client import (
     ClientRound,
     Job,
@@ -160,3 +162,47 @@ def check_work(job: Job, info: ClientInfo, step: int) -> None:
 def record_template(job: Job) -> ClientRecord:
     """How a client's record looks."""
     return record_layout(job)
+
+
+def decode(body: bytes) -> Packed:
+    """What a message holds; a RefusedError for whatever is none."""
+    try:
+        return codec.decode(body, codec.MESSAGE)
+    except FormatError as error:
+        raise RefusedError(Word(error.kind), error.detail) from None
+
+
+def check_like(template: object, packed: Packed, *, optional: bool = False) -> None:
+    """Refuse what is not like the template; with `optional`, less may come."""
+    wanted = pack(template)
+    names = set(packed.tensors)
+    if not names <= wanted.tensors.keys() or not (optional or names >= wanted.tensors.keys()):
+        held, must = _listed(packed.tensors), _listed(wanted.tensors)
+        raise RefusedError(Word.SHAPE, f"it holds {held}, but must hold {must}")
+    for name, got in packed.tensors.items():
+        like = wanted.tensors[name]
+        if got.dtype != like.dtype:
+            raise RefusedError(Word.DTYPE, f"{name} is {got.dtype}, but must be {like.dtype}")
+        if got.shape != like.shape:
+            raise RefusedError(
+                Word.SHAPE, f"{name} is {tuple(got.shape)}, but must be {tuple(like.shape)}"
+            )
+    if packed.plain.keys() != wanted.plain.keys():
+        held, must = _listed(packed.plain), _listed(wanted.plain)
+        raise RefusedError(Word.SHAPE, f"it says {held}, but must say {must}")
+    for name, value in packed.plain.items():
+        kind = type(wanted.plain[name])
+        if type(value) is not kind:
+            raise RefusedError(
+                Word.DTYPE, f"{name} is {type(value).__name__}, but must be {kind.__name__}"
+            )
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise RefusedError(
+                Word.SIZE,
+                f"{name} has {len(value)} characters, but at most {LONGEST_TEXT} may come",
+            )
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    shown = [name[:80] for name in sorted(names)]
+    return ", ".join(shown[:8]) + (" …" if len(shown) > 8 else "") or "nothing"

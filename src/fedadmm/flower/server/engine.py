@@ -19,13 +19,11 @@ from fedadmm.core.protocols import ClientInfo, Download, Engine, Partial, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Brought, vectors
-from fedadmm.flower.protocol.ledger import ServerLedger, fold, mark_lost
+from fedadmm.flower.protocol.ledger import RefusedError, ServerLedger, Word, fold, mark_lost
 from fedadmm.flower.protocol.masking import hiding
-from fedadmm.flower.protocol.refusal import RefusedError, Word
-from fedadmm.flower.server.exchange import Exchange, Seat
-from fedadmm.flower.server.journal import Journal
+from fedadmm.flower.server.exchange import Exchange, Roster, Seat
 from fedadmm.flower.server.masking import Readiness
-from fedadmm.flower.server.roster import Roster
+from fedadmm.flower.server.rundir import Journal
 from fedadmm.flower.server.tasks import Accepted, Broadcast, Cast, Tasks
 from fedadmm.run.client import Job
 

@@ -1,14 +1,22 @@
-"""Messages out and in over a Flower grid, without ever waiting for ever."""
+"""Messages to nodes and what comes back; and the roster, which knows which node is which client.
+
+A node that authenticates itself with a key keeps its identity and its registered name; one that
+does not gets a new identity at every start.  Either way the client is a number that stays.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import clock
-from fedadmm.flower.protocol.refusal import printable
-from fedadmm.flower.protocol.signing import Sign
+from fedadmm.core.errors import EngineError
+from fedadmm.flower.federation import Patience
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.ledger import RefusedError, printable
+from fedadmm.flower.protocol.wire import Sign
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -129,3 +137,149 @@ def _arrival(key: int, message: Message) -> Arrival:
         reason: Any = getattr(message.error, "reason", None)
         return Arrival(key, None, printable(str(reason or "an error without a reason")))
     return Arrival(key, message.content, "")
+
+
+_logger = logging.getLogger("fedadmm")
+_HELLO = 60.0
+"""Seconds for which everybody waits until new nodes say who they are; a slow one is heard later."""
+
+
+class Roster:
+    """The nodes that are known, and the clients they are."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        clients: int,
+        names: Sequence[str] | None,
+        known: Mapping[int, int],
+        patience: Patience,
+        holders: Mapping[int, str] | None = None,
+        *,
+        accept_nodes: bool = False,
+        left_out: Collection[int] = (),
+    ) -> None:
+        self._exchange = exchange
+        self._clients = clients
+        self._names = names
+        self._known = dict(known)
+        self._patience = patience
+        self._holders = dict(holders or {})
+        self._accept_nodes = accept_nodes
+        self._left_out = left_out
+        self._seats: dict[int, Seat] = {}
+        self._refused: dict[int, str] = {}
+        self._asked: dict[Seat, float] = {}
+        """When the question to a node expires."""
+
+    @property
+    def known(self) -> dict[int, int]:
+        """Node id -> client, for the checkpoint."""
+        return dict(self._known)
+
+    @property
+    def holders(self) -> dict[int, str]:
+        """Client -> the identity of the node that has its seat, for the checkpoint."""
+        return dict(self._holders)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes are online, whoever they are."""
+        return len(self._seats)
+
+    def online(self) -> dict[int, Seat]:
+        """The clients that are there, and their nodes."""
+        here = {c: self._seats[node] for node, c in self._known.items() if node in self._seats}
+        return {client: seat for client, seat in here.items() if client not in self._left_out}
+
+    def refresh(self) -> None:
+        """Look who is online; unknown nodes are placed by name, or asked who they are."""
+        self._seats = nodes = self._exchange.seats()
+        strangers = [node for node in nodes if node not in self._known]
+        if self._names is not None:
+            for node in strangers:
+                self._by_name(node, nodes[node].name)
+        elif fresh := [node for node in strangers if node not in self._refused]:
+            self._ask(fresh)
+
+    def wait_for(self, wanted: int) -> None:
+        """Wait until this many clients are online; an EngineError when they do not come."""
+        until = self._exchange.now() + self._patience.start
+        while True:
+            self.refresh()
+            if len(self.online()) >= wanted:
+                return
+            if self._exchange.now() >= until:
+                raise EngineError(
+                    f"{len(self.online())} of {wanted} clients came within "
+                    f"{self._patience.start:g} s; start their SuperNodes and run again"
+                )
+            self._exchange.pause()
+
+    def _by_name(self, node: int, name: str) -> None:
+        """A seat belongs to the first key that had it in this run, also while its node is away."""
+        assert self._names is not None
+        if name not in self._names:
+            self._refuse(node, f"its name {name!r} is not in this federation")
+            return
+        client = list(self._names).index(name)
+        former = self.online().get(client)
+        if former is not None:
+            self._refuse(node, f"node {former.node} is registered as {name!r} too, and was first")
+            return
+        holder, own = self._holders.get(client), self._seats[node].identity
+        if holder in (None, own) or self._accept_nodes:
+            self._seat(node, client)
+            return
+        self._refuse(
+            node,
+            f"the seat of {name!r} belongs to another key in this run ({holder[:16]}…, and this is "
+            f"{own[:16]}…); if the site has a new key, start the run again with accept-nodes=true "
+            "in its --run-config",
+        )
+
+    def _ask(self, nodes: Sequence[int]) -> None:
+        """One question a node, which may be answered for as long as clients are waited for."""
+        now, life = self._exchange.now(), max(_HELLO, self._patience.start)
+        fresh = {node for node in nodes if self._asked.get(self._seats[node], now) <= now}
+        questions = {node: (node, wire.hello()) for node in fresh}
+        self._exchange.send("train", "hello", questions, life)
+        self._asked |= {self._seats[node]: now + life for node in fresh}
+        for arrival in self._exchange.arrivals(now + _HELLO if fresh else now):
+            self._hear(arrival)
+            fresh.discard(arrival.key)
+            if questions and not fresh:
+                return
+
+    def _hear(self, arrival: Arrival) -> None:
+        node = arrival.key
+        if arrival.content is None:
+            _logger.warning("node %d does not say who it is: %s", node, arrival.error)
+            self._asked = {seat: at for seat, at in self._asked.items() if seat.node != node}
+            return
+        try:
+            client = wire.read_client(arrival.content, self._clients)
+        except RefusedError as error:
+            self._refuse(node, error.detail)
+            return
+        self._place(node, client)
+
+    def _place(self, node: int, client: int) -> None:
+        """The latest node wins: without a key, a node that restarts comes as another one."""
+        former = self.online().get(client)
+        if former is not None:
+            self._refuse(former.node, f"client {client} is node {node} now")
+        self._seat(node, client)
+
+    def _seat(self, node: int, client: int) -> None:
+        holder, own = self._holders.get(client), self._seats[node].identity
+        if holder not in (None, own):
+            _logger.warning("client %d is %s now; it was %s", client, own[:16], holder[:16])
+        self._holders[client] = own
+        self._known = {n: c for n, c in self._known.items() if c != client} | {node: client}
+        self._refused.pop(node, None)
+
+    def _refuse(self, node: int, why: str) -> None:
+        if self._refused.get(node) != why:  # said once, not at every look
+            _logger.warning("node %d takes no part: %s", node, why)
+        self._refused[node] = why

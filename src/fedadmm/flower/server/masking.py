@@ -10,7 +10,7 @@ from fedadmm.core.masking import Share, Words, groups, summed
 from fedadmm.core.protocols import ClientInfo, Download, Partial
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admitted, is_sealed
-from fedadmm.flower.protocol.ledger import Kind, ServerLedger, Task, objection
+from fedadmm.flower.protocol.ledger import Kind, RefusedError, ServerLedger, Task, Word, objection
 from fedadmm.flower.protocol.masking import (
     body_size,
     from_body,
@@ -21,7 +21,6 @@ from fedadmm.flower.protocol.masking import (
     write_set,
 )
 from fedadmm.flower.protocol.messages import check_work
-from fedadmm.flower.protocol.refusal import RefusedError, Word
 from fedadmm.flower.server.exchange import Arrival
 from fedadmm.flower.server.tasks import Accepted, Broadcast
 from fedadmm.run.client import Job

@@ -1,23 +1,27 @@
-"""What a deployed run writes: the same files as a simulated one."""
+"""What a deployed run writes: the files of a simulated one, and what happened on the network."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fedadmm
 from fedadmm.core import clock, files
 from fedadmm.core.codec import params_sha256
 from fedadmm.core.errors import DataError
 from fedadmm.core.outputs import Iterate
+from fedadmm.flower.protocol.ledger import RefusedError, Word
 from fedadmm.run.plan import RoundReport
 from fedadmm.study.records import told
 from fedadmm.study.rundir import RunDir, create
 
 if TYPE_CHECKING:
     from fedadmm.flower.server.service import Outcome
+
 
 EVENTS = "events.jsonl"
 
@@ -95,3 +99,38 @@ class RunDirectory:
         } | (extra or {})
         self._folder.close(summary)
         return summary
+
+
+_logger = logging.getLogger("fedadmm")
+
+
+class Event(NamedTuple):
+    """Something that happened to a client."""
+
+    sequence: int
+    client: int
+    word: str
+    detail: str
+
+
+class Journal:
+    """Counts and remembers what was refused, missing, lost or repaired."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._fresh: list[Event] = []
+
+    def note(self, sequence: int, client: int, why: RefusedError) -> None:
+        """Count an event and say it."""
+        self.counts[str(why.word)] += 1
+        self._fresh.append(Event(sequence, client, str(why.word), why.detail))
+        _logger.warning("round %d, client %d: %s", sequence + 1, client, why)
+
+    def count(self, word: Word) -> None:
+        """Count what is nobody's fault."""
+        self.counts[str(word)] += 1
+
+    def take(self) -> Sequence[Event]:
+        """The events since the last call."""
+        fresh, self._fresh = self._fresh, []
+        return fresh

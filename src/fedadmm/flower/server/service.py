@@ -13,15 +13,12 @@ from fedadmm.core import trees
 from fedadmm.core.codec import DamageError
 from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.protocol.ledger import restart
+from fedadmm.flower.protocol.ledger import RefusedError, Word, restart
 from fedadmm.flower.protocol.messages import parcel_template
-from fedadmm.flower.protocol.refusal import RefusedError, Word
-from fedadmm.flower.protocol.signing import signer
-from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside
+from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside, signer
 from fedadmm.flower.server.engine import GridEngine
-from fedadmm.flower.server.exchange import Exchange
-from fedadmm.flower.server.journal import Journal
-from fedadmm.flower.server.roster import Roster
+from fedadmm.flower.server.exchange import Exchange, Roster
+from fedadmm.flower.server.rundir import Journal
 from fedadmm.flower.server.site_evaluation import Measured, SiteEvaluation, far_off, measured
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
 from fedadmm.run.best import Judge

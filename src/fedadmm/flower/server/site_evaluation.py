@@ -18,6 +18,7 @@ from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.codec import encode, pack
 from fedadmm.core.masking import Share, Words, groups, summed
 from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
 from fedadmm.flower.protocol.masking import (
     from_body,
     hiding,
@@ -27,10 +28,8 @@ from fedadmm.flower.protocol.masking import (
     write_set,
 )
 from fedadmm.flower.protocol.messages import Question
-from fedadmm.flower.protocol.refusal import LONGEST_TEXT, RefusedError, Word
-from fedadmm.flower.server.exchange import Exchange
-from fedadmm.flower.server.journal import Journal
-from fedadmm.flower.server.roster import Roster
+from fedadmm.flower.server.exchange import Exchange, Roster
+from fedadmm.flower.server.rundir import Journal
 from fedadmm.run.client import Job
 from fedadmm.run.evaluation import Target
 

@@ -13,12 +13,18 @@ from fedadmm.core.masking import Share, Words
 from fedadmm.core.protocols import ClientInfo, Download
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Admitted
-from fedadmm.flower.protocol.ledger import Kind, Reply, ServerLedger, Task, issue
+from fedadmm.flower.protocol.ledger import (
+    Kind,
+    RefusedError,
+    Reply,
+    ServerLedger,
+    Task,
+    Word,
+    issue,
+)
 from fedadmm.flower.protocol.messages import answer_template, arrived, check_work, parcel
-from fedadmm.flower.protocol.refusal import RefusedError, Word
-from fedadmm.flower.server.exchange import Arrival, Exchange, Seat
-from fedadmm.flower.server.journal import Journal
-from fedadmm.flower.server.roster import Roster
+from fedadmm.flower.server.exchange import Arrival, Exchange, Roster, Seat
+from fedadmm.flower.server.rundir import Journal
 from fedadmm.run.client import Job, global_vector, message_template
 
 if TYPE_CHECKING:

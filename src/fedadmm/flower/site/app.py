@@ -18,22 +18,29 @@ from fedadmm.core.uploads import Uploads
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
-from fedadmm.flower.protocol.codec import check_like, decode
-from fedadmm.flower.protocol.ledger import Action, Kind, Reply, Task, receive, reply_to
+from fedadmm.flower.protocol.ledger import (
+    Action,
+    Kind,
+    RefusedError,
+    Reply,
+    Task,
+    receive,
+    reply_to,
+)
 from fedadmm.flower.protocol.masking import metric_words, read_set, subject, to_body
 from fedadmm.flower.protocol.messages import (
     Parcel,
     Question,
+    check_like,
+    decode,
     parcel_template,
     record_template,
     travelling,
 )
-from fedadmm.flower.protocol.refusal import RefusedError
-from fedadmm.flower.site.account import SiteAccount, Steps
 from fedadmm.flower.site.gate import Gate
 from fedadmm.flower.site.masking import Masker, client_of, masker
 from fedadmm.flower.site.policy import POLICY, SitePolicy
-from fedadmm.flower.site.state import SiteState
+from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import ClientRound, Job, client_round, first_record, moved_along
 from fedadmm.run.noise import steps_of_an_epoch
 

@@ -20,10 +20,10 @@ from fedadmm.core.parts import name_of
 from fedadmm.core.protocols import Objective
 from fedadmm.core.uploads import Uploads
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.protocol import signing, wire
+from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind, reply_to
-from fedadmm.flower.site.account import FOLDER, OverBudgetError, SiteAccount
 from fedadmm.flower.site.policy import POLICY, DeclinedError, SitePolicy, read_policy
+from fedadmm.flower.site.state import FOLDER, OverBudgetError, SiteAccount
 
 if TYPE_CHECKING:
     from flwr.app import Context, RecordDict
@@ -123,7 +123,7 @@ class Gate:
 
     def _refuse(self, content: RecordDict, run: str | None) -> None:
         key = self.policy.server_key
-        if key is not None and not signing.is_signed(content, key):
+        if key is not None and not wire.is_signed(content, key):
             raise DeclinedError(
                 f"server_key is {key[:16]}… in this site's {POLICY}, but the message is not signed "
                 'with it; the operator starts runs with operator-key="keys/operator"'
