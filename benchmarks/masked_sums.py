@@ -20,7 +20,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core import masking
 from fedadmm.core.codec import encode, pack
-from fedadmm.core.protocols import Upload
+from fedadmm.core.messages import Upload
 from fedadmm.data import models
 from fedadmm.flower.protocol.masking import Body, as_tensor
 

@@ -15,11 +15,11 @@ import psutil
 
 from benchmarks.workloads import read_rows, read_specification
 from fedadmm.algorithms import FedADMM, FedAvg
+from fedadmm.core.messages import ClientRecords, Engine
 from fedadmm.core.objectives import losses
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import LazyClients, Problem
-from fedadmm.core.protocols import ClientRecords, Engine
 from fedadmm.core.sampling import CyclicSampling, UniformSampling
 from fedadmm.core.solvers import SGD
 from fedadmm.core.stopping import Epochs, Steps

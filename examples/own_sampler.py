@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedadmm import SGD, Epochs, FedADMM, Sampler, problems, simulate
-from fedadmm.core.protocols import Known, Seen
+from fedadmm.core.sampling import Known, Seen
 
 NEVER = Seen(asked=-2, drift=0.0)
 

@@ -24,21 +24,20 @@ _EXPORTS = {
     "fedadmm.core.errors": (
         "ConfigError DataError EngineError FedADMMError PairingError ParameterError StateError"
     ),
+    "fedadmm.core.objectives": "Objective",
     "fedadmm.core.objectives.batches": "BatchMetrics BatchObjective",
     "fedadmm.core.objectives.closed_form": "LeastSquares LogisticRegression Quadratic",
     "fedadmm.core.objectives.flat": "FlatModule",
     "fedadmm.core.objectives.model": "ModelObjective",
     "fedadmm.core.outputs": "Averaged LastIterate ParticipantsMean RandomIterate TwoOutputs",
     "fedadmm.core.problem": "Facts LazyClients Problem",
-    "fedadmm.core.protocols": (
-        "Algorithm LocalSolver Objective Regularizer Sampler Seen StoppingRule"
-    ),
+    "fedadmm.core.protocols": "Algorithm Regularizer",
     "fedadmm.core.regularizers": (
         "Box ElasticNet GroupLasso L1 L2 L2Ball LInf NonNegative PyProximal SquaredL2 Zero"
     ),
     "fedadmm.core.sampling": (
         "BernoulliSampling CyclicSampling DoublyUniformSampling FullParticipation "
-        "NonOverlappingSampling TraceSampling UniformSampling WeightedSampling"
+        "NonOverlappingSampling Sampler Seen TraceSampling UniformSampling WeightedSampling"
     ),
     "fedadmm.core.schedules": "Geometric PerWork Piecewise",
     "fedadmm.core.solvers": "DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
@@ -46,12 +45,13 @@ _EXPORTS = {
         "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK UploadStage"
     ),
     "fedadmm.core.stopping": (
-        "Epochs GradientTolerance InSaCriterion ProxAccuracy RelativeAccuracy Steps UniformEpochs"
+        "Epochs GradientTolerance InSaCriterion ProxAccuracy RelativeAccuracy Steps StoppingRule "
+        "UniformEpochs"
     ),
     "fedadmm.run.callbacks": "Callback",
     "fedadmm.run.diagnostics": "Diagnostics",
     "fedadmm.run.engines": "Auto GivenDelays Ray Sequential Vectorised VirtualTime Workers",
-    "fedadmm.core.local_work": "LocalWork Relaxed",
+    "fedadmm.core.local_work": "LocalSolver LocalWork Relaxed",
     "fedadmm.run.evaluation": "Evaluation Target",
     "fedadmm.run.experiment": "Checkpointing Experiment Storage",
     "fedadmm.run.simulation": "Result simulate",

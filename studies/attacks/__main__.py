@@ -21,7 +21,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core import trees
-from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, Partial, Upload
+from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, Partial, Upload
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.data import problems
 from fedadmm.run.client import Job

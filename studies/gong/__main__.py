@@ -152,9 +152,7 @@ def worth(values: list[float]) -> tuple[bool, int, float]:
     return reached, -len(values) if reached else 0, values[-1]
 
 
-def reported(
-    world: str, split: str, row: str, lr: float, unfinished: Path
-) -> dict[str, Any]:
+def reported(world: str, split: str, row: str, lr: float, unfinished: Path) -> dict[str, Any]:
     """The run of seed 0 until the target, or as many rounds as there are at most.
 
     Its checkpoints are kept in `unfinished` until it ends, so that a stopped run goes on.

@@ -16,7 +16,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core import trees
-from fedadmm.core.missed import Missed
+from fedadmm.core.messages import Missed
 from fedadmm.core.protocols import Received, Round
 from fedadmm.run.engines import GivenDelays, VirtualTime
 from fedadmm.run.plan import RoundReport

@@ -36,9 +36,9 @@ from fedadmm.algorithms.fed_async import AsTheyArrive
 from fedadmm.algorithms.fed_avg import LocalSteps
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import STARTS, LocalWork
-from fedadmm.core.missed import Missed
+from fedadmm.core.messages import ClientRecord, Missed
 from fedadmm.core.parts import FAMILIES
-from fedadmm.core.protocols import ClientRecord, Start, Theta
+from fedadmm.core.protocols import Start, Theta
 from fedadmm.core.schedules import Schedule
 from fedadmm.run.loop import run_round
 from fedadmm.run.plan import RunState

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedadmm as fa
-from fedadmm.core.protocols import Sampler, Seen
+from fedadmm.core.sampling import Sampler, Seen
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import VirtualTime
 from support.engines import PROBLEMS

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.core.local_work import SolveContext
 from fedadmm.core.privacy import Accountant
-from fedadmm.core.protocols import LocalProblem, SolveContext
+from fedadmm.core.protocols import LocalProblem
 from fedadmm.core.rng import Dice
 from fedadmm.run.noise import HiddenRecords
 from fedadmm.run.plan import Noised, RunState

@@ -11,8 +11,9 @@ from scipy.optimize import minimize
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.core.local_work import SolveContext
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.protocols import LocalProblem, Needs, SolveContext
+from fedadmm.core.protocols import LocalProblem, Needs
 from fedadmm.core.rng import permutation
 from support.federations import federation
 from support.models import perceptron, rows

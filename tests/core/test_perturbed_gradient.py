@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.core.local_work import SolveContext
 from fedadmm.core.objectives import losses
-from fedadmm.core.protocols import LocalProblem, Needs, SolveContext
+from fedadmm.core.protocols import LocalProblem, Needs
 from fedadmm.run.engines import VirtualTime
 from support.engines import ALGORITHMS, PROBLEMS, assert_same_run, model_federation, run
 from support.federations import federation

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import trim_mean
 
 import fedadmm as fa
-from fedadmm.core.protocols import Upload
+from fedadmm.core.messages import Upload
 
 
 def folded(part: fa.Aggregation, rows: np.ndarray, weights: list[float]) -> np.ndarray:

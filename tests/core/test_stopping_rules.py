@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core.protocols import LocalProblem, SolveContext
+from fedadmm.core.local_work import SolveContext
+from fedadmm.core.protocols import LocalProblem
 from fedadmm.core.rng import derive
 from support.federations import federation
 
@@ -283,7 +284,7 @@ def test_every_client_of_a_round_draws_its_own_epochs():
 
 def test_rules_answer_for_a_whole_stack():
     """One answer a client, shape (K, 1)."""
-    from fedadmm.core.protocols import Progress
+    from fedadmm.core.stopping import Progress
 
     norms = torch.tensor([[1e-3], [1.0]], dtype=torch.float64)
     ones = torch.ones(2, 1, dtype=torch.float64)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core.protocols import LocalProblem, Needs, SolveContext
+from fedadmm.core.local_work import SolveContext
+from fedadmm.core.protocols import LocalProblem, Needs
 from support.engines import PROBLEMS, run
 
 ROWS = 18

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import fedadmm as fa
 from fedadmm.core import clock
-from fedadmm.core.protocols import Objective
+from fedadmm.core.objectives import Objective
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol.messages import record_template
 from fedadmm.flower.server.app import serve

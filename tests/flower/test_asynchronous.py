@@ -11,7 +11,8 @@ import torch
 import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.errors import EngineError, ParameterError
-from fedadmm.core.protocols import Download, Received, Round
+from fedadmm.core.messages import Download
+from fedadmm.core.protocols import Received, Round
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import run_client
 from fedadmm.run.simulation import make_job

@@ -9,7 +9,8 @@ import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core import trees
 from fedadmm.core.local_work import LocalWork
-from fedadmm.core.protocols import Algorithm, Download, Received, Round
+from fedadmm.core.messages import Download
+from fedadmm.core.protocols import Algorithm, Received, Round
 from fedadmm.core.regularizers import L1, Zero
 from fedadmm.core.rng import derive
 from fedadmm.run.client import run_client

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedadmm as fa
 from fedadmm.core.codec import digest, encode, pack
 from fedadmm.core.errors import StateError
-from fedadmm.core.protocols import Download, Round
+from fedadmm.core.messages import Download
+from fedadmm.core.protocols import Round
 from fedadmm.core.tables import to_table
 from fedadmm.flower import configured
 from fedadmm.flower.protocol import admission, wire

@@ -11,8 +11,9 @@ from flwr.app import Message
 import fedadmm as fa
 from fedadmm.core.codec import encode, pack
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.messages import Download
 from fedadmm.core.privacy import Accountant, composed_epsilon
-from fedadmm.core.protocols import Download, Round
+from fedadmm.core.protocols import Round
 from fedadmm.flower import SitePolicy
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import ServerLedger

@@ -9,7 +9,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Sum
-from fedadmm.core.protocols import Upload
+from fedadmm.core.messages import Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.study.config import resolve
 from support.strangers import Median

@@ -11,7 +11,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.aggregation import MaskedSum, Sum
-from fedadmm.core.protocols import Upload
+from fedadmm.core.messages import Upload
 
 METHODS = {
     "fedavg": fa.FedAvg(),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import fedadmm as fa
 from fedadmm.core import files
 from fedadmm.core.local_work import LocalWork
-from fedadmm.core.protocols import ClientRecord
+from fedadmm.core.messages import ClientRecord
 from fedadmm.run.simulation import make_job
 from fedadmm.run.stores import DiskStore, MemoryStore, records
 from support.resumable import fingerprints, run

@@ -11,7 +11,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core import files
 from fedadmm.core.errors import StateError
-from fedadmm.core.protocols import ClientRecord
+from fedadmm.core.messages import ClientRecord
 from fedadmm.flower.protocol.admission import seal
 from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
 from fedadmm.flower.server.rundir import EVENTS, RunDirectory, read_events

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedadmm.core import codec, files, masking
-from fedadmm.core.missed import Missed
+from fedadmm.core.messages import Missed
 from fedadmm.core.uploads.pipeline import Sent, Uploads
 from fedadmm.flower.protocol import admission, ledger
 from fedadmm.flower.server.service import Service

@@ -105,7 +105,7 @@ def test_a_mistake_in_a_strangers_table_is_named() -> None:
         ("sampler", ":X", "cannot be imported"),
         ("sampler", "support.strangers:Loose", "is a dataclass that can be changed, but must be"),
         ("sampler", "support.strangers:perceptron", "is not a frozen dataclass"),
-        ("sampler", "support.strangers:Empty", "not a subclass of fedadmm.core.protocols.Sampler"),
+        ("sampler", "support.strangers:Empty", "not a subclass of fedadmm.core.sampling.Sampler"),
         ("problem", "support.strangers:Empty", "has no load, but must have load"),
         (
             "algorithm",
@@ -117,7 +117,7 @@ def test_a_mistake_in_a_strangers_table_is_named() -> None:
             "support.strangers:Empty",
             "not a subclass of fedadmm.run.engines.choice.EngineCh",
         ),
-        ("solver", "fedadmm.core.protocols:LocalSolver", "is not a frozen dataclass"),
+        ("solver", "fedadmm.core.local_work:LocalSolver", "is not a frozen dataclass"),
     ],
 )
 def test_what_is_no_part_of_the_family_is_refused(family: str, name: str, message: str) -> None:

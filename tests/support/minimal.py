@@ -10,18 +10,11 @@ import torch
 from torch import Tensor
 
 import fedadmm as fa
-from fedadmm.core.protocols import (
-    IN_NO_ROUND,
-    Algorithm,
-    LocalProblem,
-    LocalResult,
-    LocalSolver,
-    Objective,
-    Regularizer,
-    Sampler,
-    SolveInfo,
-    StoppingRule,
-)
+from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveInfo
+from fedadmm.core.objectives import Objective
+from fedadmm.core.protocols import Algorithm, LocalProblem, LocalResult, Regularizer
+from fedadmm.core.sampling import Sampler
+from fedadmm.core.stopping import StoppingRule
 
 CENTRES = (1.0, 3.0, 8.0)
 

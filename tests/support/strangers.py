@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 import fedadmm as fa
 from fedadmm.core import trees
+from fedadmm.core.messages import ClientStateStore, Engine, Upload
 from fedadmm.core.parts import Positive
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import ClientStateStore, Engine, Regularizer, Sampler, Upload
+from fedadmm.core.protocols import Regularizer
+from fedadmm.core.sampling import Sampler
 from fedadmm.data import models
 from fedadmm.run.engines import EngineChoice, Job, Sequential
 

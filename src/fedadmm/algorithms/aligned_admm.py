@@ -18,7 +18,7 @@ participation every sigma is FedADMM, and FedDR with eta = 1 / rho and alpha = 1
 the only point of rest is the optimum: s = 0 there, so that y_i = -grad f_i(theta), and
 h = -grad f(theta) lies in the subdifferential of g.
 
-A client that comes back receives the sum of the virtual steps that it missed (`core.missed`).
+A client that comes back receives the sum of the virtual steps that it missed (`core.messages`).
 """
 
 from __future__ import annotations

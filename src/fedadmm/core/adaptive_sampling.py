@@ -14,11 +14,19 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from fedadmm.core.parts import Count, Positive, Share, part
-from fedadmm.core.protocols import Known, Sampler, Seen
+from fedadmm.core.parts import Count, Positive, Share, check_one_each, part
 from fedadmm.core.rng import Key
-from fedadmm.core.sampling import Probabilities, capped_shares, count_of, draws_of, systematic
-from fedadmm.core.schedules import check_one_each, of_client
+from fedadmm.core.sampling import (
+    Known,
+    Probabilities,
+    Sampler,
+    Seen,
+    capped_shares,
+    count_of,
+    draws_of,
+    systematic,
+)
+from fedadmm.core.schedules import of_client
 from fedadmm.core.validation import check
 
 OneRound = Annotated[float, Ge(1)]

@@ -11,8 +11,8 @@ from annotated_types import Ge, Le
 
 from fedadmm.core import masking, trees
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.messages import Upload
 from fedadmm.core.parts import NOT_IN_TABLES, NotNegative, Part, Positive, part, role
-from fedadmm.core.protocols import Upload
 
 if TYPE_CHECKING:
     from fedadmm.core.setup import Setup

@@ -7,17 +7,113 @@ work where they start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.core.parts import NotNegative, Part, checked, part
-from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalSolver, Start, StoppingRule
+from fedadmm.core.objectives import Objective
+from fedadmm.core.parts import NotNegative, Part, checked, part, role
+from fedadmm.core.protocols import (
+    AnyAlgorithm,
+    LocalProblem,
+    LocalResult,
+    Needs,
+    Regularizer,
+    Start,
+)
+from fedadmm.core.rng import Key
+from fedadmm.core.stopping import StoppingRule
 
 if TYPE_CHECKING:
     from fedadmm.core.setup import Setup
+    from fedadmm.core.solvers.private import RecordNoise
+
+
+class SolveInfo(NamedTuple):
+    """How a solve went: never part of any state."""
+
+    steps: int
+    epochs: float
+    """Steps as shares of a pass over the client's data: what the method asked for."""
+    passes: float
+    """Gradients evaluated, in passes over the client's data: what the solve cost.
+
+    The rows of all steps, and every full gradient that the stopping rule, the method or the solver
+    itself took besides.
+    """
+    status: str
+    accuracy: float
+    """The norm of the local problem's full gradient at the result; NaN when nobody asked."""
+
+
+class SolveContext(NamedTuple):
+    """The circumstances of a solve that some rules and schedules look at."""
+
+    round_index: int = 0
+    needs: Needs = Needs()
+    theta: Tensor | None = None
+    """The global vector; None when it was not sent."""
+    own: Tensor | None = None
+    """The client's own model, wherever the solve starts; None when its method keeps none."""
+    clients: Sequence[int] = (0,)
+    """Who works: one client, or those of a stack in the order of its rows."""
+    regularizer: Regularizer | None = None
+    """g, for methods whose local steps take its prox."""
+    deployed: bool = False
+    """Whether noise must come from the machine's entropy, and not from the seed."""
+
+
+IN_NO_ROUND = SolveContext()
+"""The context of a solve on its own, outside any run."""
+
+
+@role("solver")
+class LocalSolver(Part, ABC):
+    """Solves a local problem approximately."""
+
+    averages_gradients: ClassVar[bool] = False
+    """Whether `LocalResult.mean_gradient` can be supplied."""
+    sums_steps: ClassVar[bool] = False
+    """Whether it makes plain steps: it supplies `LocalResult.step_sum`, and takes the prox of g."""
+    batch_size: int | None = None
+    """The rows of a step; None for all."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        yield from super().refuses(setup)
+        if self.noise is not None:
+            yield from self.noise.refuses(setup, type(self).__name__)
+
+    @property
+    def noise(self) -> RecordNoise | None:
+        """How it hides the rows of its client; None for a solver that does not."""
+        return None
+
+    def without_noise(self) -> LocalSolver:
+        """The solver that makes the same steps on gradients as they are; itself without noise."""
+        return self
+
+    def rate_of(self, client: int, round_index: int) -> float | None:
+        """The length of a client's gradient steps; None for a solver that finds its own."""
+        return None
+
+    def length(self, steps: int, client: int) -> float | None:
+        """The sum of the sizes of this many steps of a first round; None where nobody can tell."""
+        return None
+
+    @abstractmethod
+    def solve(
+        self,
+        objective: Objective,
+        problem: LocalProblem,
+        stop: StoppingRule,
+        key: Key,
+        context: SolveContext = IN_NO_ROUND,
+    ) -> tuple[LocalResult, SolveInfo]:
+        """Minimise the local problem."""
+
 
 STARTS: tuple[Start, ...] = ("own", "current", "global")
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.validation import FAMILIES as FAMILIES
@@ -44,11 +44,22 @@ NOT_IN_TABLES = {"in_tables": False}
 """Metadata of a field that only Python can set, such as a function."""
 
 
+def check_one_each(owner: object, field: str, value: object, clients: int) -> None:
+    """Refuse a sequence that does not have one entry per client."""
+    if isinstance(value, Sequence) and len(value) != clients:
+        raise ParameterError(
+            f"{type(owner).__name__}: {field} has {len(value)} entries, but must have one for each "
+            f"of the {clients} clients"
+        )
+
+
 class Part:
     """What a part says about the others of its run."""
 
     name: str
     """The name in configurations and on the command line; "module:Class" for one of your own."""
+    per_client: ClassVar[tuple[str, ...]] = ()
+    """The fields that may hold a sequence with one entry per client; its length is checked."""
 
     def refuses(self, setup: Setup) -> Iterator[str]:
         """Why it cannot work with the other parts, a sentence each; nothing where it can.
@@ -56,7 +67,13 @@ class Part:
         A subclass that has more to say begins with `yield from super().refuses(setup)`.  For a
         wrong value of its own it raises a ParameterError.
         """
+        self.check_per_client(setup.problem.num_clients)
         yield from ()
+
+    def check_per_client(self, clients: int) -> None:
+        """Refuse a sequence per client that is not one entry for each of them."""
+        for field in self.per_client:
+            check_one_each(self, field, getattr(self, field), clients)
 
 
 @dataclass_transform(frozen_default=True)

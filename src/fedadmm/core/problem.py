@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import (
@@ -20,14 +20,17 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import DataError, ParameterError
+from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import Part, role
-from fedadmm.core.protocols import Evaluator, Objective, Regularizer
+from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.validation import check
 
 if TYPE_CHECKING:
     from fedadmm.core.setup import Setup
 
+Metrics = Mapping[str, float]
+Evaluator = Callable[[Tensor], Metrics]
 Buffers = Literal["keep-local", "average"]
 Item = TypeVar("Item")
 

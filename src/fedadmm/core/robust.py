@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Aggregation
+from fedadmm.core.messages import Upload
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import Upload
 
 
 class ByEntry(Aggregation):

@@ -6,20 +6,95 @@ A scheme in which some client can never take part is not proper, and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import Count, NotNegative, Share, part
-from fedadmm.core.protocols import Known, Sampler
+from fedadmm.core.parts import Count, NotNegative, Part, Share, check_one_each, part, role
 from fedadmm.core.rng import Key, derive, numpy_generator
-from fedadmm.core.schedules import Schedule, at, check_floor, check_one_each
+from fedadmm.core.schedules import Schedule, at, check_floor
 from fedadmm.core.validation import UnitInterval, check
 
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
+
 Probabilities = NDArray[np.float64]
+
+
+class Seen(NamedTuple):
+    """What the server knows of one client: nothing that its replies do not tell anyway."""
+
+    asked: int
+    """The last round it was asked to take part in; -1 is the initial round with everybody."""
+    heard: int | None = None
+    """The last round that its reply counted in; None before the first."""
+    drift: float = float("nan")
+    """||w_i - theta|| in that round."""
+    loss: float = float("nan")
+    """f_i(theta) in that round, for a sampler that asks for losses."""
+
+
+Known = Mapping[int, Seen]
+"""What the server knows of every client that was ever asked, by its id."""
+
+
+@role("sampler")
+class Sampler(Part, ABC):
+    """Who takes part in a round: a function of the seed, the round, and what is known."""
+
+    looks_back: ClassVar[bool] = False
+    """Whether `sample` needs `known`; the loop can then not prepare the next round early."""
+    asks_losses: ClassVar[bool] = False
+    """Whether clients report f_i(theta) with their reply, a pass over their data without gradient;
+    only what is `known` holds it."""
+    is_random: ClassVar[bool] = True
+    """Whether rounds are drawn, as the theorems want it, and not planned."""
+    takes_everybody: ClassVar[bool] = False
+    """Whether every client takes part in every round, as some methods need it."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """What `check` refuses, and a `sample` that forgot what it is called with."""
+        signature = inspect.signature(self.sample)
+        try:
+            signature.bind(0, 0, 1, None)
+        except TypeError:
+            raise ParameterError(
+                f"{type(self).__name__}: sample takes {signature}, but must take "
+                "(seed, round_index, clients, known=None)"
+            ) from None
+        self.check(setup.problem.num_clients, setup.rounds)
+        yield from super().refuses(setup)
+
+    @abstractmethod
+    def sample(
+        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+    ) -> Sequence[int]:
+        """The ids of round `round_index`, sorted, without repetition.
+
+        `known` is what the server knows when the round begins, for a sampler that looks back, and
+        None for others.
+        """
+
+    def probabilities(self, clients: int) -> Probabilities | None:
+        """p_i = P(client i takes part), if it is the same in every round; else None."""
+        return None
+
+    def check(self, clients: int, rounds: int) -> None:
+        """Refuse what cannot work for this many clients and rounds, before round 0.
+
+        By default a scheme that never takes some client, as far as its probabilities tell.
+        """
+        probabilities = self.probabilities(clients)
+        if probabilities is not None and (probabilities <= 0).any():
+            raise ParameterError(
+                f"{type(self).__name__}: client {int(np.argmax(probabilities <= 0))} takes part "
+                "with probability 0, but a proper scheme gives every client a chance"
+            )
 
 
 def draws_of(seed: Key, round_index: int) -> np.random.Generator:

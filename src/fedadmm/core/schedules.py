@@ -100,15 +100,6 @@ def check_floor(owner: object, field: str, value: object) -> None:
         )
 
 
-def check_one_each(owner: object, field: str, value: object, clients: int) -> None:
-    """Refuse a sequence that does not have one entry per client."""
-    if isinstance(value, Sequence) and len(value) != clients:
-        raise ParameterError(
-            f"{type(owner).__name__}: {field} has {len(value)} entries, but must have one for each "
-            f"of the {clients} clients"
-        )
-
-
 def of_client(value: Number | Sequence[Number], client: int) -> Number:
     """One client's number."""
     return value[client] if isinstance(value, Sequence) else value

@@ -10,21 +10,107 @@ convex, at most the smoothness L), L_i is (weight - m)-strongly convex, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError
-from fedadmm.core.parts import Count, NotNegative, Positive, part
-from fedadmm.core.protocols import Progress, StoppingRule
+from fedadmm.core.parts import Count, NotNegative, Part, Positive, names_of, part, role
 from fedadmm.core.rng import Key, generator
 from fedadmm.core.schedules import of_client, of_clients
 
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
+
 Inside = Annotated[float, Gt(0), Lt(1)]
 """A factor that really shrinks."""
+
+
+class Progress(NamedTuple):
+    """What a stopping rule sees between two epochs; tensors of shape (1,) or (K, 1)."""
+
+    gradient_norm: Tensor
+    """||grad L_i(w)|| over the client's full data."""
+    reference_norm: Tensor
+    """The same at the rule's reference point; at the start for a rule without one."""
+    move: Tensor
+    """||w - origin||, with the rule's `origin`."""
+    weight: Tensor | float
+    """The weight of the local problem's quadratic term."""
+    round_index: int
+    clients: Sequence[int]
+    """Whose progress it is, in the order of the tensors' rows."""
+
+
+@role("stop")
+class StoppingRule(Part, ABC):
+    """When a local solve ends: a budget, and for some rules a test between epochs."""
+
+    needs_gradient: ClassVar[bool] = False
+    """Whether `reached` must be asked, with full gradients, before every epoch."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        """For a rule that measures gradients: a method in which they do not tell the accuracy."""
+        yield from super().refuses(setup)
+        if not setup.algorithm.needs.local_solve or not self.needs_gradient:
+            return
+        method, rule = type(setup.algorithm).__name__, type(self).__name__
+        others = names_of("stop", lambda kind: not kind.needs_gradient)
+        if self.reference == "global" and not setup.algorithm.always_sends_theta:
+            yield (
+                f"{rule} with reference='global' measures against theta, but {method} does not "
+                "send it in every round; use reference='own'"
+            )
+        if setup.algorithm.needs.local_prox != "none":
+            yield (
+                f"{rule} measures the gradient of a smooth local problem, but {method} takes the "
+                f"prox of g in its local steps; use {others}"
+            )
+        if setup.first_problem.steps is not None:
+            yield (
+                f"{rule} ends a local solve by what it measures, but {method} says how many steps "
+                f"a round has; use {others}, which it does not ask"
+            )
+        zero = setup.initial.new_zeros(1)
+        # A rule that certifies an accuracy refuses a penalty that is too small for it.
+        self.reached(Progress(zero, zero, zero, setup.first_problem.weight, 0, (0,)))
+
+    @property
+    def reference(self) -> str | None:
+        """Where `Progress.reference_norm` is taken: "own", "global" (theta), or None: not needed.
+
+        "own" is the client's own model; where its method keeps none, it is the start.
+        """
+        return None
+
+    @property
+    def origin(self) -> str:
+        """Where `Progress.move` is measured from: "own", or "argument".
+
+        "own" is the client's own model as above; "argument" is centre - linear / weight, whose
+        prox the solve computes.
+        """
+        return "own"
+
+    @abstractmethod
+    def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
+        """The largest number of steps of one solve."""
+
+    def largest_budget(self, steps_per_epoch: int, client: int) -> int:
+        """The largest `budget` of a client, for a rule that draws it."""
+        return self.budget(steps_per_epoch, 0, client)
+
+    def reached(self, progress: Progress) -> Tensor:
+        """Whether each client may stop; boolean, elementwise over a stack.  Never by default."""
+        return torch.zeros_like(progress.gradient_norm, dtype=torch.bool)
+
+    @abstractmethod
+    def sentence(self, reached: bool) -> str:
+        """Why the solve ended."""
 
 
 @part("stop", "epochs")

@@ -32,19 +32,12 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveContext, SolveInfo
+from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.protocols import (
-    IN_NO_ROUND,
-    AnyAlgorithm,
-    LocalProblem,
-    LocalResult,
-    LocalSolver,
-    Objective,
-    SolveContext,
-    SolveInfo,
-    StoppingRule,
-)
+from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult
 from fedadmm.core.rng import Key
+from fedadmm.core.stopping import StoppingRule
 from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.federation import Elsewhere, Federation

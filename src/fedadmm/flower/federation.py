@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import ConfigError, ParameterError, StateError
+from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import rows_are_mixed
 from fedadmm.core.parts import Count, Natural, Positive, checked
-from fedadmm.core.problem import Buffers, LazyClients, Problem
-from fedadmm.core.protocols import AnyAlgorithm, Evaluator, Objective, Regularizer
+from fedadmm.core.problem import Buffers, Evaluator, LazyClients, Problem
+from fedadmm.core.protocols import AnyAlgorithm, Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.uploads import Uploads
 from fedadmm.core.validation import check

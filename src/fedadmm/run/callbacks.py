@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 from fedadmm.core.errors import ParameterError, StateError
+from fedadmm.core.messages import ClientInfo, ClientStateStore
 from fedadmm.core.parts import name_of, role
-from fedadmm.core.protocols import ClientInfo, ClientStateStore, Sampler
+from fedadmm.core.sampling import Sampler
 from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.tables import Tree
 from fedadmm.core.validation import check

@@ -11,26 +11,13 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Aggregation, Sum
-from fedadmm.core.local_work import LocalWork
+from fedadmm.core.local_work import LocalSolver, LocalWork, SolveContext, SolveInfo
+from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Upload
+from fedadmm.core.objectives import Objective
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import (
-    AnyAlgorithm,
-    ClientInfo,
-    ClientRecord,
-    ClientRecords,
-    Download,
-    LocalProblem,
-    LocalResult,
-    LocalSolver,
-    Objective,
-    Round,
-    SolveContext,
-    SolveInfo,
-    StoppingRule,
-    Upload,
-    norm,
-)
+from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Round, norm
 from fedadmm.core.rng import Key, derive
+from fedadmm.core.stopping import StoppingRule
 from fedadmm.core.uploads import Uploads
 from fedadmm.core.uploads.pipeline import encoded_bytes
 

@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.parts import Count, Natural, part
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import ClientStateStore, PrimalDual
+from fedadmm.core.protocols import PrimalDual
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.run.callbacks import Callback, Run

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError
+from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.closed_form import QuadraticObjective
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import Objective
 
 
 class Duality(NamedTuple):

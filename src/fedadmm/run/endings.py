@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import ParameterError, StateError
-from fedadmm.core.protocols import ClientInfo
+from fedadmm.core.messages import ClientInfo
 from fedadmm.run.plan import Ending, RunState, Schedule
 from fedadmm.run.record import Record, numbers, value
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.messages import ClientStateStore
+from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import NOT_IN_TABLES, Count, checked
-from fedadmm.core.protocols import ClientStateStore, Evaluator, Metrics, Objective
+from fedadmm.core.problem import Evaluator, Metrics
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import Job, client_record
 from fedadmm.run.metrics import Target as Target

@@ -17,10 +17,10 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import AnyOutput, LastIterate
 from fedadmm.core.parts import Count, Natural, Positive, checked, name_of
-from fedadmm.core.problem import Problem, ProblemSource
-from fedadmm.core.protocols import AnyAlgorithm, Evaluator, Regularizer, Sampler
+from fedadmm.core.problem import Evaluator, Problem, ProblemSource
+from fedadmm.core.protocols import AnyAlgorithm, Regularizer
 from fedadmm.core.regularizers import Zero
-from fedadmm.core.sampling import FullParticipation
+from fedadmm.core.sampling import FullParticipation, Sampler
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.tables import Tree, to_table
 from fedadmm.core.uploads import UploadStage

@@ -25,21 +25,18 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Sum
 from fedadmm.core.errors import EngineError, ParameterError, StateError
-from fedadmm.core.missed import Missed
-from fedadmm.core.outputs import Iterate
-from fedadmm.core.protocols import (
-    AnyAlgorithm,
+from fedadmm.core.messages import (
     ClientInfo,
     ClientStateStore,
     Download,
     Engine,
-    Known,
+    Missed,
     Partial,
-    Received,
-    Sampler,
-    Seen,
     Upload,
 )
+from fedadmm.core.outputs import Iterate
+from fedadmm.core.protocols import AnyAlgorithm, Received
+from fedadmm.core.sampling import Known, Sampler, Seen
 from fedadmm.run import callbacks, endings, noise
 from fedadmm.run.client import Job, bound_tensor, this_round
 from fedadmm.run.plan import RoundReport, RunState, Schedule

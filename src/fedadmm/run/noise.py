@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedadmm.core import trees
 from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.protocols import ClientInfo, Received, RecordNoise, Sampler, StoppingRule, Upload
-from fedadmm.core.sampling import BernoulliSampling
+from fedadmm.core.messages import ClientInfo, Upload
+from fedadmm.core.protocols import Received
+from fedadmm.core.sampling import BernoulliSampling, Sampler
+from fedadmm.core.solvers.private import RecordNoise
+from fedadmm.core.stopping import StoppingRule
 from fedadmm.core.uploads import AdaptiveClip
 from fedadmm.core.uploads.pipeline import noised, round_dice
 from fedadmm.run.client import Expected, Job, message_template

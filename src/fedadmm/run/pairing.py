@@ -8,10 +8,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.local_work import LocalSolver
 from fedadmm.core.parts import Part
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import LocalSolver, Sampler, StoppingRule, check_per_client
+from fedadmm.core.sampling import Sampler
 from fedadmm.core.setup import Setup
+from fedadmm.core.stopping import StoppingRule
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 
@@ -51,7 +53,7 @@ def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRul
     """
     for part in (solver, stop):
         if part is not None:
-            check_per_client(part, problem.num_clients)
+            part.check_per_client(problem.num_clients)
     lengths = []
     for client in problem.evenly(_ASKED):
         size = problem.clients[client].num_samples

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core import missed as away
-from fedadmm.core import trees
+from fedadmm.core import messages, trees
 from fedadmm.core.codec import Packed, pack, unpack
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
-from fedadmm.core.missed import Missed
+from fedadmm.core.messages import ClientInfo, Download, EngineState, Missed
 from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate
-from fedadmm.core.protocols import ClientInfo, Download, EngineState, Known, Seen
+from fedadmm.core.sampling import Known, Seen
 from fedadmm.run.best import Best, Judge
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.record import Record
@@ -116,7 +115,7 @@ def unpack_state(
     state: Any = unpack(tree, packed)
     known, noised, missed, engine = values["known"], values["noised"], None, None
     if template.missed is not None:
-        missed = away.restored(values["missed"], tensors, device)
+        missed = messages.restored(values["missed"], tensors, device)
     if values["engine"] is not None:
         engine = EngineState(values["engine"], dict(zip(steps, state.engine, strict=True)))
     read: RunState = state._replace(

@@ -14,7 +14,7 @@ from typing import Any, NotRequired, SupportsFloat, TypedDict
 
 import torch
 
-from fedadmm.core.protocols import ClientInfo
+from fedadmm.core.messages import ClientInfo
 from fedadmm.run.client import Job
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
+from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.outputs import AnyOutput
-from fedadmm.core.protocols import ClientStateStore
 from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job, this_round
 from fedadmm.run.loop import initial_state, offered

@@ -14,9 +14,10 @@ from fedadmm.core import trees
 from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.files import locked
 from fedadmm.core.local_work import LocalWork
+from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem, ProblemSource
-from fedadmm.core.protocols import AnyAlgorithm, ClientStateStore
+from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.uploads import Uploads
 from fedadmm.run import endings, pairing

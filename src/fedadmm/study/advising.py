@@ -10,7 +10,7 @@ from annotated_types import Gt, Lt
 from fedadmm.core.errors import ConfigError, PairingError
 from fedadmm.core.privacy import multiplier_for
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import Sampler
+from fedadmm.core.sampling import Sampler
 from fedadmm.core.tables import Tree, flattened
 from fedadmm.core.validation import Positive, check
 from fedadmm.run.experiment import Experiment, filled

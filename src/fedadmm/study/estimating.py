@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedadmm.core.objectives import losses
+from fedadmm.core.objectives import Objective, losses
 from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import Objective
 from fedadmm.core.rng import Key, derive, generator, numpy_generator
 from fedadmm.core.validation import Count, check
 from fedadmm.study.formatting import Telling, untold

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedadmm.core.errors import PairingError
-from fedadmm.core.protocols import Sampler
 from fedadmm.core.sampling import (
     CyclicSampling,
     NonOverlappingSampling,
+    Sampler,
     TraceSampling,
     UniformSampling,
     WeightedSampling,

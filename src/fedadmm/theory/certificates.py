@@ -19,8 +19,9 @@ from typing import Any, Literal, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
 from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import ClientStateStore, Sampler
+from fedadmm.core.sampling import Sampler
 from fedadmm.core.solvers import ExactSolver
 from fedadmm.run.callbacks import Callback, Run
 from fedadmm.run.client import Job

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import StoppingRule
 from fedadmm.core.rng import Key
+from fedadmm.core.stopping import StoppingRule
 from fedadmm.core.validation import check
 
 Vector = NDArray[np.float64]

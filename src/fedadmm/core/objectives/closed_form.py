@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedadmm.core.errors import DataError, ParameterError
+from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.given import as_tensor
 from fedadmm.core.objectives.losses import count_correct
-from fedadmm.core.protocols import Objective
 
 
 @runtime_checkable

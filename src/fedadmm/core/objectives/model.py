@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedadmm.core.errors import DataError
+from fedadmm.core.objectives import Objective, Pull
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.given import as_tensor, check_fit, reason
 from fedadmm.core.objectives.kernels import Network, Sink, channels_last
 from fedadmm.core.objectives.losses import count_correct
-from fedadmm.core.protocols import Objective, Pull
 
 EVALUATION_ROWS = 2048
 """At most this many rows per forward pass when a loss over all data is wanted."""

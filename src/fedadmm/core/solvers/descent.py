@@ -17,17 +17,11 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import PairingError
-from fedadmm.core.protocols import (
-    LocalProblem,
-    LocalResult,
-    Progress,
-    SolveContext,
-    SolveInfo,
-    StoppingRule,
-    norm,
-)
+from fedadmm.core.local_work import SolveContext, SolveInfo
+from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Key, derive
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, Stepper
+from fedadmm.core.stopping import Progress, StoppingRule
 
 
 class _Work(NamedTuple):

@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedadmm.core.errors import PairingError
+from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveContext, SolveInfo
+from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.closed_form import QuadraticObjective
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import (
-    IN_NO_ROUND,
-    LocalProblem,
-    LocalResult,
-    LocalSolver,
-    Objective,
-    SolveContext,
-    SolveInfo,
-    StoppingRule,
-    norm,
-)
+from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Key
 from fedadmm.core.solvers.local_loss import LocalLoss, OneObjective
+from fedadmm.core.stopping import StoppingRule
 
 if TYPE_CHECKING:
     from fedadmm.core.setup import Setup

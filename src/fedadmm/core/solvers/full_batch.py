@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.local_work import SolveContext
 from fedadmm.core.parts import Count, Positive, part
-from fedadmm.core.protocols import SolveContext, norm
+from fedadmm.core.protocols import norm
 from fedadmm.core.solvers.local_loss import LocalLoss, OneObjective, Stepper
 from fedadmm.core.solvers.sgd import SGD, IterativeSolver, Rate, RatedSolver
 

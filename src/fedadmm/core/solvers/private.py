@@ -14,28 +14,75 @@ finite counts as zero, so that no row decides whether the result is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
-from fedadmm.core.parts import Count, Positive, Probability, part
-from fedadmm.core.protocols import (
-    LocalProblem,
-    LocalResult,
-    RecordNoise,
-    SolveContext,
-    SolveInfo,
-    StoppingRule,
-    norm,
-)
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.local_work import SolveContext, SolveInfo
+from fedadmm.core.parts import Count, Positive, Probability, names_of, part
+from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Dice, Key, derive
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, Stepper
 from fedadmm.core.solvers.sgd import SGD, RatedSolver
+from fedadmm.core.stopping import StoppingRule
+
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
 
 NUMBERS = 2**22
 """About how many numbers the gradients of single rows may be at a time."""
+
+
+class RecordNoise(NamedTuple):
+    """How a solver hides the single rows of its client, and what of that may be spent."""
+
+    multiplier: float
+    """The noise's standard deviation, in units of what a row can change."""
+    clip: float
+    delta: float
+    budget: float | None
+
+    def refuses(self, setup: Setup, solver: str) -> Iterator[str]:
+        """What tells of rows and has no noise."""
+        method, needs = type(setup.algorithm).__name__, setup.algorithm.needs
+        if needs.start_gradient or not needs.local_solve:
+            yield (
+                f"{method} takes the gradient over all of a client's rows, which {solver} does not "
+                "noise; use a method that sends where its local steps lead"
+            )
+        assert setup.local.stop is not None
+        if setup.local.stop.needs_gradient:
+            yield (
+                f"{type(setup.local.stop).__name__} looks at gradients without the noise of "
+                f"{solver}; use {names_of('stop', lambda kind: not kind.needs_gradient)}"
+            )
+        if setup.first_problem.steps is not None:
+            yield (
+                f"{method} draws how many steps a round has, but noise is accounted for by those "
+                "of the stopping rule; use another method"
+            )
+        if setup.sampler.asks_losses:
+            yield (
+                f"{type(setup.sampler).__name__} asks for losses, which {solver} does not noise; "
+                "use another sampler"
+            )
+        if setup.uploads.noise is not None:
+            yield (
+                f"{solver} hides the rows of clients and the upload's noise hides clients, but a "
+                "run accounts for one of them; leave out the other"
+            )
+        if (reason := setup.problem.clients[0].row_refusal(setup.initial)) is not None:
+            yield f"{solver}: {reason}"
+        for client, objective in enumerate(setup.problem.clients):
+            if (rows := objective.num_samples) >= 1 / self.delta:
+                raise ParameterError(
+                    f"{solver}: delta is {self.delta:g}, but must be below one over the number of "
+                    f"rows of every client, {1 / rows:.4g} at client {client}: otherwise giving "
+                    "one row away would be allowed"
+                )
 
 
 @part("solver", "dp-sgd")

@@ -14,23 +14,15 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveContext, SolveInfo
+from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
-from fedadmm.core.protocols import (
-    IN_NO_ROUND,
-    LocalProblem,
-    LocalResult,
-    LocalSolver,
-    Objective,
-    Regularizer,
-    SolveContext,
-    SolveInfo,
-    StoppingRule,
-    norm,
-)
+from fedadmm.core.protocols import LocalProblem, LocalResult, Regularizer, norm
 from fedadmm.core.rng import Key
 from fedadmm.core.schedules import Schedule, at, check_floor, of_clients
 from fedadmm.core.solvers.descent import Descent
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OneObjective, OwnTerms, Stepper
+from fedadmm.core.stopping import StoppingRule
 
 _Count = TypeVar("_Count", float, Tensor)
 

@@ -17,7 +17,7 @@ from fedadmm.core.objectives.losses import (
     half_squared_error,
 )
 from fedadmm.core.objectives.model import Loss, ModelObjective, evaluation_parts, prepared
-from fedadmm.core.protocols import Evaluator, Metrics
+from fedadmm.core.problem import Evaluator, Metrics
 from fedadmm.data.dataset import FederatedData, Prepare, Rows
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import DataError
+from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.closed_form import FeatureRows
-from fedadmm.core.protocols import Objective
 from fedadmm.core.validation import check
 
 

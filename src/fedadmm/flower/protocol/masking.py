@@ -21,8 +21,9 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Aggregation, MaskedSum
 from fedadmm.core.codec import encode, pack, unpack
+from fedadmm.core.local_work import SolveInfo
 from fedadmm.core.masking import FixedPoint, Share, Words
-from fedadmm.core.protocols import ClientInfo, Download, SolveInfo, Upload
+from fedadmm.core.messages import ClientInfo, Download, Upload
 from fedadmm.core.uploads.pipeline import vectors_of
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.flower.protocol import wire

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import EngineError
-from fedadmm.core.protocols import ClientInfo, Download, Engine, Partial, Upload
+from fedadmm.core.messages import ClientInfo, Download, Engine, Partial, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Brought, vectors

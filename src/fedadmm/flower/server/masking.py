@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.masking import Share, Words, groups, summed
-from fedadmm.core.protocols import ClientInfo, Download, Partial
+from fedadmm.core.messages import ClientInfo, Download, Partial
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admitted, is_sealed
 from fedadmm.flower.protocol.ledger import Kind, RefusedError, ServerLedger, Task, Word, objection

@@ -10,7 +10,7 @@ import torch
 
 from fedadmm.core.codec import digest, encode, pack
 from fedadmm.core.masking import Share, Words
-from fedadmm.core.protocols import ClientInfo, Download
+from fedadmm.core.messages import ClientInfo, Download
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Admitted
 from fedadmm.flower.protocol.ledger import (

@@ -13,7 +13,10 @@ import torch
 
 from fedadmm.core.codec import digest, encode, pack, unpack
 from fedadmm.core.errors import ConfigError, StateError
-from fedadmm.core.protocols import ClientRecord, Evaluator, Objective, RecordNoise
+from fedadmm.core.messages import ClientRecord
+from fedadmm.core.objectives import Objective
+from fedadmm.core.problem import Evaluator
+from fedadmm.core.solvers.private import RecordNoise
 from fedadmm.core.uploads import Uploads
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire

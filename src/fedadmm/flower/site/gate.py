@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import clock, files
 from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import name_of
-from fedadmm.core.protocols import Objective
 from fedadmm.core.uploads import Uploads
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire

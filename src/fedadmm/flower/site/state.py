@@ -24,7 +24,8 @@ import torch
 from fedadmm.core import clock, codec, files
 from fedadmm.core.codec import DamageError, Packed, pack, unpack
 from fedadmm.core.errors import ParameterError, StateError
-from fedadmm.core.protocols import ClientRecord, RecordNoise
+from fedadmm.core.messages import ClientRecord
+from fedadmm.core.solvers.private import RecordNoise
 from fedadmm.flower.protocol.admission import is_sealed
 from fedadmm.flower.protocol.ledger import ClientLedger, Kind, Reply, Slot, slot_of
 

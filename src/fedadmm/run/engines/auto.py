@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 
+from fedadmm.core.messages import ClientRecords, Engine
 from fedadmm.core.parts import Count, is_external, name_of, part
-from fedadmm.core.protocols import ClientRecords, Engine
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.sequential import Sequential

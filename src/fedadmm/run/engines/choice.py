@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
+from fedadmm.core.messages import ClientRecords, Engine
 from fedadmm.core.parts import Part, role
-from fedadmm.core.protocols import ClientRecords, Engine
 from fedadmm.core.setup import Setup
 from fedadmm.run.client import Job
 

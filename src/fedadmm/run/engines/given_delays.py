@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from fedadmm.core.parts import Natural, part
-from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, EngineState, Upload
+from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, EngineState, Upload
+from fedadmm.core.parts import Natural, check_one_each, part
 from fedadmm.core.rng import derive, numpy_generator
-from fedadmm.core.schedules import check_one_each, of_client
+from fedadmm.core.schedules import of_client
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.engines.choice import EngineChoice
 

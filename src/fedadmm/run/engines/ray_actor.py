@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.errors import EngineError, FedADMMError
+from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Partial, Upload
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.problem import Lazy, LazyClients, Problem
-from fedadmm.core.protocols import ClientInfo, ClientRecord, Download, Partial, Upload
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.stores.record_files import NO_FILE, RecordFiles
 from fedadmm.run.stores.records import layout

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from fedadmm.core.errors import EngineError, PairingError
+from fedadmm.core.messages import ClientRecords, Download, Engine, Partial
 from fedadmm.core.parts import Count, Positive, part
-from fedadmm.core.protocols import ClientRecords, Download, Engine, Partial
 from fedadmm.core.setup import Setup
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, Upload
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, Upload
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.engines.choice import EngineChoice
 

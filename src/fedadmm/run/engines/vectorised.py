@@ -11,24 +11,14 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import PairingError
+from fedadmm.core.local_work import SolveContext, SolveInfo
+from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Engine, Upload
 from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
 from fedadmm.core.objectives.given import reason
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.parts import Count, part
 from fedadmm.core.problem import LazyClients
-from fedadmm.core.protocols import (
-    ClientInfo,
-    ClientRecord,
-    ClientRecords,
-    Download,
-    Engine,
-    LocalProblem,
-    LocalResult,
-    SolveContext,
-    SolveInfo,
-    Upload,
-    norm,
-)
+from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.solvers.sgd import IterativeSolver
 from fedadmm.run.client import (
     ClientRound,

@@ -19,8 +19,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 
 from fedadmm.core.errors import ParameterError
+from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, EngineState, Upload
 from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
-from fedadmm.core.protocols import ClientInfo, ClientRecords, Download, Engine, EngineState, Upload
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.given_delays import Staleness

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedadmm.core import signals, trees
 from fedadmm.core.errors import EngineError
-from fedadmm.core.protocols import ClientInfo, Download
+from fedadmm.core.messages import ClientInfo, Download
 from fedadmm.run.client import Job, client_round
 
 ORPHAN_CHECK_SECONDS = 1.0

@@ -18,16 +18,9 @@ from typing import Any
 
 from fedadmm.core import errors, trees
 from fedadmm.core.errors import EngineError, PairingError
+from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Engine, Upload
 from fedadmm.core.parts import Count, Positive, part
-from fedadmm.core.protocols import (
-    ClientInfo,
-    ClientRecord,
-    ClientRecords,
-    Download,
-    Engine,
-    LocalResult,
-    Upload,
-)
+from fedadmm.core.protocols import LocalResult
 from fedadmm.run.client import Job, caught_up, record_layout
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.pool import Pool

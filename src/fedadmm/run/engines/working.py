@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from fedadmm.core import trees
-from fedadmm.core.protocols import ClientRecord, ClientRecords, Download, Engine, Partial
+from fedadmm.core.messages import ClientRecord, ClientRecords, Download, Engine, Partial
 from fedadmm.run.client import ClientRound, Job, client_round
 from fedadmm.run.engines.threads import torch_threads
 from fedadmm.run.engines.timeline import Flight

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedadmm.core import files, trees
 from fedadmm.core.errors import StateError
-from fedadmm.core.protocols import ClientRecord
+from fedadmm.core.messages import ClientRecord
 from fedadmm.core.validation import Natural, check
 from fedadmm.run.stores import record_files
 from fedadmm.run.stores.record_files import NO_FILE, RecordFiles

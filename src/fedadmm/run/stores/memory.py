@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import StateError
-from fedadmm.core.protocols import ClientRecord
+from fedadmm.core.messages import ClientRecord
 from fedadmm.run.stores import records
 
 PART_BYTES = 64 * 2**20

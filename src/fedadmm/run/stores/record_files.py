@@ -20,7 +20,7 @@ from torch import Tensor
 from fedadmm.core import codec, files, trees
 from fedadmm.core.codec import Packed, Plain
 from fedadmm.core.errors import StateError
-from fedadmm.core.protocols import ClientRecord
+from fedadmm.core.messages import ClientRecord
 from fedadmm.run.stores import records
 
 FOLDER_CLIENTS = 1000

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.codec import Packed, unpack
 from fedadmm.core.errors import StateError
-from fedadmm.core.protocols import ClientRecord, ClientStateStore
+from fedadmm.core.messages import ClientRecord, ClientStateStore
 from fedadmm.run.client import Job, record_layout
 
 

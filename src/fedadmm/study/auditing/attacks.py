@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from fedadmm.core.errors import PairingError
+from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import Loss, ModelObjective
-from fedadmm.core.protocols import Objective
 from fedadmm.study.auditing.inference import Inferred
 
 ATTACKS = ("analytic", "matching", "weighted")

@@ -22,23 +22,14 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import PairingError
+from fedadmm.core.local_work import LocalSolver, SolveContext
+from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload
+from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Lazy, Problem
-from fedadmm.core.protocols import (
-    AnyAlgorithm,
-    ClientInfo,
-    ClientRecord,
-    Download,
-    Known,
-    LocalProblem,
-    LocalResult,
-    LocalSolver,
-    Objective,
-    Sampler,
-    SolveContext,
-    Upload,
-)
+from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult
 from fedadmm.core.rng import Dice, Key, derive, generator
+from fedadmm.core.sampling import Known, Sampler
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.uploads.pipeline import noised
 from fedadmm.run import pairing
