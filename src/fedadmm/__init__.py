@@ -19,8 +19,7 @@ _EXPORTS = {
         "FedSplit FedYogi Scaffnew Scaffold ScaffoldPlus"
     ),
     "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
-    "fedadmm.core.aggregation": "Aggregation MaskedSum Sum",
-    "fedadmm.core.robust": "Median TrimmedMean",
+    "fedadmm.core.aggregation": "Aggregation MaskedSum Median Sum TrimmedMean",
     "fedadmm.core.errors": (
         "ConfigError DataError EngineError FedADMMError PairingError ParameterError StateError"
     ),
@@ -41,7 +40,7 @@ _EXPORTS = {
     ),
     "fedadmm.core.schedules": "Geometric PerWork Piecewise",
     "fedadmm.core.solvers": "DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
-    "fedadmm.core.uploads": (
+    "fedadmm.core.uploads.stages": (
         "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK UploadStage"
     ),
     "fedadmm.core.stopping": (

@@ -22,8 +22,8 @@ from fedadmm.algorithms import (
     REGISTRY,
     adabest,
     aligned_admm,
-    fed_admm_in,
-    fed_admm_state,
+    fed_admm,
+    fed_admm_insa,
     fed_dr,
     fed_dr_ii,
     fed_dyn,
@@ -163,12 +163,12 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
         return server, [fed_dyn.Client(y, one) for y in duals]
     if isinstance(method, fa.FedADMM):
         rho = 1 / method.prox_step
-        server = fed_admm_state.Server(x - at.mean / rho, x, one, one)
-        return server, [fed_admm_state.Client(x, y, rho * one, one) for y in duals]
+        server = fed_admm.Server(x - at.mean / rho, x, one, one)
+        return server, [fed_admm.Client(x, y, rho * one, one) for y in duals]
     if isinstance(method, fa.FedADMMIn):
         beta = method.beta * one
-        server = fed_admm_in.Server(beta * x - at.mean, beta, x)
-        return server, [fed_admm_in.Client(x, y, beta, beta) for y in duals]
+        server = fed_admm_insa.Server(beta * x - at.mean, beta, x)
+        return server, [fed_admm_insa.Client(x, y, beta, beta) for y in duals]
     if isinstance(method, fa.FedDRII):
         server = fed_dr.Server(x - method.eta * at.mean, x)
         return server, [fed_dr_ii.Client(method.eta * y, x) for y in duals]

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from fedadmm.core.objectives import losses
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.objectives.kernels import Sink, compile_network
+from fedadmm.core.objectives.layers import Sink
 from fedadmm.core.objectives.model import ModelObjective
+from fedadmm.core.objectives.networks import compile_network
 from fedadmm.data import models
 
 Case = tuple[nn.Module, tuple[int, ...], object]

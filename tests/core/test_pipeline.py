@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core.uploads import Uploads
-from fedadmm.core.uploads.pipeline import vectors_of
+from fedadmm.core.uploads import Uploads, vectors_of
 from support.federations import WEIGHTS, federation, run
 from test_properties import DETERMINISTIC, ROWS, cohort, rows_federation
 

@@ -14,7 +14,7 @@ from scipy.stats import beta, norm
 import fedadmm as fa
 from fedadmm.core.privacy import Accountant, multiplier_for
 from fedadmm.core.rng import Dice
-from fedadmm.core.uploads.pipeline import round_dice
+from fedadmm.core.uploads import round_dice
 from support.federations import run
 from test_properties import rows_federation
 

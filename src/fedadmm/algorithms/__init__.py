@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from fedadmm.algorithms.a_fed_pd import AFedPD as AFedPD
 from fedadmm.algorithms.adabest import AdaBest as AdaBest
+from fedadmm.algorithms.aligned_admm import AFedPD as AFedPD
 from fedadmm.algorithms.aligned_admm import AlignedADMM as AlignedADMM
-from fedadmm.algorithms.async_fed_dr import AsyncFedDR as AsyncFedDR
 from fedadmm.algorithms.fed_admm import FedADMM as FedADMM
-from fedadmm.algorithms.fed_admm_in import FedADMMIn as FedADMMIn
+from fedadmm.algorithms.fed_admm_insa import FedADMMIn as FedADMMIn
+from fedadmm.algorithms.fed_admm_insa import FedADMMInReleased as FedADMMInReleased
 from fedadmm.algorithms.fed_admm_insa import FedADMMInSa as FedADMMInSa
-from fedadmm.algorithms.fed_admm_insa_released import FedADMMInReleased as FedADMMInReleased
-from fedadmm.algorithms.fed_admm_insa_released import FedADMMInSaReleased as FedADMMInSaReleased
-from fedadmm.algorithms.fed_admm_printed import FedADMMPrinted as FedADMMPrinted
-from fedadmm.algorithms.fed_admm_released import FedADMMReleased as FedADMMReleased
-from fedadmm.algorithms.fed_admm_wang_released import FedADMMWangReleased as FedADMMWangReleased
+from fedadmm.algorithms.fed_admm_insa import FedADMMInSaReleased as FedADMMInSaReleased
+from fedadmm.algorithms.fed_admm_readings import FedADMMPrinted as FedADMMPrinted
+from fedadmm.algorithms.fed_admm_readings import FedADMMReleased as FedADMMReleased
+from fedadmm.algorithms.fed_admm_readings import FedADMMWangReleased as FedADMMWangReleased
 from fedadmm.algorithms.fed_async import FedAsync as FedAsync
 from fedadmm.algorithms.fed_avg import FedAvg as FedAvg
 from fedadmm.algorithms.fed_avg import FedSGD as FedSGD
 from fedadmm.algorithms.fed_avgm import FedAvgM as FedAvgM
 from fedadmm.algorithms.fed_buff import FedBuff as FedBuff
 from fedadmm.algorithms.fed_cm import FedCM as FedCM
+from fedadmm.algorithms.fed_dr import AsyncFedDR as AsyncFedDR
 from fedadmm.algorithms.fed_dr import FedDR as FedDR
 from fedadmm.algorithms.fed_dr_ii import FedDRII as FedDRII
 from fedadmm.algorithms.fed_dual_avg import FedDualAvg as FedDualAvg

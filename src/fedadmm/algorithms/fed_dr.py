@@ -13,6 +13,10 @@ Nonconvex Federated Composite Optimization, NeurIPS 2021, Algorithm 1 (y_i is v_
 The paper starts clients at x_i = prox_{eta f_i}(x^0) but the server at x^0, so that xtilde is not
 the mean of the xhat_i.  Here init="start" begins with x_i = x^0 everywhere, and init="prox" runs
 one round with all clients first: both keep xtilde = mean xhat_i.
+
+asyncFedDR, Algorithm 2, has no rounds: a client works when it is free, and a reply, which was made
+from xbar^(k - delay), makes one server step when it arrives.  Under an asynchronous engine FedDR
+itself is this method, and so is, by Wang et al., Theorem 1, FedADMM(rho=1/eta) for alpha = 1.
 """
 
 from __future__ import annotations
@@ -134,3 +138,12 @@ class FedDR(DouglasRachford[Client]):
 
     def primal_dual(self, client: Client) -> PrimalDual | None:
         return PrimalDual(client.x, (client.x - client.v) / self.eta, 1 / self.eta)
+
+
+@part("algorithm", "async-feddr")
+class AsyncFedDR(FedDR):
+    """asyncFedDR: FedDR where every arriving reply is one server step."""
+
+    title: ClassVar[str] = "asyncFedDR"
+    paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021, Algorithm 2"
+    asynchronous: ClassVar[bool] = True

@@ -18,8 +18,7 @@ from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Round, norm
 from fedadmm.core.rng import Key, derive
 from fedadmm.core.stopping import StoppingRule
-from fedadmm.core.uploads import Uploads
-from fedadmm.core.uploads.pipeline import encoded_bytes
+from fedadmm.core.uploads import Uploads, encoded_bytes
 
 
 class Expected(NamedTuple):

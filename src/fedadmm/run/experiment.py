@@ -23,7 +23,7 @@ from fedadmm.core.regularizers import Zero
 from fedadmm.core.sampling import FullParticipation, Sampler
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.tables import Tree, to_table
-from fedadmm.core.uploads import UploadStage
+from fedadmm.core.uploads.stages import UploadStage
 from fedadmm.core.validation import allowed, shown
 from fedadmm.run.callbacks import Callback, as_callbacks
 from fedadmm.run.engines import ENGINES, EngineChoice, default_engine

@@ -14,8 +14,8 @@ from fedadmm.core.protocols import Received
 from fedadmm.core.sampling import BernoulliSampling, Sampler
 from fedadmm.core.solvers.private import RecordNoise
 from fedadmm.core.stopping import StoppingRule
-from fedadmm.core.uploads import AdaptiveClip
-from fedadmm.core.uploads.pipeline import noised, round_dice
+from fedadmm.core.uploads import noised, round_dice
+from fedadmm.core.uploads.stages import AdaptiveClip
 from fedadmm.run.client import Expected, Job, message_template
 from fedadmm.run.plan import Noised, RunState
 

@@ -31,7 +31,7 @@ COMPARISON_KEYS = ("seeds", "methods", "search")
 REGISTERED = (
     *("data.problems", "algorithms", "core.regularizers", "core.schedules", "core.solvers"),
     *("core.stopping", "core.sampling", "core.adaptive_sampling", "run.engines", "core.outputs"),
-    *("core.uploads", "core.aggregation", "core.robust", "run.diagnostics", "theory.certificates"),
+    *("core.uploads", "core.aggregation", "run.diagnostics", "theory.certificates"),
     *("study.trackers", "theory.incentives"),
 )
 """Importing these modules of the package fills the families of parts."""

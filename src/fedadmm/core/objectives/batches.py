@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedadmm.core.errors import DataError
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.objectives.given import REFUSALS, reason
+from fedadmm.core.objectives.losses import REFUSALS, reason
 from fedadmm.core.objectives.model import ModuleObjective
 from fedadmm.core.rng import Key
 from fedadmm.core.validation import Count, check

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.objectives import Objective
-from fedadmm.core.objectives.given import as_tensor
-from fedadmm.core.objectives.losses import count_correct
+from fedadmm.core.objectives.losses import as_tensor, count_correct
 
 
 @runtime_checkable

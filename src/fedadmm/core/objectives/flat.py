@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.objectives.kernels import Network, compile_network
+from fedadmm.core.objectives.networks import Network, compile_network
 
 _BOUND: WeakValueDictionary[int, FlatModule] = WeakValueDictionary()
 """The vector of every module that has one, by the module's id; it ends with the vector."""

@@ -1,6 +1,7 @@
 """The losses of the house: means over the rows they are given; and what a right answer is.
 
-The losses have names, so that engines can recognise them and use closed-form gradients.
+The losses have names, so that engines can recognise them and use closed-form gradients.  What
+people hand over as data is made tensors here, and refused where module or loss cannot take it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from fedadmm.core.errors import DataError
 
 
 def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
@@ -53,3 +57,87 @@ def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.shape[-1] == 1:
         return ((outputs.squeeze(-1) > 0) == (targets > 0)).sum()
     return (outputs.argmax(dim=-1) == targets).sum()
+
+
+_SHARES = (binary_cross_entropy, nn.functional.binary_cross_entropy_with_logits)
+"""Losses whose targets are probabilities, and which take any other number without a word."""
+REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
+"""What torch, and code on top of it, raises about tensors that do not fit."""
+
+Rows = tuple[Tensor, Tensor]
+"""Inputs and their targets."""
+
+
+def as_tensor(owner: object, field: str, value: object) -> Tensor:
+    """A tensor as it is, and an array or nested lists of numbers as a tensor."""
+    if isinstance(value, Tensor):
+        return value
+    name = type(owner).__name__
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"its entries are {array.dtype}")
+        # A copy where torch could not share the memory without a warning.
+        return torch.as_tensor(np.require(array, requirements=["C", "W"]))
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{name}: {field} is a {type(value).__name__}, but must be a tensor, an array or lists "
+            f"of numbers ({reason(error)})"
+        ) from None
+
+
+def check_fit(
+    owner: object, run: Callable[[Tensor], Tensor], loss: Callable[..., Tensor], rows: Rows
+) -> None:
+    """Refuse rows that the module cannot take, or targets that the loss cannot.
+
+    A row is tried, and of whole-number targets those with the least and the largest one.
+    """
+    name, (inputs, targets) = type(owner).__name__, rows
+    shown = f"{name}: inputs are rows of {_kind(inputs)}"
+    classes = targets.ndim == 1 and not targets.is_floating_point() and not targets.is_complex()
+    ordered = targets.byte() if targets.dtype == torch.bool else targets
+    extremes = [int(ordered.argmin()), int(ordered.argmax())] if classes else [0]
+    try:
+        outputs = run(inputs[extremes])
+    except REFUSALS as error:
+        raise DataError(f"{shown}, but must be what the module takes ({reason(error)})") from error
+    scores = outputs.shape[1:] if isinstance(outputs, Tensor) else ()
+    if classes and len(scores) == 1 and scores[0] > 1:
+        _check_range(name, targets, scores[0] - 1, f"the module has {scores[0]} outputs")
+    if loss in _SHARES:
+        _check_range(name, targets, 1, "the loss is that of two classes")
+    try:
+        found = loss(outputs, targets[extremes])
+    except REFUSALS as error:
+        raise DataError(
+            f"{name}: targets are {_kind(targets)} each, but must be what the loss takes beside "
+            f"outputs of {_kind(outputs)} ({reason(error)})"
+        ) from error
+    if not isinstance(found, Tensor) or found.ndim or found.is_complex():
+        given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        given = "a complex number" if given == "shape ()" else given
+        raise DataError(
+            f"{name}: loss returns {given}, but must return one number, the mean over the rows"
+        )
+
+
+def _check_range(name: str, targets: Tensor, most: int, why: str) -> None:
+    wrong = targets[~((targets >= 0) & (targets <= most))]
+    if len(wrong):
+        raise DataError(
+            f"{name}: targets hold {wrong[0].item():g}, but must be in 0 … {most}, because {why}"
+        )
+
+
+def _kind(tensor: object) -> str:
+    """The shape and the type of one row."""
+    if not isinstance(tensor, Tensor):
+        return f"the kind {type(tensor).__name__}"
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"shape {tuple(tensor.shape[1:])} and type {kind}"
+
+
+def reason(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error) or type(error).__name__).strip().splitlines()[0]

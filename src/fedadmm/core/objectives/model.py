@@ -15,9 +15,9 @@ from torch.func import functional_call, grad, vmap
 from fedadmm.core.errors import DataError
 from fedadmm.core.objectives import Objective, Pull
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.objectives.given import as_tensor, check_fit, reason
-from fedadmm.core.objectives.kernels import Network, Sink, channels_last
-from fedadmm.core.objectives.losses import count_correct
+from fedadmm.core.objectives.layers import Sink, channels_last
+from fedadmm.core.objectives.losses import as_tensor, check_fit, count_correct, reason
+from fedadmm.core.objectives.networks import Network
 
 EVALUATION_ROWS = 2048
 """At most this many rows per forward pass when a loss over all data is wanted."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedadmm.core.solvers.exact import ExactSolver
-from fedadmm.core.solvers.full_batch import LBFGS, AcceleratedGradient, GradientDescent
+from fedadmm.core.solvers.full_batch import LBFGS, AcceleratedGradient, ExactSolver, GradientDescent
 from fedadmm.core.solvers.private import DPSGD
 from fedadmm.core.solvers.sgd import SGD
 

@@ -24,7 +24,7 @@ from fedadmm.core.codec import encode, pack, unpack
 from fedadmm.core.local_work import SolveInfo
 from fedadmm.core.masking import FixedPoint, Share, Words
 from fedadmm.core.messages import ClientInfo, Download, Upload
-from fedadmm.core.uploads.pipeline import vectors_of
+from fedadmm.core.uploads import vectors_of
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Word

@@ -14,7 +14,7 @@ from fedadmm.core.codec import FormatError, Packed, pack
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import SolveInfo
 from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload
-from fedadmm.core.uploads.pipeline import vectors_of
+from fedadmm.core.uploads import vectors_of
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
 from fedadmm.run.client import (

@@ -12,8 +12,9 @@ from torch.func import functional_call, grad, vmap
 
 from fedadmm.core import trees
 from fedadmm.core.objectives.flat import FlatModule, Slot
-from fedadmm.core.objectives.kernels import Network, Sink
+from fedadmm.core.objectives.layers import Sink
 from fedadmm.core.objectives.model import Loss
+from fedadmm.core.objectives.networks import Network
 from fedadmm.core.rng import Key
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OwnTerms, Stepper
 from fedadmm.run.engines.stacked_rows import Batch, StackedRows

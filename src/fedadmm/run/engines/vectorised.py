@@ -14,7 +14,7 @@ from fedadmm.core.errors import PairingError
 from fedadmm.core.local_work import SolveContext, SolveInfo
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Engine, Upload
 from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
-from fedadmm.core.objectives.given import reason
+from fedadmm.core.objectives.losses import reason
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.parts import Count, part
 from fedadmm.core.problem import LazyClients

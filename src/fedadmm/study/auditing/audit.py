@@ -14,8 +14,7 @@ from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.problem import Problem
 from fedadmm.core.rng import derive, generator
 from fedadmm.core.tables import Tree
-from fedadmm.core.uploads import Uploads
-from fedadmm.core.uploads.pipeline import vectors_of
+from fedadmm.core.uploads import Uploads, vectors_of
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.core.validation import Count, check
 from fedadmm.run.client import Job

@@ -31,7 +31,7 @@ from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult
 from fedadmm.core.rng import Dice, Key, derive, generator
 from fedadmm.core.sampling import Known, Sampler
 from fedadmm.core.stopping import Epochs
-from fedadmm.core.uploads.pipeline import noised
+from fedadmm.core.uploads import noised
 from fedadmm.run import pairing
 from fedadmm.run.client import Job, caught_up, client_key, global_vector
 from fedadmm.run.engines.sequential import SequentialEngine

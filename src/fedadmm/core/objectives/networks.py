@@ -1,4 +1,14 @@
-"""From a module and a loss to a network, where every part is known."""
+"""Hand-written forward and backward passes for plain layer sequences, for many clients at once.
+
+`compile_network` understands an `nn.Sequential` of Linear, ReLU, Conv2d, MaxPool2d and Flatten
+with one of the house's losses.  The passes run on K clients together: activations are
+(K, rows, ...), and parameter i of all clients is one contiguous block (K, *shape).  Against
+autograd this saves the graph, and a gradient that is only wanted for an SGD step is never formed:
+the product that would make it is accumulated straight into the parameters (`Sink`).
+
+Convolutions run channels-last, and for one client only: stacked they would be grouped
+convolutions, which are slower than one client after the other.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedadmm.core.objectives import losses
-from fedadmm.core.objectives.kernels.layers import (
+from fedadmm.core.objectives.layers import (
     Blocks,
     Conv2d,
     Flatten,

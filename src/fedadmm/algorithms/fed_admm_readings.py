@@ -1,0 +1,123 @@
+"""Readings of FedADMM: Gong's printed increment, Gong's program, and Wang's program.
+
+`fedadmm` follows the two papers where they agree.  Here is what each does of its own:
+
+    printed    client   send  Delta_i = u_i+ - u_i  with  u_i = w_i + y_i / rho  for the rho of
+                        *this* round in both, as (4) of Gong et al. prints it
+    released   client   started at theta;   send  2 (w_i+ - theta)
+    Wang       server   mean over the clients seen so far, as with members="seen";
+                        theta = prox_{g/rho}(m mean + (1 - m) theta),  m the weight of those seen
+
+Printed: the client's last upload used the rho of an earlier round.  So the increments no longer add
+up to u_i - theta^0: when rho changes before the duals add up to zero, an offset stays in the mean
+for good.  `fedadmm` sends the increment that keeps the mean exact; with a number both are one.
+
+Released: 2 (w_i+ - theta) is the increment of u_i only while w_i = theta - y_i / rho + ..., which
+no round keeps: what the server holds is (2/rho) times the mean dual, and the limit solves
+grad f(theta) = -(|S|/(n step)) (rho/2) (theta - theta^0), where |S|/(n step) = 1 for "tracking".
+
+Wang's program keeps a slot for each client, and those of clients not seen yet refer to the global
+model itself: they count with the current theta.  Once all clients were seen it is FedADMM.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from fedadmm.algorithms.fed_admm import Broadcast, Client, FedADMM, Message, Server
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import LocalResult, Received, Regularizer
+from fedadmm.core.schedules import PerWork, Piecewise, Schedule
+
+
+@part("algorithm", "fedadmm-printed")
+class FedADMMPrinted(FedADMM):
+    """FedADMM whose schedule of rho enters the increment as Gong et al. print it.
+
+    Args:
+        rho: a schedule over rounds; figure 9's by default.
+        step: the server step: "tracking", a number, or a schedule.
+    """
+
+    title: ClassVar[str] = "FedADMM-printed"
+    paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022, (4) and figure 9"
+    weighted = False
+    usual_start = "own"
+
+    rho: Schedule = Piecewise({0: 0.01, 60: 0.1})
+    members: Literal["all"] = "all"
+
+    @property
+    def bias(self) -> str:
+        return "one rho in both u_i leaves an offset when rho changes"
+
+    def client_update(
+        self, cast: Broadcast, client: Client, result: LocalResult
+    ) -> tuple[Client, Message]:
+        new, _ = super().client_update(cast, client, result)
+        before = client.w + client.y / cast.rho
+        return new, Message(new.w + new.y / cast.rho - before)
+
+    def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> None:
+        """The server holds no mean of the u_i."""
+
+
+@part("algorithm", "fedadmm-released")
+class FedADMMReleased(FedADMM):
+    """Gong's program: FedADMM that uploads 2 (w_i - theta).
+
+    Args:
+        rho: the penalty: a number, a schedule over rounds, or `PerWork(pull)`.
+        step: the server step: "tracking", a number, or a schedule.
+    """
+
+    title: ClassVar[str] = "FedADMM-released"
+    paper: ClassVar[str] = "the program of Gong et al., FedADMM, ICDE 2022"
+    weighted = False
+
+    members: Literal["all"] = "all"
+
+    @property
+    def bias(self) -> str:
+        return "2 (w - theta) pulls by (|S|/(n step)) (rho/2) (theta - theta^0) towards theta^0"
+
+    def client_update(
+        self, cast: Broadcast, client: Client, result: LocalResult
+    ) -> tuple[Client, Message]:
+        new, _ = super().client_update(cast, client, result)
+        return new, Message(2 * (result.params - cast.theta))
+
+    def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> None:
+        """The server holds no mean of the u_i."""
+
+
+@part("algorithm", "fedadmm-wang-released")
+class FedADMMWangReleased(FedADMM):
+    """Wang's program: FedADMM in which clients not seen yet count with the current theta.
+
+    Args:
+        rho: the penalty: a number, or `PerWork(pull)`.
+    """
+
+    title: ClassVar[str] = "FedADMM-Wang-released"
+    paper: ClassVar[str] = "the program of Wang et al., FedADMM, CDC 2022"
+
+    rho: Positive | PerWork = 0.01
+    step: Literal["tracking"] = "tracking"
+    members: Literal["seen"] = "seen"
+
+    def server_update(
+        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+    ) -> Server:
+        new = super().server_update(server, total, received, regularizer)
+        return self._mixed(server, new, regularizer)
+
+    def remove_client(
+        self, server: Server, past: Message, regularizer: Regularizer
+    ) -> Server | None:
+        left = super().remove_client(server, past, regularizer)
+        return None if left is None else self._mixed(server, left, regularizer)
+
+    def _mixed(self, old: Server, new: Server, regularizer: Regularizer) -> Server:
+        mixed = new.members * new.mean + (1 - new.members) * old.theta
+        return new._replace(theta=regularizer.prox(mixed, self.prox_step))
