@@ -61,8 +61,10 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], float, str]] = {
 ORDER = (
     [
         ("released", "iid", row)
-        for row in ("fedavg", "released", "scaffold", "printed")
-        + ("ladder-momentum", "ladder-upload", "ladder-epochs", "printed-global", "aligned-1")
+        for row in (
+            *("fedavg", "released", "scaffold", "printed"),
+            *("ladder-momentum", "ladder-upload", "ladder-epochs", "printed-global", "aligned-1"),
+        )
     ]
     + [("sound", "iid", row) for row in ("fedavg", "aligned-1", "scaffold", "released", "printed")]
     + [("released", "shards", row) for row in ("fedavg", "released", "aligned-1")]

@@ -10,7 +10,7 @@ from data_files import heart_bytes, leaf_bytes, write
 from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.data import femnist, shakespeare
 from fedadmm.data.loaders.heart import COLUMNS, read_hospital, read_hospitals
-from fedadmm.data.loaders.text import speeches
+from fedadmm.data.loaders.leaf import speeches
 
 
 def picture(value: float) -> list[float]:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from fedadmm.core.errors import DataError
 from fedadmm.data import tabular
 from fedadmm.data.files import EXPANSION, read_npz, read_text
-from fedadmm.data.loaders.femnist import read_leaf
 from fedadmm.data.loaders.heart import read_hospital
+from fedadmm.data.loaders.leaf import read_leaf
 from fedadmm.data.loaders.pictures import read_batch, read_idx
 from fedadmm.data.partitions import Partition
 

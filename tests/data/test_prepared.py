@@ -13,7 +13,7 @@ import torch
 from fedadmm import data
 from fedadmm.core.errors import DataError
 from fedadmm.data import problems
-from fedadmm.data.loaders.prepared import prepared_table
+from fedadmm.data.loaders.tabular import prepared_table
 from fedadmm.data.preparation import Numbers, Scaled, Spread, fit, told
 from support.commands import call
 

@@ -127,7 +127,7 @@ def test_shakespeare() -> None:
     assert rows.train.num_classes == 65
     assert len(rows.train.group_names) <= 299
     from fedadmm.data.files import read_text
-    from fedadmm.data.loaders.text import speeches
+    from fedadmm.data.loaders.leaf import speeches
 
     text = read_text(next(sources.path("shakespeare").glob("tinyshakespeare.txt*")))
     assert len(speeches(text)) == 299

@@ -21,7 +21,7 @@ from fedadmm.core.regularizers import (
     SquaredL2,
 )
 from fedadmm.data import problems
-from fedadmm.data.problems.nonconvex import CosineQuadratic, RobustRegression, Saturating
+from fedadmm.data.problems.theory import CosineQuadratic, RobustRegression, Saturating
 from fedadmm.study.config import resolve
 
 CASES = {

@@ -31,8 +31,8 @@ from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import LastIterate
 from fedadmm.core.tables import to_table
 from fedadmm.data import tabular
-from fedadmm.data.loaders.femnist import read_leaf
 from fedadmm.data.loaders.heart import read_hospital
+from fedadmm.data.loaders.leaf import read_leaf
 from fedadmm.data.loaders.pictures import read_batch, read_idx
 from fedadmm.data.partitions import Partition
 from fedadmm.run import resuming

@@ -23,9 +23,7 @@ from typing import NamedTuple
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked_arguments
-from fedadmm.theory.search import positive_root
-
-_SLACK_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+from fedadmm.theory.feddr import SLACK_SCALES, positive_root
 
 
 class AsyncConstants(NamedTuple):
@@ -40,20 +38,10 @@ class AsyncConstants(NamedTuple):
     """It multiplies the start's gradients, which the printed theorem leaves out."""
 
 
-def _check_steps(
-    owner: str, alpha: float, alpha_bar: float, eta: float, eta_bar: float, why: str
-) -> None:
-    if not 0.0 < eta < eta_bar:
+def _check(owner: str, step: str, value: float, limit: float, why: str) -> None:
+    if not 0.0 < value < limit:
         raise ParameterError(
-            f"{owner}: eta is {eta!r}, but alpha = {alpha:g} and {why} need "
-            f"0 < eta < eta_bar = {eta_bar:.4g} (alpha_bar = {alpha_bar:.4g})"
-        )
-
-
-def _check_alpha(owner: str, alpha: float, alpha_bar: float, why: str) -> None:
-    if not 0.0 < alpha < alpha_bar:
-        raise ParameterError(
-            f"{owner}: alpha is {alpha!r}, but {why} need 0 < alpha < alpha_bar = {alpha_bar:.4g}"
+            f"{owner}: {step} is {value!r}, but {why} need 0 < {step} < {step}_bar = {limit:.4g}"
         )
 
 
@@ -74,7 +62,7 @@ def async_eta_bar(n: Count, tau: Natural, L: Positive, alpha: float) -> float:
     one rho is negative.
     """
     alpha_bar = async_alpha_bar(n, tau)
-    _check_alpha("async_eta_bar", alpha, alpha_bar, f"n = {n} and tau = {tau}")
+    _check("async_eta_bar", "alpha", alpha, alpha_bar, f"n = {n} and tau = {tau}")
     c = max(0, 2 * tau**2 - n) / n**2
     return positive_root(2.0 - (2.0 + c) * alpha, alpha, 2.0 + (1.0 + c) * alpha) / L
 
@@ -105,9 +93,9 @@ def async_constants(
     owner = "async_constants"
     alpha_bar = async_alpha_bar(n, tau)
     why = f"n = {n}, tau = {tau} (Theorem 4.1)"
-    _check_alpha(owner, alpha, alpha_bar, why)
+    _check(owner, "alpha", alpha, alpha_bar, why)
     eta_bar = async_eta_bar(n, tau, L, alpha)
-    _check_steps(owner, alpha, alpha_bar, eta, eta_bar, why)
+    _check(owner, "eta", eta, eta_bar, f"alpha = {alpha:g}, {why}")
     x = eta * L
     excess = max(0, 2 * tau**2 - n)
     descent = n**2 * (2.0 * (1.0 - alpha) - (2.0 + alpha) * x**2 - alpha * x)
@@ -160,13 +148,13 @@ def async_certificate(
     wide, c = 1.0 + slack, excess / n**2
     alpha_bar = 2.0 / (1.0 + wide * (1.0 + c))
     why = f"n = {n}, tau = {tau}, slack = {slack:g}"
-    _check_alpha(owner, alpha, alpha_bar, why)
+    _check(owner, "alpha", alpha, alpha_bar, why)
     constant = 2.0 - alpha * (1.0 + wide * (1.0 + c))
     eta_bar = positive_root(
         constant, alpha * (1.0 + 2.0 * wide * c), wide * (2.0 + alpha * (1.0 + c))
     )
     eta_bar /= L
-    _check_steps(owner, alpha, alpha_bar, eta, eta_bar, why)
+    _check(owner, "eta", eta, eta_bar, f"alpha = {alpha:g}, {why}")
     x = eta * L
     moves = wide * (1.0 + x) ** 2
     descent = 2.0 - alpha * (1.0 + x) - 2.0 * wide * x**2 - alpha * wide * (1.0 + x**2)
@@ -204,17 +192,8 @@ def async_feddr_bound(
     the bound is smallest. With `init="prox"` leave start_gradient at 0 and add
     `feddr_prox_start_excess` to the gap.
 
-    Args:
-        n: number of clients.
-        tau: the largest delay, in server steps.
-        T: see `async_certificate`.
-        p_hat: see `async_certificate`.
-        L: Lipschitz constant of the gradients.
-        alpha: relaxation.
-        eta: step of the proximal operators.
-        rounds: K.
-        gap: F(x0) - F*.
-        start_gradient: G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
+    Args: those of `async_certificate`; gap is F(x0) - F*, start_gradient is
+    G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
     """
     exact = async_certificate(n, tau, T, p_hat, L, alpha, eta)
     if start_gradient == 0.0:
@@ -229,4 +208,4 @@ def async_feddr_bound(
         certificate = async_certificate(n, tau, T, p_hat, L, alpha, eta, slack=slack)
         return certificate.C_hat * gap + certificate.B * start_gradient
 
-    return min(total(scale) for scale in _SLACK_SCALES) / (rounds + 1)
+    return min(total(scale) for scale in SLACK_SCALES) / (rounds + 1)

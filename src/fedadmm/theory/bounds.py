@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Literal
 
@@ -10,10 +11,8 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, checked_arguments
 from fedadmm.core.validation import check
 from fedadmm.theory.async_feddr import async_feddr_bound
-from fedadmm.theory.feddr import feddr_bound, feddr_corollary_bound
+from fedadmm.theory.feddr import feddr_bound, feddr_corollary_bound, wang_bound
 from fedadmm.theory.gong import gong_bound
-from fedadmm.theory.search import first_count_where
-from fedadmm.theory.wang import wang_bound
 
 _BOUNDS: dict[str, Callable[..., float]] = {
     "gong": gong_bound,
@@ -68,13 +67,17 @@ def rounds_needed(theorem: str, accuracy: Positive, **quantities: float) -> int:
         **quantities: as in `bound`.
     """
     function = _checked_bound(theorem, quantities)
-    rounds = first_count_where(
-        lambda count: function(rounds=count, **quantities) <= accuracy, _ROUNDS_LIMIT
-    )
-    if rounds is None:
-        floor = function(rounds=_ROUNDS_LIMIT, **quantities)
-        raise ParameterError(
-            f"rounds_needed: accuracy is {accuracy!r}, but the bound of {theorem!r} stays above "
-            f"{floor:.4g} however many rounds are made"
-        )
-    return rounds
+
+    def enough(rounds: int) -> bool:  # once true, true for more rounds
+        return function(rounds=rounds, **quantities) <= accuracy
+
+    high = 1
+    while not enough(high):
+        if high >= _ROUNDS_LIMIT:
+            floor = function(rounds=high, **quantities)
+            raise ParameterError(
+                f"rounds_needed: accuracy is {accuracy!r}, but the bound of {theorem!r} stays "
+                f"above {floor:.4g} however many rounds are made"
+            )
+        high = min(2 * high, _ROUNDS_LIMIT)
+    return bisect_left(range(high), True, lo=high // 2 + 1, key=enough)

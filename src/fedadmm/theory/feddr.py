@@ -1,4 +1,4 @@
-"""FedDR of Tran-Dinh, Pham, Phan and Nguyen (2021): Theorem 3.1 and Corollary 3.1.
+"""FedDR of Tran-Dinh, Pham, Phan and Nguyen (2021), Theorem 3.1, and Wang's Theorem 2 on FedADMM.
 
 The paper puts its step-size conditions (33) and the constants (35) into a supplement and only
 Wang, Marella and Anderson (2022, Theorem 2) print them, for alpha = 1. The general form is derived
@@ -13,6 +13,9 @@ eta L < 1 - alpha/2. For alpha = 1 everything agrees with Wang's Theorem 2, and 
 p_i = 1/n give C1 = 160 L n / 3 as in Corollary 3.1.
 
 The server must hold xtilde = mean of the xhat_i from the start, as with both choices of `init`.
+
+Wang's eta is the penalty of the augmented Lagrangian, rho elsewhere in this package; FedDR's step
+is its inverse, and Theorem 2 is FedDR's Theorem 3.1 at alpha = 1.
 """
 
 from __future__ import annotations
@@ -25,9 +28,15 @@ from annotated_types import Ge, Gt, Lt
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, NotNegative, Positive, Share, checked_arguments
 from fedadmm.core.validation import check
-from fedadmm.theory.search import positive_root
 
-_SLACK_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+SLACK_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+
+
+def positive_root(constant: float, linear: float, quadratic: float) -> float:
+    """The x > 0 with constant - linear x - quadratic x² = 0, for positive coefficients."""
+    root = math.sqrt(linear**2 + 4.0 * quadratic * constant)
+    # The conjugate form of (root - linear) / (2 quadratic): no digits cancel for a small constant.
+    return 2.0 * constant / (linear + root)
 
 
 class FedDRConstants(NamedTuple):
@@ -192,7 +201,7 @@ def feddr_bound(
         errors = (constants.C2 + constants.C3) * error_sum
         return constants.C1 * gap + errors + start * start_gradient
 
-    return (min(total(scale) for scale in _SLACK_SCALES) + start_mapping) / (rounds + 1)
+    return (min(total(scale) for scale in SLACK_SCALES) + start_mapping) / (rounds + 1)
 
 
 @checked_arguments
@@ -244,3 +253,92 @@ def feddr_best_steps(L: Positive) -> tuple[float, float]:
     for _ in range(20):  # Newton's method on an increasing convex cubic
         x -= (3 * x**3 + 3 * x**2 + 3 * x - 1.0) / (9 * x**2 + 6 * x + 3.0)
     return x / L, 1.0 - x
+
+
+@checked_arguments
+def wang_eta_min(L: Positive, gamma4: Annotated[float, Ge(0), Lt(0.25)] = 0.0) -> float:
+    """The smallest penalty of Theorem 2, itself excluded.
+
+        4L (1 + 2 gamma4) / (sqrt(9 - 16 gamma4 (1 + 4 gamma4)) - 1)
+
+    Positive for gamma4 < 1/4 only; 2L without slack (exact local solves).
+    """
+    root = math.sqrt(9.0 - 16.0 * gamma4 * (1.0 + 4.0 * gamma4))
+    return 4.0 * L * (1.0 + 2.0 * gamma4) / (root - 1.0)
+
+
+@checked_arguments
+def wang_constants(
+    L: float,
+    eta: Positive,
+    p_hat: Share = 1.0,
+    *,
+    gamma1: NotNegative = 0.0,
+    gamma2: NotNegative = 0.0,
+    gamma4: float = 0.0,
+) -> FedDRConstants:
+    """The constants of Theorem 2 as printed, with h = 1/eta and x = hL.
+
+        N    = 2 - (x + 1) - 2x² - 4 gamma4 (1 + x²)
+        beta = p_hat N / (2h (1 + gamma1)(1 + x²))
+        rho2 = 2 (1 + x)²/(gamma4 h) + (1 + x²)/h + N/(2h (1 + x²) gamma1)
+        rho1 = rho2 + (1 + x²)/h
+        C1   = 2 (1 + x)² (1 + gamma2)/(h² beta)
+        C2   = rho1 C1,     C3 = rho2 C1 + (1 + x)² (1 + gamma2)/(h² gamma2)
+
+    N, beta and C1 are those of `feddr_constants` at alpha = 1. rho1 and rho2 differ: the ones
+    derived there carry (1 + x)² on the term with gamma1, so that the printed ones are the larger
+    (safer) for gamma1 of about 1/3 and more, and can be too small below. gamma3 appears nowhere.
+
+    Args: those of `feddr_constants`, but eta is the penalty, above `wang_eta_min(L, gamma4)`.
+    """
+    eta_min = wang_eta_min(L, gamma4)
+    if eta <= eta_min:
+        raise ParameterError(
+            f"wang_constants: eta is {eta!r}, but Theorem 2 with gamma4 = {gamma4:g} "
+            f"needs eta > {eta_min:.4g}"
+        )
+    h, x = 1.0 / eta, L / eta
+    derived = feddr_constants(L, h, 1.0, p_hat, gamma1=gamma1, gamma2=gamma2, gamma4=gamma4)
+    if math.isinf(derived.C2):
+        return derived
+    rho2 = 2.0 * (1.0 + x) ** 2 / (gamma4 * h) + (1.0 + x**2) / h
+    rho2 += derived.beta * (1.0 + gamma1) / (p_hat * gamma1)
+    rho1 = rho2 + (1.0 + x**2) / h
+    mapping = (1.0 + x) ** 2 * (1.0 + gamma2) / (h**2 * gamma2)
+    c2, c3 = rho1 * derived.C1, rho2 * derived.C1 + mapping
+    return derived._replace(rho1=rho1, rho2=rho2, C2=c2, C3=c3)
+
+
+@checked_arguments
+def wang_bound(
+    L: float,
+    eta: float,
+    p_hat: float,
+    rounds: Count,
+    gap: NotNegative,
+    *,
+    error_sum: NotNegative = 0.0,
+    gamma1: float = 0.0,
+    gamma2: float = 0.0,
+    gamma4: float = 0.0,
+) -> float:
+    """Theorem 2 with Corollary 1, K = rounds: [C1 gap + (C2 + C3) D] / (K + 1), D = error_sum.
+
+    It bounds the mean of E||grad f(xbar^k)||² over k = 0 ... K for g = 0. Algorithm 2 starts with
+    x_i = x0 and z_i = 0, that is with eps_{i,0} = ||x0 - prox(x0)|| > 0 even for exact solves, so
+    that error_sum = 0 is not a bound for it under heterogeneity: `feddr_bound` with alpha = 1,
+    step 1/eta and its start_gradient is.
+
+    Args: those of `feddr_bound`, but eta is the penalty; error_sum, (1/n) sum_i
+    sum_{k=0}^{K+1} eps_{i,k}², needs slacks gamma above 0.
+    """
+    constants = wang_constants(L, eta, p_hat, gamma1=gamma1, gamma2=gamma2, gamma4=gamma4)
+    if error_sum == 0.0:
+        return constants.C1 * gap / (rounds + 1)
+    if math.isinf(constants.C2):
+        raise ParameterError(
+            f"wang_bound: error_sum is {error_sum!r}, but inexact solves need "
+            f"gamma1, gamma2 and gamma4 above 0"
+        )
+    return (constants.C1 * gap + (constants.C2 + constants.C3) * error_sum) / (rounds + 1)

@@ -21,8 +21,7 @@ from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data import models
 from fedadmm.data.dataset import Dataset, Rows, TrainTest
-from fedadmm.data.problems.federation import RowsProblem, fit_loss, model_factory
-from fedadmm.data.problems.held_out import HeldOut
+from fedadmm.data.problems.federation import HeldOut, RowsProblem, fit_loss, model_factory
 from fedadmm.data.problems.registry import Extras, NamedProblem
 
 _FEATURES, _CLASSES = 60, 10

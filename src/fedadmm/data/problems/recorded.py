@@ -10,7 +10,6 @@ from fedadmm.core.errors import DataError
 from fedadmm.core.parts import Count, Fraction, Probability, part
 from fedadmm.core.problem import Problem
 from fedadmm.data.dataset import TrainTest, hold_out
-from fedadmm.data.loaders.femnist import femnist
 from fedadmm.data.loaders.heart import (
     COLUMNS,
     flamby,
@@ -19,6 +18,7 @@ from fedadmm.data.loaders.heart import (
     hospital_names,
     read_site,
 )
+from fedadmm.data.loaders.leaf import femnist, shakespeare
 from fedadmm.data.loaders.pictures import (
     HALVES,
     NORMALISE,
@@ -29,9 +29,7 @@ from fedadmm.data.loaders.pictures import (
     mnist,
     mnist_writers,
 )
-from fedadmm.data.loaders.prepared import prepared_table
-from fedadmm.data.loaders.tabular import AUTO, tabular
-from fedadmm.data.loaders.text import shakespeare
+from fedadmm.data.loaders.tabular import AUTO, prepared_table, tabular
 from fedadmm.data.problems.federation import RowsProblem, federate
 from fedadmm.data.problems.registry import Sites
 
