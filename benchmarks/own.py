@@ -25,7 +25,8 @@ from fedadmm.core.solvers import SGD
 from fedadmm.core.stopping import Epochs, Steps
 from fedadmm.data import models
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.engines import Auto, EngineChoice, Job
+from fedadmm.run.client import Job
+from fedadmm.run.engines import Auto, EngineChoice
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.simulation import simulate
 from fedadmm.run.stores import DiskStore, MemoryStore

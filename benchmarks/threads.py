@@ -2,7 +2,7 @@
 
 python benchmarks/threads.py                    # about a minute; OMP_NUM_THREADS sets "all"
 
-`fedadmm.run.engines.threads.WORTH_SPLITTING` is read off this table.  Times are the best of many
+`fedadmm.run.engines.choice.WORTH_SPLITTING` is read off this table.  Times are the best of many
 turns that the two settings take alternately, so that what else the machine does meets them alike.
 """
 
@@ -17,7 +17,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core.objectives import losses
 from fedadmm.data import models
-from fedadmm.run.engines.threads import WORTH_SPLITTING, torch_threads
+from fedadmm.run.engines.choice import WORTH_SPLITTING, torch_threads
 
 TURNS, SECONDS_A_TURN = 12, 0.05
 

@@ -18,7 +18,7 @@ import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core import trees
 from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Round
-from fedadmm.run.engines.sequential import SequentialEngine
+from fedadmm.run.engines.choice import SequentialEngine
 from support import resumable
 from support.federations import WEIGHTS, Chosen, Federation, federation, run, snapshots, stacked
 

@@ -11,7 +11,7 @@ from torch import nn
 import fedadmm as fa
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.engines.sequential import SequentialEngine
+from fedadmm.run.engines.choice import SequentialEngine
 from support.federations import Chosen
 from support.models import perceptron, rows, small_federation
 

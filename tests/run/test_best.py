@@ -14,9 +14,9 @@ import fedadmm as fa
 from fedadmm.core import codec
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.outputs import Iterate
-from fedadmm.run.best import Judge
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.experiment import Experiment
+from fedadmm.run.metrics import Judge
 from fedadmm.run.stores import params_sha256
 from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.run.duality import duality
+from fedadmm.run.diagnostics import duality
 from fedadmm.study.config import resolve
 from support.federations import WEIGHTS, Array, Federation, federation, run
 

@@ -16,7 +16,7 @@ import pytest
 from fedadmm.core.errors import StateError
 from fedadmm.core.files import locked
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.engines.sequential import Sequential
+from fedadmm.run.engines.choice import Sequential
 from fedadmm.run.stores import DiskStore
 from support.resumable import contents, make_store, run
 

@@ -14,7 +14,7 @@ from fedadmm.core.problem import LazyClients
 from fedadmm.core.protocols import LocalProblem
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.federation import Federation
-from fedadmm.run.pairing import local_length
+from fedadmm.run.simulation import local_length
 from fedadmm.study.config import resolve
 from fedadmm.study.running import run
 

@@ -16,8 +16,7 @@ import fedadmm as fa
 from fedadmm.core.local_work import LocalWork
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import ENGINES, ray_engine
-from fedadmm.run.engines.ray_actor import pack_job
-from fedadmm.run.engines.ray_engine import Ray
+from fedadmm.run.engines.ray_engine import Ray, pack_job
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.simulation import make_job
 from fedadmm.run.stores import DiskStore, MemoryStore

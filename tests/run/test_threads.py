@@ -11,7 +11,7 @@ from torch import nn
 import fedadmm as fa
 from fedadmm.core.objectives import losses
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.engines.threads import WORTH_SPLITTING, torch_threads
+from fedadmm.run.engines.choice import WORTH_SPLITTING, torch_threads
 from support.federations import federation, run
 from support.models import small_federation
 

@@ -189,19 +189,6 @@ def test_a_deadline_that_nobody_can_meet_ends_in_empty_steps_not_in_a_loop():
     assert torch.equal(result.params, given.initial)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_worker_processes_compute_the_same(workers, mode):
-    given = federation(9, weights=WEIGHTS)
-    method = ASYNC if mode == "async" else fa.FedDR(0.6)
-    options = {"mode": mode, "ratio": 4.0, "max_staleness": 6, "policy": "drop"}
-    settings = {"solver": fa.SGD(0.1), "stop": fa.Steps(3), "seed": 4}
-    one = run(method, given, 25, engine=VirtualTime(**options), **settings)
-    many = run(method, given, 25, engine=VirtualTime(**options, workers=workers), **settings)
-    assert all(torch.equal(a, b) for a, b in zip(one.trajectory, many.trajectory, strict=True))
-    assert untimed(one.history) == untimed(many.history)
-
-
 @pytest.mark.parametrize(
     ("method", "upload"),
     [

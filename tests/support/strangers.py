@@ -20,7 +20,8 @@ from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Regularizer
 from fedadmm.core.sampling import Sampler
 from fedadmm.data import models
-from fedadmm.run.engines import EngineChoice, Job, Sequential
+from fedadmm.run.client import Job
+from fedadmm.run.engines import EngineChoice, Sequential
 
 
 @dataclass(frozen=True)

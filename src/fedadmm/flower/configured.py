@@ -33,7 +33,7 @@ from fedadmm.flower.federation import (
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
 from fedadmm.run.experiment import Experiment, filled
-from fedadmm.run.pairing import local_length
+from fedadmm.run.simulation import local_length
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 

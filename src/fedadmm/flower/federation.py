@@ -22,10 +22,9 @@ from fedadmm.core.uploads import Uploads
 from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.protocol.admission import Admission
-from fedadmm.run import pairing
 from fedadmm.run.client import Job
 from fedadmm.run.experiment import Experiment, described
-from fedadmm.run.simulation import first_vector, make_job
+from fedadmm.run.simulation import check_pairing, first_vector, make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 
@@ -216,7 +215,7 @@ class Federation:
             aggregate=run.aggregate.fitted(Uploads.of(run.upload)),
             deployed=True,
         )
-        pairing.check(job, run.sampler, run.rounds, asynchronous=self.mode == "asynchronous")
+        check_pairing(job, run.sampler, run.rounds, asynchronous=self.mode == "asynchronous")
         return job
 
 

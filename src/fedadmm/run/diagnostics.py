@@ -13,7 +13,7 @@ subdifferential of g at theta.  A look measures
     mean_drift     the distance of the server's mean from that of what clients sent of their
                    w_i + y_i/penalty: zero, or what noise has added up to;  everybody only
     gong_v         V/n of Gong et al. (7), `optimality_measure`; everybody, g = 0, equal weights
-    dual_value     D(y) of Wang et al. (8), see `fedadmm.run.duality`         on request, everybody
+    dual_value     D(y) of Wang et al. (8), see `duality`                    on request, everybody
     duality_gap    F(theta) - D(y), which bounds F(theta) - F*            on request, everybody
 
 A look at some clients costs one pass over their data; sums over everybody are left out then.
@@ -31,6 +31,8 @@ from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.messages import ClientStateStore
+from fedadmm.core.objectives import Objective
+from fedadmm.core.objectives.closed_form import QuadraticObjective
 from fedadmm.core.parts import Count, Natural, part
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import PrimalDual
@@ -38,8 +40,7 @@ from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.run.callbacks import Callback, Run
 from fedadmm.run.client import Job, client_record
-from fedadmm.run.duality import check_conjugate, duality
-from fedadmm.run.engines.threads import torch_threads
+from fedadmm.run.engines.choice import torch_threads
 from fedadmm.run.plan import RoundReport
 
 GROWTH = 10.0
@@ -102,7 +103,7 @@ class Diagnostics(Callback):
         clients: how many clients a look takes in, drawn anew for every look; 0 for everybody, which
             adds the quantities that are sums over all.
         duality: let a look at everybody also record the dual value and the duality gap
-            (`fedadmm.run.duality`), which needs quadratic losses.
+            (the function of that name), which needs quadratic losses.
     """
 
     every: Count = 10
@@ -297,3 +298,76 @@ def _curvature(job: Job, look: Look, theta: Tensor) -> float:
     step = root * max(1.0, _norm(look.own.w)) / length
     moved = job.problem.clients[look.client].evaluation_gradient(look.own.w + step * way)
     return _norm(moved - look.gradient) / (step * length)
+
+
+class Duality(NamedTuple):
+    """A primal and a dual value, between which F* lies when both are finite."""
+
+    primal: float
+    """F(theta)."""
+    dual: float
+    """D(y); minus infinity when a client's loss is unbounded below along its dual."""
+
+    @property
+    def gap(self) -> float:
+        """F(theta) - D(y), an upper bound on F(theta) - F*."""
+        return self.primal - self.dual
+
+
+def check_conjugate(objective: Objective) -> None:
+    """Refuse an objective whose conjugate has no closed form here."""
+    if not isinstance(objective, QuadraticObjective):
+        raise PairingError(
+            "duality: the dual value needs losses with a known conjugate, but the clients' are "
+            f"{type(objective).__name__}; use Quadratic or LeastSquares"
+        )
+
+
+def duality(problem: Problem, theta: Tensor, duals: Sequence[Tensor], step: float) -> Duality:
+    """The primal value at `theta` and the dual value at `duals`, made feasible.
+
+    With duals y_i scaled as in the augmented Lagrangian, sum_i a_i [f_i(w_i) + <y_i, w_i - theta>]
+    + g(theta), the dual value of Wang et al., (8) and (9), is
+
+        D(y) = - sum_i a_i f_i*(-y_i) - g*(sum_i a_i y_i)  <=  F*,
+
+    with equality at the duals of a solution when F is convex.  ((9) is printed with g*(sum_i z_i):
+    there a factor 1/n is missing, and the dual value at the solution would be minus infinity for
+    an l1 norm.)  It is minus infinity unless sum_i a_i y_i lies in the domain of g*, which without
+    g is {0}: the duals of a run reach it in the limit only.  So their mean is moved, for everybody
+    alike, to the subgradient s of g at t = prox_{step g}(theta + step sum_i a_i y_i), where
+    g*(s) = <s, t> - g(t) needs no conjugate.  At a solution nothing moves.
+
+    Args:
+        problem: clients that are quadratic: one eigendecomposition each.
+        theta: a point in the domain of g.
+        duals: y_i of every client.
+        step: that of the prox which finds the subgradient of g; any is valid.
+    """
+    regularizer = problem.regularizer
+    mean = torch.zeros_like(theta)
+    for client, dual in enumerate(duals):
+        mean.add_(dual, alpha=problem.weight(client))
+    nearby = regularizer.prox(theta + step * mean, step)
+    subgradient = (theta - nearby) / step + mean
+    primal = float(problem.value(theta) + regularizer.value(theta))
+    dual_value = float(regularizer.value(nearby) - subgradient @ nearby)
+    for client, dual in enumerate(duals):
+        objective = problem.clients[client]
+        check_conjugate(objective)
+        dual_value += problem.weight(client) * _least(objective, dual + subgradient - mean)
+    return Duality(primal, dual_value)
+
+
+def _least(objective: Objective, linear: Tensor) -> float:
+    """min_w f(w) + <linear, w> = -f*(-linear), in double precision."""
+    assert isinstance(objective, QuadraticObjective)
+    curvatures, axes = torch.linalg.eigh(objective.hessian().double())
+    slopes = axes.T @ (objective.offset() - linear).double()
+    rounding = len(slopes) * torch.finfo(linear.dtype).eps
+    flat = curvatures.abs() <= rounding * float(curvatures.abs().max())
+    falling = slopes[flat].abs() > rounding * float(slopes.abs().max())
+    if bool((curvatures[~flat] < 0).any()) or bool(falling.any()):
+        return -math.inf
+    constant = float(objective.value(torch.zeros_like(linear)))
+    return constant - float((slopes[~flat].square() / curvatures[~flat]).sum()) / 2

@@ -17,8 +17,8 @@ from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.messages import ClientInfo, Download, EngineState, Missed
 from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate
 from fedadmm.core.sampling import Known, Seen
-from fedadmm.run.best import Best, Judge
 from fedadmm.run.evaluation import Evaluation, Target
+from fedadmm.run.metrics import Best, Judge
 from fedadmm.run.record import Record
 
 if TYPE_CHECKING:

@@ -11,23 +11,27 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
-from fedadmm.core.errors import ConfigError, ParameterError
+from fedadmm.core.errors import ConfigError, PairingError, ParameterError
 from fedadmm.core.files import locked
-from fedadmm.core.local_work import LocalWork
+from fedadmm.core.local_work import LocalSolver, LocalWork
 from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.outputs import Iterate
+from fedadmm.core.parts import Part
 from fedadmm.core.problem import Problem, ProblemSource
 from fedadmm.core.protocols import AnyAlgorithm
+from fedadmm.core.sampling import Sampler
+from fedadmm.core.setup import Setup
 from fedadmm.core.signals import interrupts_deferred
+from fedadmm.core.stopping import StoppingRule
 from fedadmm.core.uploads import Uploads
-from fedadmm.run import endings, pairing
-from fedadmm.run.best import Best, Judge
+from fedadmm.run import endings
 from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.engines import Job
-from fedadmm.run.engines.threads import chosen_threads, torch_threads
+from fedadmm.run.client import Job
+from fedadmm.run.engines.choice import EngineChoice, chosen_threads, torch_threads
 from fedadmm.run.experiment import Experiment, described, filled, resolved, resolved_work
 from fedadmm.run.loop import offered, run
+from fedadmm.run.metrics import Best, Judge
 from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Code, Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record
@@ -35,6 +39,8 @@ from fedadmm.run.resuming import Begun, Journal
 from fedadmm.run.stores import DiskStore, MemoryStore
 from fedadmm.run.stores.records import StoredStates
 
+_ASKED = 200
+"""Of more clients than these, this many evenly spaced ones tell how much a client works."""
 _PATIENCE = 1.0
 """Seconds that a run waits for another one to leave its folders."""
 
@@ -126,7 +132,7 @@ def simulate(
             uploads=Uploads.of(chosen.upload),
             aggregate=chosen.aggregate.fitted(Uploads.of(chosen.upload)),
         )
-        pairing.check(job, sampler, chosen.rounds, choice)
+        check_pairing(job, sampler, chosen.rounds, choice)
         evaluation.check(job)
         job, spending = hidden(job, sampler)
         held.enter_context(torch_threads(chosen_threads(job, chosen.threads)))
@@ -184,14 +190,14 @@ def make_job(
     algorithm: AnyAlgorithm, problem: Problem, local: LocalWork, seed: int, initial: Tensor
 ) -> Job:
     """Put the whole problem into the precision of the initial vector, and fix the penalty."""
-    pairing.check_initial(initial, problem.num_parameters)
+    check_initial(initial, problem.num_parameters)
     start = initial.detach().clone()
     work = resolved_work(algorithm, local)
     rule = filled(work.stop)
     converted = problem.to(start.dtype, start.device)
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
-    method = algorithm.resolve_penalty(lambda: pairing.local_length(converted, local.solver, rule))
+    method = algorithm.resolve_penalty(lambda: local_length(converted, local.solver, rule))
     return Job(method, converted, work, seed, start, buffers)
 
 
@@ -251,3 +257,66 @@ def _collect(
         algorithm=job.algorithm,
         best=trees.clone(state.best),
     )
+
+
+def check_pairing(
+    job: Job,
+    sampler: Sampler,
+    rounds: int,
+    engine: EngineChoice | None = None,
+    *,
+    asynchronous: bool = False,
+) -> None:
+    """Refuse a run whose parts do not fit each other; each says what: `Part.refuses`.
+
+    Without an engine, as on a network, `asynchronous` says whether there are rounds.
+    """
+    setup = Setup(
+        *(job.algorithm, job.problem, job.local, sampler, job.uploads, job.aggregate),
+        *(job.initial, job.seed, rounds),
+        engine.is_asynchronous if engine is not None else asynchronous,
+    )
+    parts: list[Part] = [sampler, job.algorithm, job.problem.regularizer, job.local, job.problem]
+    parts += [] if engine is None else [engine]
+    parts += [*job.uploads.stages, job.aggregate]
+    for part in parts:
+        for reason in part.refuses(setup):
+            raise PairingError(reason)
+
+
+def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRule) -> float:
+    """The mean over the clients of learning rate * steps in a round, as far as it can be foretold.
+
+    A rule that may end a solve earlier counts as if it did not.
+    """
+    for part in (solver, stop):
+        if part is not None:
+            part.check_per_client(problem.num_clients)
+    lengths = []
+    for client in problem.evenly(_ASKED):
+        size = problem.clients[client].num_samples
+        rows = None if solver is None else solver.batch_size
+        steps = stop.largest_budget(1 if rows is None else -(-size // rows), client)
+        length = None if solver is None else solver.length(steps, client)
+        if length is None:
+            raise PairingError(
+                "PerWork makes a penalty from the learning rate and the number of local steps, but "
+                f"solver is {None if solver is None else type(solver).__name__}; use SGD, "
+                "GradientDescent or AcceleratedGradient, or a number"
+            )
+        lengths.append(length)
+    return sum(lengths) / len(lengths)
+
+
+def check_initial(initial: object, num_parameters: int) -> None:
+    """Refuse a start vector of the wrong kind, before anything is converted to its precision."""
+    if not isinstance(initial, Tensor):
+        raise ParameterError(
+            f"simulate: initial is a {type(initial).__name__}, but must be a torch.Tensor"
+        )
+    if tuple(initial.shape) != (num_parameters,):
+        raise ParameterError(
+            f"simulate: initial has shape {tuple(initial.shape)}, but must be ({num_parameters},)"
+        )
+    if not initial.is_floating_point() or not bool(initial.isfinite().all()):
+        raise ParameterError("simulate: initial must be a vector of finite floating-point numbers")

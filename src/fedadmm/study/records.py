@@ -16,8 +16,8 @@ from fedadmm.core import clock
 from fedadmm.core.parts import is_external, name_of
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm
-from fedadmm.run.best import Best
 from fedadmm.run.evaluation import Target
+from fedadmm.run.metrics import Best
 from fedadmm.run.metrics import Metric as Metric
 from fedadmm.run.metrics import metric as metric
 from fedadmm.run.metrics import over_clients as over_clients

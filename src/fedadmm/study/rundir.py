@@ -26,8 +26,8 @@ from fedadmm.core import codec, files, trees
 from fedadmm.core.codec import Packed, Plain
 from fedadmm.core.errors import ConfigError, DataError, StateError
 from fedadmm.core.outputs import Iterate
-from fedadmm.run.best import Best
 from fedadmm.run.evaluation import Target
+from fedadmm.run.metrics import Best
 from fedadmm.run.record import Record, read
 from fedadmm.run.stores.records import separate
 from fedadmm.study import records as reading

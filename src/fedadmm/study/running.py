@@ -18,11 +18,11 @@ from fedadmm.core.errors import ConfigError, FedADMMError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
 from fedadmm.core.tables import flattened, suggestion
-from fedadmm.run.best import Best
 from fedadmm.run.callbacks import Callback, Given, as_callbacks
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.experiment import MAY_CHANGE, Experiment
 from fedadmm.run.loop import offered
+from fedadmm.run.metrics import Best
 from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record, flat
 from fedadmm.run.simulation import Result, simulate

@@ -21,12 +21,12 @@ from fedadmm.flower.server.exchange import Exchange, Roster
 from fedadmm.flower.server.rundir import Journal
 from fedadmm.flower.server.site_evaluation import Measured, SiteEvaluation, far_off, measured
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
-from fedadmm.run.best import Judge
 from fedadmm.run.callbacks import Callbacks, Run
 from fedadmm.run.client import Job, message_template
 from fedadmm.run.endings import EXPLOSION
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import initial_state, offered, run
+from fedadmm.run.metrics import Judge
 from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record, numbers, value

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import AnyAlgorithm
-from fedadmm.run.client import Job as Job
-from fedadmm.run.client import run_client as run_client
 from fedadmm.run.engines.auto import Auto as Auto
 from fedadmm.run.engines.choice import EngineChoice as EngineChoice
+from fedadmm.run.engines.choice import Sequential as Sequential
 from fedadmm.run.engines.given_delays import GivenDelays as GivenDelays
 from fedadmm.run.engines.ray_engine import Ray as Ray
-from fedadmm.run.engines.sequential import Sequential as Sequential
 from fedadmm.run.engines.vectorised import Vectorised as Vectorised
 from fedadmm.run.engines.virtual_time import VirtualTime as VirtualTime
 from fedadmm.run.engines.workers import Workers as Workers

@@ -8,9 +8,7 @@ import multiprocessing
 from fedadmm.core.messages import ClientRecords, Engine
 from fedadmm.core.parts import Count, is_external, name_of, part
 from fedadmm.run.client import Job
-from fedadmm.run.engines.choice import EngineChoice
-from fedadmm.run.engines.sequential import Sequential
-from fedadmm.run.engines.threads import rows_of_a_step
+from fedadmm.run.engines.choice import EngineChoice, Sequential, rows_of_a_step
 from fedadmm.run.engines.vectorised import Vectorised, refusal
 from fedadmm.run.engines.workers import Workers, usable_cores
 

@@ -32,15 +32,16 @@ from fedadmm.run.client import (
 )
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.stacked import (
+    Batch,
     Core,
     NetworkCore,
     StackedObjective,
+    StackedRows,
     least_squares_core,
     logistic_core,
     module_core,
     quadratic_core,
 )
-from fedadmm.run.engines.stacked_rows import Batch, StackedRows
 
 STACK_BYTES = 32 * 2**20
 """How much one vector a client may take in a stack: a solve works on about six of them."""

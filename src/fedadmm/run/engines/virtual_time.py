@@ -13,7 +13,6 @@ leaves the client as it was, so that the server's mean stays the mean.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
@@ -21,11 +20,10 @@ from annotated_types import Ge
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, EngineState, Upload
 from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
-from fedadmm.run.client import Job
-from fedadmm.run.engines.choice import EngineChoice
+from fedadmm.run.client import Job, client_round
+from fedadmm.run.engines.choice import EngineChoice, torch_threads
 from fedadmm.run.engines.given_delays import Staleness
-from fedadmm.run.engines.timeline import Duration, Flight, Kind, Timeline, read_trace
-from fedadmm.run.engines.working import Crew
+from fedadmm.run.engines.timeline import Duration, Kind, Timeline, read_trace
 
 
 @part("engine", "virtual-time")
@@ -55,7 +53,6 @@ class VirtualTime(EngineChoice):
             step until the client has replied.
         deadline: virtual seconds after which a client is given up (in "sync": after which a round
             ends); None for never.
-        workers: processes that compute replies; 1 computes them in this one.
     """
 
     shapes_the_run: ClassVar[bool] = True
@@ -76,7 +73,6 @@ class VirtualTime(EngineChoice):
     max_staleness: Annotated[int, Ge(0)] | None = None
     policy: Literal["accept", "drop", "wait"] = "accept"
     deadline: Positive | None = None
-    workers: Count = 1
 
     def __post_init__(self) -> None:
         if self.compute == "trace" and self.trace is None:
@@ -96,7 +92,7 @@ class VirtualTime(EngineChoice):
         return self.mode == "async"
 
     def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
-        return self.workers == 1
+        return True
 
     def expected_delay(self, clients: int) -> int | None:
         if not self.is_asynchronous:
@@ -123,6 +119,7 @@ class VirtualTimeEngine(Engine):
     """Runs clients along a timeline."""
 
     def __init__(self, job: Job, store: ClientRecords, options: VirtualTime) -> None:
+        self._job = job
         self._store = store
         self._options = options
         self.is_asynchronous = options.is_asynchronous
@@ -132,7 +129,6 @@ class VirtualTimeEngine(Engine):
             return sum(duration.seconds(job.seed, client, turn) for duration in durations)
 
         self._timeline = Timeline(options, seconds, job.seed, job.problem.num_clients)
-        self._crew = Crew(job, store, options.workers)
         self._downloads: dict[int, Download] = {}
         self._staleness = Staleness(job.problem.num_clients)
 
@@ -144,18 +140,17 @@ class VirtualTimeEngine(Engine):
             folded = self._timeline.whole_round(ids, round_index, sure=round_index < 0)
         else:
             folded = self._timeline.advance(ids, round_index)
-        self._note(folded, round_index)
-        # An old model, but the newest state: nothing that it missed is old.
-        downloads = {
-            step: old._replace(missed=download.missed) for step, old in self._downloads.items()
-        }
-        for place, flight in enumerate(folded):
-            waiting = (flight for flight in sorted(self._timeline.queue) if flight.fate == "reply")
-            following = chain(folded[place + 1 :], waiting)
-            reply = self._crew.reply(flight, following, downloads)
-            if reply.record is not None:
-                self._store.commit(flight.client, reply.record, round_index)
-            yield flight.client, reply.upload, reply.info
+        delays = [round_index - flight.step for flight in folded]
+        self._staleness.note([flight.client for flight in folded], delays, round_index)
+        for flight in folded:
+            client, step = flight.client, flight.step
+            # An old model, but the newest state: nothing that it missed is old.
+            received = self._downloads[step]._replace(missed=download.missed)
+            with torch_threads(1):
+                done = client_round(self._job, client, self._store.get(client), received, step)
+            if done.record is not None:
+                self._store.commit(client, done.record, round_index)
+            yield client, done.upload, done.info
         wanted = {flight.step for flight in self._timeline.queue}  # somebody works from these
         self._downloads = {step: d for step, d in self._downloads.items() if step in wanted}
 
@@ -186,16 +181,3 @@ class VirtualTimeEngine(Engine):
         self._timeline.restore(state.values["timeline"])
         self._staleness.restore(state.values["staleness"])
         self._downloads = dict(state.downloads)
-
-    def close(self) -> None:
-        self._crew.close()
-
-    def _note(self, folded: Sequence[Flight], step: int) -> None:
-        clients = [flight.client for flight in folded]
-        self._staleness.note(clients, [step - flight.step for flight in folded], step)
-        if step < 0:
-            return
-        taken = set(clients)
-        for ended in self._timeline.ended:
-            if ended.client not in taken:
-                self._crew.forget(ended.client)

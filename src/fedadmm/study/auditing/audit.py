@@ -18,7 +18,7 @@ from fedadmm.core.uploads import Uploads, vectors_of
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.core.validation import Count, check
 from fedadmm.run.client import Job
-from fedadmm.run.engines.threads import chosen_threads, torch_threads
+from fedadmm.run.engines.choice import chosen_threads, torch_threads
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulation import first_vector, make_job
 from fedadmm.study.auditing import attacks, scores

@@ -32,13 +32,13 @@ from fedadmm.core.rng import Dice, Key, derive, generator
 from fedadmm.core.sampling import Known, Sampler
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.uploads import noised
-from fedadmm.run import pairing
 from fedadmm.run.client import Job, caught_up, client_key, global_vector
-from fedadmm.run.engines.sequential import SequentialEngine
+from fedadmm.run.engines.choice import SequentialEngine
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import initial_state
 from fedadmm.run.loop import run as run_loop
 from fedadmm.run.plan import Schedule
+from fedadmm.run.simulation import check_pairing
 from fedadmm.run.stores import MemoryStore
 
 POINTS = 3
@@ -301,7 +301,7 @@ def overhear(job: Job, sampler: Sampler, client: int, before: int = 0) -> list[H
 
     Noise of the upload is not on what the server hears, and the model is trained without it.
     """
-    pairing.check(job, sampler, before + 1)
+    check_pairing(job, sampler, before + 1)
     job = job._replace(uploads=job.uploads._replace(noise=None))
     engine = _Listening(job, client)
     schedule = Schedule(before + 1, Evaluation(objective=False, test=False))
