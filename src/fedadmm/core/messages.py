@@ -13,7 +13,7 @@ virtual steps does not tolerate them (`Algorithm.tolerates_stale`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -227,6 +227,15 @@ class Engine(ABC):
                 f"{type(self).__name__} has no clock to wait for them with; resume it with the "
                 "engine that it began with"
             )
+
+    def each(
+        self, piece: Any, shared: Any, numbers: Sequence[int], given: Callable[[int], Any]
+    ) -> Iterator[Any] | None:
+        """`piece(job, shared, number, given(number))` of each number, in order.
+
+        None, unless the engine has processes of its own that share the work.
+        """
+        return None
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Give back processes, files and memory."""

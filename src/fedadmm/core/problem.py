@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import (
@@ -31,6 +32,29 @@ if TYPE_CHECKING:
 
 Metrics = Mapping[str, float]
 Evaluator = Callable[[Tensor], Metrics]
+
+
+class EvaluatorInParts(ABC):
+    """An evaluator that measures its rows in parts, which processes may share among them."""
+
+    @property
+    @abstractmethod
+    def num_parts(self) -> int:
+        """How many parts there are."""
+
+    @abstractmethod
+    def part(self, params: Tensor, index: int) -> tuple[float, ...]:
+        """What one part adds."""
+
+    @abstractmethod
+    def joined(self, parts: Iterable[tuple[float, ...]]) -> Metrics:
+        """The metrics of all parts, in order."""
+
+    def __call__(self, params: Tensor) -> Metrics:
+        """The metrics of a parameter vector."""
+        return self.joined(self.part(params, index) for index in range(self.num_parts))
+
+
 Buffers = Literal["keep-local", "average"]
 Item = TypeVar("Item")
 
@@ -167,9 +191,15 @@ class Problem(Part):
             total.add_(client.evaluation_gradient(params), alpha=self.weight(index))
         return total
 
-    def gradient_mapping(self, params: Tensor, step: float) -> Tensor:
-        """G(x) = (x - prox_{step g}(x - step grad f(x))) / step; zero exactly at stationarity."""
-        moved = self.regularizer.prox(params - step * self.gradient(params), step)
+    def gradient_mapping(
+        self, params: Tensor, step: float, gradient: Tensor | None = None
+    ) -> Tensor:
+        """G(x) = (x - prox_{step g}(x - step grad f(x))) / step; zero exactly at stationarity.
+
+        The gradient of f is computed unless it is given.
+        """
+        slope = self.gradient(params) if gradient is None else gradient
+        moved = self.regularizer.prox(params - step * slope, step)
         return (params - moved) / step
 
     def with_clients(self, clients: Sequence[Objective]) -> Problem:

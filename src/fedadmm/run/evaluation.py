@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedadmm.core.errors import PairingError, ParameterError
-from fedadmm.core.messages import ClientStateStore
-from fedadmm.core.objectives import Objective
+from fedadmm.core.messages import ClientRecord, ClientStateStore, Engine
 from fedadmm.core.parts import NOT_IN_TABLES, Count, checked
-from fedadmm.core.problem import Evaluator, Metrics
+from fedadmm.core.problem import Evaluator, EvaluatorInParts, Metrics
 from fedadmm.core.regularizers import Zero
-from fedadmm.run.client import Job, client_record
+from fedadmm.run.client import Job, first_record
 from fedadmm.run.metrics import Target as Target
 from fedadmm.run.metrics import statistics_over_clients
 
@@ -88,58 +87,53 @@ class Evaluation:
             )
 
     def measure(
-        self, job: Job, store: ClientStateStore, params: Tensor, buffers: Tensor | None
-    ) -> Measured:
-        """The metrics of one round."""
-        pooled, means = _Pooled(), _Means()
-        rows: list[dict[str, float]] = []
-        loss = params.new_zeros(())
-        if self.target == "global":
-            _load(job.problem.clients[0], buffers)
-        if self.target == "local" or self.clients or self.objective or self.train:
-            for index, (own, values) in enumerate(self._each(job, store, params, buffers, pooled)):
-                loss += job.problem.weight(index) * own
-                if self.target == "local":
-                    means.add(job.problem.weight(index), values)
-                if self.clients:
-                    rows.append(values)
-        if self.target == "local":
-            record = means.metrics()
-        else:
-            record = _objective(job, params, float(loss)) if self.objective else {}
-            if self.test and job.problem.test is not None:
-                _join(record, job.problem.test(params), "the problem's test")
-        _join(record, pooled.metrics(), "the training data")
-        if self.extra is not None:
-            _join(record, self.extra(params), "the evaluator")
-        return self._with_clients(record, rows, pooled) if self.clients else Measured(record, {})
-
-    def _each(
         self,
         job: Job,
         store: ClientStateStore,
         params: Tensor,
         buffers: Tensor | None,
-        pooled: _Pooled,
-    ) -> Iterator[tuple[Tensor, dict[str, float]]]:
-        """Every client's loss, and the metrics that are measured on its rows alone."""
-        local = self.target == "local"
-        tests = job.problem.client_tests if self.test and (local or self.clients) else None
-        for index, objective in enumerate(job.problem.clients):
-            model = params
-            if local:
-                record = client_record(job, store, index)
-                own = job.algorithm.local_params(record.state)
-                model = params if own is None else own
-                keeps = job.problem.buffers == "keep-local"
-                _load(objective, record.buffers if keeps else buffers)
-            loss, values = params.new_zeros(()), {}
-            if self.objective or self.train:
-                loss = pooled.value(objective, model, self.train)
-                values = {"loss": float(loss)} if self.objective else {}
-            if tests is not None:
-                _join(values, tests[index](model), f"the test of client {index}")
-            yield loss, values
+        engine: Engine | None = None,
+    ) -> Measured:
+        """The metrics of one round; an engine with processes of its own shares the work."""
+        problem, local = job.problem, self.target == "local"
+        by_client = local or self.clients or self.objective or self.train
+        clients = range(problem.num_clients if by_client else 0)
+        test = problem.test if self.test and not local else None
+        parts = test.num_parts if isinstance(test, EvaluatorInParts) else 0
+        piece, shared = _Piece(replace(self, extra=None)), (params, buffers)
+        numbers = [*clients, *(-1 - part for part in range(parts))]
+
+        def given(number: int) -> ClientRecord | None:
+            return store.get(number) if local and number >= 0 else None
+
+        found = None if engine is None else engine.each(piece, shared, numbers, given)
+        if found is None:
+            found = (piece(job, shared, number, given(number)) for number in numbers)
+        pooled, means = _Pooled(), _Means()
+        rows: list[dict[str, float]] = []
+        loss, slope = params.new_zeros(()), torch.zeros_like(params)
+        for index, (own, gradient, correct, size, values) in zip(clients, found, strict=False):
+            weight = problem.weight(index)
+            loss += weight * own
+            if gradient is not None:
+                slope.add_(gradient, alpha=weight)
+            if self.train:
+                pooled.add(correct, size)
+            means.add(weight, values)
+            rows.append(values)
+        measured = [*found]  # the parts of the test
+        if local:
+            record = means.metrics()
+        else:
+            record = _objective(job, params, float(loss), slope) if self.objective else {}
+            if test is not None:
+                _join(
+                    record, test.joined(measured) if parts else test(params), "the problem's test"
+                )
+        _join(record, pooled.metrics(), "the training data")
+        if self.extra is not None:
+            _join(record, self.extra(params), "the evaluator")
+        return self._with_clients(record, rows, pooled) if self.clients else Measured(record, {})
 
     @staticmethod
     def _with_clients(
@@ -153,6 +147,44 @@ class Evaluation:
             _join(record, statistics_over_clients(name, known), "the statistics over clients")
         listed = lists if len(rows) <= LISTED else {}
         return Measured(record, {f"{name}_by_client": values for name, values in listed.items()})
+
+
+class _Piece(NamedTuple):
+    """One client's part of an evaluation, or, with a negative number, a part of the test."""
+
+    asked: Evaluation
+
+    def __call__(self, job: Job, shared: Any, number: int, given: Any) -> Any:
+        """Loss, gradient, rows got right, rows, and what is measured on the client alone."""
+        asked, problem, (params, buffers) = self.asked, job.problem, shared
+        if number < 0:
+            assert isinstance(problem.test, EvaluatorInParts)
+            _load(problem.clients[0], buffers)
+            return problem.test.part(params, -1 - number)
+        objective, model, local = problem.clients[number], params, asked.target == "local"
+        if local:
+            record: ClientRecord = first_record(job) if given is None else given
+            own = job.algorithm.local_params(record.state)
+            model = params if own is None else own
+            buffers = record.buffers if problem.buffers == "keep-local" else buffers
+        _load(objective, buffers)
+        loss, gradient, correct = params.new_zeros(()), None, 0
+        values: dict[str, float] = {}
+        if asked.train:
+            loss, correct = objective.value_and_correct(model)
+        elif asked.objective:
+            loss = objective.value(model)
+        if asked.objective:
+            values["loss"] = float(loss)
+            gradient = None if local else objective.evaluation_gradient(params)
+        if asked.test and problem.client_tests is not None and (local or asked.clients):
+            _join(values, problem.client_tests[number](model), f"the test of client {number}")
+        return loss, gradient, correct, objective.num_samples, values
+
+    def named(self, number: int) -> str:
+        """The piece in a sentence about its failure."""
+        whose = "on held-out rows" if number < 0 else f"of client {number}"
+        return f"the evaluation {whose} failed"
 
 
 class _Means:
@@ -184,15 +216,11 @@ class _Pooled:
         self.shares: list[float] = []
         """Which part of its rows each client got right."""
 
-    def value(self, objective: Objective, model: Tensor, count: bool) -> Tensor:
-        """A client's loss; the same pass counts its rows."""
-        if not count:
-            return objective.value(model)
-        value, correct = objective.value_and_correct(model)
+    def add(self, correct: int, rows: int) -> None:
+        """Add one client's."""
         self._correct += correct
-        self._rows += objective.num_samples
-        self.shares.append(correct / objective.num_samples)
-        return value
+        self._rows += rows
+        self.shares.append(correct / rows)
 
     def metrics(self) -> dict[str, float]:
         return {"train_accuracy": self._correct / self._rows} if self._rows else {}
@@ -209,9 +237,9 @@ def _join(record: dict[str, float], metrics: Metrics, source: str) -> None:
     record |= metrics
 
 
-def _objective(job: Job, params: Tensor, loss: float) -> dict[str, float]:
-    problem = job.problem
-    mapping = problem.gradient_mapping(params, job.algorithm.prox_step)
+def _objective(job: Job, params: Tensor, loss: float, gradient: Tensor) -> dict[str, float]:
+    problem, step = job.problem, job.algorithm.prox_step
+    mapping = problem.gradient_mapping(params, step, gradient)
     record = {
         "loss": loss,
         "objective": loss + float(problem.regularizer.value(params)),

@@ -103,9 +103,10 @@ def run(
         handed = output.model(note, iterate)
         if schedule.evaluation.due(following.round, schedule.rounds):
             began = time.perf_counter()
-            measured = schedule.evaluation.measure(job, store, handed.params, handed.buffers)
+            measure = partial(schedule.evaluation.measure, job, store, engine=engine)
+            measured = measure(handed.params, handed.buffers)
             for suffix, model in output.beside(note, iterate).items():
-                other = schedule.evaluation.measure(job, store, model.params, model.buffers)
+                other = measure(model.params, model.buffers)
                 for name, found in other.metrics.items():
                     measured.metrics[f"{name}_{suffix}"] = found
             record["metrics"] = measured.metrics

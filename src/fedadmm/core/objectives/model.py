@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ EVALUATION_ROWS = 2048
 _FEWEST_ROWS, _VALUES = 128, 2**17
 
 
-def evaluation_parts(inputs: Tensor) -> Iterator[slice]:
+def evaluation_parts(inputs: Tensor) -> list[slice]:
     """The rows in turns; the turns bound memory and time, not the result.
 
     Of wide rows it takes fewer: what the layers of a CNN return for 2,048 images is so large that
@@ -32,8 +32,7 @@ def evaluation_parts(inputs: Tensor) -> Iterator[slice]:
     """
     wide = max(_FEWEST_ROWS, _VALUES // max(1, inputs[:1].numel()))
     step = min(EVALUATION_ROWS, wide)
-    for begin in range(0, len(inputs), step):
-        yield slice(begin, begin + step)
+    return [slice(begin, begin + step) for begin in range(0, len(inputs), step)]
 
 
 def prepared(inputs: Tensor, prepare: Prepare | None, flat: FlatModule) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from fedadmm.core.objectives.losses import (
 )
 from fedadmm.core.objectives.model import Loss, ModelObjective, evaluation_parts, prepared
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Probability, checked
-from fedadmm.core.problem import Buffers, Evaluator, Lazy, Metrics, Problem
+from fedadmm.core.problem import Buffers, Evaluator, EvaluatorInParts, Lazy, Metrics, Problem
 from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.validation import check
@@ -50,7 +51,7 @@ def choose_loss(outputs: Tensor, num_classes: int | None, name: str) -> Loss:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOut:
+class HeldOut(EvaluatorInParts):
     """The mean loss and the accuracy of a vector on some rows, in evaluation mode.
 
     Metrics are `{prefix}_loss` and, for classes, `{prefix}_accuracy`; no rows, no metrics.
@@ -63,23 +64,31 @@ class HeldOut:
     prepare: Prepare | None = None
     prefix: str = "test"
 
-    def __call__(self, params: Tensor) -> Metrics:
-        """Evaluate in batches, so that memory stays bounded."""
-        if len(self.targets) == 0:
-            return {}
+    @property
+    def num_parts(self) -> int:
+        return len(evaluation_parts(self.inputs))
+
+    def part(self, params: Tensor, index: int) -> tuple[float, ...]:
+        """The sum of the losses of some rows, how many are got right, and how many there are."""
+        rows = evaluation_parts(self.inputs)[index]
         live = self.flat.load(params)
         self.flat.module.eval()
-        loss, correct = 0.0, 0
         with torch.no_grad():
-            for part in evaluation_parts(self.inputs):
-                targets = self.targets[part].to(live.device)
-                inputs = prepared(self.inputs[part].to(live.device), self.prepare, self.flat)
-                outputs = self.flat.module(inputs)
-                loss += float(self.loss(outputs, targets)) * len(targets)
-                correct += int(count_correct(outputs, targets))
-        metrics = {f"{self.prefix}_loss": loss / len(self.targets)}
+            targets = self.targets[rows].to(live.device)
+            inputs = prepared(self.inputs[rows].to(live.device), self.prepare, self.flat)
+            outputs = self.flat.module(inputs)
+            loss = float(self.loss(outputs, targets)) * len(targets)
+            return loss, int(count_correct(outputs, targets)), len(targets)
+
+    def joined(self, parts: Iterable[tuple[float, ...]]) -> Metrics:
+        loss, correct, rows = 0.0, 0.0, 0.0
+        for own in parts:
+            loss, correct, rows = loss + own[0], correct + own[1], rows + own[2]
+        if not rows:
+            return {}
+        metrics = {f"{self.prefix}_loss": loss / rows}
         if not self.targets.is_floating_point():
-            metrics[f"{self.prefix}_accuracy"] = correct / len(self.targets)
+            metrics[f"{self.prefix}_accuracy"] = correct / rows
         return metrics
 
 

@@ -1,4 +1,4 @@
-"""The child's side of the workers engine: one client after the other, on one thread.
+"""The child's side of the workers engine: one task after the other, on one thread.
 
 Trees of tensors lie in memory that all processes share: vectors are copied, never pickled.  What
 the C library does with memory that was freed, only the GNU library can be asked; elsewhere those
@@ -18,15 +18,14 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedadmm.core import signals, trees
 from fedadmm.core.errors import EngineError
-from fedadmm.core.messages import ClientInfo, Download
-from fedadmm.run.client import Job, client_round
+from fedadmm.run.client import Job
 
 ORPHAN_CHECK_SECONDS = 1.0
 """How long a child waits before it looks whether its parent still lives."""
@@ -135,40 +134,49 @@ def keep_freed_memory() -> None:
 
 
 class Memory(NamedTuple):
-    """What parent and children share: the broadcast, and one slot a client in work."""
+    """What parent and children share: the broadcast, and a slot for each task in work."""
 
-    download: SharedMemory
+    shared: SharedMemory
     inputs: SharedMemory
     outputs: SharedMemory
 
 
-class RoundBegins(NamedTuple):
-    """A new broadcast has been written."""
+class Piece(Protocol):
+    """A task's work; it goes through a pipe, and so holds plain values only."""
 
-    round_index: int
-    download: Any
+    def __call__(self, job: Job, shared: Any, number: int, given: Any) -> Any:
+        """The result, a tree, from what all tasks share and what this one is given."""
+
+    def named(self, number: int) -> str:
+        """The task in the sentence "... failed"."""
 
 
-class RunClient(NamedTuple):
-    """A client's record has been written into the inputs of a slot; None for a new client."""
+class Begins(NamedTuple):
+    """The tasks that follow are of this kind; what they share has been written."""
 
-    client: int
+    piece: Piece
+    shared: Any
+
+
+class Task(NamedTuple):
+    """What a task is given is in the inputs of its slot."""
+
+    number: int
     slot: int
-    record: Any
+    given: Any
 
 
 class Finished(NamedTuple):
-    """A client's new record (None when it is not finite) and upload are in the slot's outputs."""
+    """A task's result is in the outputs of its slot."""
 
-    client: int
-    results: Any
-    info: ClientInfo
+    number: int
+    result: Any
 
 
 class Failed(NamedTuple):
-    """A client raised."""
+    """A task raised."""
 
-    client: int
+    number: int
     kind: str
     message: str
     traceback: str
@@ -180,46 +188,31 @@ def work(job: Job, memory: Memory, connection: Connection, parent: int) -> None:
     gc.freeze()  # what the parent made is not collected here, so its pages stay shared
     torch.set_num_threads(1)
     keep_freed_memory()
-    round_index, download = 0, Download(None)
     with torch.no_grad():
         while True:
-            command = _next(connection, parent)
+            while not connection.poll(ORPHAN_CHECK_SECONDS):
+                if os.getppid() != parent:
+                    return
+            try:
+                command: Begins | Task | None = connection.recv()
+            except EOFError:
+                return
             if command is None:
                 return
-            if isinstance(command, RoundBegins):
-                round_index = command.round_index
-                download = memory.download.read(0, command.download)
-            else:
-                connection.send(_run(job, memory, command, download, round_index))
+            if isinstance(command, Begins):
+                piece, shared = command.piece, memory.shared.read(0, command.shared)
+                continue
+            number, slot, given = command
+            try:
+                result = piece(job, shared, number, memory.inputs.read(slot, given))
+                reply: Finished | Failed = Finished(number, memory.outputs.write(slot, result))
+            except Exception as error:
+                text = traceback.format_exc()
+                reply = Failed(number, type(error).__name__, str(error), text)
+            connection.send(reply)
 
 
 def work_on_copy(job: bytes, memory: Memory, connection: Connection, parent: int) -> None:
     """Serve in a spawned process, which has nothing of its parent's but a copy of the job."""
     made: Job = torch.load(io.BytesIO(job), weights_only=False)  # the parent wrote it
     work(made, memory, connection, parent)
-
-
-def _next(connection: Connection, parent: int) -> RoundBegins | RunClient | None:
-    while not connection.poll(ORPHAN_CHECK_SECONDS):
-        if os.getppid() != parent:
-            return None
-    try:
-        command: RoundBegins | RunClient | None = connection.recv()
-    except EOFError:
-        return None
-    return command
-
-
-def _run(
-    job: Job, memory: Memory, command: RunClient, download: Download, round_index: int
-) -> Finished | Failed:
-    try:
-        record = None
-        if command.record is not None:
-            record = memory.inputs.read(command.slot, command.record)
-        done = client_round(job, command.client, record, download, round_index)
-        results = memory.outputs.write(command.slot, (done.record, done.upload))
-    except Exception as error:
-        text = traceback.format_exc()
-        return Failed(command.client, type(error).__name__, str(error), text)
-    return Finished(command.client, results, done.info)

@@ -20,11 +20,11 @@ import pickle
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -33,15 +33,17 @@ from fedadmm.core.errors import EngineError, PairingError
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Engine, Upload
 from fedadmm.core.parts import Count, Positive, part
 from fedadmm.core.protocols import LocalResult
-from fedadmm.run.client import Job, caught_up, record_layout
+from fedadmm.run.client import Job, caught_up, client_round, record_layout
 from fedadmm.run.engines.choice import EngineChoice, torch_threads
 from fedadmm.run.engines.worker_process import (
+    ALIGNMENT,
+    Begins,
     Failed,
     Finished,
     Memory,
-    RoundBegins,
-    RunClient,
+    Piece,
     SharedMemory,
+    Task,
     give_back_freed_memory,
     region_bytes,
     start_method,
@@ -50,7 +52,13 @@ from fedadmm.run.engines.worker_process import (
 )
 
 SLOTS_PER_WORKER = 4
-"""Clients a worker may be ahead of the one that is folded next; bounds memory."""
+"""Tasks a worker may be ahead of the one that is handed on next; bounds memory."""
+AHEAD = 2
+"""Tasks a worker holds, so that it need not wait for the parent between two of them."""
+ATTEMPTS = 2
+"""How often a task is started before its worker's death is its own fault."""
+PATIENCE_SECONDS = 5.0
+"""How long a process may take to end when asked to."""
 
 
 @part("engine", "workers")
@@ -82,73 +90,58 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+class Training(NamedTuple):
+    """A client's round, as a task."""
+
+    round_index: int
+
+    def __call__(self, job: Job, shared: Any, number: int, given: Any) -> Any:
+        done = client_round(job, number, given, shared, self.round_index)
+        return done.record, done.upload, done.info
+
+    def named(self, number: int) -> str:
+        return f"client {number} failed in round {self.round_index}"
+
+
 class WorkersEngine(Engine):
-    """Feeds clients to a pool of workers and hands results on in order."""
+    """Gives clients to a pool of workers and hands results on in order."""
 
     def __init__(self, job: Job, store: ClientRecords, workers: int, timeout: float) -> None:
         self._job = job
         self._store = store
-        self._slots = SLOTS_PER_WORKER * workers
-        self._pool = Pool(job, workers, self._slots, timeout)
+        self._pool = Pool(job, workers, timeout)
         self._shape: object = None
-        self._needed = (0, 0, 0)
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        with torch_threads(1):  # the other cores belong to the workers
-            shared = download._replace(missed=None)  # it is in the records that workers get
-            self._reserve(shared)
-            skeleton = self._pool.memory.download.write(0, shared)
-            self._pool.tell_all(RoundBegins(round_index, skeleton))
-            try:
-                queue = _Queue(self._job, ids, self._slots)
-                yield from self._stream(queue, download, round_index)
-            finally:
-                if self._pool.is_busy:  # left in the middle: nobody waits for these clients
-                    self._pool.stop()
+        shared = download._replace(missed=None)  # it is in the records that workers get
+        shape = trees.map_tensors(lambda leaf: (leaf.dtype, tuple(leaf.shape)), shared)
+        if shape != self._shape:
+            self._shape = shape
+            self._pool.reserve(*_needed_bytes(self._job, shared))
+
+        def record(client: int) -> ClientRecord | None:
+            kept = self._store.get(client)
+            return kept if download.missed is None else caught_up(self._job, client, kept, download)
+
+        data: Any = self._job.problem.data
+        sizes = None if data is None else data.train_sizes
+        done = self._pool.each(Training(round_index), shared, ids, record, sizes)
+        for client, (after, upload, info) in zip(ids, done, strict=True):
+            if after is not None:
+                self._store.commit(client, trees.clone(after), round_index)
+            yield client, upload, info
+
+    def each(
+        self, piece: Piece, shared: Any, numbers: Sequence[int], given: Callable[[int], Any]
+    ) -> Iterator[Any]:
+        size = region_bytes(shared)
+        self._pool.reserve(size, 0, size + ALIGNMENT)
+        return self._pool.each(piece, shared, numbers, given)
 
     def close(self) -> None:
         self._pool.stop()
-
-    def _stream(
-        self, queue: _Queue, download: Download, round_index: int
-    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        results: dict[int, Finished] = {}
-        for position, client in enumerate(queue.ids):
-            self._feed(queue, position, download, round_index)
-            while client not in results:
-                for reply in self._pool.wait(round_index):
-                    if isinstance(reply, Failed):
-                        raise _failure(reply, round_index)
-                    results[reply.client] = reply
-                self._feed(queue, position, download, round_index)
-            finished = results.pop(client)
-            slot = queue.slot_of(position)
-            record, upload = self._pool.memory.outputs.read(slot, finished.results)
-            if record is not None:
-                self._store.commit(client, trees.clone(record), round_index)
-            yield client, upload, finished.info
-
-    def _feed(self, queue: _Queue, position: int, download: Download, round_index: int) -> None:
-        """Give waiting clients to workers that can take more."""
-        while queue.has_next(position) and self._pool.can_take(queue.waiting):
-            chosen = queue.next(position)
-            client, slot = queue.ids[chosen], queue.slot_of(chosen)
-            record = self._store.get(client)
-            if download.missed is not None:
-                record = caught_up(self._job, client, record, download)
-            skeleton = None
-            if record is not None:
-                skeleton = self._pool.memory.inputs.write(slot, record)
-            self._pool.give(RunClient(client, slot, skeleton))
-
-    def _reserve(self, download: Download) -> None:
-        """Shared memory for the round; processes start here, and again when it must grow."""
-        shape = trees.map_tensors(lambda leaf: (leaf.dtype, tuple(leaf.shape)), download)
-        if shape != self._shape:
-            self._shape, self._needed = shape, _needed_bytes(self._job, download)
-        self._pool.reserve(*self._needed)
 
 
 def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
@@ -161,63 +154,83 @@ def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
     record = ClientRecord(after, buffers, rest)
     kept = max(region_bytes(record), region_bytes(ClientRecord(before, buffers, rest)))
     upload = region_bytes(Upload(message, buffers, download.clip_bound))
-    return region_bytes(download), kept, kept + upload
+    least = region_bytes((vector, buffers))  # what an evaluation needs
+    return max(region_bytes(download), least), kept, max(kept + upload, least + ALIGNMENT)
 
 
 class _Queue:
-    """The clients of a round: whom to start next, and in which slot.
+    """The tasks of a round: which to start next, and in which slot.
 
     Among those that have a slot the one with the most rows goes first, so that all workers end
-    together.  A client has a slot when it is less than `slots` places behind the one that is
-    folded next, which can therefore always start.
+    together.  A task has a slot when it is less than `slots` places behind the one that is
+    handed on next, which can therefore always start.
     """
 
-    def __init__(self, job: Job, ids: Sequence[int], slots: int) -> None:
-        self.ids = ids
+    def __init__(self, numbers: Sequence[int], slots: int, sizes: Any) -> None:
+        self.numbers = numbers
         self._slots = slots
-        self._unstarted = list(range(len(ids)))
-        data: Any = job.problem.data
-        self._sizes = None if data is None else data.train_sizes
-
-    @property
-    def waiting(self) -> int:
-        """How many clients have not been started."""
-        return len(self._unstarted)
+        self._sizes = sizes
+        self.waiting = list(range(len(numbers)))
 
     def slot_of(self, position: int) -> int:
-        """The slot of a client."""
+        """The slot of a task."""
         return position % self._slots
 
-    def has_next(self, folded: int) -> bool:
-        """Whether a client has a slot and has not been started."""
-        return bool(self._unstarted) and self._unstarted[0] < folded + self._slots
-
-    def next(self, folded: int) -> int:
-        """The position of the client to start."""
-        ready = [p for p in self._unstarted[: self._slots] if p < folded + self._slots]
-        sizes = self._sizes
-        chosen = ready[0] if sizes is None else max(ready, key=lambda p: int(sizes[self.ids[p]]))
-        self._unstarted.remove(chosen)
+    def next(self, handed_on: int) -> int | None:
+        """The position of the task to start, if one has a slot."""
+        ready = [p for p in self.waiting[: self._slots] if p < handed_on + self._slots]
+        if not ready:
+            return None
+        sizes, chosen = self._sizes, ready[0]
+        if sizes is not None:
+            chosen = max(ready, key=lambda p: int(sizes[self.numbers[p]]))
+        self.waiting.remove(chosen)
         return chosen
 
 
-def _failure(reply: Failed, round_index: int) -> Exception:
-    """A mistake in the set-up stays what it is; anything else names the client and the place."""
-    kind = getattr(errors, reply.kind, None)
-    if isinstance(kind, type) and issubclass(kind, errors.FedADMMError):
-        return kind(reply.message)
-    return EngineError(
-        f"client {reply.client} failed in round {round_index}: {reply.kind}: {reply.message}\n"
-        f"{reply.traceback}"
-    )
+class _Worker:
+    """One process, its pipe, and the tasks it holds; the first of them is running."""
 
+    def __init__(self, job: Job, memory: Memory, begins: Begins | None) -> None:
+        method = start_method()
+        context: BaseContext = multiprocessing.get_context(method)
+        self.connection, theirs = context.Pipe()
+        target, given = (work, job) if method == "fork" else (work_on_copy, _copied(job))
+        self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+            target=target, args=(given, memory, theirs, os.getpid()), daemon=True
+        )
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forks beside threads; the child uses none (see above)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process.start()
+        theirs.close()
+        self.held: deque[Task] = deque()
+        self.since = time.monotonic()
+        if begins is not None:
+            self.connection.send(begins)
 
-AHEAD = 2
-"""Clients a worker holds, so that it need not wait for the parent between two of them."""
-ATTEMPTS = 2
-"""How often a client is started before its worker's death is its own fault."""
-PATIENCE_SECONDS = 5.0
-"""How long a process may take to end when asked to."""
+    def give(self, task: Task) -> None:
+        if not self.held:
+            self.since = time.monotonic()
+        self.held.append(task)
+        self.connection.send(task)
+
+    def take(self) -> Finished | Failed:
+        reply: Finished | Failed = self.connection.recv()
+        self.held.popleft()
+        self.since = time.monotonic()
+        return reply
+
+    def end(self, politely: bool) -> None:
+        if politely:
+            with contextlib.suppress(OSError):  # it is gone already
+                self.connection.send(None)
+            self.process.join(PATIENCE_SECONDS)
+        for end in (self.process.terminate, self.process.kill):
+            if self.process.is_alive():
+                end()
+                self.process.join(PATIENCE_SECONDS)
+        self.connection.close()
 
 
 def _copied(job: Job) -> bytes:
@@ -237,86 +250,73 @@ def _copied(job: Job) -> bytes:
         ) from None
 
 
-class _Worker:
-    """One process, its pipe, and the clients it holds; the first of them is running."""
-
-    def __init__(self, job: Job, memory: Memory, announcement: RoundBegins | None) -> None:
-        method = start_method()
-        context: BaseContext = multiprocessing.get_context(method)
-        self.connection, theirs = context.Pipe()
-        target, given = (work, job) if method == "fork" else (work_on_copy, _copied(job))
-        self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=target, args=(given, memory, theirs, os.getpid()), daemon=True
-        )
-        with warnings.catch_warnings():
-            # Python 3.12 warns of forks beside threads; the child uses none (see workers.py)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.process.start()
-        theirs.close()
-        self.held: deque[RunClient] = deque()
-        self.since = time.monotonic()
-        if announcement is not None:
-            self.connection.send(announcement)
-
-    def give(self, command: RunClient) -> None:
-        if not self.held:
-            self.since = time.monotonic()
-        self.held.append(command)
-        self.connection.send(command)
-
-    def take(self) -> Finished | Failed:
-        reply: Finished | Failed = self.connection.recv()
-        self.held.popleft()
-        self.since = time.monotonic()
-        return reply
-
-    def end(self, politely: bool) -> None:
-        if politely:
-            with contextlib.suppress(OSError):  # it is gone already
-                self.connection.send(None)
-            self.process.join(PATIENCE_SECONDS)
-        if self.process.is_alive():
-            self.process.terminate()
-            self.process.join(PATIENCE_SECONDS)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join(PATIENCE_SECONDS)
-        self.connection.close()
-
-
 class Pool:
     """Worker processes that share memory with this one."""
 
     memory: Memory
 
-    def __init__(self, job: Job, workers: int, slots: int, timeout: float) -> None:
+    def __init__(self, job: Job, workers: int, timeout: float) -> None:
         self._job = job
         self._count = workers
-        self._slots = slots
+        self._slots = SLOTS_PER_WORKER * workers
         self._timeout = timeout
         self._workers: list[_Worker] = []
-        self._announcement: RoundBegins | None = None
+        self._begins: Begins | None = None
         self._deaths: Counter[int] = Counter()
         self._sizes = (0, 0, 0)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a client is running or about to."""
-        return any(worker.held for worker in self._workers)
-
-    def reserve(self, download: int, inputs: int, outputs: int) -> None:
-        """Make sure that a region has this many bytes, and that all processes run."""
-        wanted = (download, inputs, outputs)
+    def reserve(self, shared: int, inputs: int, outputs: int) -> None:
+        """Make sure that a region has this many bytes; processes start again when it must grow."""
+        wanted = (shared, inputs, outputs)
         if any(have < want for have, want in zip(self._sizes, wanted, strict=True)):
             self.stop()
-            sizes = [max(pair) for pair in zip(self._sizes, wanted, strict=True)]
-            self._sizes = (sizes[0], sizes[1], sizes[2])
+            first, second, third = map(max, self._sizes, wanted)
+            self._sizes = (first, second, third)
             self.memory = Memory(
-                SharedMemory(1, self._sizes[0]),
-                SharedMemory(self._slots, self._sizes[1]),
-                SharedMemory(self._slots, self._sizes[2]),
+                SharedMemory(1, first),
+                SharedMemory(self._slots, second),
+                SharedMemory(self._slots, third),
             )
-        self._announcement = None
+
+    def each(
+        self,
+        piece: Piece,
+        shared: Any,
+        numbers: Sequence[int],
+        given: Callable[[int], Any],
+        sizes: Any = None,
+    ) -> Iterator[Any]:
+        """The results of tasks in order, as views: going on to the next one may change them.
+
+        Of the tasks that may start, those with the largest of `sizes` come first.
+        """
+        with torch_threads(1):  # the other cores belong to the workers
+            self._begin(piece, shared)
+            queue, results = _Queue(numbers, self._slots, sizes), dict[int, Finished]()
+            try:
+                for position, number in enumerate(numbers):
+                    self._feed(queue, position, given)
+                    while number not in results:
+                        for reply in self._wait():
+                            if isinstance(reply, Failed):
+                                raise _failure(piece, reply)
+                            results[reply.number] = reply
+                        self._feed(queue, position, given)
+                    result = results.pop(number).result
+                    yield self.memory.outputs.read(queue.slot_of(position), result)
+            finally:
+                if any(worker.held for worker in self._workers):  # left in the middle
+                    self.stop()
+
+    def stop(self) -> None:
+        """End all processes: idle ones when they are asked, busy ones at once."""
+        for worker in self._workers:
+            worker.end(politely=not worker.held)
+        self._workers = []
+
+    def _begin(self, piece: Piece, shared: Any) -> None:
+        """See that all processes run, and announce the work to them and to their successors."""
+        self._begins = None
         for index, worker in enumerate(self._workers):
             if not worker.process.is_alive():
                 self._replace(index)
@@ -324,38 +324,41 @@ class Pool:
             give_back_freed_memory()
         while len(self._workers) < self._count:
             self._workers.append(_Worker(self._job, self.memory, None))
-
-    def tell_all(self, announcement: RoundBegins) -> None:
-        """Announce a round to every worker, and to those that will be started during it."""
-        self._announcement = announcement
+        self._begins = Begins(piece, self.memory.shared.write(0, shared))
         self._deaths.clear()
         for index, worker in enumerate(self._workers):
             try:
-                worker.connection.send(announcement)
+                worker.connection.send(self._begins)
             except OSError:
                 self._replace(index)
 
-    def can_take(self, waiting: int) -> bool:
-        """Whether some worker can take another client; near the end none hoards."""
-        ahead = AHEAD if waiting > self._count else 1
-        return min(len(worker.held) for worker in self._workers) < ahead
+    def _feed(self, queue: _Queue, position: int, given: Callable[[int], Any]) -> None:
+        """Give waiting tasks to the workers that hold the fewest; near the end none hoards."""
+        while queue.waiting:
+            worker = min(self._workers, key=lambda one: len(one.held))
+            if len(worker.held) >= (AHEAD if len(queue.waiting) > self._count else 1):
+                return
+            chosen = queue.next(position)
+            if chosen is None:
+                return
+            number, slot = queue.numbers[chosen], queue.slot_of(chosen)
+            task = Task(number, slot, self.memory.inputs.write(slot, given(number)))
+            with contextlib.suppress(OSError):  # it died; `_wait` finds out whose fault that was
+                worker.give(task)
 
-    def give(self, command: RunClient) -> None:
-        """Give a client to the worker that holds the fewest."""
-        index = min(range(self._count), key=lambda i: len(self._workers[i].held))
-        with contextlib.suppress(OSError):  # it died; `wait` finds out whose fault that was
-            self._workers[index].give(command)
-
-    def wait(self, round_index: int) -> Iterator[Finished | Failed]:
-        """Replies that have arrived; waits for one.  Dead workers are replaced once a client."""
+    def _wait(self) -> Iterator[Finished | Failed]:
+        """Replies that have arrived; waits for one.  Dead workers are replaced once a task."""
         by_handle: dict[Any, int] = {}
         for index, worker in enumerate(self._workers):
             by_handle[worker.connection] = by_handle[worker.process.sentinel] = index
         oldest = min((w.since for w in self._workers if w.held), default=time.monotonic())
-        patience = max(0.0, oldest + self._timeout - time.monotonic())
-        ready = wait(list(by_handle), patience)
+        ready = wait(list(by_handle), max(0.0, oldest + self._timeout - time.monotonic()))
         if not ready:
-            self._give_up(round_index)
+            stuck = min((w for w in self._workers if w.held), key=lambda worker: worker.since)
+            self._give_up(
+                stuck.held[0],
+                f"it ran for more than {self._timeout:g} seconds, the timeout of the workers",
+            )
         dead = []
         for handle in ready:
             worker = self._workers[by_handle[handle]]
@@ -367,43 +370,39 @@ class Pool:
             elif not worker.connection.poll():
                 dead.append(by_handle[handle])
         for index in dict.fromkeys(dead):
-            self._recover(index, round_index)
-
-    def stop(self) -> None:
-        """End all processes: idle ones when they are asked, busy ones at once."""
-        for worker in self._workers:
-            worker.end(politely=not worker.held)
-        self._workers = []
+            self._recover(index)
 
     def _replace(self, index: int) -> _Worker:
         dead = self._workers[index]
         dead.end(politely=False)
-        self._workers[index] = _Worker(self._job, self.memory, self._announcement)
+        self._workers[index] = _Worker(self._job, self.memory, self._begins)
         return dead
 
-    def _recover(self, index: int, round_index: int) -> None:
-        """Start a dead worker's clients again, the one that ran at most once more."""
+    def _recover(self, index: int) -> None:
+        """Start a dead worker's tasks again, the one that ran at most once more."""
         dead = self._replace(index)
         if dead.held:
-            client = dead.held[0].client
-            self._deaths[client] += 1
-            if self._deaths[client] >= ATTEMPTS:
-                raise EngineError(
-                    f"client {client} failed in round {round_index}: its worker process died "
-                    f"{ATTEMPTS} times, the last time with {_cause(dead.process.exitcode)}"
+            self._deaths[dead.held[0].number] += 1
+            if self._deaths[dead.held[0].number] >= ATTEMPTS:
+                code = dead.process.exitcode or 0
+                cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+                self._give_up(
+                    dead.held[0],
+                    f"its worker process died {ATTEMPTS} times, the last time with {cause}",
                 )
-        for command in dead.held:
-            self._workers[index].give(command)
+        for task in dead.held:
+            self._workers[index].give(task)
 
-    def _give_up(self, round_index: int) -> None:
-        stuck = min((w for w in self._workers if w.held), key=lambda worker: worker.since)
-        raise EngineError(
-            f"client {stuck.held[0].client} failed in round {round_index}: it ran for more than "
-            f"{self._timeout:g} seconds, the timeout of the workers"
-        )
+    def _give_up(self, task: Task, why: str) -> NoReturn:
+        assert self._begins is not None
+        raise EngineError(f"{self._begins.piece.named(task.number)}: {why}")
 
 
-def _cause(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
-        return f"signal {-exitcode}"
-    return f"exit code {exitcode}"
+def _failure(piece: Piece, reply: Failed) -> Exception:
+    """A mistake in the set-up stays what it is; anything else names the task and the place."""
+    kind = getattr(errors, reply.kind, None)
+    if isinstance(kind, type) and issubclass(kind, errors.FedADMMError):
+        return kind(reply.message)
+    return EngineError(
+        f"{piece.named(reply.number)}: {reply.kind}: {reply.message}\n{reply.traceback}"
+    )
