@@ -376,7 +376,6 @@ def test_a_method_with_virtual_steps_cannot_tolerate_late_replies():
 REFUSED = [
     (lambda: fa.AlignedADMM(1.0, sigma=1.1), "sigma is 1.1, but must be >= 0 and <= 1"),
     (lambda: fa.AFedPD(1.0, sigma=0.5), "sigma is 0.5, but must be >= 1 and <= 1"),
-    (lambda: fa.AlignedADMM(fa.Geometric(floor="tracking")), "rho has the floor 'tracking'"),
 ]
 
 

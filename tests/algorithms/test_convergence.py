@@ -118,7 +118,7 @@ def test_a_server_vector_that_is_not_the_mean_ends_beside_the_optimum():
     y_i = -grad f_i the mean gradient at theta is rho * offset instead of zero.
     """
     given, rho = federation(94), 1.5
-    method = fa.FedADMM(rho, step=fa.Geometric(1.0, 0.7, "tracking"))
+    method = fa.FedADMM(rho, step=fa.Geometric(1.0, 0.7, 2 / 5))
     last = snapshots(method, given, rounds=200, sampler=fa.UniformSampling(2))[-1]
     mean = weighted_mean(given.a, [client.w + client.y / rho for client in last.clients])
     offset = last.server.mean.numpy() - mean

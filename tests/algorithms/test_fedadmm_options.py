@@ -145,7 +145,7 @@ def test_a_change_of_rho_leaves_the_optimum_alone(before):
 def test_a_geometric_step_falls_to_the_participation_and_not_below(factor, initial):
     given = federation(34)
     sampler = fa.UniformSampling(2)
-    schedule = fa.Geometric(initial, factor, "tracking")
+    schedule = fa.Geometric(initial, factor, 2 / 5)
     result = run(fa.FedADMM(RHO, step=schedule), given, sampler=sampler)
 
     def step(t: int) -> float:

@@ -18,10 +18,6 @@ ALGORITHMS: Cases = {
         "FedADMM: step is 0.5, but must be 'tracking' with members 'seen' or a "
         "schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)",
     ),
-    "FedADMM rho with a tracking floor": (
-        lambda: fa.FedADMM(fa.Geometric(floor="tracking")),
-        "FedADMM: rho has the floor 'tracking', but only a server step can have it; use a number",
-    ),
     "FedADMM-InSa beta": (
         lambda: fa.FedADMMInSa(1e9),
         "FedADMMInSa: beta is 1000000000.0, but must be >= 0.0001 and <= 10000",

@@ -278,10 +278,6 @@ WRONG = {
     "no clip": ([fa.GaussianNoise(1.0)], "no clip"),
     "delta": ([fa.Clip(1.0), fa.GaussianNoise(1.0, 0.2)], "delta is 0.2, but must be below"),
     "budget": ([fa.Clip(1.0), fa.GaussianNoise(0.1, budget=0.5)], "budget is 0.5, but one round"),
-    "count": (
-        [fa.AdaptiveClip(count_noise=0.4), fa.GaussianNoise(1.0)],
-        "count_noise is 0.4, but must be above",
-    ),
 }
 
 

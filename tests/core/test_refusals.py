@@ -40,7 +40,7 @@ POSITIVE, NOT_NEGATIVE, UNIT, FRACTION = "(0, inf)", "[0, inf)", "[0, 1]", "(0, 
 RANGES = {
     **dict.fromkeys(("lr", "eta", "step", "tau", "slope", "pull", "initial", "factor"), POSITIVE),
     **dict.fromkeys(("epochs", "epsilon", "M", "theta", "c", "radius", "clip", "norm"), POSITIVE),
-    **dict.fromkeys(("multiplier", "budget", "count_noise", "timeout", "deadline"), POSITIVE),
+    **dict.fromkeys(("multiplier", "budget", "timeout", "deadline"), POSITIVE),
     **dict.fromkeys(("dirichlet_alpha", "smoothness", "compute_time", "recovery"), POSITIVE),
     **dict.fromkeys(("rho", "beta", "beta_min", "beta_max"), POSITIVE),
     **dict.fromkeys(("lam", "l1", "l2", "weak_convexity", "memory", "exponent"), NOT_NEGATIVE),

@@ -19,10 +19,6 @@ def test_geometric_falls_to_its_floor():
     assert [schedule(t) for t in range(5)] == [2.0, 1.0, 0.5, 0.3, 0.3]
 
 
-def test_a_tracking_floor_is_left_to_the_server_step():
-    assert fa.Geometric(2.0, 0.5, "tracking")(4) == 2.0 * 0.5**4
-
-
 def test_a_number_is_a_constant_schedule():
     assert at(0.7, 0) == at(0.7, 99) == 0.7
 

@@ -90,33 +90,24 @@ def test_relative_accuracy(theta):
     check(fa.RelativeAccuracy(theta), expected)
 
 
-ARGUMENT = CENTRE - LINEAR / WEIGHT
 OWN = np.array([2.0, -3.0])
 
 
 @pytest.mark.parametrize("theta", [0.3, 0.02])
 @pytest.mark.parametrize("squared", [True, False])
-@pytest.mark.parametrize("origin", ["own", "argument"])
 @pytest.mark.parametrize("weak_convexity", [0.0, 0.2])
-def test_the_readings_of_relative_accuracy(theta, squared, origin, weak_convexity):
-    point, power = (OWN if origin == "own" else ARGUMENT), (2 if squared else 1)
+def test_the_readings_of_relative_accuracy(theta, squared, weak_convexity):
+    power = 2 if squared else 1
 
     def holds(distance, w):
-        return distance**power <= theta * np.linalg.norm(w - point) ** power
+        return distance**power <= theta * np.linalg.norm(w - OWN) ** power
 
     expected = first_epoch(lambda w: holds(gradient_norm(w) / (WEIGHT - weak_convexity), w))
-    rule = fa.RelativeAccuracy(theta, weak_convexity, squared=squared, origin=origin)
+    rule = fa.RelativeAccuracy(theta, weak_convexity, squared=squared)
     check(rule, expected, own=torch.from_numpy(OWN))
     # and the certificate is true of the distance to the solution itself
     result, _ = solve(rule, own=torch.from_numpy(OWN))
     assert holds(np.linalg.norm(result.params.numpy() - OPTIMUM), result.params.numpy())
-
-
-def test_a_way_from_the_argument_needs_a_prox():
-    quadratic = fa.Quadratic(torch.from_numpy(A), torch.from_numpy(B))
-    rule, bare = fa.RelativeAccuracy(0.1, origin="argument"), LocalProblem(torch.from_numpy(START))
-    with pytest.raises(fa.PairingError, match="origin is 'argument', but the local problem has no"):
-        fa.GradientDescent(LR).solve(quadratic, bare, rule, 0)
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.01])

@@ -49,7 +49,6 @@ RULES = {
     "prox": fa.ProxAccuracy(0.05, max_epochs=6),
     "relative": fa.RelativeAccuracy(0.5, max_epochs=6),
     "relative, squared": fa.RelativeAccuracy(0.2, squared=True, max_epochs=6),
-    "relative, argument": fa.RelativeAccuracy(0.5, origin="argument", max_epochs=6),
     "insa": fa.InSaCriterion(sigma=0.6, max_epochs=6),
     "insa-global": fa.InSaCriterion(reference="global", max_epochs=6),
 }

@@ -57,7 +57,7 @@ def test_a_table_is_a_constructor_call() -> None:
         "algorithm": {
             "name": "fedadmm-printed",
             "rho": {"name": "piecewise", "values": {"0": 0.5, "10": 1.0}},
-            "step": {"name": "geometric", "factor": 0.8, "floor": "tracking"},
+            "step": {"name": "geometric", "factor": 0.8, "floor": 0.1},
         },
         "regularizer": {"name": "elastic-net", "l1": 0.1, "l2": 0.2},
         "sampler": {"name": "trace", "rounds": [[0, 1], [2, 3]], "repeat": True},
@@ -65,7 +65,7 @@ def test_a_table_is_a_constructor_call() -> None:
     }
     built = resolve(tree)
     assert built.algorithm == fa.FedADMMPrinted(
-        Piecewise({0: 0.5, 10: 1.0}), Geometric(factor=0.8, floor="tracking")
+        Piecewise({0: 0.5, 10: 1.0}), Geometric(factor=0.8, floor=0.1)
     )
     assert built.local.start == "global"
     assert built.regularizer == fa.ElasticNet(0.1, 0.2)

@@ -41,7 +41,7 @@ from fedadmm.core.protocols import (
     Regularizer,
     Round,
 )
-from fedadmm.core.schedules import PerWork, Schedule, at, check_floor
+from fedadmm.core.schedules import PerWork, Schedule, at
 
 
 class Server(NamedTuple):
@@ -81,9 +81,6 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
     sigma: Annotated[float, Ge(0), Le(1)] | Literal["auto"] = "auto"
     members: Literal["all", "seen"] = "all"
     increments = ("step",)
-
-    def __post_init__(self) -> None:
-        check_floor(self, "rho", self.rho)
 
     @property
     def prox_step(self) -> float:

@@ -43,7 +43,7 @@ from fedadmm.core.protocols import (
     Regularizer,
     Round,
 )
-from fedadmm.core.schedules import PerWork, Schedule, at, check_floor, meets_participation
+from fedadmm.core.schedules import PerWork, Schedule, at
 
 ROUNDING = 1e-6
 """A weight of the members this small is rounding: the last one has left."""
@@ -129,7 +129,6 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     members: Literal["all", "seen"] = "all"
 
     def __post_init__(self) -> None:
-        check_floor(self, "rho", self.rho)
         if self.weighted and self.step != "tracking":
             raise ParameterError(
                 f"FedADMM: step is {self.step!r}, but must be 'tracking' with members 'seen' "
@@ -197,7 +196,6 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         if isinstance(self.step, str):  # the sum of a_i Delta_i is |S|/n times their mean over S
             return fold(server, total, rho, regularizer)
         factor = at(self.step, received.round_index) / received.weight
-        factor = max(factor, 1.0) if meets_participation(self.step) else factor
         return fold(server, Message(factor * total.increment), rho, regularizer)
 
     def remove_client(

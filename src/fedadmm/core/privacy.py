@@ -117,14 +117,12 @@ def composed_epsilon(counts: Mapping[tuple[float, float], int], delta: float) ->
 
 
 @checked_arguments
-def multiplier_for(
-    epsilon: Positive, delta: Fraction, rate: Share, rounds: Count, accuracy: Positive = 1e-3
-) -> float:
-    """The least noise multiplier with which this many rounds spend at most epsilon."""
+def multiplier_for(epsilon: Positive, delta: Fraction, rate: Share, rounds: Count) -> float:
+    """The least noise multiplier (to 0.1 %) with which this many rounds spend at most epsilon."""
     low, high = 0.0, 1.0
     while Accountant(high, delta, rate).epsilon(rounds) > epsilon:
         low, high = high, 2 * high
-    while high - low > accuracy * high:
+    while high - low > 1e-3 * high:
         middle = (low + high) / 2
         if Accountant(middle, delta, rate).epsilon(rounds) > epsilon:
             low = middle

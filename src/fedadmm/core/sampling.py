@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, NotNegative, Part, Share, check_one_each, part, role
 from fedadmm.core.rng import Key, derive, numpy_generator
-from fedadmm.core.schedules import Schedule, at, check_floor
+from fedadmm.core.schedules import Schedule, at
 from fedadmm.core.validation import UnitInterval, check
 
 if TYPE_CHECKING:
@@ -160,10 +160,6 @@ class BernoulliSampling(Sampler):
     """
 
     probability: Share | Schedule | Sequence[Share | Schedule]
-
-    def __post_init__(self) -> None:
-        for schedule in self._schedules():
-            check_floor(self, "probability", schedule)
 
     def sample(
         self, seed: Key, round_index: int, clients: int, known: Known | None = None

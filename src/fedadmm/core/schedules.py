@@ -7,7 +7,7 @@ first.  A sequence has one entry per client, in the order of their numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import NotNegative, Positive, part, role
@@ -69,35 +69,15 @@ class PerWork:
 
 @part("schedule", "geometric")
 class Geometric:
-    """initial * factor^t, never below `floor`.
-
-    As a server step the floor may be "tracking": the step then falls until it meets the
-    participation, from where on every increment counts exactly as in the mean.  What earlier
-    rounds counted more than that stays in the server's vector.
-    """
+    """initial * factor^t, never below `floor`."""
 
     initial: Positive = 1.0
     factor: Positive = 0.9
-    floor: NotNegative | Literal["tracking"] = 0.0
+    floor: NotNegative = 0.0
 
     def __call__(self, round_index: int) -> float:
-        """The value in this round; a "tracking" floor is applied by whoever knows the replies."""
-        value = self.initial * self.factor**round_index
-        return value if isinstance(self.floor, str) else max(value, self.floor)
-
-
-def meets_participation(value: object) -> bool:
-    """Whether a schedule falls to the participation, which only a server step knows."""
-    return isinstance(value, Geometric) and value.floor == "tracking"
-
-
-def check_floor(owner: object, field: str, value: object) -> None:
-    """Refuse a "tracking" floor where nobody knows the participation that it refers to."""
-    if meets_participation(value):
-        raise ParameterError(
-            f"{type(owner).__name__}: {field} has the floor 'tracking', but only a server step can "
-            "have it; use a number"
-        )
+        """The value in this round."""
+        return max(self.initial * self.factor**round_index, self.floor)
 
 
 def of_client(value: Number | Sequence[Number], client: int) -> Number:

@@ -38,7 +38,7 @@ class Progress(NamedTuple):
     reference_norm: Tensor
     """The same at the rule's reference point; at the start for a rule without one."""
     move: Tensor
-    """||w - origin||, with the rule's `origin`."""
+    """||w - w_i||, from the client's own model; from the start where its method keeps none."""
     weight: Tensor | float
     """The weight of the local problem's quadratic term."""
     round_index: int
@@ -86,15 +86,6 @@ class StoppingRule(Part, ABC):
         "own" is the client's own model; where its method keeps none, it is the start.
         """
         return None
-
-    @property
-    def origin(self) -> str:
-        """Where `Progress.move` is measured from: "own", or "argument".
-
-        "own" is the client's own model as above; "argument" is centre - linear / weight, whose
-        prox the solve computes.
-        """
-        return "own"
 
     @abstractmethod
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
@@ -247,16 +238,12 @@ class RelativeAccuracy(_Accuracy):
     """||w - prox(v)|| <= theta ||w - x_i||, certified; x_i is the client's own model.
 
     `squared=True` reads theta as Remark 3.1 of FedDR prints it, between squared norms.
-    `origin="argument"` measures the way from v, the argument of the prox, instead of from x_i:
-    that way does not vanish when the method converges, so the errors need not either, unless the
-    gradients of all clients do.
     """
 
     theta: Positive
     weak_convexity: NotNegative = 0.0
     max_epochs: Count = 100
     squared: bool = False
-    origin: Literal["own", "argument"] = "own"
 
     def reached(self, progress: Progress) -> Tensor:
         modulus = _modulus(self, progress, self.weak_convexity)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
-from fedadmm.core.errors import PairingError
 from fedadmm.core.local_work import SolveContext, SolveInfo
 from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Key, derive
@@ -144,7 +143,7 @@ class Descent:
         progress = Progress(
             gradient_norm,
             self._reference_norm,
-            norm(params - self._origin()),
+            norm(params - (self._loss.problem.start if self._own is None else self._own)),
             self._loss.weight,
             self._context.round_index,
             [work.client for work in self._work],
@@ -157,17 +156,6 @@ class Descent:
             self._asked[work.place] += 1
             self._accuracy[work.place] = accuracy
         return reached
-
-    def _origin(self) -> Tensor:
-        """Where the rule measures the way from."""
-        if self._stop.origin == "own":
-            return self._loss.problem.start if self._own is None else self._own
-        if self._loss.target is None:
-            raise PairingError(
-                f"{type(self._stop).__name__}: origin is {self._stop.origin!r}, but the local "
-                "problem has no quadratic term, and so is not the prox of anything"
-            )
-        return self._loss.target
 
     def _run_epoch(self, epoch: int) -> None:
         """One pass over the data of everybody at work, or what their budgets leave of it."""

@@ -19,7 +19,7 @@ from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
 from fedadmm.core.protocols import LocalProblem, LocalResult, Regularizer, norm
 from fedadmm.core.rng import Key
-from fedadmm.core.schedules import Schedule, at, check_floor, of_clients
+from fedadmm.core.schedules import Schedule, at, of_clients
 from fedadmm.core.solvers.descent import Descent
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OneObjective, OwnTerms, Stepper
 from fedadmm.core.stopping import StoppingRule
@@ -272,9 +272,6 @@ class RatedSolver(IterativeSolver):
     per_client = ("lr",)
 
     lr: Rate
-
-    def __post_init__(self) -> None:
-        check_floor(self, "lr", self.lr)
 
     def rate_of(self, client: int, round_index: int) -> float:
         return at(self.lr, round_index, client)

@@ -174,8 +174,7 @@ class Uploads(NamedTuple):
         """The standard deviation of the noise on an adaptive clip's count, in clients."""
         if self.noise is None or not isinstance(self.clip, AdaptiveClip):
             return 0.0
-        given = self.clip.count_noise
-        return given if given is not None else max(replies / 20, self.noise.multiplier)
+        return max(replies / 20, self.noise.multiplier)
 
     def vector_noise(self, replies: float) -> float:
         """The multiplier of the noise on the vectors.
@@ -187,11 +186,6 @@ class Uploads(NamedTuple):
         z, count = self.noise.multiplier, self.count_noise(replies)
         if not count:
             return z
-        if 2 * count <= z:
-            raise ParameterError(
-                f"AdaptiveClip: count_noise is {count:g}, but must be above half of the noise's "
-                f"multiplier, {z / 2:g}"
-            )
         return float((z**-2 - (2 * count) ** -2) ** -0.5)
 
 

@@ -78,22 +78,19 @@ class AdaptiveClip(Clipping):
 
     Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive Clipping,
     NeurIPS 2021.  Every client says whether its norm was within the bound; after a round
-    C <- C exp(-lr (share within - quantile)).  With noise the count gets noise of its own, and both
-    together are as private as the multiplier says.
+    C <- C exp(-lr (share within - quantile)).  With noise the count gets noise of its own (a
+    twentieth of the expected cohort, and at least the multiplier), and both together are as private
+    as the multiplier says.
 
     Args:
         norm: the bound of the first round.
         quantile: the share of clients that should be within the bound.
         lr: how fast the bound moves.
-        count_noise: the standard deviation of the count's noise, in clients; a twentieth of the
-            expected cohort by default, and at least the noise's multiplier.  Without a noise stage
-            the count is exact.
     """
 
     norm: Positive = 0.1
     quantile: Fraction = 0.5
     lr: Positive = 0.2
-    count_noise: Positive | None = None
 
 
 class Selection(UploadStage):
