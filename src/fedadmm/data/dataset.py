@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedadmm.core.errors import DataError, ParameterError
-from fedadmm.core.parts import Fraction, checked_arguments
+from fedadmm.core.parts import checked_arguments
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.core.validation import Probability, check
 from fedadmm.data.partitions import Indices, Partition
@@ -181,11 +181,13 @@ class TrainTest(NamedTuple):
 
 
 @checked_arguments
-def hold_out(rows: Dataset, fraction: Fraction = 0.2, seed: int = 0) -> TrainTest:
+def hold_out(rows: Dataset, fraction: Probability = 0.2, seed: int = 0) -> TrainTest:
     """Split off a random part of the rows, of every natural client's rows where there are any.
 
     A client with a single row keeps it for training.
     """
+    if fraction == 0:
+        return TrainTest(rows)
     groups = np.zeros(len(rows), np.int64) if rows.groups is None else rows.groups
     shuffled = numpy_generator(derive(seed, "hold-out")).permutation(len(rows))
     order = shuffled[np.argsort(groups[shuffled], kind="stable")]
@@ -263,9 +265,9 @@ class FederatedData:
 
     def label_counts(self) -> NDArray[np.int64]:
         """How many rows of each label each client holds; shape (labels, clients)."""
-        return count_labels(
-            self.rows.labels, self.partition.owners, self.rows.num_classes, len(self)
-        )
+        classes, clients = self.rows.num_classes or 0, len(self)
+        cells = self.rows.labels * clients + self.partition.owners
+        return np.bincount(cells, minlength=classes * clients).reshape(classes, clients)
 
     def client_names(self) -> list[str]:
         """The natural clients' names, else their numbers."""
@@ -274,15 +276,6 @@ class FederatedData:
             return [str(client) for client in range(len(self))]
         first = self.partition.offsets[:-1]
         return [self.rows.group_names[group] for group in groups[first]]
-
-
-def count_labels(
-    labels: NDArray[np.int64], owners: Indices, num_classes: int | None, clients: int
-) -> NDArray[np.int64]:
-    """The (labels, clients) table of counts, from one label and one owner a row."""
-    classes = int(labels.max()) + 1 if num_classes is None else num_classes
-    flat = np.bincount(labels * clients + owners, minlength=classes * clients)
-    return flat.reshape(classes, clients)
 
 
 def align(groups: Indices, chosen: Indices) -> Partition:

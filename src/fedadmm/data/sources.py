@@ -12,7 +12,6 @@ import tarfile
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -182,10 +181,6 @@ class Source:
         """Where the data set may lie, in the order of search."""
         return [root / self.name / sub for root in _roots() for sub in self.subfolders]
 
-    def home(self) -> Path:
-        """The folder for files that are put there by hand."""
-        return _roots()[0] / self.name
-
     def stand_in(self) -> Path | None:
         """The folder that holds what is taken instead of the files, if there is one."""
         if self.instead is None:
@@ -252,26 +247,19 @@ class Source:
         path.unlink()
 
 
-def _read_table() -> dict[str, Source]:
-    text = resources.files(__package__).joinpath("sets.toml").read_text("utf-8")
-    return {name: _source(name, table) for name, table in tomllib.loads(text).items()}
-
-
 def _source(name: str, table: dict[str, Any]) -> Source:
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
-    }
-    folder: str | None = fields.pop("address", None)
-    rows = fields["files"]
-    if folder is not None:
-        rows = [{"address": folder + row["name"]} | row for row in rows]
-    fields["files"] = tuple(File(**row) for row in rows)
-    if "archive" in fields:
-        fields["archive"] = File(**fields["archive"])
-    return Source(name, **fields)
+    folder, archive = table.pop("address", None), table.pop("archive", None)
+    rows = ({"address": folder and folder + row["name"]} | row for row in table.pop("files"))
+    return Source(
+        name,
+        files=tuple(File(**row) for row in rows),
+        archive=archive and File(**archive),
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()},
+    )
 
 
-SOURCES = _read_table()
+_TABLE = tomllib.loads((Path(__file__).parent / "sets.toml").read_text("utf-8"))
+SOURCES = {name: _source(name, table) for name, table in _TABLE.items()}
 """Every data set by its name."""
 
 
@@ -325,7 +313,6 @@ class DatasetInfo(NamedTuple):
     about: str
     licence: str
     aliases: tuple[str, ...]
-    """Short forms of the name."""
     present: bool
     """Whether every file is on this machine (a damaged file counts as absent)."""
     folder: Path
@@ -351,14 +338,8 @@ def _info(chosen: Source) -> DatasetInfo:
     folder, rows = chosen.stand_in(), check(chosen.name)
     if folder is None and all(row.status == "ok" for row in rows):
         folder = Path(rows[0].detail).parent
-    return DatasetInfo(
-        chosen.name,
-        chosen.about,
-        chosen.licence,
-        chosen.aliases,
-        folder is not None,
-        folder or chosen.home(),
-    )
+    described = (chosen.name, chosen.about, chosen.licence, chosen.aliases)
+    return DatasetInfo(*described, folder is not None, folder or _roots()[0] / chosen.name)
 
 
 def fetch(name: str, *, progress: bool = False) -> Path:
@@ -382,13 +363,14 @@ def path(name: str) -> Path:
 
 def check(name: str | None = None) -> list[FileCheck]:
     """Look for every file and verify its checksum; nothing is downloaded, nothing raised."""
-    chosen = [source(name)] if name is not None else [SOURCES[key] for key in sorted(SOURCES)]
-    return [_check(one, file.name) for one in chosen for file in one.files]
-
-
-def _check(one: Source, file: str) -> FileCheck:
-    try:
-        found = one.find(file)
-    except DataError as error:
-        return FileCheck(one.name, file, "damaged", str(error))
-    return FileCheck(one.name, file, "missing" if found is None else "ok", str(found or ""))
+    rows = []
+    for one in [source(name)] if name is not None else [SOURCES[key] for key in sorted(SOURCES)]:
+        for file in one.files:
+            try:
+                found = one.find(file.name)
+            except DataError as error:
+                rows.append(FileCheck(one.name, file.name, "damaged", str(error)))
+                continue
+            status: Literal["ok", "missing"] = "missing" if found is None else "ok"
+            rows.append(FileCheck(one.name, file.name, status, str(found or "")))
+    return rows

@@ -9,8 +9,6 @@ from __future__ import annotations
 from fedadmm.theory.async_feddr import AsyncConstants as AsyncConstants
 from fedadmm.theory.async_feddr import async_alpha_bar as async_alpha_bar
 from fedadmm.theory.async_feddr import async_certificate as async_certificate
-from fedadmm.theory.async_feddr import async_constants as async_constants
-from fedadmm.theory.async_feddr import async_eta_bar as async_eta_bar
 from fedadmm.theory.async_feddr import async_feddr_bound as async_feddr_bound
 from fedadmm.theory.bounds import THEOREMS as THEOREMS
 from fedadmm.theory.bounds import bound as bound

@@ -1,10 +1,9 @@
 """asyncFedDR of Tran-Dinh, Pham, Phan and Nguyen (2021): Theorem 4.1 and what can be certified.
 
-`async_constants` computes (8) and (9) as printed, apart from one slip in eta_bar. Theorem 4.1 does
-not hold as printed, though: with clients taking turns (n = 100, T = 99, p_hat = 1, no delay) and
-alpha = 0.1, identical quadratics exceed its bound several times. A client's distance to the server
-model counts in each of the T + 1 steps of its window, and D counts it once. `async_certificate`
-derives the bound anew, step by step:
+Theorem 4.1 does not hold as printed: with clients taking turns (n = 100, T = 99, p_hat = 1, no
+delay) and alpha = 0.1, identical quadratics exceed its bound several times. A client's distance to
+the server model counts in each of the T + 1 steps of its window, and D counts it once.
+`async_certificate` derives the bound anew, step by step:
 
 With x = eta L, w_k = ||x_i⁺ - x_i||² of the step k and V as in `fedadmm.theory.feddr`,
 
@@ -27,7 +26,7 @@ from fedadmm.theory.feddr import SLACK_SCALES, positive_root
 
 
 class AsyncConstants(NamedTuple):
-    """The constants of Theorem 4.1 as printed, (8) to (10), or of the bound derived here."""
+    """The constants of the bound derived here, named as in (8) to (10)."""
 
     alpha_bar: float
     eta_bar: float
@@ -49,61 +48,6 @@ def _check(owner: str, step: str, value: float, limit: float, why: str) -> None:
 def async_alpha_bar(n: Count, tau: Natural) -> float:
     """The limit of alpha (8): 1 if 2 tau² <= n, else 2/(2 + c) with c = (2 tau² - n)/n²."""
     return 2.0 / (2.0 + max(0, 2 * tau**2 - n) / n**2)
-
-
-@checked_arguments
-def async_eta_bar(n: Count, tau: Natural, L: Positive, alpha: float) -> float:
-    """The limit of eta (8), with c = max(0, 2 tau² - n)/n².
-
-        eta_bar = (sqrt(16 - 8 alpha - (7 + 12c + 4c²) alpha²) - alpha) / (2L [2 + (1 + c) alpha])
-
-    The paper prints 4c in place of 12c. That is a slip: rho of (9) vanishes at the value given
-    here, eta_bar then reaches 0 at alpha_bar as it must, and between this value and the printed
-    one rho is negative.
-    """
-    alpha_bar = async_alpha_bar(n, tau)
-    _check("async_eta_bar", "alpha", alpha, alpha_bar, f"n = {n} and tau = {tau}")
-    c = max(0, 2 * tau**2 - n) / n**2
-    return positive_root(2.0 - (2.0 + c) * alpha, alpha, 2.0 + (1.0 + c) * alpha) / L
-
-
-@checked_arguments
-def async_constants(
-    n: Count, tau: Natural, T: Count, p_hat: Share, L: Positive, alpha: float, eta: float
-) -> AsyncConstants:
-    """alpha_bar and eta_bar (8), rho and D (9), C_hat (10), as printed but for eta_bar.
-
-        rho   = ( n² [2(1 - alpha) - (2 + alpha) x² - alpha x] - alpha (1 + x²) max(0, 2 tau² - n) )
-                / (alpha eta n³),                                                     x = eta L
-        D     = ( 8 alpha² (1 + x²)(tau² + 2 T n p_hat) + 8 n² (1 + x² + T alpha² p_hat) )
-                / (p_hat alpha² n²)
-        C_hat = 2 (1 + x)² D / (n eta² rho)
-
-    These numbers do not certify a run: see the module's first lines and `async_certificate`.
-
-    Args:
-        n: number of clients.
-        tau: the largest delay, in server steps.
-        T: within T steps every client has a chance to be updated (Assumption 4.1).
-        p_hat: the least probability of that chance.
-        L: Lipschitz constant of the gradients.
-        alpha: relaxation, below alpha_bar.
-        eta: step of the proximal operators, below eta_bar.
-    """
-    owner = "async_constants"
-    alpha_bar = async_alpha_bar(n, tau)
-    why = f"n = {n}, tau = {tau} (Theorem 4.1)"
-    _check(owner, "alpha", alpha, alpha_bar, why)
-    eta_bar = async_eta_bar(n, tau, L, alpha)
-    _check(owner, "eta", eta, eta_bar, f"alpha = {alpha:g}, {why}")
-    x = eta * L
-    excess = max(0, 2 * tau**2 - n)
-    descent = n**2 * (2.0 * (1.0 - alpha) - (2.0 + alpha) * x**2 - alpha * x)
-    rho = (descent - alpha * (1.0 + x**2) * excess) / (alpha * eta * n**3)
-    stale = 8.0 * alpha**2 * (1.0 + x**2) * (tau**2 + 2.0 * T * n * p_hat)
-    waiting = 8.0 * n**2 * (1.0 + x**2 + T * alpha**2 * p_hat)
-    D = (stale + waiting) / (p_hat * alpha**2 * n**2)
-    return AsyncConstants(alpha_bar, eta_bar, rho, D, 2.0 * (1.0 + x) ** 2 * D / (n * eta**2 * rho))
 
 
 @checked_arguments

@@ -19,7 +19,7 @@ it, and it rises with lambda.  Where it jumps is the critical reward; with equal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -85,42 +85,6 @@ def _vector(name: str, values: float | Sequence[float], count: int) -> Vector:
     for value in values:
         check("game", name, value, Positive)
     return np.asarray(values, dtype=np.float64)
-
-
-def payoffs(clients: Game, reward: float, efforts: Vector) -> Vector:
-    """P_i at these efforts, for every client."""
-    mean = float(clients.weights @ efforts)
-    result: Vector = reward * efforts * mean - clients.costs * efforts**2
-    return result
-
-
-def potential(clients: Game, reward: float, efforts: Vector) -> float:
-    """Phi, which no best response lowers."""
-    mean = float(clients.weights @ efforts)
-    own = reward * clients.weights**2 / 2 - clients.costs * clients.weights
-    return reward / 2 * mean**2 + float(own @ efforts**2)
-
-
-def best_response(clients: Game, reward: float, efforts: Vector, client: int) -> float:
-    """The effort that is best for one client while all others stay where they are."""
-    weight, cost = clients.weights[client], clients.costs[client]
-    curvature = 2 * (cost - reward * weight)
-    if curvature <= 0:
-        return float(clients.most[client])
-    others = float(clients.weights @ efforts) - weight * efforts[client]
-    return float(np.clip(reward * others / curvature, clients.least[client], clients.most[client]))
-
-
-def best_responses(clients: Game, reward: float, start: Vector | None = None) -> Iterator[Vector]:
-    """The efforts after each sweep in which every client in turn chooses its best response.
-
-    From the least efforts, which is the default start, they climb to the least equilibrium.
-    """
-    efforts = (clients.least if start is None else start).copy()
-    while True:
-        for client in range(len(efforts)):
-            efforts[client] = best_response(clients, reward, efforts, client)
-        yield efforts.copy()
 
 
 def equilibrium(clients: Game, reward: float) -> Equilibrium:

@@ -19,7 +19,6 @@ from fedadmm.core.parts import checked_arguments
 from fedadmm.data import preparation
 from fedadmm.data.dataset import Dataset, TrainTest, hold_out
 from fedadmm.data.files import EXPANSION, read_csv, read_npz
-from fedadmm.data.preparation import Cells
 
 Kind = Literal["classes", "numbers"]
 AUTO = "auto"
@@ -28,12 +27,12 @@ _REMEDY = "; for gaps and words in a CSV or Parquet file: problem.preparation = 
 _SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
 
 
-class Columns(NamedTuple):
-    """One file: numbers of shape (rows, …), a target a row, and a client a row (or None)."""
+class _Table(NamedTuple):
+    """One file: feature columns (of an npz: one array), a target a row, and whose each row is."""
 
-    inputs: NDArray[np.float32]
+    cells: dict[str, NDArray[Any]]
     targets: NDArray[Any]
-    clients: NDArray[Any] | None
+    owners: NDArray[Any]
 
 
 @checked_arguments
@@ -54,27 +53,30 @@ def tabular(
     real numbers to regress on.  A value that is missing or not finite is refused with its file and
     line.
     """
-    files = table_files(path)
+    files = _files(path)
     root = path if isinstance(path, str | Path) else f"{files[0]} …"
-    tables = [_read(file, target, client, inputs) for file in files]
-    shapes = {table.inputs.shape[1:] for table in tables}
+    wanted = [inputs] if isinstance(inputs, str) else inputs
+    tables = [_read(file, target, client, wanted) for file in files]
+    rows = []
+    for file, table in zip(files, tables, strict=True):
+        columns = [_numbers(cells, str(file), name) for name, cells in table.cells.items()]
+        rows.append(columns[0] if columns[0].ndim > 1 else np.stack(columns, axis=1))
+    shapes = {inputs.shape[1:] for inputs in rows}
     if len(shapes) > 1:
         raise DataError(f"{root}: its files hold rows of different shapes {sorted(shapes)}")
     return make_dataset(
-        np.concatenate([table.inputs for table in tables]),
+        np.concatenate(rows),
         np.concatenate([table.targets for table in tables]),
-        np.concatenate(
-            [owners_of(t.clients, len(t.targets), f) for t, f in zip(tables, files, strict=True)]
-        ),
+        np.concatenate([table.owners for table in tables]),
         kind,
         str(root),
     )
 
 
-def table_files(path: str | Path | Sequence[str]) -> list[Path]:
+def _files(path: str | Path | Sequence[str]) -> list[Path]:
     """The files: the one, those that are listed, or those of a folder."""
     if not isinstance(path, str | Path):
-        return [file for one in path for file in table_files(one)]
+        return [file for one in path for file in _files(one)]
     root = Path(path)
     if root.is_file():
         return [root]
@@ -116,36 +118,46 @@ def _whole_numbers(classes: NDArray[Any]) -> NDArray[Any]:
         return classes.astype(str)
 
 
-def owners_of(clients: NDArray[Any] | None, rows: int, file: Path) -> NDArray[Any]:
-    """Whose each row is: as the column says, or else the file's."""
-    return clients.astype(str) if clients is not None else np.full(rows, file.name.split(".")[0])
-
-
 def _read(
-    path: Path, target: str, client: str | None, inputs: str | Sequence[str] | None
-) -> Columns:
+    path: Path,
+    target: str,
+    client: str | None,
+    inputs: Sequence[str] | None = None,
+    leave_out: Sequence[str] = (),
+    gaps: bool = False,
+) -> _Table:
     if path.name.endswith(".npz"):
-        return _read_npz(path, target, client, "inputs" if inputs is None else str(inputs))
-    wanted = [inputs] if isinstance(inputs, str) else inputs
-    cells, client = read_columns(path, [target, *(wanted or [])], client)
-    features = wanted or [name for name in cells if name not in (target, client)]
-    if not features:
+        inputs = inputs or ["inputs"]
+    cells, client = read_columns(path, [target, *(inputs or ()), *leave_out], client, gaps)
+    aside = {target, client, *leave_out}
+    names = inputs or [name for name in cells if name not in aside]
+    if not names:
         raise DataError(f"{path}: has no feature column besides target and client")
-    columns = [_numbers(cells[name], str(path), name) for name in features]
-    for name in [target, *([client] if client else [])]:
-        refuse_missing(cells[name], path, name)
-    return Columns(np.stack(columns, axis=1), cells[target], cells[client] if client else None)
+    for name in (target, *([client] if client else [])):
+        if cells[name].shape != cells[names[0]].shape[:1]:
+            raise DataError(
+                f"{path}: {names[0]} has shape {cells[names[0]].shape} and {name} "
+                f"{cells[name].shape}, but must be (rows, …) and (rows,)"
+            )
+        _refuse_missing(cells[name], path, name)
+    owners = np.full(len(cells[target]), path.name.split(".")[0])
+    owners = cells[client].astype(str) if client else owners
+    return _Table({name: cells[name] for name in names}, cells[target], owners)
 
 
 def read_columns(
     path: Path, wanted: Sequence[str], client: str | None, gaps: bool = False
 ) -> tuple[dict[str, NDArray[Any]], str | None]:
-    """The columns of a CSV or Parquet file, and which of them names the client, if any does.
+    """The columns of a file (arrays of an npz), and which of them names the client, if any does.
 
     With `gaps` every cell is text, and a missing one of a Parquet file is empty.
     """
-    parquet = path.name.endswith(".parquet")
-    cells = _read_parquet(path, gaps) if parquet else _read_table(path)
+    if path.name.endswith(".npz"):
+        if gaps:
+            raise DataError(f"{path}: holds arrays, but must be CSV or Parquet here")
+        cells = read_npz(path, [])
+    else:
+        cells = _read_parquet(path, gaps) if path.name.endswith(".parquet") else _read_csv(path)
     if client == AUTO:
         client = "client" if "client" in cells else None
     for name in [*wanted, *([client] if client else [])]:
@@ -156,22 +168,7 @@ def read_columns(
     return cells, client
 
 
-def _read_npz(path: Path, target: str, client: str | None, inputs: str) -> Columns:
-    if client == AUTO:
-        client = "client" if "client" in read_npz(path, []) else None
-    arrays = read_npz(path, [inputs, target, *([client] if client else [])])
-    for name in (target, *([client] if client else [])):
-        if arrays[name].shape != arrays[inputs].shape[:1] or arrays[inputs].ndim < 2:
-            raise DataError(
-                f"{path}: {inputs} has shape {arrays[inputs].shape} and {name} "
-                f"{arrays[name].shape}, but must be (rows, …) and (rows,)"
-            )
-        refuse_missing(arrays[name], path, name)
-    values = _numbers(arrays[inputs], str(path), inputs)
-    return Columns(values, arrays[target], arrays[client] if client else None)
-
-
-def _read_table(path: Path) -> dict[str, NDArray[Any]]:
+def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
     """The columns of a CSV file, as text."""
     lines = read_csv(path)
     if len(lines) < 2:
@@ -245,7 +242,7 @@ def _first_bad(values: NDArray[Any]) -> str:
     return "something"
 
 
-def refuse_missing(values: NDArray[Any], path: Path, column: str) -> None:
+def _refuse_missing(values: NDArray[Any], path: Path, column: str) -> None:
     """Refuse a column of targets or clients with a gap."""
     if values.dtype.kind == "f":
         missing = ~np.isfinite(values)
@@ -257,7 +254,6 @@ def refuse_missing(values: NDArray[Any], path: Path, column: str) -> None:
 
 def prepared_table(
     path: str | Sequence[str],
-    *,
     target: str,
     client: str | None,
     kind: Kind,
@@ -269,9 +265,9 @@ def prepared_table(
 
     The held-out rows are chosen first, so that nothing is learnt from them.
     """
-    files = table_files(path)
+    files = _files(path)
     origin = str(files[0]) if len(files) == 1 else f"{files[0]} …"
-    tables = [_features(file, target, client, leave_out) for file in files]
+    tables = [_read(file, target, client, None, leave_out, gaps=True) for file in files]
     names = list(tables[0].cells)
     for file, one in zip(files, tables, strict=True):
         if set(one.cells) != set(names):
@@ -286,13 +282,13 @@ def prepared_table(
         kind,
         origin,
     )
-    _refuse_measurements(rows, kind, target)
-    split = hold_out(rows, test_fraction, seed) if test_fraction else TrainTest(rows)
-    return _apply(split, cells, target, origin)
-
-
-def _apply(split: TrainTest, cells: Cells, target: str, origin: str) -> TrainTest:
-    train, test = split
+    classes = rows.num_classes
+    if classes is not None and classes > max(50, len(rows) // 2):
+        raise DataError(
+            f"{origin}: {target!r} has {classes} different values in {len(rows)} rows, too many "
+            "for classes; for numbers: problem.kind = 'numbers', problem.model = 'linear'"
+        )
+    train, test = hold_out(rows, test_fraction, seed)
     assert train.groups is not None
     owners, index = train.groups, train.inputs.numpy()
     theirs = [owners == group for group in np.unique(owners)]
@@ -312,33 +308,3 @@ def _apply(split: TrainTest, cells: Cells, target: str, origin: str) -> TrainTes
         return replace(rows, inputs=inputs, targets=targets, preparation=made)
 
     return TrainTest(ready(train), None if test is None else ready(test))
-
-
-class _Table(NamedTuple):
-    cells: dict[str, NDArray[Any]]
-    targets: NDArray[Any]
-    owners: NDArray[Any]
-
-
-def _features(file: Path, target: str, client: str | None, leave_out: Sequence[str]) -> _Table:
-    if file.name.endswith(".npz"):
-        raise DataError(f"{file}: holds arrays, which are taken problem.preparation = 'as-is' only")
-    columns, client = read_columns(file, [target, *leave_out], client, gaps=True)
-    for name in (target, *([client] if client else [])):
-        refuse_missing(columns[name], file, name)
-    aside = {target, client, *leave_out}
-    cells = {name: column for name, column in columns.items() if name not in aside}
-    if not cells:
-        raise DataError(f"{file}: has no feature column besides target and client")
-    owners = owners_of(columns[client] if client else None, len(columns[target]), file)
-    return _Table(cells, columns[target], owners)
-
-
-def _refuse_measurements(rows: Dataset, kind: Kind, target: str) -> None:
-    """A column of measurements is no column of classes."""
-    classes = rows.num_classes
-    if kind == "classes" and classes is not None and classes > max(50, len(rows) // 2):
-        raise DataError(
-            f"{rows.name}: {target!r} has {classes} different values in {len(rows)} rows, too many "
-            "for classes; for numbers: problem.kind = 'numbers', problem.model = 'linear'"
-        )

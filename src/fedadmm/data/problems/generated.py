@@ -177,9 +177,8 @@ class SyntheticOptions(RowsProblem):
     max_samples: Annotated[int, Ge(2)] | None = None
     """No user holds more rows."""
     lazy: bool = False
-    """Draw a user's rows whenever they are asked for, instead of keeping everybody's."""
-    test_clients: Count = 100
-    """lazy: the held-out rows of this many users make the test set."""
+    """Draw a user's rows whenever they are asked for, instead of keeping everybody's; the held-out
+    rows of the first hundred users make the test set."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,7 +207,7 @@ def _draw_user(users: SyntheticUsers, flat: FlatModule, loss: Loss, user: int) -
 
 def _lazy_synthetic(options: SyntheticOptions, extras: Extras) -> Problem:
     users = options.users()
-    test = users.some(range(min(options.test_clients, users.users))).test
+    test = users.some(range(min(100, users.users))).test
     assert test is not None
     make = model_factory(extras.model or options.model, test, options.as_released)
     flat = FlatModule(models.build(make))
@@ -237,8 +236,6 @@ class InsaOptions(NamedProblem):
     ridge: NotNegative = 0.01
     """c in the loss ||Aw - b||^2 / (2m) + c ||w||^2 / 2."""
     data_seed: Natural = 0
-    keep: bool = True
-    """Keep the clients' rows once drawn (1 GB at full size) instead of drawing them each time."""
 
     def __post_init__(self) -> None:
         self.table()
@@ -249,7 +246,7 @@ class InsaOptions(NamedProblem):
 
     def make(self, extras: Extras) -> Problem:
         return Problem(
-            clients=LazyClients(self.clients, self.table().draw, self.keep),
+            clients=LazyClients(self.clients, self.table().draw, keep=True),  # 1 GB at full size
             regularizer=extras.regularizer or Zero(),
             initial=partial(models.initial_vector, "linear", inputs=self.features, bias=False),
             name=self.name,

@@ -86,13 +86,10 @@ class WritersOptions(RowsProblem):
 
 
 @part("problem", "cifar10")
-class CifarOptions(RowsProblem):
+class CifarOptions(MnistOptions):
     """Gong's setting: 100 clients, two label shards each, CNN 2."""
 
-    costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "CIFAR-10 pictures"
-    clients: Count | None = 100
-    partition: str = "shards"
     model: str = "cnn2"
     pixels: Literal["statistics", "halves"] = "statistics"
     """Normalise by the channels' mean and deviation, or by 0.5 and 0.5 as Gong's program does."""
@@ -176,11 +173,9 @@ class ShakespeareOptions(RowsProblem):
     """Characters the next one is predicted from."""
     stride: Count = 8
     """Characters between the beginnings of two rows."""
-    min_rows: Count = 2
-    """Speakers with fewer training rows are left out."""
 
     def rows(self) -> TrainTest:
-        return shakespeare(length=self.length, stride=self.stride, min_rows=self.min_rows)
+        return shakespeare(length=self.length, stride=self.stride)
 
 
 @part("problem", "table")
@@ -208,7 +203,12 @@ class TableOptions(RowsProblem):
     """from-sums: columns that are no features."""
 
     def rows(self) -> TrainTest:
-        rows = self._prepared() if self.preparation == "from-sums" else self._as_is()
+        target, client, kind = self.target, self.client, self.kind
+        aside = (self.test_fraction, self.partition_seed)
+        if self.preparation == "from-sums":
+            rows = prepared_table(self.path, target, client, kind, self.leave_out, *aside)
+        else:
+            rows = hold_out(tabular(self.path, target=target, client=client, kind=kind), *aside)
         if self.client == AUTO and self.partition == "natural" and len(rows.train.group_names) == 1:
             raise DataError(
                 f"{rows.train.name}: is one client only; name the column that tells them apart "
@@ -216,20 +216,3 @@ class TableOptions(RowsProblem):
                 "problem.partition = 'iid', problem.clients = 10"
             )
         return rows
-
-    def _as_is(self) -> TrainTest:
-        rows = tabular(self.path, target=self.target, client=self.client, kind=self.kind)
-        if self.test_fraction == 0:
-            return TrainTest(rows)
-        return hold_out(rows, self.test_fraction, self.partition_seed)
-
-    def _prepared(self) -> TrainTest:
-        return prepared_table(
-            self.path,
-            target=self.target,
-            client=self.client,
-            kind=self.kind,
-            leave_out=self.leave_out,
-            test_fraction=self.test_fraction,
-            seed=self.partition_seed,
-        )
