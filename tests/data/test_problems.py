@@ -275,7 +275,7 @@ def test_insa_regression_keeps_what_it_has_drawn() -> None:
 
 
 def test_the_full_insa_regression_is_described_at_once() -> None:
-    problem = problems.load("insa-regression", keep=False)
+    problem = problems.load("insa-regression")
     assert (problem.num_clients, problem.num_parameters) == (200, 5000)
     assert problem.clients[199].features.shape == (250, 5000)
 

@@ -62,9 +62,9 @@ def test_the_potential_is_exact_up_to_the_weights():
 def test_with_equal_weights_it_is_the_papers_potential_over_n():
     clients, n, reward = GAMES["spread"], 20, 1.7
     efforts = np.random.default_rng(0).uniform(1, 10, n)
-    printed = ((reward / (2 * n) - clients.costs) * efforts**2).sum()
-    printed += reward / (2 * n) * efforts.sum() ** 2
-    assert printed.potential(clients, reward, efforts) == pytest.approx(printed / n, rel=1e-12)
+    papers = ((reward / (2 * n) - clients.costs) * efforts**2).sum()
+    papers += reward / (2 * n) * efforts.sum() ** 2
+    assert printed.potential(clients, reward, efforts) == pytest.approx(papers / n, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 5, 50])
