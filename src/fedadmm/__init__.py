@@ -32,7 +32,7 @@ _EXPORTS = {
     "fedadmm.core.problem": "Facts LazyClients Problem",
     "fedadmm.core.protocols": "Algorithm Regularizer",
     "fedadmm.core.regularizers": (
-        "Box ElasticNet GroupLasso L1 L2Ball NonNegative PyProximal SquaredL2 Zero"
+        "Box ElasticNet GroupLasso L1 L2 L2Ball LInf NonNegative PyProximal SquaredL2 Zero"
     ),
     "fedadmm.core.sampling": (
         "BernoulliSampling CyclicSampling DoublyUniformSampling FullParticipation "

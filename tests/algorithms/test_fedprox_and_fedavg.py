@@ -10,7 +10,7 @@ from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
 import fedadmm as fa
-from fedadmm.algorithms.fed_admm import Message
+from fedadmm.algorithms.fed_admm_state import Message
 from fedadmm.core.protocols import Round
 from support.federations import SAMPLERS, WEIGHTS, assert_same, federation, run
 from support.models import small_federation

@@ -85,9 +85,31 @@ def conjugate_ball(radius):
     return prox
 
 
+def conjugate_l2(lam):
+    """g* is the indicator of the ball ||u|| <= lam: project."""
+    return lambda u, s: u * min(1.0, lam / max(np.linalg.norm(u), 1e-300))
+
+
+def conjugate_linf(lam):
+    """g* is the indicator of ||u||_1 <= lam: soft thresholding at the level that meets it."""
+
+    def prox(u, s):
+        def excess(level):
+            return np.maximum(np.abs(u) - level, 0).sum() - lam
+
+        if excess(0.0) <= 0:
+            return u
+        level = brentq(excess, 0.0, np.abs(u).max(), xtol=1e-15, rtol=1e-14)
+        return np.sign(u) * np.maximum(np.abs(u) - level, 0)
+
+    return prox
+
+
 ROWS = {
     "Zero": (fa.Zero(), conjugate_zero),
     "L1": (fa.L1(0.7), conjugate_l1(0.7)),
+    "L2": (fa.L2(0.7), conjugate_l2(0.7)),
+    "LInf": (fa.LInf(0.7), conjugate_linf(0.7)),
     "SquaredL2": (fa.SquaredL2(0.7), conjugate_squared(0.7)),
     "ElasticNet": (fa.ElasticNet(0.4, 0.9), conjugate_elastic(0.4, 0.9)),
     "GroupLasso": (fa.GroupLasso(0.6, SIZES), conjugate_groups(0.6)),

@@ -21,6 +21,8 @@ BOUNDS = {
 ROWS = {
     "Zero": fa.Zero(),
     "L1": fa.L1(0.6),
+    "L2": fa.L2(0.6),
+    "LInf": fa.LInf(0.6),
     "SquaredL2": fa.SquaredL2(0.6),
     "ElasticNet": fa.ElasticNet(0.4, 0.7),
     "GroupLasso": fa.GroupLasso(0.5, SIZES),
@@ -37,6 +39,8 @@ def penalty(name: str, u: np.ndarray) -> float:
     return float(
         {
             "L1": 0.6 * np.abs(u).sum(),
+            "L2": 0.6 * np.linalg.norm(u),
+            "LInf": 0.6 * np.abs(u).max(),
             "SquaredL2": 0.3 * u @ u,
             "ElasticNet": 0.4 * np.abs(u).sum() + 0.35 * u @ u,
             "GroupLasso": 0.5 * sum(math.sqrt(len(part)) * np.linalg.norm(part) for part in parts),
@@ -110,12 +114,27 @@ def test_precision_and_arguments_are_kept(name, dtype):
 
 
 @pytest.mark.parametrize("step", [0.01, 0.5, 40.0])
-def test_moreaus_identity_for_l1(step):
-    """v = prox_{step g}(v) + step * the projection of v/step onto the dual norm's ball."""
+def test_moreaus_identity_for_norms(step):
+    """v = prox_{step g}(v) + step * the projection of v/step onto the dual norm's ball of radius
+    lam; that of l1 is in l-infinity, found here by bisection and not by sorting."""
     for point in POINTS:
         v = torch.from_numpy(point)
+        short = point * min(1.0, 0.6 * step / np.linalg.norm(point))
+        np.testing.assert_allclose(ROWS["L2"].prox(v, step), point - short, atol=1e-12)
         boxed = np.clip(point, -0.6 * step, 0.6 * step)
         np.testing.assert_allclose(ROWS["L1"].prox(v, step), point - boxed, atol=1e-12)
+        low, high = 0.0, np.abs(point).max()
+        for _ in range(200):
+            level = (low + high) / 2
+            inside = np.maximum(np.abs(point) - level, 0).sum() <= 0.6 * step
+            low, high = (low, level) if inside else (level, high)
+        balled = np.sign(point) * np.maximum(np.abs(point) - high, 0)
+        np.testing.assert_allclose(ROWS["LInf"].prox(v, step), point - balled, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["L2", "LInf"])
+def test_a_norm_leaves_zero_at_zero(name):
+    assert not ROWS[name].prox(torch.zeros(3), 1.0).any()
 
 
 def test_a_group_of_zeros_stays_zero_and_finite():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from fedadmm.algorithms.a_fed_pd import AFedPD as AFedPD
 from fedadmm.algorithms.adabest import AdaBest as AdaBest
-from fedadmm.algorithms.aligned_admm import AFedPD as AFedPD
 from fedadmm.algorithms.aligned_admm import AlignedADMM as AlignedADMM
 from fedadmm.algorithms.fed_admm import FedADMM as FedADMM
-from fedadmm.algorithms.fed_admm_insa import FedADMMIn as FedADMMIn
-from fedadmm.algorithms.fed_admm_insa import FedADMMInReleased as FedADMMInReleased
+from fedadmm.algorithms.fed_admm_in import FedADMMIn as FedADMMIn
 from fedadmm.algorithms.fed_admm_insa import FedADMMInSa as FedADMMInSa
-from fedadmm.algorithms.fed_admm_insa import FedADMMInSaReleased as FedADMMInSaReleased
+from fedadmm.algorithms.fed_admm_insa_released import FedADMMInReleased as FedADMMInReleased
+from fedadmm.algorithms.fed_admm_insa_released import FedADMMInSaReleased as FedADMMInSaReleased
 from fedadmm.algorithms.fed_admm_readings import FedADMMPrinted as FedADMMPrinted
 from fedadmm.algorithms.fed_admm_readings import FedADMMReleased as FedADMMReleased
 from fedadmm.algorithms.fed_admm_readings import FedADMMWangReleased as FedADMMWangReleased

@@ -19,7 +19,6 @@ the only point of rest is the optimum: s = 0 there, so that y_i = -grad f_i(thet
 h = -grad f(theta) lies in the subdifferential of g.
 
 A client that comes back receives the sum of the virtual steps that it missed (`core.messages`).
-A-FedPD evaluates m: choose the output "participants-mean".
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from fedadmm.algorithms.fed_admm import Broadcast
+from fedadmm.algorithms.fed_admm_state import Broadcast
 from fedadmm.algorithms.fed_dyn import Client
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
@@ -143,14 +142,3 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
 
     def participants_mean(self, server: Server) -> Tensor:
         return server.mean
-
-
-@part("algorithm", "a-fedpd")
-class AFedPD(AlignedADMM):
-    """A-FedPD with penalty `rho`; sigma is 1 by definition."""
-
-    title: ClassVar[str] = "A-FedPD"
-    paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024"
-    accepts_regularizer: ClassVar[bool] = False
-
-    sigma: Annotated[float, Ge(1), Le(1)] = 1.0

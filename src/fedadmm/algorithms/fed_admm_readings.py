@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fedadmm.algorithms.fed_admm import Broadcast, Client, FedADMM, Message, Server
+from fedadmm.algorithms.fed_admm import FedADMM
+from fedadmm.algorithms.fed_admm_state import Broadcast, Client, Message, Server
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import LocalResult, Received, Regularizer
 from fedadmm.core.schedules import PerWork, Piecewise, Schedule

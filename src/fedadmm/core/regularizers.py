@@ -49,6 +49,45 @@ class L1(Regularizer):
         return torch.nn.functional.softshrink(params, step * self.lam)
 
 
+@part("regularizer", "l2")
+class L2(Regularizer):
+    """g(x) = lam ||x||_2, the norm and not its square; the prox shortens by step * lam."""
+
+    lam: NotNegative
+
+    def value(self, params: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(params)
+        return self.lam * length
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        length = float(torch.linalg.vector_norm(params))
+        return params * max(0.0, 1 - step * self.lam / length) if length else params
+
+
+@part("regularizer", "linf")
+class LInf(Regularizer):
+    """g(x) = lam ||x||_inf; the prox cuts the largest entries by step * lam altogether.
+
+    By Moreau it is v minus the projection of v onto the l1 ball of radius step * lam, which is soft
+    thresholding at the level where that radius is met.
+    """
+
+    lam: NotNegative
+
+    def value(self, params: Tensor) -> Tensor:
+        return self.lam * params.abs().max()
+
+    def prox(self, params: Tensor, step: float) -> Tensor:
+        sizes, radius = params.abs(), step * self.lam
+        if float(sizes.sum()) <= radius:
+            return torch.zeros_like(params)
+        falling = sizes.sort(descending=True).values
+        counts = torch.arange(1, params.numel() + 1, device=params.device)
+        levels = (falling.cumsum(0) - radius) / counts
+        level = levels[int((falling > levels).sum()) - 1]
+        return params.clamp(-level, level)
+
+
 @part("regularizer", "squared-l2")
 class SquaredL2(Regularizer):
     """g(x) = lam ||x||^2 / 2; the prox scales by 1 / (1 + step lam)."""
