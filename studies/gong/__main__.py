@@ -1,11 +1,11 @@
 """The cells of gong-worlds and gong-ladder at the paper's size: CNN 1, MNIST, 100 clients.
 
-    OMP_NUM_THREADS=1 FEDADMM_DATA=... python -m studies.gong studies/gong/results [CELL ...]
+    OMP_NUM_THREADS=1 FEDADMM_DATA=... python -m studies.gong studies/gong/results [CELL ...] [--seeds 3]
 
 A cell is SETTING-METHOD of the recipe gong-worlds, as `released-iid-printed`, or
 SETTING-ladder-RUNG of gong-ladder; `*` means any text.  The recipes say what is run; this
 program says how, because a round takes ten seconds and more: it searches the learning rate on seed
-1000 by successive halving over the paper's values, stops seed 0 at 97 % and keeps checkpoints of
+1000 by successive halving over the paper's values, stops each seed at 97 % and keeps checkpoints of
 unfinished runs.  A finished search or run is a file in the folder and is not run again.
 """
 
@@ -100,12 +100,12 @@ def worth(values: list[float]) -> tuple[bool, int, float]:
     return reached, -len(values) if reached else 0, values[-1]
 
 
-def reported(cell: Cell, lr: float, unfinished: Path) -> dict[str, Any]:
-    """The run of seed 0 until the target, or as many rounds as there are at most.
+def reported(cell: Cell, lr: float, seed: int, unfinished: Path) -> dict[str, Any]:
+    """The run of a seed until the target, or as many rounds as there are at most.
 
     Its checkpoints are kept in `unfinished` until it ends, so that a stopped run goes on.
     """
-    chosen = with_rate(cell, lr, 0, CAP[cell.setting.partition("-")[2]])
+    chosen = with_rate(cell, lr, seed, CAP[cell.setting.partition("-")[2]])
     result = simulated(chosen, unfinished, unfinished.exists(), every=5)
     shutil.rmtree(unfinished, ignore_errors=True)
     values = curve(result)
@@ -120,18 +120,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("results", type=Path)
     parser.add_argument("cells", nargs="*", default=["*"], metavar="CELL")
+    parser.add_argument("--seeds", type=int, default=1, help="how many, from 0 on")
     arguments = parser.parse_args()
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    known = planned()
+    folder, known = arguments.results, planned()
+    folder.mkdir(parents=True, exist_ok=True)
     for name in [name for one in arguments.cells for name in known if fnmatch(name, one)]:
         tuned = f"{known[name].setting}-fedavg" if "-ladder-" in name else name  # one rate for all
-        searched = arguments.results / f"{tuned}-search.json"
-        lr = kept(searched, partial(search, known[tuned]))["lr"]
-        unfinished = Path(".cache/gong") / name
-        path = arguments.results / f"{name}-seed0.json"
-        found = kept(path, partial(reported, known[name], lr, unfinished))
-        rounds, seconds = found["rounds_to_target"], found["seconds"]
-        print(f"{name}: lr {lr}, {rounds} rounds, {seconds} s", flush=True)
+        lr = kept(folder / f"{tuned}-search.json", partial(search, known[tuned]))["lr"]
+        for seed in range(arguments.seeds):
+            run = f"{name}-seed{seed}"
+            make = partial(reported, known[name], lr, seed, Path(".cache/gong") / run)
+            found = kept(folder / f"{run}.json", make)
+            rounds, seconds = found["rounds_to_target"], found["seconds"]
+            print(f"{run}: lr {lr}, {rounds} rounds, {seconds} s", flush=True)
 
 
 if __name__ == "__main__":

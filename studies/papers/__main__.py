@@ -2,6 +2,8 @@
 
 python -m studies.papers keep runs/reproduce/gong-fig8-quick … "when, on what"
 python -m studies.papers page docs/reproduction-tables.md
+
+The page also shows the runs of `python -m studies.gong`.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.study.reproducing import markdown
+from studies.gong.__main__ import planned
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+GONG = HERE.parent / "gong" / "results"
 LARGEST = 100_000
 KEPT = ("id", "scale", "title", "source", "notes", "measures", "seeds", "edges", "table", "made")
 ROW = (
@@ -24,12 +28,22 @@ ROW = (
 )
 
 
-def kept(document: Mapping[str, Any], made: str) -> dict[str, Any]:
-    """What the page needs of a results.json: the rows without their runs."""
+def kept(
+    document: Mapping[str, Any], made: str, before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the page needs of a results.json: the rows without their runs.
+
+    A row that was not run this time is the one that was kept before, if there is one.
+    """
     wanted = (*ROW, *document["measures"], "rounds_to_target")
-    table = [{key: row[key] for key in wanted if key in row} for row in document["table"]]
-    table = [row for row in table if row["seeds"]]
-    known = {**document, "table": table, "made": made}
+    old = {row["name"]: row for row in before["table"]} if before else {}
+    table = [
+        {key: row[key] for key in wanted if key in row} if row["seeds"] else old[row["name"]]
+        for row in document["table"]
+        if row["seeds"] or row.get("name") in old
+    ]
+    seeds = max(document["seeds"], before["seeds"], key=len) if before else document["seeds"]
+    known = {**document, "table": table, "made": made, "seeds": seeds}
     return {key: known[key] for key in KEPT}
 
 
@@ -37,11 +51,39 @@ def keep(folder: Path, made: str) -> Path:
     """Store a reproduction's results beside the others."""
     document = json.loads((folder / "results.json").read_text("utf-8"))
     path = RESULTS / f"{document['id']}-{document['scale']}.json"
-    text = json.dumps(kept(document, made), indent=1, ensure_ascii=False) + "\n"
+    before = json.loads(path.read_text("utf-8")) if path.exists() else None
+    small = kept(document, made, before)
+    text = json.dumps(small, indent=1, ensure_ascii=False) + "\n"
     if len(text.encode()) > LARGEST:
-        text = json.dumps(kept(document, made), ensure_ascii=False) + "\n"
+        text = json.dumps(small, ensure_ascii=False) + "\n"
     path.write_text(text, "utf-8")
     return path
+
+
+def gong() -> str:
+    """The cells of studies.gong: the rate that each chose, and each seed's rounds to the target."""
+    lines = []
+    for name, cell in planned().items():
+        runs = [json.loads(path.read_text("utf-8")) for path in sorted(GONG.glob(f"{name}-seed*"))]
+        if not runs:
+            continue
+        first, paper = runs[0], cell.about["paper"]
+        rate = first.get("lr") or (first["config"].get("local") or first["config"])["solver"]["lr"]
+        best = max(max(run["curve"]) for run in runs)
+        row = [cell.about["setting_title"], cell.about["title"], cell.about["reading"], f"{rate:g}"]
+        row += [", ".join(map(reached, runs)), f"{best:.1%}", "" if paper is None else f"{paper:g}"]
+        minutes = sum(run["seconds"] for run in runs) / 60
+        lines.append(f"| {' | '.join(row)} | {minutes:.0f} |")
+    head = "setting | row | reading | rate | rounds to 97 %, by seed | best | paper | minutes"
+    return "\n".join([f"| {head} |", "|---" * 8 + "|", *lines])
+
+
+def reached(run: Mapping[str, Any]) -> str:
+    """The rounds of a run to the target, or how it ended without."""
+    rounds = len(run["curve"])
+    if run["rounds_to_target"] is None:
+        return f"diverged in {rounds}" if run["code"] == "diverged" else f"{rounds}+"
+    return str(rounds)
 
 
 def section(document: Mapping[str, Any]) -> str:
@@ -58,7 +100,8 @@ def page() -> str:
     """The whole page."""
     text = (HERE / "tables.md").read_text("utf-8")
     found = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    return text.replace("{{ results }}", "\n\n".join(section(one).strip() for one in found))
+    sections = "\n\n".join(section(one).strip() for one in found)
+    return text.replace("{{ results }}", sections).replace("{{ gong }}", gong())
 
 
 def main(words: list[str]) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fedadmm.study.recipe import identifiers
-from studies.papers.__main__ import LARGEST, RESULTS, kept, page
+from studies.papers.__main__ import LARGEST, RESULTS, gong, kept, page
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,3 +37,25 @@ def test_rows_that_were_not_run_are_not_kept() -> None:
     (only,) = kept(document, "today")["table"]
     assert "runs" not in only
     assert only["final"] == {"mean": 0.5}
+
+
+def test_a_row_that_was_kept_before_stays_until_it_is_run_again() -> None:
+    told = {key: key for key in ("id", "scale", "title", "source", "notes")}
+    told |= {"measures": ["final"], "edges": []}
+    rows = [{"name": name, "seeds": 3, "final": {"mean": 0.5}} for name in ("a", "b")]
+    before = kept({**told, "seeds": [0, 1, 2], "table": rows}, "first")
+    later = [{"name": "a", "seeds": 0}, {"name": "b", "seeds": 1, "final": {"mean": 0.7}}]
+    both = kept(
+        {**told, "seeds": [0], "table": [*later, {"name": "c", "seeds": 0}]}, "then", before
+    )
+    assert [(row["name"], row["final"]["mean"]) for row in both["table"]] == [
+        ("a", 0.5),
+        ("b", 0.7),
+    ]
+    assert (both["seeds"], both["made"]) == ([0, 1, 2], "then")
+
+
+def test_gongs_runs_are_on_the_page_with_their_rounds() -> None:
+    lines = [line for line in gong().splitlines() if "FedAvg" in line]
+    assert lines[0].startswith("| released network, IID | FedAvg | baseline | 0.5 | 14")
+    assert "| 19 |" in lines[0]
