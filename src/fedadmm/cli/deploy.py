@@ -152,6 +152,17 @@ def gateway(
     run_gateway(listen, superlink, keys)
 
 
+@commands.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Example: fedadmm deploy node --superlink fl.example.org:9443 --node-config …",
+)
+def node(context: typer.Context) -> None:
+    """Run a site's SuperNode, with the options of flower-supernode, from a warm process."""
+    from fedadmm.flower.site.node import run_node
+
+    raise typer.Exit(run_node(context.args))
+
+
 @commands.command("rotate-key", epilog="Example: fedadmm deploy rotate-key sites/client-0")
 def rotate_key(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="A site's folder with its key.")],

@@ -45,7 +45,7 @@ class Patience:
     start: Positive = 300.0
     round: Positive = 600.0
     resend: Positive = 150.0
-    poll: Positive = 0.5
+    poll: Positive = 0.2
     empty: Count = 3
 
 

@@ -104,14 +104,16 @@ class LocalNetwork:
         public = self.key(client).with_name(node_name(client) + ".pub")
         self.flwr(*register(str(public), CONNECTION, node_name(client))[1:])
 
-    def start_node(self, client: int, key: Path | None = None, **changes: Any) -> Group:
+    def start_node(
+        self, client: int, key: Path | None = None, *, warm: bool = True, **changes: Any
+    ) -> Group:
         """Start a SuperNode; without TLS it comes without a key."""
         config = {**self._nodes[client], "partition-id": client, **changes}
         security = None
         if self.certificates is not None:
             security = str(self.certificates.authority), str(key or self.key(client))
-        command = supernode(f"{LOOPBACK}:{self.port}", config, security)
-        command += ["--host", LOOPBACK, "--port", str(self._node_ports[client])]
+        command = supernode(f"{LOOPBACK}:{self.port}", config, security, warm=warm)
+        command += ["--port", str(self._node_ports[client])]
         return self._launch(node_name(client), command)
 
     def run(self, app: Path, config: Mapping[str, Any]) -> Group:
@@ -199,10 +201,14 @@ def gateway(listen: str, link_port: int, keys: str) -> list[str]:
 
 
 def supernode(
-    address: str, config: Mapping[str, Any], security: tuple[str, str] | None
+    address: str, config: Mapping[str, Any], security: tuple[str, str] | None, *, warm: bool = True
 ) -> list[str]:
-    """A site's node; `security` is the authority to trust and the node's own key."""
-    command = ["flower-supernode", "--superlink", address]
+    """A site's node; `security` is the authority to trust and the node's own key.
+
+    One that is not warm is Flower's own, which starts a fresh Python for every message.
+    """
+    command = [*(["fedadmm", "deploy", "node"] if warm else ["flower-supernode"])]
+    command += ["--superlink", address]
     if security is None:
         command.append("--insecure")
     else:
