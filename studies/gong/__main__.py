@@ -1,6 +1,6 @@
 """The cells of gong-worlds and gong-ladder at the paper's size: CNN 1, MNIST, 100 clients.
 
-    OMP_NUM_THREADS=1 FEDADMM_DATA=... python -m studies.gong studies/gong/results [CELL ...] [--seeds 3]
+    OMP_NUM_THREADS=1 python -m studies.gong studies/gong/results [CELL ...] [--seeds 3]
 
 A cell is SETTING-METHOD of the recipe gong-worlds, as `released-iid-printed`, or
 SETTING-ladder-RUNG of gong-ladder; `*` means any text.  The recipes say what is run; this

@@ -133,9 +133,9 @@ def _finite(value: float) -> float | None:
 
 def _rankings(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
     """For each percentage the rows that were run on all of its confirmation problems."""
-    told = [outcome for outcome in outcomes if outcome.role == CONFIRMATION]
-    for percent in sorted({outcome.percent for outcome in told}):
-        here = [outcome for outcome in told if outcome.percent == percent]
+    confirmed = [outcome for outcome in outcomes if outcome.role == CONFIRMATION]
+    for percent in sorted({outcome.percent for outcome in confirmed}):
+        here = [outcome for outcome in confirmed if outcome.percent == percent]
         problems = list(dict.fromkeys(outcome.problem for outcome in here))
         table: dict[str, dict[str, float]] = {}
         for outcome in here:
@@ -178,8 +178,8 @@ def _score(verdict: Verdict, outcomes: Sequence[Outcome], name: str) -> float | 
 
 def _judged(verdict: Verdict, outcomes: Sequence[Outcome], name: str) -> dict[str, Any]:
     goals = [_met(verdict, goal, outcomes, name) for goal in verdict.goals]
-    told = [one for goal in goals for one in goal["problems"]]
-    worst = min(told, key=lambda one: one["reduction"], default=None)
+    confirmed = [one for goal in goals for one in goal["problems"]]
+    worst = min(confirmed, key=lambda one: one["reduction"], default=None)
     return {
         "goals": goals,
         "worst": worst,
@@ -197,8 +197,8 @@ def _met(verdict: Verdict, goal: Goal, outcomes: Sequence[Outcome], name: str) -
     for place in _places(outcomes):
         own = next((o for o in place if o.row == name), None)
         best = _best(place, rivals)
-        told = place[0].role == CONFIRMATION and place[0].percent == goal.percent
-        if told and own is not None and best is not None:
+        confirmed = place[0].role == CONFIRMATION and place[0].percent == goal.percent
+        if confirmed and own is not None and best is not None:
             found += _lead(own, best)
     median = statistics.median(one["reduction"] for one in found) if found else None
     return {

@@ -126,14 +126,14 @@ def _ranking(found: Mapping[str, Any]) -> Table:
         )
     return Table(
         f"Ranks at {found['percent']} %",
-        ["row", "mean rank", "told apart from the first"],
+        ["row", "mean rank", "differs from the first"],
         lines,
         "\n".join([note, "", "```text", *picture(names, ranks, critical), "```"]),
     )
 
 
 def picture(names: Sequence[str], ranks: Sequence[float], critical: float | None) -> list[str]:
-    """The critical-difference picture: a line reaches as far as its row is not told apart."""
+    """The critical-difference picture: a line reaches as far as its row does not differ."""
     width = max(map(len, names))
     low, high = 1.0, max(*ranks, 2.0)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 from fedadmm.study.recipe import identifiers
 from studies.papers.__main__ import LARGEST, RESULTS, gong, kept, page
@@ -59,3 +62,12 @@ def test_gongs_runs_are_on_the_page_with_their_rounds() -> None:
     lines = [line for line in gong().splitlines() if "FedAvg" in line]
     assert lines[0].startswith("| released network, IID | FedAvg | baseline | 0.5 | 14")
     assert "| 19 |" in lines[0]
+
+
+@pytest.mark.parametrize("name", ["gong-worlds", "gong-ladder", "gong-fig8"])
+def test_the_figures_draw_the_committed_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_figures"))
+    figures = import_module("reproduction")
+    drawn = (ROOT / f"docs/{name}.svg").read_text("utf-8")
+    assert f">{figures.described(name)}<" in drawn, "run python docs/_figures/reproduction.py docs"
+    assert len(drawn) < 60_000

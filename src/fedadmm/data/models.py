@@ -1,6 +1,6 @@
 """The papers' models by name, and any module of the user's.
 
-Every model returns scores: no softmax stands before the loss, and a ReLU follows each convolution,
+Every model returns scores: no softmax precedes the loss, and a ReLU follows each convolution,
 unless the network of an author's program is asked for: `as_released` names the author.
 """
 
@@ -25,7 +25,7 @@ from fedadmm.core.validation import check
 
 Factory = Callable[..., nn.Module]
 Model = str | nn.Module | Factory
-"""A name, a module that stands (it is copied), or a function that makes one."""
+"""A name, a module (it is copied), or a function that makes one."""
 Released = Literal["gong", "wang"]
 """Whose published program a network is taken from.  "gong": a softmax before the cross-entropy, and
 no ReLU after convolutions; "wang": the last hidden layer twice."""
@@ -194,7 +194,7 @@ def resolve(model: str | Factory) -> Factory:
 def build(model: Model, *, seed: Key = 0, **options: Any) -> nn.Module:
     """A new model, initialised by the seed alone; the global random state is left alone.
 
-    A module that stands already is copied and keeps its parameters, whatever the seed.
+    A module is copied and keeps its parameters, whatever the seed.
     """
     make = factory(model, **options)
     with torch.random.fork_rng(devices=[]):

@@ -185,8 +185,8 @@ def lognormal(
 def natural(groups: ArrayLike, clients: int | None, seed: Key) -> Partition:
     """One client a group (writer, hospital, speaker), in the order of the group numbers.
 
-    With fewer clients than groups, a random choice of groups takes part and the other rows belong
-    to nobody.
+    With fewer clients than groups, a random choice of groups takes part and the other rows are
+    left out.
     """
     values = np.asarray(groups)
     present = np.unique(values)
@@ -255,7 +255,7 @@ def _by_owner(
 
 
 def _fill_up(owners: Indices, clients: int, least: int, generator: np.random.Generator) -> None:
-    """Move random rows from the largest clients until nobody holds fewer than `least`."""
+    """Move random rows from the largest clients until every client holds `least`."""
     sizes = np.bincount(owners, minlength=clients)
     poor = np.flatnonzero(sizes < least)
     if not len(poor):

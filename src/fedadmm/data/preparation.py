@@ -1,10 +1,10 @@
 """Columns made ready for training, without a row's leaving its client.
 
-Every client tells, about the columns of its training rows, which hold words; then of each column
-of numbers how many there are, their mean and their squared deviations from it, and of each column
-of words which words.  Joined, that scales the numbers as all rows together would, and spreads the
-words over columns of zeros and ones.  What is missing becomes zero: the mean, or none of the words.
-Rows may have weights: one of weight two tells as much as two rows.
+Every client first says which columns of its training rows hold words.  Then it sends, for a column
+of numbers, their count, mean and squared deviations; for a column of words, the list of words.
+Joined, these scale the numbers as all rows together would, and spread the words over columns of
+zeros and ones.  What is missing becomes zero: the mean, or none of the words.  Rows may have
+weights: one of weight two counts as two rows.
 
 A column is an array of text, in which some words mean a gap, or one of numbers, in which NaN
 does.
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from fedadmm.core.errors import DataError
 
 SENTENCE = (
-    "numbers are scaled and words spread over columns, from what each client told of its training "
-    "rows: counts, means, squared deviations and lists of words; no row was moved"
+    "numbers are scaled and words spread over columns, from counts, means, squared deviations "
+    "and lists of words that each client computed on its training rows; no row was moved"
 )
 MOST_WORDS = 100
 """A column with more different words is a name or a text, and no category."""
@@ -37,7 +37,7 @@ Weights = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a client tells of a column of numbers."""
+    """What a client sends about a column of numbers."""
 
     count: float
     """How many there are, or the sum of their weights."""
@@ -46,7 +46,7 @@ class Numbers:
     """The sum of the squared deviations from the mean."""
 
     def joined(self, other: Numbers) -> Numbers:
-        """What both clients together would tell (Chan, Golub and LeVeque)."""
+        """What both clients together would send (Chan, Golub and LeVeque)."""
         count = self.count + other.count
         if count == 0:
             return self
@@ -96,14 +96,14 @@ Column = Scaled | Spread
 
 
 def words_in(cells: Cells) -> set[str]:
-    """The first thing a client tells: which of its columns hold words."""
+    """The first message of a client: which of its columns hold words."""
     return {name for name, column in cells.items() if not _is_numeric(column)}
 
 
-def told(
+def summed(
     cells: Cells, wordy: Collection[str], weights: Weights | None = None
 ) -> dict[str, Numbers | set[str]]:
-    """The second thing a client tells: sums of its numbers, lists of its words."""
+    """The second message of a client: sums of its numbers, lists of its words."""
     return {
         name: _words(column) if name in wordy else _sums(column, name, weights)
         for name, column in cells.items()
@@ -118,14 +118,14 @@ def fit(
     categories: Collection[str] = (),
     remedy: str = "--set problem.leave_out=\"['{}']\"",
 ) -> list[Column]:
-    """The columns from what every client tells, and from nothing else.
+    """The columns from what every client sends, and from nothing else.
 
     `categories` names columns that hold words, even if these look like numbers.  `origin` and
     `remedy` say, in a refusal, where a column comes from and how to leave it out.
     """
     wordy = set(categories).union(*map(words_in, clients))
     own = [None] * len(clients) if weights is None else weights
-    answers = [told(cells, wordy, mass) for cells, mass in zip(clients, own, strict=True)]
+    answers = [summed(cells, wordy, mass) for cells, mass in zip(clients, own, strict=True)]
     columns: list[Column] = []
     for name in clients[0]:
         heard = [answer[name] for answer in answers]
@@ -157,8 +157,8 @@ def apply(columns: Sequence[Column], cells: Cells) -> NDArray[np.float64]:
 
 def said(columns: Sequence[Column], target: Scaled | None = None) -> dict[str, Any]:
     """What a record says of it; `target` where the model learns a scaled one."""
-    told = {"how": SENTENCE, "columns": [vars(column) for column in columns]}
-    return told if target is None else told | {"target": vars(target)}
+    described = {"how": SENTENCE, "columns": [vars(column) for column in columns]}
+    return described if target is None else described | {"target": vars(target)}
 
 
 def _scaled(name: str, heard: Iterable[Numbers]) -> Scaled:
@@ -202,7 +202,7 @@ def _numbers(column: NDArray[Any]) -> NDArray[np.float64]:
 def _values(column: NDArray[Any], name: str) -> NDArray[np.float64]:
     try:
         values = _numbers(column)
-    except ValueError as error:  # only rows that nobody learnt from can hold a word here
+    except ValueError as error:  # only held-out or new rows can hold a word here
         raise DataError(
             f"table: {name!r} held numbers in all training rows, and must hold numbers or gaps "
             f"here too ({error})"

@@ -1,7 +1,7 @@
 """The theorems as a tool: constants, admissible steps, bounds and recommended settings.
 
 Plain floats throughout. Every function names the equation that it computes, and says so where a
-printed formula does not hold and what stands here in its place.
+printed formula does not hold and what is computed instead.
 """
 
 from __future__ import annotations

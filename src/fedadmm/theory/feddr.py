@@ -108,8 +108,8 @@ def feddr_constants(
         C2   = rho1 C1 + (1 + x)² (1 + gamma2)/(eta² gamma2),     C3 = rho2 C1
 
     N, beta and C1 are the paper's. rho1 and rho2 are derived here for every alpha (the paper's
-    stand in its supplement; for those printed by Wang at alpha = 1 see `wang_constants`), and the
-    last term of C2 stands with eps_{i,k} instead of eps_{i,k+1}: it comes from the gradient
+    are in its supplement; for those printed by Wang at alpha = 1 see `wang_constants`), and the
+    last term of C2 multiplies eps_{i,k} instead of eps_{i,k+1}: it comes from the gradient
     mapping at xbar^k, which sees the present errors. gamma3 of the paper appears nowhere.
 
     Args:

@@ -45,7 +45,7 @@ class Game(NamedTuple):
 
 
 class Equilibrium(NamedTuple):
-    """The efforts that nobody wants to leave, and what they come to."""
+    """The efforts that no client wants to change, and their mean."""
 
     efforts: Vector
     mean: float

@@ -198,7 +198,7 @@ class TableOptions(RowsProblem):
     """Which part of each client's rows is held out, chosen by `partition_seed`; 0 for none."""
     preparation: Literal["as-is", "from-sums"] = "as-is"
     """Take numbers as they are, none missing; or fill gaps, spread words and scale numbers, from
-    sums and lists that every client tells of its training rows."""
+    sums and lists that every client computes on its training rows."""
     leave_out: Sequence[str] = ()
     """from-sums: columns that are no features."""
 
@@ -211,7 +211,7 @@ class TableOptions(RowsProblem):
             rows = hold_out(tabular(self.path, target=target, client=client, kind=kind), *aside)
         if self.client == AUTO and self.partition == "natural" and len(rows.train.group_names) == 1:
             raise DataError(
-                f"{rows.train.name}: is one client only; name the column that tells them apart "
+                f"{rows.train.name}: is one client only; name the column of clients "
                 "(problem.client, or --client), give a file per client, or split the rows: "
                 "problem.partition = 'iid', problem.clients = 10"
             )
