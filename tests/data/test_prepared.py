@@ -14,7 +14,7 @@ from fedadmm import data
 from fedadmm.core.errors import DataError
 from fedadmm.data import problems
 from fedadmm.data.loaders.tabular import prepared_table
-from fedadmm.data.preparation import Numbers, Scaled, Spread, fit, told
+from fedadmm.data.preparation import Numbers, Scaled, Spread, fit, summed
 from support.commands import call
 
 
@@ -48,7 +48,7 @@ def test_joined_sums_are_those_of_all_rows_together() -> None:
 
 def test_a_client_tells_sums_and_lists_and_no_row() -> None:
     cells = {"age": np.array(["1", "3", "?"]), "ward": np.array(["b", "a", "b"])}
-    assert told(cells, {"ward"}) == {"age": Numbers(2, 2.0, 2.0), "ward": {"a", "b"}}
+    assert summed(cells, {"ward"}) == {"age": Numbers(2, 2.0, 2.0), "ward": {"a", "b"}}
 
 
 def test_one_site_s_word_makes_the_column_words_everywhere() -> None:
@@ -113,10 +113,10 @@ def test_a_run_from_csv_files_says_how_they_were_prepared(tmp_path: Path) -> Non
     ran = call("run", "--csv", *paths, *words, "--out", tmp_path / "run")
     assert ran.exit_code == 0, ran.stderr
     assert "data    numbers are scaled and words spread" in ran.stdout
-    told = json.loads((tmp_path / "run" / "partition.json").read_text())
-    assert told["names"] == ["site0", "site1", "site2"]
-    assert told["labels"] == ["sick", "well"]
-    assert [one["name"] for one in told["preparation"]["columns"]] == ["age", "ward", "room"]
+    recorded = json.loads((tmp_path / "run" / "partition.json").read_text())
+    assert recorded["names"] == ["site0", "site1", "site2"]
+    assert recorded["labels"] == ["sick", "well"]
+    assert [one["name"] for one in recorded["preparation"]["columns"]] == ["age", "ward", "room"]
     final = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
     assert final["test_accuracy"] > 0.75
 
@@ -207,12 +207,12 @@ def test_numbers_to_predict_are_scaled_too_so_that_a_perceptron_can_learn_them(
     files = [str(path) for path in paths]
     made = prepared_table(files, target="cost", client=None, kind="numbers", test_fraction=0.2)
     assert made.test is not None
-    told = json.loads((tmp_path / "run" / "partition.json").read_text())["preparation"]["target"]
+    recorded = json.loads((tmp_path / "run" / "partition.json").read_text())["preparation"]["target"]
     numbers = made.train.targets.double().numpy()
     assert (numbers.mean(), numbers.std()) == pytest.approx((0, 1), abs=1e-5)
     raw = data.tabular(files, target="cost", client=None, inputs="room", kind="numbers")
     everybody = torch.cat([made.train.targets, made.test.targets])
-    back = sorted((everybody * told["deviation"] + told["mean"]).tolist())
+    back = sorted((everybody * recorded["deviation"] + recorded["mean"]).tolist())
     assert back == pytest.approx(sorted(raw.targets.tolist()), rel=1e-5)
 
 
