@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,26 @@ import pytest
 import torch
 
 from fedadmm.core.errors import DataError
-from fedadmm.run.record import GROUPS, as_number, besides, flat, numbers, read, value
+from fedadmm.run import record as record_module
+from fedadmm.run.checkpoint import Checkpoints
+from fedadmm.run.record import (
+    GROUPS,
+    PHASES,
+    Stopwatch,
+    as_number,
+    besides,
+    flat,
+    numbers,
+    profile,
+    read,
+    value,
+)
 from fedadmm.study.config import resolve
 from fedadmm.study.export import export
 from fedadmm.study.report.panels import sections
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
+from support import resumable
 from support.commands import SMALL, read_content
 from support.records import made
 
@@ -129,3 +145,45 @@ def test_a_number_is_what_a_float_can_hold():
         assert as_number(one) == 2.0
     for one in (True, None, "2", [2.0], {}, 10**400, torch.zeros(2), np.zeros(2)):
         assert as_number(one) is None
+
+
+def test_every_moment_of_a_round_counts_for_one_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that moves on by hand: state is read inside the local work, inside the fold."""
+    now = [100.0]
+    monkeypatch.setattr(record_module.time, "perf_counter", lambda: now[0])
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    watch = Stopwatch()
+    passes(1)
+    with watch.on("fold"):
+        passes(2)
+        with watch.on("local"):
+            passes(4)
+            watch.around("state", passes)(8)
+            passes(16)
+        passes(32)
+    with suppress(ValueError), watch.on("evaluation"):
+        passes(64)
+        raise ValueError
+    passes(128)
+    assert watch.taken() == {
+        "other_seconds": 129.0,
+        "fold_seconds": 34.0,
+        "local_seconds": 20.0,
+        "state_seconds": 8.0,
+        "evaluation_seconds": 64.0,
+    }
+    passes(256)
+    assert watch.taken() == {"other_seconds": 256.0}
+
+
+def test_a_run_says_where_its_time_went(tmp_path: Path) -> None:
+    """The parts of the rounds cannot be longer than the run, and the checkpoint is among them."""
+    began = time.perf_counter()
+    result = resumable.run(3, checkpoints=Checkpoints(tmp_path), evaluate=True)
+    lasted = time.perf_counter() - began
+    found = profile(result.history)
+    assert {*found} == {*PHASES}
+    assert 0 < sum(found.values()) < lasted

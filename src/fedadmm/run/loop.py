@@ -40,7 +40,7 @@ from fedadmm.core.sampling import Known, Sampler, Seen
 from fedadmm.run import callbacks, endings, noise
 from fedadmm.run.client import Job, bound_tensor, this_round
 from fedadmm.run.plan import RoundReport, RunState, Schedule
-from fedadmm.run.record import Record, cohort, work
+from fedadmm.run.record import Record, Stopwatch, cohort, work
 
 
 def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
@@ -77,16 +77,19 @@ def run(
         state = state._replace(notes=notes, output=output.begin(offered(job.algorithm, state)))
     callbacks.check_notes(schedule.callbacks, state)
     endings.check_budget(schedule, state)
-    first = state.round
-    ids = _cohort(sampler, job, state.round, state.known)
+    first, watch = state.round, schedule.watch or Stopwatch()
+    watch.taken()
+    with watch.on("sampling"):
+        ids = _cohort(sampler, job, state.round, state.known)
     while state.round < schedule.rounds:
         upcoming = None
         if not sampler.looks_back and state.round + 1 < schedule.rounds:
-            upcoming = _cohort(sampler, job, state.round + 1, None)
+            with watch.on("sampling"):
+                upcoming = _cohort(sampler, job, state.round + 1, None)
             if state.round > first:  # no thread yet while engines may still start processes
                 # The records of those who take part now are about to change.
                 store.prefetch(sorted({*upcoming} - {*ids}))
-        following, record, infos = run_round(job, ids, engine, state)
+        following, record, infos = run_round(job, ids, engine, state, watch)
         if schedule.spending is not None:
             following = noise.counted(following, job, infos)
             record["privacy"] = noise.spent(schedule.spending, state, following)
@@ -102,18 +105,18 @@ def run(
         following = following._replace(output=note)
         handed = output.model(note, iterate)
         if schedule.evaluation.due(following.round, schedule.rounds):
-            began = time.perf_counter()
-            measure = partial(schedule.evaluation.measure, job, store, engine=engine)
-            measured = measure(handed.params, handed.buffers)
-            for suffix, model in output.beside(note, iterate).items():
-                other = measure(model.params, model.buffers)
-                for name, found in other.metrics.items():
-                    measured.metrics[f"{name}_{suffix}"] = found
-            record["metrics"] = measured.metrics
-            if measured.clients:
-                record["clients"] = measured.clients
-            record["clock"]["evaluation_seconds"] = time.perf_counter() - began
-        following = callbacks.measured(schedule.callbacks, following, record, infos)
+            with watch.on("evaluation"):
+                measure = partial(schedule.evaluation.measure, job, store, engine=engine)
+                measured = measure(handed.params, handed.buffers)
+                for suffix, model in output.beside(note, iterate).items():
+                    other = measure(model.params, model.buffers)
+                    for name, found in other.metrics.items():
+                        measured.metrics[f"{name}_{suffix}"] = found
+                record["metrics"] = measured.metrics
+                if measured.clients:
+                    record["clients"] = measured.clients
+        with watch.on("callbacks"):
+            following = callbacks.measured(schedule.callbacks, following, record, infos)
         if schedule.judge is not None:
             following = following._replace(best=schedule.judge.after(state.best, record, handed))
         ending = endings.decide(following, record, infos, schedule, iterate.params)
@@ -123,12 +126,14 @@ def run(
             before = job.algorithm.global_params(state.server)
             following = following._replace(first_norm=endings.first_norm(before, iterate.params))
         state = following
+        record["clock"] |= watch.taken()
         yield RoundReport(state, record, infos, ending)
         if ending is not None:
             return
         if "evaluation_seconds" in record["clock"]:  # callbacks were first: they say it better
             endings.check_measured(record, schedule, state)
-        ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
+        with watch.on("sampling"):
+            ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
 
 
 def _with_memory(sampler: Sampler, state: RunState) -> RunState:
@@ -180,15 +185,18 @@ def _remembered(
 
 
 def run_round(
-    job: Job, ids: Sequence[int], engine: Engine, state: RunState
+    job: Job, ids: Sequence[int], engine: Engine, state: RunState, watch: Stopwatch
 ) -> tuple[RunState, Record, list[ClientInfo]]:
     """One round: broadcast, fold the replies as they come, one server step."""
-    began = time.perf_counter()
+    began, outside = time.perf_counter(), watch.switch("broadcast")
     algorithm, problem, round_index = job.algorithm, job.problem, state.round
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
     download = Download(cast, state.buffers, state.missed, bound_tensor(state.clip_bound))
     arrived = partial(algorithm.arrived, state.server) if engine.is_asynchronous else None
-    replies = Replies(job, engine.run_clients(ids, download, round_index), arrived)
+    sent = iter(engine.run_clients(ids, download, round_index))
+    watch.switch("fold")
+    next_reply = watch.around("local", partial(next, sent, None))
+    replies = Replies(job, iter(next_reply, None), arrived)
     infos = sorted(replies.infos, key=lambda info: info.client)
     server, buffers, total = state.server, state.buffers, replies.total
     received = Received(len(infos), replies.weight, problem.num_clients, round_index)
@@ -198,6 +206,7 @@ def run_round(
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
+    watch.switch(outside)
     following = state._replace(round=state.round + 1, server=server, buffers=buffers)
     following = following._replace(
         clip_bound=noise.next_bound(job, state.clip_bound, total, received)

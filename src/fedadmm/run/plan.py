@@ -19,7 +19,7 @@ from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate
 from fedadmm.core.sampling import Known, Seen
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.metrics import Best, Judge
-from fedadmm.run.record import Record
+from fedadmm.run.record import Record, Stopwatch
 
 if TYPE_CHECKING:
     from fedadmm.run.callbacks import Attached
@@ -182,3 +182,5 @@ class Schedule(NamedTuple):
     spending: Spending | None = None
     judge: Judge | None = None
     """Says which model is the best; None where others measure it after the loop has."""
+    watch: Stopwatch | None = None
+    """Who else counts the time of a round."""

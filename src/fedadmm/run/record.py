@@ -9,7 +9,9 @@ stands under "metrics", whatever it is called; elsewhere its name may mean somet
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NotRequired, SupportsFloat, TypedDict
 
 import torch
@@ -54,7 +56,7 @@ class Record(TypedDict):
     work: Work
     traffic: Traffic
     clock: dict[str, Any]
-    """The seconds of training, evaluation and callbacks, and what the engine's clock says."""
+    """The seconds of training and of each of `PHASES`, and what the engine's clock says."""
     metrics: dict[str, Any]
     """What the evaluation measured."""
     callbacks: NotRequired[dict[str, Any]]
@@ -65,6 +67,64 @@ class Record(TypedDict):
     """Each client's own value of a metric X as `X_by_client`, where that is measured."""
     privacy: NotRequired[dict[str, Any]]
     """What a run with noise has spent of its privacy: epsilon, and the delta it holds for."""
+
+
+class Stopwatch:
+    """Where the time of a round goes: every moment counts for exactly one phase."""
+
+    def __init__(self) -> None:
+        self._phase, self._since = OTHER, time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def switch(self, phase: str) -> str:
+        """Begin a phase; the one that was under way."""
+        now, before = time.perf_counter(), self._phase
+        self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+        return before
+
+    @contextmanager
+    def on(self, phase: str) -> Iterator[None]:
+        """Count a block for a phase."""
+        before = self.switch(phase)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    def around(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose calls count for a phase."""
+
+        def timed(*given: Any) -> Any:
+            before = self.switch(phase)
+            try:
+                return function(*given)
+            finally:
+                self.switch(before)
+
+        return timed
+
+    def taken(self) -> dict[str, float]:
+        """The seconds of every phase since this was last asked, for a record's clock."""
+        self.switch(self._phase)
+        found, self._seconds = self._seconds, {}
+        return {f"{phase}_seconds": seconds for phase, seconds in found.items()}
+
+
+OTHER = "other"
+PHASES = (
+    *("sampling", "broadcast", "local", "state", "fold"),
+    *("evaluation", "callbacks", "checkpoint", OTHER),
+)
+"""What a round's time is spent on.  State is reading and writing the clients' records; fold is the
+sum of the replies and the server's step; callbacks and checkpoint are those of the round before."""
+
+
+def profile(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The seconds of each phase over these rounds."""
+    rows = [record["clock"] for record in history]
+    totals = {phase: sum(row.get(f"{phase}_seconds", 0.0) for row in rows) for phase in PHASES}
+    return {phase: seconds for phase, seconds in totals.items() if seconds}
 
 
 GROUPS = (

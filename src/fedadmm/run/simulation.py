@@ -34,7 +34,7 @@ from fedadmm.run.loop import offered, run
 from fedadmm.run.metrics import Best, Judge
 from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Code, Ending, RoundReport, RunState, Schedule
-from fedadmm.run.record import Record
+from fedadmm.run.record import Record, Stopwatch
 from fedadmm.run.resuming import Begun, Journal
 from fedadmm.run.stores import DiskStore, MemoryStore
 from fedadmm.run.stores.records import StoredStates
@@ -154,12 +154,16 @@ def simulate(
             chosen.output,
             spending,
             Judge(chosen.target, chosen.patience),
+            watch := Stopwatch(),
         )
         try:
-            running = choice.start(job, kept)
+            running = choice.start(job, kept if choice.needs_disk else _TimedRecords(kept, watch))
             try:
                 reports = run(job, sampler, running, kept, schedule, begun.state)
-                after = (callbacks.round, journal.completed)
+                after = (
+                    watch.around("callbacks", callbacks.round),
+                    watch.around("checkpoint", journal.completed),
+                )
                 result = _collect(job, kept, begun, schedule, reports, after, keep_trajectory)
             finally:
                 running.close()
@@ -168,6 +172,18 @@ def simulate(
             raise
         callbacks.ended(Ending(result.code, result.status), result)
     return result
+
+
+class _TimedRecords:
+    """Client records whose reading and writing a watch counts."""
+
+    def __init__(self, store: ClientStateStore, watch: Stopwatch) -> None:
+        self._store = store
+        self.get = watch.around("state", store.get)
+        self.commit = watch.around("state", store.commit)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 def _summary(ending: Ending, result: Result | None) -> dict[str, Any]:
