@@ -14,6 +14,7 @@ import typer
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.cli import COMMANDS, app
+from fedadmm.run.record import PHASES
 from fedadmm.study import config as configs
 from support.commands import call, write_small
 
@@ -74,6 +75,17 @@ def test_run_writes_the_run_directory(tmp_path: Path) -> None:
         assert (out / name).exists()
     assert "completed all 4 rounds" in result.stdout
     assert str(out / "report.html") in result.stdout
+
+
+def test_run_shows_where_the_time_went(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = call(
+        "run", write_small(tmp_path / "c.toml"), "--rounds", 2, "--out", folder, "--profile"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "Where the time of 2 rounds went" in result.stdout
+    assert [phase for phase in PHASES if f"│ {phase}" not in result.stdout] == []
+    assert '"Where the time went"' in (folder / "report.html").read_text()
 
 
 def test_run_takes_every_shortcut(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,6 +117,21 @@ def print_table(table: Table, others: JustifyMethod = "right") -> None:
         print_note(line)
 
 
+def profile_table(history: Sequence[Record]) -> Table:
+    """Where the time of these rounds went."""
+    from fedadmm.run.record import profile
+    from fedadmm.study.tables import Table
+
+    found = profile(history)
+    total = sum(found.values()) or 1.0
+    lines = [
+        [phase, f"{seconds:.3f}", f"{1000 * seconds / len(history):.2f}", f"{seconds / total:.0%}"]
+        for phase, seconds in found.items()
+    ]
+    title = f"Where the time of {len(history)} rounds went"
+    return Table(title, ["phase", "seconds", "ms a round", "share"], lines)
+
+
 def _cell(text: str) -> Text:
     """A cell as it stands; one in `**` is bold."""
     from rich.text import Text
@@ -141,6 +157,8 @@ class Live:
             self._overall = progress.add_task("all runs", total=runs, unit="runs", text="")
         self._tasks: dict[int, TaskID] = {}
         self._bytes: dict[int, int] = {}
+        self._first: dict[int, tuple[int, float] | None] = {}
+        """The first round that was seen, and when."""
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -150,12 +168,17 @@ class Live:
         if isinstance(event, Began):
             task = self._progress.add_task(event.label, total=event.rounds, unit="rounds", text="")
             self._tasks[event.job], self._bytes[event.job] = task, 0
+            self._first[event.job] = None
         elif isinstance(event, Recorded):
             self._bytes[event.job] += records.sent([event.record])
+            number, now = records.number(event.record), time.monotonic()
+            first, since = self._first[event.job] or (number, now)
+            self._first[event.job] = (first, since)
+            speed = f"{(number - first) / (now - since):.3g}/s " if now > since else ""
             self._progress.update(
                 self._tasks[event.job],
-                completed=records.number(event.record),
-                text=_news(event.record, self._bytes[event.job]),
+                completed=number,
+                text=speed + _news(event.record, self._bytes[event.job]),
             )
         else:
             self._progress.remove_task(self._tasks.pop(event.job))

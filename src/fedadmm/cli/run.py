@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,9 +15,14 @@ from fedadmm.cli.display import (
     print_ending,
     print_json,
     print_places,
+    print_table,
+    profile_table,
 )
 from fedadmm.cli.group import again, resumable
 from fedadmm.study import config
+
+if TYPE_CHECKING:
+    from fedadmm.run.record import Record
 
 
 @app.command(
@@ -48,6 +53,9 @@ def run(
     trackers: options.Trackers = None,
     print_config: options.PrintConfig = False,
     report: options.Report = True,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where the time of the rounds went.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run one experiment.
@@ -68,7 +76,11 @@ def run(
     folder = options.output_folder(out, base, resume)
     with resumable(again(out=folder, resume=True), folder):
         with one_bar(chosen) as tell:
-            bars = [lambda report: tell(report.record)]
+            history: list[Record] = []
+            bars = [
+                lambda report: tell(report.record),
+                lambda report: history.append(report.record),
+            ]
             how = {"resume": resume, "from_round_0": from_round_0}
             summary = run_experiment(chosen, folder, **how, callbacks=bars)
         page = draw(folder, report)
@@ -76,4 +88,6 @@ def run(
         print_json(summary | {"directory": str(folder), "report": page})
         return
     print_ending(summary)
+    if profile:
+        print_table(profile_table(history))
     print_places(**preparation(folder), run=folder, report=page)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from fedadmm.run.record import Record
+from fedadmm.run.record import Record, profile
 from fedadmm.study import formatting, records
 from fedadmm.study.report.clients import client_panels, last_values
 from fedadmm.study.report.figures import (
@@ -76,7 +76,7 @@ def _overlaid(content: Outcome, known: list[Axis]) -> list[Section]:
         _section(content, "ranks", [], rank_panels(content)),
         _section(content, "fairness", rounds, _fairness(content, rounds)),
         _section(content, "residuals", rounds, _curves(content, rounds, "residuals")),
-        _section(content, "work", rounds, _curves(content, rounds, "work")),
+        _section(content, "work", rounds, _work(content, rounds)),
         _section(content, "clock", rounds, _clock(content, rounds)),
         _section(content, "privacy", rounds, _curves(content, rounds, "privacy")),
         _section(content, "more", rounds, _more(content, rounds)),
@@ -332,6 +332,17 @@ def _curves(content: Outcome, rounds: list[Axis], section: str) -> Iterator[Pane
         shown = [line for line in found if one.diverged or not line.ended]
         if shown:
             yield Lines(one.name, one.title, one.note, shown, one.log, one.share, one.zero)
+
+
+def _work(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
+    """What the participants did, and where the time of a round went."""
+    yield from _curves(content, rounds, "work")
+    history = [record for run in content.runs for record in run.records]
+    found = profile(history)
+    if found:
+        values = [short(1000 * seconds / len(history)) for seconds in found.values()]
+        note = "Milliseconds of a round on average over all runs; callbacks write this page's data."
+        yield Bars("profile", "Where the time went", note, "ms a round", values, [*found], "phase")
 
 
 def _clock(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
