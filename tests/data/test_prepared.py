@@ -207,12 +207,13 @@ def test_numbers_to_predict_are_scaled_too_so_that_a_perceptron_can_learn_them(
     files = [str(path) for path in paths]
     made = prepared_table(files, target="cost", client=None, kind="numbers", test_fraction=0.2)
     assert made.test is not None
-    recorded = json.loads((tmp_path / "run" / "partition.json").read_text())["preparation"]["target"]
+    recorded = json.loads((tmp_path / "run" / "partition.json").read_text())["preparation"]
     numbers = made.train.targets.double().numpy()
     assert (numbers.mean(), numbers.std()) == pytest.approx((0, 1), abs=1e-5)
     raw = data.tabular(files, target="cost", client=None, inputs="room", kind="numbers")
     everybody = torch.cat([made.train.targets, made.test.targets])
-    back = sorted((everybody * recorded["deviation"] + recorded["mean"]).tolist())
+    scale = recorded["target"]
+    back = sorted((everybody * scale["deviation"] + scale["mean"]).tolist())
     assert back == pytest.approx(sorted(raw.targets.tolist()), rel=1e-5)
 
 
