@@ -30,6 +30,7 @@ from support.federations import (
     Chosen,
     Federation,
     assert_same,
+    distance,
     federation,
     run,
     stacked,
@@ -289,21 +290,17 @@ def test_every_sigma_leads_to_the_optimum(sigma, sampler):
     """Two of five a round."""
     given = federation(100, weights=WEIGHTS)
     method = fa.AlignedADMM(2.0, sigma=sigma)
-    result = run(method, given, 500, sampler=SAMPLERS[sampler], seed=3)
-    assert float((result.params - torch.from_numpy(given.optimum)).norm()) < 1e-9
+    aim, near = torch.from_numpy(given.optimum), 1e-9
+    assert distance(method, given, aim, 500, near, sampler=SAMPLERS[sampler], seed=3) < near
 
 
 def test_with_one_participant_a_round_sigma_one_finds_no_rest():
     """The whole step of one client moves everybody; a tenth of it does not hurt."""
     given = federation(3)
-    aim = torch.from_numpy(given.optimum)
-    distance = {}
-    for sigma in (1.0, 0.1):
-        method = fa.AlignedADMM(1.25, sigma=sigma)
-        result = run(method, given, 800, sampler=fa.UniformSampling(1), seed=3)
-        distance[sigma] = float((result.params - aim).norm())
-    assert distance[1.0] > 0.1
-    assert distance[0.1] < 1e-9
+    options = {"aim": torch.from_numpy(given.optimum), "rounds": 800, "near": 1e-9, "seed": 3}
+    options["sampler"] = fa.UniformSampling(1)
+    assert distance(fa.AlignedADMM(1.25, sigma=1.0), given, **options) > 0.1
+    assert distance(fa.AlignedADMM(1.25, sigma=0.1), given, **options) < 1e-9
 
 
 @pytest.mark.parametrize("engine", ["workers", "vectorised", "auto"])

@@ -16,6 +16,7 @@ from support.federations import (
     WEIGHTS,
     Federation,
     assert_same,
+    distance,
     federation,
     run,
     snapshots,
@@ -115,43 +116,38 @@ def lasso(seed: int, lam: float, *, identical: bool) -> Federation:
     return given._replace(A=A, b=b, problem=fa.Problem(clients, fa.L1(lam), WEIGHTS))
 
 
-def optimum(given: Federation) -> np.ndarray:
-    """Where FedDR and FedADMM agree to be."""
-    ends = [
-        run(method, given, 600).params.numpy() for method in (fa.FedDR(0.7), fa.FedADMM(1 / 0.7))
-    ]
-    np.testing.assert_allclose(ends[0], ends[1], rtol=0, atol=1e-9)
-    assert (np.abs(ends[0]) < 1e-12).any()  # it is sparse
-    return ends[0]
+def optimum(given: Federation, lam: float = LAM) -> torch.Tensor:
+    found = reference.composite_optimum(given, lambda v, t: reference.soft_threshold(v, lam * t))
+    assert (found == 0).any()  # it is sparse
+    return torch.from_numpy(found)
 
 
-def error(method: Any, given: Federation, rounds: int = 1500, **work: Any) -> float:
-    aim = optimum(given)
-    return float(np.linalg.norm(run(method, given, rounds, **work).params.numpy() - aim))
+def error(method: Any, given: Federation, **work: Any) -> float:
+    return distance(method, given, optimum(given), 500, near=1e-8, **work)
 
 
 def test_feddualavg_with_one_step_reaches_the_optimum_of_a_lasso():
-    given = lasso(124, 0.3, identical=False)
+    given = lasso(124, LAM, identical=False)
     assert error(fa.FedDualAvg(), given, **ONE) < 1e-8
     assert error(fa.FedMid(server_prox="none"), given, **ONE) > 1e-3
     assert error(fa.FedMid(), given, **ONE) > 1e-3
 
 
 def test_identical_clients_reach_the_optimum_of_a_lasso_with_any_number_of_steps():
-    given, several = lasso(124, 0.3, identical=True), ONE | {"stop": fa.Steps(4)}
+    given, several = lasso(124, LAM, identical=True), ONE | {"stop": fa.Steps(4)}
     assert error(fa.FedDualAvg(), given, **several) < 1e-8
     assert error(fa.FedMid(server_prox="none"), given, **several) < 1e-8
 
 
 def test_the_server_s_prox_of_fedmid_counts_g_twice():
     """With one step of identical clients the limit is that of f + 2 g."""
-    printed = run(fa.FedMid(), lasso(124, 0.3, identical=True), 1500, **ONE).params.numpy()
-    twice = lasso(124, 0.6, identical=True)
-    np.testing.assert_allclose(printed, optimum(twice), rtol=0, atol=1e-8)
+    given = lasso(124, LAM, identical=True)
+    aim = optimum(given, 2 * LAM)
+    assert distance(fa.FedMid(), given, aim, 500, near=1e-8, **ONE) < 1e-8
 
 
 def test_the_drift_of_feddualavg_vanishes_with_the_rate():
-    given, errors = lasso(124, 0.3, identical=False), []
+    given, errors = lasso(124, LAM, identical=False), []
     for lr in (0.04, 0.02):
         options = {"solver": fa.GradientDescent(lr), "stop": fa.Steps(4)}
         errors.append(error(fa.FedDualAvg(), given, **options))

@@ -45,7 +45,7 @@ from fedadmm.run.plan import RunState
 from fedadmm.run.simulation import make_job
 from fedadmm.run.stores import MemoryStore
 from support import reference
-from support.federations import WEIGHTS, Federation, federation, run
+from support.federations import WEIGHTS, Federation, distance, federation
 
 CHANGE = 7
 """The round in which every schedule changes."""
@@ -279,7 +279,7 @@ CIRCUMSTANCES = [
 
 @pytest.mark.parametrize("title", CASES)
 def test_it_comes_back_to_the_optimum_or_says_why_not(title):
-    """From a far start, with two of the circumstances in turn."""
+    """From a far start, with two of the circumstances in turn; to miss it, one is enough."""
     (method, start), furthest = CASES[title], 0.0
     place = list(CASES).index(title)
     for sampler, weights, kind in CIRCUMSTANCES[place % 2 :: 2]:
@@ -292,11 +292,12 @@ def test_it_comes_back_to_the_optimum_or_says_why_not(title):
         if not method.asynchronous:
             options["sampler"] = SAMPLERS[sampler] if method.accepts_partial else None
         rounds = 1500 if method.asynchronous else 450
-        result = run(method, given, rounds=rounds, seed=5, start=start, **options)
-        distance = float((result.params - aim).norm())
-        assert method.bias is not None or distance < 1e-6
-        furthest = max(furthest, distance)
-    assert method.bias is None or furthest > 1e-3
+        found = distance(method, given, aim, rounds, seed=5, start=start, **options)
+        assert method.bias is not None or found < 1e-6
+        furthest = max(furthest, found)
+        if method.bias is not None and furthest > 1e-3:
+            return
+    assert method.bias is None, f"within {furthest:g} of the optimum"
 
 
 SCHEMES = {
@@ -335,5 +336,5 @@ def test_every_registered_scheme_is_tried():
 def test_every_scheme_that_takes_everybody_again_leads_to_the_optimum(scheme, name):
     given = federation(73, weights=WEIGHTS)
     given = given._replace(start=given.start + 5)
-    result = run(PROPER[name], given, rounds=450, seed=6, sampler=SCHEMES[scheme])
-    assert float((result.params - torch.from_numpy(given.optimum)).norm()) < 1e-6
+    aim = torch.from_numpy(given.optimum)
+    assert distance(PROPER[name], given, aim, 450, seed=6, sampler=SCHEMES[scheme]) < 1e-6

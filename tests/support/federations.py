@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,6 +95,27 @@ def run(algorithm: Any, given: Federation, rounds: int = ROUNDS, **options: Any)
         "evaluate": False,
     }
     return fa.simulate(algorithm, given.problem, rounds, **(settings | options))
+
+
+class _ArrivedError(Exception):
+    pass
+
+
+def distance(
+    algorithm: Any, given: Federation, aim: Tensor, rounds: int, near: float = 1e-6, **options: Any
+) -> float:
+    """How far from a point a run ends, which ends early where it is nearer than `near`."""
+    found = torch.inf
+
+    def look(report: RoundReport) -> None:
+        nonlocal found
+        found = float((algorithm.global_params(report.state.server) - aim).norm())
+        if found < near:
+            raise _ArrivedError
+
+    with suppress(_ArrivedError):
+        run(algorithm, given, rounds, keep_trajectory=False, callbacks=[look], **options)
+    return found
 
 
 @dataclass(frozen=True)
