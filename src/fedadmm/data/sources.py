@@ -250,12 +250,11 @@ class Source:
 def _source(name: str, table: dict[str, Any]) -> Source:
     folder, archive = table.pop("address", None), table.pop("archive", None)
     rows = ({"address": folder and folder + row["name"]} | row for row in table.pop("files"))
-    return Source(
-        name,
-        files=tuple(File(**row) for row in rows),
-        archive=archive and File(**archive),
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()},
-    )
+    rest: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+    }
+    files, packed = tuple(File(**row) for row in rows), archive and File(**archive)
+    return Source(name, files=files, archive=packed, **rest)
 
 
 _TABLE = tomllib.loads((Path(__file__).parent / "sets.toml").read_text("utf-8"))
