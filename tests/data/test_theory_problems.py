@@ -30,7 +30,7 @@ CASES = {
     "saturating": {"heterogeneity": 0.8},
     "cosine-quadratics": {"clients": 5},
     "robust-regression": {},
-    "robust-regression-welsch": {"loss": "welsch", "smoothness": 2.0, "rows": 6},
+    "robust-regression-few-rows": {"smoothness": 2.0, "rows": 6},
 }
 NONCONVEX = [name for name in CASES if not name.startswith("quadratics")]
 
@@ -312,7 +312,6 @@ def test_wrong_shapes_are_refused(call) -> None:
         ("quadratics", {"clients": 0}, "clients is 0"),
         ("saturating", {"heterogeneity": -1.0}, "heterogeneity is -1.0"),
         ("cosine-quadratics", {"frequency": 0.0}, "frequency is 0.0"),
-        ("robust-regression", {"loss": "huber"}, "loss is 'huber'"),
         ("quadratics", {"model": "cnn1"}, "there is no option 'model'"),
     ],
 )

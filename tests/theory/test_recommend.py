@@ -12,7 +12,6 @@ from fedadmm.theory import (
     feddr_constants,
     gong_constants,
     insa_sigma_bound,
-    learning_rate_range,
     noise_floor,
     recommend,
     wang_constants,
@@ -136,11 +135,13 @@ def test_async_uses_the_chance_of_being_next() -> None:
     assert few_eta.note == all_eta.note
 
 
-def test_learning_rate_range_is_where_gradient_descent_contracts() -> None:
+def test_learning_rates_end_where_gradient_descent_no_longer_contracts() -> None:
     # On curvature L + rho a step multiplies the error by 1 - lr (L + rho).
-    low, high = learning_rate_range(3.0, 2.0)
-    assert low == 0.0
-    assert abs(1 - 0.999 * high * 5.0) < 1 < abs(1 - 1.001 * high * 5.0)
+    rows = recommend(Situation(3.0, (1.0,)))
+    curvature = 3.0 + find(rows, "FedADMM (Gong", "rho").recommended
+    row = find(rows, "FedADMM (Gong", "learning_rate")
+    assert row.low == 0.0
+    assert abs(1 - 0.999 * row.high * curvature) < 1 < abs(1 - 1.001 * row.high * curvature)
 
 
 def test_noise_floor_by_hand_and_against_the_stationary_variance() -> None:

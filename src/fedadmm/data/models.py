@@ -115,9 +115,9 @@ def linear(inputs: Count, outputs: Count = 1, bias: bool = True) -> nn.Module:
 
 
 @checked_arguments
-def logistic(inputs: Count, classes: Annotated[int, Ge(2)] = 2, bias: bool = True) -> nn.Module:
+def logistic(inputs: Count, classes: Annotated[int, Ge(2)] = 2) -> nn.Module:
     """Logistic regression: one score for two classes, else one score a class."""
-    return linear(inputs, 1 if classes == 2 else classes, bias)
+    return linear(inputs, 1 if classes == 2 else classes)
 
 
 def perceptron(inputs: int, classes: int = 1, hidden: int = 64) -> nn.Module:

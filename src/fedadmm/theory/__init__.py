@@ -33,6 +33,5 @@ from fedadmm.theory.gong import table_one as table_one
 from fedadmm.theory.recommend import Advice as Advice
 from fedadmm.theory.recommend import Situation as Situation
 from fedadmm.theory.recommend import insa_sigma_bound as insa_sigma_bound
-from fedadmm.theory.recommend import learning_rate_range as learning_rate_range
 from fedadmm.theory.recommend import noise_floor as noise_floor
 from fedadmm.theory.recommend import recommend as recommend

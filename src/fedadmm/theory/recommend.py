@@ -36,12 +36,6 @@ from fedadmm.theory.gong import gong_best_rho, gong_constants, gong_rho_min, min
 
 
 @checked_arguments
-def learning_rate_range(L: Positive, rho: NotNegative) -> tuple[float, float]:
-    """Where gradient steps on a local problem are stable: (0, 2/(L + rho))."""
-    return 0.0, 2.0 / (L + rho)
-
-
-@checked_arguments
 def noise_floor(
     L: float, rho: float, convexity: float, learning_rate: float, noise: NotNegative
 ) -> float:
@@ -158,7 +152,7 @@ def _learning_rate_row(
 ) -> Advice:
     """The local learning rate for a penalty; small enough for `epsilon` when batches are noisy."""
     L = situation.safe_smoothness
-    _, high = learning_rate_range(L, rho)
+    high = 2.0 / (L + rho)  # above, gradient steps on a local problem grow
     rate = high / 2.0
     note = "1/(L + rho): a full-batch step lowers the local problem; above 2/(L + rho) steps grow."
     if epsilon is not None and situation.batch_noise > 0.0:

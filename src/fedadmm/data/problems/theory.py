@@ -18,7 +18,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import torch
 from annotated_types import Ge
@@ -32,7 +32,6 @@ from fedadmm.core.problem import Facts, LazyClients, Problem
 from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, generator
-from fedadmm.core.validation import check
 from fedadmm.data.problems.registry import Extras, NamedProblem
 
 
@@ -131,41 +130,23 @@ class CosineQuadratic(_Separable):
         return float(self.weights.max()) + self.frequency**2 * math.hypot(self.wave, self.tilt)
 
 
-CONCAVITY = {"geman-mcclure": 0.25, "welsch": 2 * math.exp(-1.5)}
-"""Minus the least rho'' of each robust loss, whose largest is 1."""
-
-
 @dataclass(frozen=True, eq=False)
 class RobustRegression(FeatureRows):
-    """f(x) = mean over rows of rho(<row, x> - target), with a bounded, non-convex rho.
+    """f(x) = mean over rows of rho(<row, x> - target), with the bounded rho of Geman and McClure.
 
-    geman-mcclure: rho(r) = r^2 / (2 (1 + r^2)), rho'' = (1 - 3 r^2) / (1 + r^2)^3 in [-1/4, 1].
-    welsch:        rho(r) = 1 - exp(-r^2 / 2),   rho'' = (1 - r^2) exp(-r^2 / 2) in [-2 e^-1.5, 1].
+    rho(r) = r^2 / (2 (1 + r^2)) has rho'' = (1 - 3 r^2) / (1 + r^2)^3, which lies in [-1/4, 1].
     Hence L = the largest eigenvalue of X'X / m.  When all clients' targets come from one vector
     without noise, f_i >= 0 with equality there: F* = 0.
     """
 
-    loss: Literal["geman-mcclure", "welsch"] = "geman-mcclure"
-
-    def __post_init__(self) -> None:
-        check(self, "loss", self.loss, Literal[("geman-mcclure", "welsch")])
-        super().__post_init__()
-
     def value(self, params: Tensor) -> Tensor:
         squares = (self.features @ params - self.targets).square()
-        if self.loss == "welsch":
-            return -torch.expm1(-squares / 2).mean()
         return (squares / (1 + squares)).mean() / 2
 
     def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
         x, y = self._batch(rows)
         residual = x @ params - y
-        squares = residual.square()
-        if self.loss == "welsch":
-            slope = residual * (-squares / 2).exp()
-        else:
-            slope = residual / (1 + squares).square()
-        return x.T @ slope / y.numel()
+        return x.T @ (residual / (1 + residual.square()).square()) / y.numel()
 
     @property
     def smoothness(self) -> float:
@@ -174,7 +155,7 @@ class RobustRegression(FeatureRows):
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> RobustRegression:
         features, targets = self.features.to(device, dtype), self.targets.to(device, dtype)
-        return RobustRegression(features, targets, self.loss)
+        return RobustRegression(features, targets)
 
 
 NonConvex = Saturating | CosineQuadratic | RobustRegression
@@ -372,7 +353,6 @@ class RobustOptions(TheoryOptions):
 
     summary: ClassVar[str] = "non-convex robust loss; L, F* known"
     rows: Count = 30
-    loss: Literal["geman-mcclure", "welsch"] = "geman-mcclure"
     smoothness: Positive = 1.0
 
     def client(self, planted: Planted, client: int) -> Objective:
@@ -380,7 +360,7 @@ class RobustOptions(TheoryOptions):
         rows = rows + self.heterogeneity * self.normal("mean", client)
         largest = torch.linalg.matrix_norm(rows, 2).square() / self.rows
         rows = rows * (self.smoothness / largest).sqrt()
-        return planted.leaning(RobustRegression(rows, rows @ planted.optimum, self.loss))
+        return planted.leaning(RobustRegression(rows, rows @ planted.optimum))
 
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
-        return self.smoothness, self.smoothness * CONCAVITY[self.loss]
+        return self.smoothness, self.smoothness / 4
