@@ -19,6 +19,7 @@ import fedadmm as fa
 from fedadmm.core import clock
 from fedadmm.core.objectives import Objective
 from fedadmm.flower.federation import Federation, Patience
+from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.messages import record_template
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.service import Outcome
@@ -166,7 +167,9 @@ class FakeGrid:
             return Message(Error(code=0, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
         disturbance = self.fault("reply", message, client)
         content = _through_the_wire(reply.content)
-        if self.spoil is not None and message.metadata.group_id.isdigit():
+        if self.spoil is not None and (
+            message.metadata.group_id.isdigit() or wire.WORK in message.content
+        ):
             content = self.spoil(content, client)
         answer = Message(content, reply_to=message)
         if disturbance == "late":

@@ -67,12 +67,24 @@ def test_a_project_has_everything_for_every_machine(tmp_path):
     assert again.exit_code == 2
 
 
-def test_the_app_to_start_from_is_short_and_runs(tmp_path):
-    text = OWN_APP.format(features=4, clients=2, rounds=3)
+@pytest.mark.parametrize(
+    ("chosen", "solver", "aggregate"),
+    [
+        ([], fa.SGD, fa.Sum),
+        (["# SOLVER"], fa.DPSGD, fa.Sum),
+        (["# NETWORK"], fa.SGD, fa.MaskedSum),
+        (["# SOLVER", "# NETWORK"], fa.DPSGD, fa.MaskedSum),
+    ],
+)
+def test_the_app_to_start_from_is_short_and_runs(tmp_path, chosen, solver, aggregate):
+    text = OWN_APP.format(features=4, clients=3, rounds=3)
     code = [
         line for line in text.splitlines() if line.strip() and not line.startswith(("#", '"""'))
     ]
     assert len(code) < 20
+    for option in chosen:  # as whoever edits it would take one of its comments
+        assert text.count(option) == 1
+        text = text.replace(option, option[2:])
     table = torch.cat([torch.randn(20, 4), torch.ones(20, 1)], 1).numpy()
     lines = ["a,b,c,d,label", *(",".join(map(str, row)) for row in table)]
     (tmp_path / "rows.csv").write_text("\n".join(lines))
@@ -82,7 +94,9 @@ def test_the_app_to_start_from_is_short_and_runs(tmp_path):
     context = SimpleNamespace(node_config={"data": str(tmp_path / "rows.csv")})
     objective = names["load"](context)
     assert objective.num_parameters == 5
-    assert names["federation"].server_job().initial.shape == (5,)
+    job = names["federation"].server_job()
+    assert job.initial.shape == (5,)
+    assert (type(job.solver), type(job.aggregate)) == (solver, aggregate)
 
 
 def test_a_configuration_becomes_a_federation():

@@ -111,8 +111,15 @@ def records(folder):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [fa.FedAvg(), fa.FedProx(rho=0.5), fa.Scaffold(), fa.FedADMM(rho=1.0), fa.FedDR(eta=1.0)],
-    ids=lambda algorithm: algorithm.name,
+    [
+        fa.FedAvg(),
+        fa.FedProx(rho=0.5),
+        fa.Scaffold(),
+        fa.FedADMM(rho=1.0),
+        fa.FedADMM(rho=fa.PerWork(0.25)),  # the loop runs once for its steps and learning rates
+        fa.FedDR(eta=1.0),
+    ],
+    ids=repr,
 )
 def test_the_loop_of_an_app_is_the_local_solver(algorithm, tmp_path):
     drop_in = drop_in_of(algorithm, sampler=fa.UniformSampling(3))

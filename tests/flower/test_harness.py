@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,12 @@ import torch
 
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
+from fedadmm.core.codec import digest
 from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.ledger import RefusedError, Task
 from fedadmm.flower.server.state import ServerState
+from fedadmm.flower.site.app import answer
 
 from .harness import (
     Crash,
@@ -238,3 +243,61 @@ def test_an_experiment_has_all_its_fields_already():
         Federation(made.experiment, rounds=3)
     with pytest.raises(fa.ConfigError, match=r"tolerance is 0\.1, but must be 'none'"):
         Federation(replace(made.experiment, tolerance=0.1))
+
+
+# A penalty that fits the sites' work --------------------------------------------------------------
+
+PER_WORK = fa.FedADMM(rho=fa.PerWork(0.25))
+
+
+def test_a_penalty_per_work_is_that_of_a_simulation(tmp_path):
+    """30 rows in batches of 10, two epochs: 6 steps of 0.1, so rho = 0.25 / 0.6."""
+    settings = federation(PER_WORK)
+    outcome = run_through(settings, FakeGrid(settings, tmp_path), tmp_path).outcome
+    assert outcome.fitted == {"rho": pytest.approx(0.25 / 0.6)}
+    assert torch.equal(outcome.params, simulated(settings).params)
+
+
+def test_a_resumed_run_keeps_the_penalty_that_it_began_with(tmp_path):
+    asked = []
+
+    def count(moment, message, client):
+        if moment == "deliver" and wire.HELLO in message.content and wire.WORK in message.content:
+            asked.append(client)
+
+    for rounds in (3, 6):
+        settings = federation(PER_WORK, rounds=rounds)
+        outcome = run_through(settings, FakeGrid(settings, tmp_path, count), tmp_path).outcome
+    assert sorted(asked) == [0, 1, 2, 3]
+    assert torch.equal(outcome.params, simulated(settings).params)
+
+
+@pytest.mark.parametrize("said", [1e9, -1.0, math.nan])
+def test_one_site_does_not_set_the_penalty_of_all(tmp_path, said):
+    """What is out of proportion, or no length at all, is left out of the mean."""
+    settings = federation(PER_WORK, rounds=1)
+    grid = FakeGrid(settings, tmp_path)
+
+    def lie(content, client):
+        return wire.write_length(said) if client == 2 and wire.WORK in content else content
+
+    grid.spoil = lie
+    outcome = run_through(settings, grid, tmp_path).outcome
+    assert outcome.fitted == {"rho": pytest.approx(0.25 / 0.6)}
+
+
+def test_a_site_that_approves_runs_says_nothing_of_its_work_before(tmp_path):
+    settings = federation(PER_WORK)
+    grid = FakeGrid(settings, tmp_path)
+    grid.policy["approval"] = True
+    with pytest.raises(fa.EngineError, match=r"^no site says how long its local work is"):
+        run_through(settings, grid, tmp_path)
+    assert not (tmp_path / "server" / "checkpoint" / "server.safetensors").exists()
+
+
+def test_a_task_without_the_length_is_not_worked_on_with_another_penalty(tmp_path):
+    settings = federation(PER_WORK)
+    grid = FakeGrid(settings, tmp_path)
+    task = Task("run", 0, 1, 0, 0, "", digest(b""))
+    with pytest.raises(RefusedError, match=r"the length of the local work is None"):
+        answer(settings, lambda: objectives()[0], grid.context(0), wire.write(task, b""))

@@ -28,7 +28,6 @@ from fedadmm.flower.federation import (
     Federation,
     Patience,
     check_deployable,
-    work_is_unknown,
 )
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
@@ -182,8 +181,6 @@ def alone(config: Experiment, apart: Sites, path: Any, number: int) -> Problem:
 def check(config: Experiment) -> None:
     """Refuse what a deployment cannot do."""
     check_deployable(config)
-    if sites(config) is not None:
-        config.algorithm.resolve_penalty(work_is_unknown)
 
 
 def check_clients(nodes: int, clients: int) -> None:

@@ -245,9 +245,12 @@ class DropIn:
         federation = replace(self.federation, experiment=replace(experiment, local=own))
         elsewhere = Elsewhere(flat.num_parameters, flat)
         reply = partial(answer, federation, lambda: elsewhere, context, content)
-        if wire.HELLO in content:
+        if wire.HELLO in content and wire.WORK not in content:
             return Message(reply(), reply_to=message)
         gate = gate_of(self.federation, context, content, self.policy)
+        if wire.HELLO in content:
+            length = partial(OwnLoop(train).length_of_a_round, flat)
+            return Message(gate.work(content, length), reply_to=message)
 
         def work() -> RecordDict:
             answered = reply(gate.policy)
@@ -324,7 +327,7 @@ class Correction:
     def __init__(self, flat: FlatModule, problem: LocalProblem) -> None:
         self._slots = flat.slots
         self._problem = problem
-        self.steps = 0
+        self.steps, self.length = 0, 0.0
         self.gradients = torch.zeros_like(flat.vector)
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -338,6 +341,7 @@ class Correction:
                 "with model.parameters() of the model that DropIn was given"
             )
         self.steps += 1
+        self.length += float(optimizer.param_groups[0]["lr"])
         for slot, parameter in zip(self._slots, trained, strict=True):
             part = slice(slot.begin, slot.end)
             if parameter.grad is None:
@@ -374,6 +378,10 @@ class OwnLoop(LocalSolver):
 
     averages_gradients = True
 
+    def length_of_a_round(self, flat: FlatModule) -> float:
+        """Learning rate * steps of a round: the train function runs, and its result is dropped."""
+        return self._run(flat, LocalProblem(flat.vector.clone()), 1)[1].length
+
     def solve(
         self,
         objective: Objective,
@@ -382,21 +390,28 @@ class OwnLoop(LocalSolver):
         key: Key,
         context: SolveContext = IN_NO_ROUND,
     ) -> tuple[LocalResult, SolveInfo]:
-        assert self.train is not None
         flat = objective.flat
         assert flat is not None
-        flat.load(problem.start)
-        correction = Correction(flat, problem)
-        state = {name: value.clone() for name, value in flat.module.state_dict().items()}
-        with torch.enable_grad(), correction.active():
-            returned = self.train(state, context.round_index + 1)
-        if correction.steps == 0:
-            raise PairingError(
-                "the train function made no step of a torch optimiser, but must, because the "
-                "method's terms are added to the gradients there"
-            )
+        returned, correction = self._run(flat, problem, context.round_index + 1)
         flat.module.load_state_dict(dict(returned))
         mean = correction.gradients / correction.steps
         sentence, unknown = f"{correction.steps} steps of the app's own loop", float("nan")
         info = SolveInfo(correction.steps, unknown, unknown, sentence, unknown)
         return LocalResult(flat.vector.clone(), mean_gradient=mean), info
+
+    def _run(
+        self, flat: FlatModule, problem: LocalProblem, number: int
+    ) -> tuple[Mapping[str, Tensor], Correction]:
+        """What the train function returns, and what it did."""
+        assert self.train is not None
+        flat.load(problem.start)
+        correction = Correction(flat, problem)
+        state = {name: value.clone() for name, value in flat.module.state_dict().items()}
+        with torch.enable_grad(), correction.active():
+            returned = self.train(state, number)
+        if correction.steps == 0:
+            raise PairingError(
+                "the train function made no step of a torch optimiser, but must, because the "
+                "method's terms are added to the gradients there"
+            )
+        return returned, correction

@@ -18,13 +18,14 @@ from fedadmm.core.parts import Count, Natural, Positive, checked
 from fedadmm.core.problem import Buffers, Evaluator, LazyClients, Problem
 from fedadmm.core.protocols import AnyAlgorithm, Regularizer
 from fedadmm.core.regularizers import Zero
+from fedadmm.core.schedules import PerWork
 from fedadmm.core.uploads import Uploads
 from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.protocol.admission import Admission
 from fedadmm.run.client import Job
-from fedadmm.run.experiment import Experiment, described
-from fedadmm.run.simulation import check_pairing, first_vector, make_job
+from fedadmm.run.experiment import Experiment, described, filled, resolved_work
+from fedadmm.run.simulation import check_pairing, client_length, first_vector, make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 
@@ -149,7 +150,6 @@ class Federation:
                 "Federation: ledger is 'disk', but must be 'none' with MaskedSum, which shows no "
                 "single client's uploads, so that none can be taken out"
             )
-        method.resolve_penalty(work_is_unknown)
         if method.asynchronous and self.mode == "rounds":
             raise ParameterError(
                 f"Federation: mode is 'rounds', but {type(method).__name__} folds every "
@@ -185,6 +185,22 @@ class Federation:
         hides_rows = solver is not None and solver.noise is not None
         return hides_rows or Uploads.of(self.experiment.upload).noise is not None
 
+    @property
+    def per_work(self) -> bool:
+        """Whether the method has a penalty that must be fitted to the sites' local work."""
+        return any(isinstance(one, PerWork) for one in vars(self.experiment.algorithm).values())
+
+    def length(self, objective: Objective, client: int) -> float:
+        """How long a site's local work is: learning rate * steps of a round."""
+        local = self.experiment.local
+        rule = resolved_work(self.experiment.algorithm, local).stop
+        return client_length(objective.num_samples, local.solver, filled(rule), client)
+
+    def fitted(self, length: float) -> Federation:
+        """The federation with a number for every penalty per work; `length` is the sites' mean."""
+        method = self.experiment.algorithm.resolve_penalty(lambda: length)
+        return replace(self, experiment=replace(self.experiment, algorithm=method))
+
     def server_job(self) -> Job:
         """The server's half: it knows the model, not the data."""
         problem = self.problem
@@ -207,8 +223,10 @@ class Federation:
 
     def _job(self, objective: Objective, start: Tensor) -> Job:
         run, problem = self.experiment, self.problem
+        # Whoever only measures needs no penalty; whoever trains has `fitted` it.
+        method = run.algorithm.resolve_penalty(lambda: 1.0)
         clients = LazyClients(problem.num_clients, lambda _: objective)
-        job = make_job(run.algorithm, problem.with_clients(clients), run.local, run.seed, start)
+        job = make_job(method, problem.with_clients(clients), run.local, run.seed, start)
         job = job._replace(
             asks_losses=run.sampler.asks_losses,
             uploads=Uploads.of(run.upload),
@@ -268,15 +286,6 @@ def check_deployable(experiment: Experiment) -> None:
         raise ConfigError("evaluate.clients is true, but must be false in a deployment")
     if experiment.evaluate.train:
         raise ConfigError("evaluate.train is true, but must be false in a deployment")
-
-
-def work_is_unknown() -> NoReturn:
-    """Refuse a method that has to be fitted to the sites' local work."""
-    raise ParameterError(
-        "Federation: algorithm has a penalty per work, but the server does not see how many rows "
-        "the sites have; give it a number, such as the one that the summary of a simulation with "
-        "the same settings tells under 'fitted'"
-    )
 
 
 class Elsewhere(Objective):

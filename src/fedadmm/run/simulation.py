@@ -308,20 +308,25 @@ def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRul
     for part in (solver, stop):
         if part is not None:
             part.check_per_client(problem.num_clients)
-    lengths = []
-    for client in problem.evenly(_ASKED):
-        size = problem.clients[client].num_samples
-        rows = None if solver is None else solver.batch_size
-        steps = stop.largest_budget(1 if rows is None else -(-size // rows), client)
-        length = None if solver is None else solver.length(steps, client)
-        if length is None:
-            raise PairingError(
-                "PerWork makes a penalty from the learning rate and the number of local steps, but "
-                f"solver is {None if solver is None else type(solver).__name__}; use SGD, "
-                "GradientDescent or AcceleratedGradient, or a number"
-            )
-        lengths.append(length)
+    lengths = [
+        client_length(problem.clients[client].num_samples, solver, stop, client)
+        for client in problem.evenly(_ASKED)
+    ]
     return sum(lengths) / len(lengths)
+
+
+def client_length(rows: int, solver: LocalSolver | None, stop: StoppingRule, client: int) -> float:
+    """One client's learning rate * steps in a round."""
+    size = None if solver is None else solver.batch_size
+    steps = stop.largest_budget(1 if size is None else -(-rows // size), client)
+    length = None if solver is None else solver.length(steps, client)
+    if length is None:
+        raise PairingError(
+            "PerWork makes a penalty from the learning rate and the number of local steps, but "
+            f"solver is {None if solver is None else type(solver).__name__}; use SGD, "
+            "GradientDescent or AcceleratedGradient, or a number"
+        )
+    return length
 
 
 def check_initial(initial: object, num_parameters: int) -> None:

@@ -218,7 +218,7 @@ def summarise(
         **tally(records, run.target),
         "best": best,
         "threads": threads,
-        "fitted": _fitted(run.algorithm, method),
+        "fitted": fitted(run.algorithm, method),
         "params_sha256": params_sha256,
         "fedadmm_version": fedadmm.__version__,
         "created": clock.timestamp(),
@@ -236,7 +236,7 @@ def is_baseline(method: AnyAlgorithm) -> bool:
     )
 
 
-def _fitted(asked: AnyAlgorithm, method: AnyAlgorithm | None) -> dict[str, float]:
+def fitted(asked: AnyAlgorithm, method: AnyAlgorithm | None) -> dict[str, float]:
     """The numbers that the run made of what depends on the clients' local work."""
     if method is None or method is asked:
         return {}

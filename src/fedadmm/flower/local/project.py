@@ -230,11 +230,17 @@ def load(context):  # this site's rows: a CSV with a header, the label (0 or 1) 
     return fa.ModelObjective(model(), loss, rows, labels)
 
 
+SOLVER = fa.SGD(lr=0.1, batch_size=20)
+# Noise hides each site's rows (docs: What leaves a client); sites spend epsilon 8 at most:
+# SOLVER = fa.DPSGD(lr=0.1, clip=1.0, multiplier=1.0, batch_size=20, budget=8.0)
+NETWORK = dict(ledger="disk")
+# The server sees only sums of three sites or more (docs: Secure sums):
+# NETWORK = dict(ledger="none", aggregate=fa.MaskedSum(), upload=[fa.Clip(10.0)])
+
+# Where sites often sit out, take fa.AlignedADMM instead of fa.FedADMM.
 federation = Federation(
-    fa.FedADMM(rho=0.1), clients=CLIENTS, rounds=ROUNDS, model=model, ledger="disk",
-    solver=fa.SGD(lr=0.1, batch_size=20), stop=fa.Epochs(5), evaluate_every=10,
-    names=[f"client-{{i}}" for i in range(CLIENTS)],
-)
+    fa.FedADMM(rho=fa.PerWork(0.25)), CLIENTS, ROUNDS, model=model, solver=SOLVER, **NETWORK,
+    stop=fa.Epochs(5), evaluate_every=10, names=[f"client-{{i}}" for i in range(CLIENTS)])
 server = server_app(federation)
 client = client_app(federation, load)
 '''

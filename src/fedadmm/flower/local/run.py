@@ -147,6 +147,7 @@ def _close(folder: RunDir, summarised: Callable[..., Summary], run: Group) -> Su
     ending = Ending(left["code"], left["status"])
     summary = summarised(folder.records(), ending=ending, params_sha256=left["params_sha256"])
     summary |= {"network": left["network"], "best": left["best"]}
+    summary["fitted"] |= left["fitted"]
     folder.close(summary)
     return summary
 

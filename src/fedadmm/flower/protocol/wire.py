@@ -31,8 +31,9 @@ HEAD, BODY, HELLO, METRICS = "fedadmm.head", "fedadmm.body", "fedadmm.hello", "f
 DECLINED = "fedadmm.declined"
 SHARE, SET, QUESTION = "fedadmm.share", "fedadmm.set", "fedadmm.question"
 """For masked sums: a site's key, those of a set, and which question a key is for."""
-CONFIG, PLACE = "fedadmm.config", "fedadmm.place"
-"""Beside a task: what the site's own app is told, and where a simulated site keeps its state."""
+CONFIG, PLACE, WORK = "fedadmm.config", "fedadmm.place", "fedadmm.work"
+"""Beside a task: what the site's own app is told, where a simulated site keeps its state, and the
+length of the local work to which a penalty was fitted."""
 _NUMBERS = frozenset(("client", "sequence", "incarnation", "folded", "version"))
 MOST_METRICS, _LARGEST = 50, 1e30
 """This many numbers of a site, none of them larger."""
@@ -116,11 +117,14 @@ def _fields(head: type[Task] | type[Reply], content: RecordDict) -> dict[str, An
     return fields
 
 
-def hello() -> RecordDict:
-    """The question who a node is; it comes as training, which every app can do."""
-    from flwr.app import ConfigRecord, RecordDict
+def hello(beside: Beside | None = None) -> RecordDict:
+    """The question who a node is; it comes as training, which every app can do.
 
-    return RecordDict({HELLO: ConfigRecord({})})
+    With what travels beside a task it is the question how long the node's local work is, for a
+    penalty that fits it.
+    """
+    more = {} if beside is None else {**beside, WORK: {}}
+    return write_body(b"", {HELLO: {}, **more})
 
 
 def present(client: int) -> RecordDict:
@@ -128,6 +132,21 @@ def present(client: int) -> RecordDict:
     from flwr.app import ConfigRecord, RecordDict
 
     return RecordDict({HELLO: ConfigRecord({"client": client})})
+
+
+def write_length(length: float) -> RecordDict:
+    """A node's answer to how long its local work is: learning rate * steps of a round."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({WORK: ConfigRecord({"length": float(length)})})
+
+
+def read_length(content: RecordDict) -> float:
+    """The length of the local work, as a site says it or as a task holds the mean of all."""
+    length = read_beside(content, WORK).get("length")
+    if not isinstance(length, float) or not 0 < length <= _LARGEST:
+        raise RefusedError(Word.RANGE, f"the length of the local work is {str(length)[:40]}")
+    return length
 
 
 def read_client(content: RecordDict, clients: int) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import clock
 from fedadmm.core.errors import EngineError
-from fedadmm.flower.federation import Patience
+from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, printable
 from fedadmm.flower.protocol.wire import Sign
@@ -150,23 +150,18 @@ class Roster:
     def __init__(
         self,
         exchange: Exchange,
-        clients: int,
-        names: Sequence[str] | None,
-        known: Mapping[int, int],
-        patience: Patience,
-        holders: Mapping[int, str] | None = None,
-        *,
-        accept_nodes: bool = False,
-        left_out: Collection[int] = (),
+        federation: Federation,
+        known: Mapping[int, int] = {},
+        holders: Mapping[int, str] = {},
     ) -> None:
         self._exchange = exchange
-        self._clients = clients
-        self._names = names
+        self._clients = federation.clients
+        self._names = federation.names
         self._known = dict(known)
-        self._patience = patience
-        self._holders = dict(holders or {})
-        self._accept_nodes = accept_nodes
-        self._left_out = left_out
+        self._patience = federation.patience
+        self._holders = dict(holders)
+        self._accept_nodes = federation.accept_nodes
+        self._left_out = federation.leave_out
         self._seats: dict[int, Seat] = {}
         self._refused: dict[int, str] = {}
         self._asked: dict[Seat, float] = {}

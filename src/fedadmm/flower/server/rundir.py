@@ -92,6 +92,7 @@ class RunDirectory:
             "code": outcome.ending.code,
             "rounds": outcome.state.round,
             "best": told(best),
+            "fitted": outcome.fitted,
             "params_sha256": params_sha256(outcome.params),
             "network": outcome.counts,
             "fedadmm_version": fedadmm.__version__,

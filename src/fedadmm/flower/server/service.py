@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from fedadmm.core import trees
 from fedadmm.core.codec import DamageError
 from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.flower.federation import Federation
+from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Word, restart
 from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside, signer
@@ -20,7 +22,7 @@ from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange, Roster
 from fedadmm.flower.server.rundir import Journal
 from fedadmm.flower.server.site_evaluation import Measured, SiteEvaluation, far_off, measured
-from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run
+from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run, read_known
 from fedadmm.run.callbacks import Callbacks, Run
 from fedadmm.run.client import Job, message_template
 from fedadmm.run.endings import EXPLOSION
@@ -31,9 +33,13 @@ from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record, numbers, value
 from fedadmm.run.stores import MemoryStore
+from fedadmm.study.records import fitted
+from fedadmm.study.rundir import CHECKPOINT
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+
+_logger = logging.getLogger("fedadmm")
 
 
 class Outcome(NamedTuple):
@@ -44,6 +50,8 @@ class Outcome(NamedTuple):
     ending: Ending
     counts: dict[str, int]
     """How many replies were refused, missing, lost … by reason."""
+    fitted: dict[str, float]
+    """The numbers that were made of penalties per work."""
     buffers: Tensor | None = None
 
 
@@ -59,7 +67,15 @@ class Service:
         beside: Beside,
     ) -> None:
         self.federation = federation
-        job = federation.server_job()
+        patience, key = federation.patience, federation.operator_key
+        sign = None if key is None else signer(Path(key))
+        as_it_runs, length = federation, None
+        if federation.per_work:
+            length = read_known(folder / CHECKPOINT).length
+            length = length or _length(federation, Exchange(grid, patience.poll, sign), beside)
+            beside = {**beside, wire.WORK: {"length": length}}
+            as_it_runs = federation.fitted(length)
+        job = as_it_runs.server_job()
         self.job, self._spending = hidden(job, federation.experiment.sampler)
         self.callbacks = callbacks
         self._folder = folder
@@ -69,30 +85,18 @@ class Service:
         # With noise on the sum nobody can be taken out: the models would show what it sent.
         on_disk = federation.ledger == "disk" and self.job.uploads.noise is None
         self.disk = ServerState(
-            folder / "checkpoint", on_disk and self.remembers, fingerprint(federation, self.job)
+            folder / CHECKPOINT, on_disk and self.remembers, fingerprint(federation, self.job)
         )
         begun = initial_state(self.job)
         note = federation.experiment.output.begin(offered(self.job.algorithm, begun))
-        fresh = Saved(begun._replace(output=note), new_run(), {})
+        fresh = Saved(begun._replace(output=note), new_run(), {}, length=length)
         saved = self.disk.load(fresh.state) or fresh
         self.saved = saved._replace(boots=saved.boots + 1)
         self.disk.save(self.saved, {})
         self._first_loss = saved.state.first_loss
-        patience = federation.patience
         # An exchange each: waiting for one thing must not end the waiting for another.
-        key = federation.operator_key
-        sign = None if key is None else signer(Path(key))
         tasks, greeting, questions = (Exchange(grid, patience.poll, sign) for _ in range(3))
-        self.roster = Roster(
-            greeting,
-            federation.clients,
-            federation.names,
-            saved.roster,
-            patience,
-            saved.holders,
-            accept_nodes=federation.accept_nodes,
-            left_out=federation.leave_out,
-        )
+        self.roster = Roster(greeting, federation, saved.roster, saved.holders)
         self.site_evaluation = SiteEvaluation(
             self.job,
             questions,
@@ -346,7 +350,35 @@ class Service:
         """The end of the run."""
         params, buffers = self._handed_out(self.saved.state)
         counts = dict(self.journal.counts)
-        return Outcome(params.clone(), self.saved.state, ending, counts, buffers)
+        numbers = fitted(self.federation.experiment.algorithm, self.job.algorithm)
+        return Outcome(params.clone(), self.saved.state, ending, counts, numbers, buffers)
+
+
+def _length(federation: Federation, exchange: Exchange, beside: Beside) -> float:
+    """How long the sites' local work is: the mean of what they say, for a penalty that fits it."""
+    roster, said = Roster(exchange, federation), dict[int, float]()
+    roster.wait_for(federation.clients - len(federation.leave_out))
+    questions = {c: (seat.node, wire.hello(beside)) for c, seat in roster.online().items()}
+    exchange.send("train", "work", questions, federation.patience.round)
+    for arrival in exchange.arrivals(exchange.now() + federation.patience.round):
+        try:
+            if arrival.content is None:
+                raise RefusedError(Word.ERROR, arrival.error)
+            if wire.DECLINED in arrival.content:
+                wire.read_measured(arrival.content)
+            said[arrival.key] = wire.read_length(arrival.content)
+        except RefusedError as refused:
+            _logger.warning("client %d does not say how long its work is: %s", arrival.key, refused)
+    # A single site must not set the penalty of all.
+    for client, why in far_off({one: {"length": said[one]} for one in said}).items():
+        _logger.warning("client %d: %s", client, why)
+        del said[client]
+    if not said:
+        raise EngineError(
+            "no site says how long its local work is, so that no penalty can be fitted to it; see "
+            "the log, or give the method a number, such as rho=0.1"
+        )
+    return sum(said.values()) / len(said)
 
 
 def _message_template(job: Job) -> Any:

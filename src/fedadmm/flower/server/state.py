@@ -49,6 +49,8 @@ class Saved(NamedTuple):
     """How long the vectors were that each client has brought."""
     holders: Mapping[int, str] = {}
     """Client -> the identity of its node."""
+    length: float | None = None
+    """How long the sites' local work is, where a penalty was fitted to it."""
 
 
 def new_run() -> ServerLedger:
@@ -118,6 +120,7 @@ class ServerState:
                 values["empty"],
                 {int(client): Brought(*one) for client, one in values["norms"].items()},
                 {int(client): str(one) for client, one in values["holders"].items()},
+                values.get("length"),
             )
 
     def _compare(self, before: Mapping[str, str]) -> None:
@@ -145,6 +148,7 @@ class ServerState:
             "empty": saved.empty,
             "norms": {str(client): list(one) for client, one in saved.norms.items()},
             "holders": {str(client): one for client, one in saved.holders.items()},
+            "length": saved.length,
         }
         packed = Packed(tensors, {_VALUES: json.dumps(values)})
         codec.write_checksummed(self._folder / SERVER, packed)
@@ -203,6 +207,8 @@ class Known(NamedTuple):
     entries: Mapping[int, Entry]
     nodes: Mapping[int, int]
     """Client -> the id of its node."""
+    length: float | None = None
+    """As in `Saved`."""
 
 
 def read_known(folder: Path) -> Known:
@@ -214,7 +220,7 @@ def read_known(folder: Path) -> Known:
     with _understanding(path):
         values = json.loads(str(packed.plain[_VALUES]))
         nodes = {int(client): int(node) for node, client in values["roster"].items()}
-        return Known(_entries(values), nodes)
+        return Known(_entries(values), nodes, values.get("length"))
 
 
 @contextmanager

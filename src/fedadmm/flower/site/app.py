@@ -81,9 +81,13 @@ def client_app(federation: Federation, load: Load, policy: SitePolicy | None = N
     def train(message: Message, context: Context) -> Message:
         content, objective = message.content, cache(lambda: _site(load, context).objective)
         reply = partial(answer, federation, objective, context, content)
-        if wire.HELLO in content:
+        if wire.HELLO in content and wire.WORK not in content:
             return Message(reply(), reply_to=message)
         gate = gate_of(federation, context, content, policy)
+        if wire.HELLO in content:
+            number = client_number(context)
+            length = gate.work(content, lambda: federation.length(objective(), number))
+            return Message(length, reply_to=message)
         reply = partial(reply, gate.policy)
         return Message(gate.train(content, objective, reply), reply_to=message)
 
@@ -150,6 +154,8 @@ def answer(
     task, body = wire.read_task(content)
     if number != task.client:
         raise StateError(f"the task is for client {task.client}, but this node is client {number}")
+    if federation.per_work:
+        federation = federation.fitted(wire.read_length(content))
     folder = state_folder(context, task.run, task.client, content)
     agreed = (policy or SitePolicy()).configured(context.node_config)
     mask = masker(federation, context.node_config, agreed, folder)

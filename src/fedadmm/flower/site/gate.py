@@ -118,6 +118,22 @@ class Gate:
         self._note("", 0, Kind.DECLINED if wire.DECLINED in found else kind, size)
         return found
 
+    def work(self, content: RecordDict, length: Callable[[], float]) -> RecordDict:
+        """The answer to how long the site's local work is; it is noted."""
+        try:
+            self._refuse(content, None)
+            if self.policy.approval:
+                raise DeclinedError(
+                    f"approval is true in this site's {POLICY}, so that it says nothing of its "
+                    "work before a run is approved; the server must give the penalty as a number"
+                )
+            found = wire.write_length(length())
+        except DeclinedError as error:
+            _logger.warning("a question for the local work: %s", error)
+            return wire.write_declined(str(error))
+        self._note("", 0, "work", 8)
+        return found
+
     def _leaving(self, content: RecordDict) -> RecordDict:
         return wire.write_metrics(self.policy.leaving(wire.read_metrics(content)))
 
