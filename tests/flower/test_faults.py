@@ -15,12 +15,14 @@ from fedadmm.core import clock
 from fedadmm.core.errors import EngineError, StateError
 from fedadmm.core.files import locked
 from fedadmm.flower.federation import Patience
+from fedadmm.flower.local.run import look
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.site.state import SiteState
+from fedadmm.study.rundir import RunDir
 
 from .harness import (
     CLIENTS,
@@ -464,3 +466,111 @@ def test_a_second_server_on_one_checkpoint_is_refused(tmp_path, monkeypatch):
         serve(settings, grid, folder)
     assert not (folder / "checkpoint").exists()
     assert serve(settings, grid, folder).ending.code == "completed"
+
+
+# A round that does not wait for ever --------------------------------------------------------------
+
+
+def _slow(clients, group="3"):
+    """Nothing that these clients answer in a round arrives."""
+
+    def fault(moment, message, client):
+        late = moment == "reply" and message.metadata.group_id == group and client in clients
+        return "drop" if late else None
+
+    return fault
+
+
+def test_a_round_ends_when_a_node_is_gone_for_good(tmp_path):
+    """Client 1 is asked, and its node is not seen any more: 60 s later, and not after 600."""
+    patience = Patience(start=60.0, round=600.0, gone=60.0, resend=150.0, poll=1.0)
+    settings = federation(fa.FedADMM(rho=1.0), rounds=ROUNDS, patience=patience)
+    ends = []
+
+    def leave(moment, message, client):
+        if (moment, message.metadata.group_id, client) == ("deliver", "3", 1):
+            grid.offline.add(1)
+            return "drop"
+        return None
+
+    grid = FakeGrid(settings, tmp_path, leave)
+    history = run_through(settings, grid, tmp_path, lambda report: ends.append(clock.now()))
+    assert history.trace[2] == [0, 2, 3]
+    assert 60 < ends[2] - ends[1] < 80
+    (event,) = history.records[2]["network"]["events"]
+    assert (event["word"], event["detail"]) == ("missing", "its node has been gone for 60 s")
+    check(settings, history, tmp_path)
+
+
+def test_a_round_ends_when_enough_have_answered(tmp_path):
+    """Two of four are enough; who is slower did not take part, and is asked again at once."""
+    patience = Patience(start=60.0, round=600.0, enough=0.5, resend=150.0, poll=1.0)
+    settings = federation(fa.FedADMM(rho=1.0), rounds=ROUNDS, patience=patience)
+    ends = []
+    grid = FakeGrid(settings, tmp_path, _slow({1, 2}))
+    history = run_through(settings, grid, tmp_path, lambda report: ends.append(clock.now()))
+    assert history.trace == [[0, 1, 2, 3]] * 2 + [[0, 3]] + [[0, 1, 2, 3]] * (ROUNDS - 3)
+    assert ends[2] - ends[1] < 10
+    assert "2 others had answered" in history.records[2]["network"]["events"][0]["detail"]
+    check(settings, history, tmp_path)
+
+
+def test_a_method_that_needs_all_clients_waits_for_them(tmp_path):
+    patience = Patience(start=60.0, round=60.0, enough=0.5, resend=150.0, poll=1.0)
+    settings = federation(fa.FedSplit(eta=1.0), rounds=ROUNDS, patience=patience)
+    with pytest.raises(fa.EngineError, match=r"needs all clients, but 2 did not bring"):
+        run_through(settings, FakeGrid(settings, tmp_path, _slow({1, 2})), tmp_path)
+
+
+def test_it_is_said_for_whom_a_round_waits(tmp_path, caplog):
+    """In the log after 10 s and then ever more rarely, and for `deploy status` while it lasts."""
+    patience = Patience(start=60.0, round=100.0, resend=150.0, poll=1.0)
+    settings = federation(fa.FedADMM(rho=1.0), rounds=3, patience=patience)
+    seen = []
+
+    class Grid(FakeGrid):
+        def pull_messages(self, identities):
+            path = tmp_path / "server" / "waiting.json"
+            seen.append(look(tmp_path / "server")["waiting"] if path.exists() else None)
+            return super().pull_messages(identities)
+
+    history = run_through(settings, Grid(settings, tmp_path, _slow({2}, "2")), tmp_path)
+    said = [r.message for r in caplog.records if "waiting for" in r.message]
+    assert said == ["round 2: waiting for client 2"] * 4  # after 10, 20, 40, 80 of 100 s
+    assert {(w["round"], *w["clients"]) for w in seen if w is not None} == {(2, 2)}
+    assert look(tmp_path / "server")["waiting"] is None
+    assert history.records[1]["network"]["events"][0]["at"]
+
+
+# What one site moves, and the model on the way ----------------------------------------------------
+
+
+def test_records_and_status_name_the_largest_influence(tmp_path):
+    """The share of the weighted norms, written down from the sites' own states."""
+    settings = federation(fa.FedADMM(rho=1.0), rounds=1, weights=[0.7, 0.1, 0.1, 0.1])
+    grid = FakeGrid(settings, tmp_path)
+    history = run_through(settings, grid, tmp_path)
+    start = settings.problem.initial
+    moved = [
+        float((s.w + s.y / s.rho - start).norm())
+        for s in states_on_disk(settings, tmp_path).values()
+    ]
+    lengths = [weight * norm for weight, norm in zip((0.7, 0.1, 0.1, 0.1), moved, strict=True)]
+    found = history.records[0]["network"]["influence"]
+    assert found["client"] == max(range(4), key=lengths.__getitem__)
+    assert found["share"] == pytest.approx(max(lengths) / sum(lengths), rel=1e-4)
+
+
+def test_the_model_can_be_taken_in_the_middle(tmp_path):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=ROUNDS)
+    found = []
+
+    def take(report):
+        path = tmp_path / "server"
+        if report.record["round"] > 1:
+            found.append(RunDir(path).model(last=True).params)
+
+    run_through(settings, FakeGrid(settings, tmp_path), tmp_path, take)
+    half = federation(fa.FedADMM(rho=1.0), rounds=ROUNDS - 1)
+    assert len(found) == ROUNDS - 1
+    assert torch.equal(found[-1], simulated(half).params)

@@ -225,6 +225,15 @@ def status(folder: _Folder, as_json: options.AsJson = False) -> None:
         typer.echo(f"{'runs' if process['running'] else 'ended':6} {process['name']}")
     for site in found["sites"]:
         typer.echo(_site_line(site))
+    most, waiting = found["influence"], found["waiting"]
+    if most is not None:
+        typer.echo(
+            f"the largest influence of one site: client {most['client']}, "
+            f"{100 * most['share']:.0f} % of the last update"
+        )
+    if waiting is not None:
+        named = ", ".join(map(str, waiting["clients"]))
+        typer.echo(f"round {waiting['round']} waits for client {named} ({waiting['at']})")
     typer.echo(f"{found['rounds']} rounds done; {found['status']}")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from fedadmm.core.errors import ConfigError, ParameterError, StateError
@@ -37,6 +38,10 @@ class Patience:
     Args:
         start: for the first nodes to appear.
         round: for the replies of a round; who has not answered then did not take part.
+        gone: for a node that was asked and that Flower no longer sees; if it does not come back by
+            then, the round goes on without it.
+        enough: the share of a round's clients whose updates end the round; the updates of those who
+            are slower do not count.  1 waits for all, up to `round` seconds.
         resend: before an unanswered task is sent again within its round; before each further copy
             twice as long, so that a slow node is not flooded, and at most eight times.
         poll: between two looks for replies.
@@ -45,6 +50,8 @@ class Patience:
 
     start: Positive = 300.0
     round: Positive = 600.0
+    gone: Positive = 60.0
+    enough: Annotated[float, Gt(0), Le(1)] = 1.0
     resend: Positive = 150.0
     poll: Positive = 0.2
     empty: Count = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms import FedAvg
-from fedadmm.core import signals
+from fedadmm.core import files, signals
 from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.core.problem import Problem
 from fedadmm.data import models
@@ -24,7 +25,7 @@ from fedadmm.flower.local.keys import make_identities
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, end_group, recorded
 from fedadmm.flower.local.project import write_configured
-from fedadmm.flower.server.rundir import read_events
+from fedadmm.flower.server.rundir import WAITING, read_events
 from fedadmm.flower.server.state import read_known
 from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
@@ -165,11 +166,15 @@ def look(folder: Path) -> dict[str, Any]:
     records, finished = read.records(), read.finished()
     under_way = elsewhere or any(alive for _, alive in groups)
     unfinished = "under way" if under_way else "interrupted; resume it"
+    waiting = files.read_if_there(folder / WAITING) if finished is None else None
+    last = records[-1].get("network", {}) if records else {}
     return {
         "processes": [{"name": one.name, "running": alive} for one, alive in groups],
         "rounds": len(rounds(records)),
         "last": records[-1] if records else None,
         "status": finished["status"] if finished is not None else unfinished,
+        "waiting": None if waiting is None else json.loads(waiting),
+        "influence": last.get("influence"),
         "sites": _at_sites(folder, records),
     }
 

@@ -8,7 +8,7 @@ loop then makes one step per reply, and a reply from an older model is an increm
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from fedadmm.core.errors import EngineError
 from fedadmm.core.messages import ClientInfo, Download, Engine, Partial, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Brought, vectors
+from fedadmm.flower.protocol.admission import Brought, Sizes, vectors
 from fedadmm.flower.protocol.ledger import RefusedError, ServerLedger, Word, fold, mark_lost
 from fedadmm.flower.protocol.masking import hiding
 from fedadmm.flower.server.exchange import Exchange, Roster, Seat
@@ -31,6 +31,8 @@ _ALONE = 8
 """This many times as many rounds may fail while always the same client is asked alone."""
 _RAREST = 8
 """A client that stays silent is asked again after 1, 2, 4 and then always this many rounds."""
+_WAITING = 10.0
+"""Seconds after which it is said for whom a round waits."""
 LOOK = 5.0
 """Seconds between two looks for nodes that restarted, came or went."""
 
@@ -53,6 +55,26 @@ class Silence(NamedTuple):
         return self.last + min(1 << (self.rounds - 1), _RAREST)
 
 
+class Waiting:
+    """Says for whom a round waits: after ten seconds, and then ever more rarely."""
+
+    def __init__(self, say: Callable[[int, Sequence[int]], None], index: int, now: float) -> None:
+        self._say, self._index = say, index
+        self._began, self._next = now, _WAITING
+        self._said = False
+
+    def look(self, left: Sequence[int], now: float) -> None:
+        """Say it when it is time."""
+        if left and now - self._began >= self._next:
+            self._next, self._said = 2 * self._next, True
+            self._say(self._index, left)
+
+    def over(self) -> None:
+        """Nothing is waited for any more."""
+        if self._said:
+            self._say(self._index, [])
+
+
 class GridEngine(Engine):
     """Sends tasks, collects and judges the replies, yields them.
 
@@ -72,7 +94,12 @@ class GridEngine(Engine):
         beside: wire.Beside,
         *,
         can_repair: bool,
+        say_waiting: Callable[[int, Sequence[int]], None],
     ) -> None:
+        self._say_waiting = say_waiting
+        self._patience = federation.patience
+        self._gone: dict[int, float] = {}
+        """Since when nodes that a round waits for are no longer seen."""
         self.is_asynchronous = federation.mode != "rounds"
         self._federation = federation
         self._job = job
@@ -157,17 +184,31 @@ class GridEngine(Engine):
     def largest(self) -> str:
         """Whose updates were the largest, for whoever looks for the cause of a divergence."""
         sizes = {client: brought.recent[-1] for client, brought in self.norms.items()}
-        sizes |= {client: accepted.admitted.sizes for client, accepted in self._answers.items()}
-        shares = {
+        shares = self._shares(sizes | self._sizes())
+        most = sorted(shares, key=lambda client: -shares[client])[:3]
+        each = ", ".join(f"client {c} ({100 * shares[c]:.0f} %)" for c in most)
+        return f"; the largest shares of the last updates are those of {each}" if each else ""
+
+    def influence(self) -> dict[str, Any]:
+        """Whose update was the largest share of the last step; nothing where only sums are seen."""
+        shares = self._shares(self._sizes())
+        if not shares:
+            return {}
+        client = max(shares, key=lambda one: shares[one])
+        return {"influence": {"client": client, "share": shares[client]}}
+
+    def _sizes(self) -> dict[int, Sizes]:
+        return {client: accepted.admitted.sizes for client, accepted in self._answers.items()}
+
+    def _shares(self, sizes: Mapping[int, Sizes]) -> dict[int, float]:
+        """The weighted norms of updates as parts of their sum."""
+        lengths = {
             c: self._job.problem.weight(c) * math.hypot(*vectors(s).values())
             for c, s in sizes.items()
         }
-        most = sorted(shares, key=lambda client: -shares[client])[:3]
-        total = sum(shares.values())
-        if not total or not math.isfinite(total):
-            return ""
-        each = ", ".join(f"client {c} ({100 * shares[c] / total:.0f} %)" for c in most)
-        return f"; the largest shares of the last updates are those of {each}"
+        total = sum(lengths.values())
+        right = total > 0 and math.isfinite(total)
+        return {client: length / total for client, length in lengths.items()} if right else {}
 
     def close(self) -> None:
         self._exchange.forget()
@@ -286,12 +327,15 @@ class GridEngine(Engine):
                 f"it left {rest.rounds} tasks unanswered, and is asked again in round "
                 f"{rest.until + 1}",
             )
-        while left and exchange.now() < deadline:
+        enough = len(ids) if with_all else math.ceil(self._federation.patience.enough * len(ids))
+        waiting = Waiting(self._say_waiting, index, exchange.now())
+        while left and len(answers) < enough and exchange.now() < deadline:
             self._roster.refresh()
             if not with_all:
-                for client in self._absent(left):
+                for client, reason in self._absent(left).items():
                     del left[client]
-                    why[client] = RefusedError(Word.MISSING, "its node is not online")
+                    why[client] = RefusedError(Word.MISSING, reason)
+            waiting.look(list(left), exchange.now())
             self._tasks.send(left, cast, self.ledger, index, deadline - exchange.now(), rounds=True)
             until = min(deadline, exchange.now() + LOOK)
             for client, outcome in self._tasks.verdicts(self.ledger, until):
@@ -304,13 +348,16 @@ class GridEngine(Engine):
                     why[client] = outcome
                     if not self._tasks.out[client].failed:
                         del left[client]
-            if left:
+            if left and len(answers) < enough:
                 exchange.pause()
+        waiting.over()
         exchange.forget()
-        self._hear_silence(ids, left, resting, index)
+        slow = len(answers) >= enough  # than others, and not silent
+        self._hear_silence(ids, {} if slow else left, resting, index)
         self._tasks.clear()
         for client in left:
             text = why[client].detail if client in why else "no answer in time"
+            text = f"{len(answers)} others had answered, which is enough" if slow else text
             why[client] = RefusedError(Word.MISSING, text)
         for client, outlier in self._outliers(answers, cast, index).items():
             del answers[client]
@@ -373,10 +420,16 @@ class GridEngine(Engine):
                 )
             exchange.pause()
 
-    def _absent(self, left: Iterable[int]) -> list[int]:
-        """Who is not there and was not asked takes no part; who was asked may come back."""
-        online = self._roster.online()
-        return [c for c in left if c not in online and c not in self._tasks.out]
+    def _absent(self, left: Iterable[int]) -> dict[int, str]:
+        """Who is not there takes no part; who was asked may come back for a while."""
+        online, now, most = self._roster.online(), self._exchange.now(), self._patience.gone
+        away = [client for client in left if client not in online]
+        self._gone = {client: self._gone.get(client, now) for client in away}
+        found = dict.fromkeys(
+            (c for c in away if c not in self._tasks.out), "its node is not online"
+        )
+        late = (c for c in away if c not in found and now - self._gone[c] > most)
+        return found | dict.fromkeys(late, f"its node has been gone for {most:g} s")
 
     def _outliers(
         self, answers: Mapping[int, Accepted], cast: Cast, step: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedadmm.flower.server.service import Outcome
 
 
-EVENTS = "events.jsonl"
+EVENTS, WAITING = "events.jsonl", "waiting.json"
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -112,6 +112,8 @@ class Event(NamedTuple):
     client: int
     word: str
     detail: str
+    at: str
+    """The time, as files hold it."""
 
 
 class Journal:
@@ -124,7 +126,7 @@ class Journal:
     def note(self, sequence: int, client: int, why: RefusedError) -> None:
         """Count an event and say it."""
         self.counts[str(why.word)] += 1
-        self._fresh.append(Event(sequence, client, str(why.word), why.detail))
+        self._fresh.append(Event(sequence, client, str(why.word), why.detail, clock.timestamp()))
         _logger.warning("round %d, client %d: %s", sequence + 1, client, why)
 
     def count(self, word: Word) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedadmm.core import trees
+from fedadmm.core import clock, files, trees
 from fedadmm.core.codec import DamageError
 from fedadmm.core.errors import EngineError, ParameterError
+from fedadmm.core.outputs import Iterate
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Word, restart
@@ -20,7 +23,7 @@ from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside, signer
 from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange, Roster
-from fedadmm.flower.server.rundir import Journal
+from fedadmm.flower.server.rundir import WAITING, Journal
 from fedadmm.flower.server.site_evaluation import Measured, SiteEvaluation, far_off, measured
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run, read_known
 from fedadmm.run.callbacks import Callbacks, Run
@@ -34,7 +37,7 @@ from fedadmm.run.plan import Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record, numbers, value
 from fedadmm.run.stores import MemoryStore
 from fedadmm.study.records import fitted
-from fedadmm.study.rundir import CHECKPOINT
+from fedadmm.study.rundir import CHECKPOINT, RunDir
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -119,7 +122,18 @@ class Service:
             self.journal,
             beside,
             can_repair=on_disk or not self.remembers,
+            say_waiting=self._say_waiting,
         )
+
+    def _say_waiting(self, index: int, clients: Sequence[int]) -> None:
+        """In the log, and for `deploy status` in a file; nobody is waited for any more."""
+        if not clients:
+            files.remove(self._folder / WAITING)
+            return
+        named = ", ".join(map(str, clients))
+        _logger.warning("round %d: waiting for client %s", index + 1, named)
+        said = {"round": index + 1, "clients": list(clients), "at": clock.timestamp()}
+        files.write(self._folder / WAITING, json.dumps(said).encode())
 
     def run(self) -> Outcome:
         """Rounds, or steps, until the end; repairs and empty rounds interrupt the loop."""
@@ -189,6 +203,7 @@ class Service:
             told += 'from which the run goes on, with leave-out="…" without these clients'
             ending = ending._replace(sentence=told)
         record["network"] = record.get("network", {}) | self._told(record["round"]) | self.news()
+        record["network"] |= self.engine.influence()
         state = report.state._replace(first_loss=self._first_loss)
         report = RoundReport(state, record, report.infos, ending)
         self.callbacks.round(report)
@@ -222,8 +237,8 @@ class Service:
             "sites": said | ({"declined": found.declined} if found.declined else {})
         }
         record["metrics"] = found.shown() | record["metrics"]
-        spent, clock = time.perf_counter() - began, record["clock"]
-        clock["evaluation_seconds"] = clock.get("evaluation_seconds", 0.0) + spent
+        spent, times = time.perf_counter() - began, record["clock"]
+        times["evaluation_seconds"] = times.get("evaluation_seconds", 0.0) + spent
         if self._first_loss is None:
             self._first_loss = means.get("loss")
         elif found.exceed(EXPLOSION * (1 + abs(self._first_loss))):
@@ -265,7 +280,9 @@ class Service:
                 empty=self.saved.empty + self.engine.empty,
                 norms=self.engine.norms,
             )
-            for client, why in self.disk.save(self.saved, brought).items():
+            unkept = self.disk.save(self.saved, brought)
+            RunDir(self._folder).write_model(state.best, Iterate(*self._handed_out(state)))
+            for client, why in unkept.items():
                 if self.engine.give_up(client):
                     detail = f"{why}; should this client lose its state, it cannot be taken out"
                     self.journal.note(state.round - 1, client, RefusedError(Word.LEDGER, detail))
