@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import (
@@ -206,6 +206,15 @@ class Problem(Part):
         """The same problem with other objectives, one for each client."""
         made = copy(self)  # `replace` would scale the weights again, and round them
         object.__setattr__(made, "clients", clients)
+        return made
+
+    def without(self, clients: Collection[int]) -> Problem:
+        """The same problem, in which these clients count nothing and all keep their numbers."""
+        count = len(self.clients)
+        kept = [0.0 if client in clients else self.weight(client) for client in range(count)]
+        made = copy(self)
+        weights = torch.tensor(kept, dtype=torch.float64)
+        object.__setattr__(made, "weights", weights / weights.sum())
         return made
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Problem:

@@ -89,6 +89,10 @@ class Federation:
             this run, such as one with a new key; False refuses it.
         leave_out (sequence of int): clients that are not asked, such as those that a divergence
             names; what they brought before stays.
+        take_out (sequence of int): clients that leave the federation for good.  With ledger "disk"
+            what they brought is taken out exactly, and the others' weights add up to one again.
+        accept_sites (bool): go on with more clients than the run began with; the new ones have the
+            highest numbers.
         operator_key (str): a file of the server with the Ed25519 key that signs what it sends, for
             sites whose policy names its public half.
         train_config (mapping): sent to the sites with every task, for apps with a training loop of
@@ -108,6 +112,8 @@ class Federation:
     accept_rollback: bool = False
     accept_nodes: bool = False
     leave_out: Sequence[Natural] = ()
+    take_out: Sequence[Natural] = ()
+    accept_sites: bool = False
     operator_key: str | None = None
     train_config: Mapping[str, Any] = field(default_factory=dict)
     evaluate_config: Mapping[str, Any] = field(default_factory=dict)
@@ -157,6 +163,13 @@ class Federation:
                 "Federation: ledger is 'disk', but must be 'none' with MaskedSum, which shows no "
                 "single client's uploads, so that none can be taken out"
             )
+        if self.take_out and self.experiment.aggregate.hides:
+            raise ParameterError(
+                "Federation: take_out must be empty with MaskedSum, which shows no single client's "
+                "uploads, so that none can be taken out"
+            )
+        if not set(range(self.clients)) - set(self.take_out):
+            raise ParameterError("Federation: take_out names all clients, but one must stay")
         if method.asynchronous and self.mode == "rounds":
             raise ParameterError(
                 f"Federation: mode is 'rounds', but {type(method).__name__} folds every "
@@ -184,6 +197,11 @@ class Federation:
     def clients(self) -> int:
         """How many sites there are; they are numbered from 0."""
         return self.problem.num_clients
+
+    @property
+    def members(self) -> list[int]:
+        """The sites that count."""
+        return [client for client in range(self.clients) if client not in self.take_out]
 
     @property
     def has_noise(self) -> bool:
@@ -240,6 +258,8 @@ class Federation:
             aggregate=run.aggregate.fitted(Uploads.of(run.upload)),
             deployed=True,
         )
+        if self.take_out:
+            job = job._replace(problem=job.problem.without(self.take_out))
         check_pairing(job, run.sampler, run.rounds, asynchronous=self.mode == "asynchronous")
         return job
 

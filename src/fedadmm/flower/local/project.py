@@ -177,7 +177,7 @@ name = "fedadmm-federation"
 version = "0.1.0"
 description = "A federation of fedadmm"
 license = "Apache-2.0"
-dependencies = ["fedadmm[flower]"]
+dependencies = ["flwr"]
 
 [tool.flwr.app]
 publisher = "fedadmm"
@@ -190,7 +190,9 @@ clientapp = "{package}.app:client"
 run-dir = {run_dir}
 accept-rollback = false
 accept-nodes = false
+accept-sites = false
 leave-out = ""
+take-out = ""
 operator-key = ""
 status-port = 0
 """

@@ -56,8 +56,9 @@ def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> Serve
     """A Flower ServerApp that runs a federation, and resumes it when it is started again.
 
     The run configuration must hold `run-dir`, the folder that receives metrics.jsonl,
-    summary.json, model.safetensors and the checkpoint.  `accept-rollback` and `accept-nodes` may be
-    true, `leave-out` name clients and `operator-key` a file, as in `Federation`.  `status-port` is
+    summary.json, model.safetensors and the checkpoint.  `accept-rollback`, `accept-nodes` and
+    `accept-sites` may be true, `leave-out` and `take-out` name clients and `operator-key` a file,
+    as in `Federation`.  `status-port` is
     the port of this machine's loopback on which /health and /metrics are answered while the run
     goes on, and 0, the default, is none.
     """
@@ -80,19 +81,21 @@ def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> Serve
 def configured(federation: Federation, config: Mapping[str, Any]) -> Federation:
     """The federation with what the operator says in the run configuration."""
     words: dict[str, Any] = {}
-    for name in ("accept-rollback", "accept-nodes"):
+    for name in ("accept-rollback", "accept-nodes", "accept-sites"):
         word = config.get(name, getattr(federation, name.replace("-", "_")))
         if not isinstance(word, bool):
             raise ConfigError(f"run-config: {name} is {word!r}, but must be true or false")
         words[name.replace("-", "_")] = word
-    left = str(config.get("leave-out", "")).replace(",", " ").split()
-    if not all(one.isdecimal() and int(one) < federation.clients for one in left):
-        raise ConfigError(
-            f"run-config: leave-out is {config['leave-out']!r}, but must be client numbers below "
-            f'{federation.clients}, as in leave-out="2,5"'
-        )
+    for name in ("leave-out", "take-out"):
+        named = str(config.get(name, "")).replace(",", " ").split()
+        if not all(one.isdecimal() and int(one) < federation.clients for one in named):
+            raise ConfigError(
+                f"run-config: {name} is {config[name]!r}, but must be client numbers below "
+                f'{federation.clients}, as in {name}="2,5"'
+            )
+        field = name.replace("-", "_")
+        words[field] = [*getattr(federation, field), *map(int, named)]
     words["operator_key"] = str(config.get("operator-key") or "") or federation.operator_key
-    words["leave_out"] = [*federation.leave_out, *map(int, left)]
     return replace(federation, **words)
 
 

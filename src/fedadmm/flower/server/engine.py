@@ -128,6 +128,7 @@ class GridEngine(Engine):
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[Reply | Partial]:
+        ids = [client for client in ids if client not in self._federation.take_out]
         admission = self._federation.admission
         kind = Broadcast if self._part is None else Readiness
         cast = kind(self._job, download, admission, round_index, self._beside)

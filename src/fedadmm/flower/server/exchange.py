@@ -161,7 +161,7 @@ class Roster:
         self._patience = federation.patience
         self._holders = dict(holders)
         self._accept_nodes = federation.accept_nodes
-        self._left_out = federation.leave_out
+        self._left_out = {*federation.leave_out, *federation.take_out}
         self._seats: dict[int, Seat] = {}
         self._refused: dict[int, str] = {}
         self._asked: dict[Seat, float] = {}

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fedadmm.core import clock, files, trees
 from fedadmm.core.codec import DamageError
-from fedadmm.core.errors import EngineError, ParameterError
+from fedadmm.core.errors import EngineError, ParameterError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
@@ -69,13 +70,17 @@ class Service:
         callbacks: Callbacks,
         beside: Beside,
     ) -> None:
+        known = read_known(folder / CHECKPOINT)
+        gone = [client for client, weight in enumerate(known.weights) if weight == 0]
+        federation = replace(federation, take_out=sorted({*federation.take_out, *gone}))
         self.federation = federation
         patience, key = federation.patience, federation.operator_key
         sign = None if key is None else signer(Path(key))
         as_it_runs, length = federation, None
         if federation.per_work:
-            length = read_known(folder / CHECKPOINT).length
-            length = length or _length(federation, Exchange(grid, patience.poll, sign), beside)
+            length = known.length or _length(
+                federation, Exchange(grid, patience.poll, sign), beside
+            )
             beside = {**beside, wire.WORK: {"length": length}}
             as_it_runs = federation.fitted(length)
         job = as_it_runs.server_job()
@@ -92,9 +97,12 @@ class Service:
         )
         begun = initial_state(self.job)
         note = federation.experiment.output.begin(offered(self.job.algorithm, begun))
-        fresh = Saved(begun._replace(output=note), new_run(), {}, length=length)
-        saved = self.disk.load(fresh.state) or fresh
-        self.saved = saved._replace(boots=saved.boots + 1)
+        weights = [self.job.problem.weight(client) for client in range(federation.clients)]
+        fresh = Saved(begun._replace(output=note), new_run(), {}, length=length, weights=weights)
+        saved = self.disk.load(fresh.state, accept_sites=federation.accept_sites) or fresh
+        if list(saved.weights) != weights:
+            saved = self._with_sites(saved, weights, on_disk)
+        self.saved = saved = saved._replace(boots=saved.boots + 1)
         self.disk.save(self.saved, {})
         self._first_loss = saved.state.first_loss
         # An exchange each: waiting for one thing must not end the waiting for another.
@@ -125,6 +133,51 @@ class Service:
             say_waiting=self._say_waiting,
         )
 
+    def _with_sites(self, saved: Saved, weights: Sequence[float], on_disk: bool) -> Saved:
+        """The same run with other sites: as if all had always counted what they count now.
+
+        The server's state is a sum of what the clients brought, each times its weight, so that a
+        change of weights changes it by the difference, and a client that leaves counts nothing.
+        """
+        if len(saved.weights) > len(weights):
+            raise StateError(
+                f"the run has {len(saved.weights)} clients, but the app {len(weights)}; a site "
+                'leaves with take-out="…" in the --run-config, and the others keep their numbers'
+            )
+        before = [*saved.weights, *[0.0] * (len(weights) - len(saved.weights))]
+        entries = {c: e for c, e in saved.ledger.entries.items() if e.version}
+        if self.remembers and entries and not on_disk:
+            raise StateError(
+                "the sites of this run change, but without ledger='disk' it is not known what each "
+                "of them has brought"
+            )
+        state, ledger = saved.state, saved.ledger
+        if self.remembers:
+            for client, entry in entries.items():
+                try:
+                    past = self.disk.contribution(
+                        ledger.run, client, entry, _message_template(self.job), before[client]
+                    )
+                except DamageError as error:
+                    raise StateError(
+                        f"{error}, so that the sites of this run cannot change"
+                    ) from None
+                less = trees.scaled(past, 1 - weights[client] / before[client])
+                state = self._removed(state, less)
+        for client in (c for c in range(len(weights)) if weights[c] == 0 < before[c]):
+            ledger = restart(ledger, client)
+            if state.missed is not None:
+                state = state._replace(missed=state.missed.remove_client(client))
+            _logger.warning("client %d leaves the federation", client)
+        norms = {c: brought for c, brought in saved.norms.items() if weights[c]}
+        return saved._replace(state=state, ledger=ledger, norms=norms, weights=weights)
+
+    def _removed(self, state: RunState, past: Any) -> RunState:
+        """The state without something that was folded."""
+        past = trees.map_tensors(lambda leaf: leaf.to(self.job.initial.dtype), past)
+        server = self.job.algorithm.remove_client(state.server, past, self.job.problem.regularizer)
+        return state._replace(server=server)
+
     def _say_waiting(self, index: int, clients: Sequence[int]) -> None:
         """In the log, and for `deploy status` in a file; nobody is waited for any more."""
         if not clients:
@@ -146,7 +199,7 @@ class Service:
             self._check_nodes()
         initial = self.saved.state.round < 0
         everybody = initial or not self.job.algorithm.accepts_partial
-        self.roster.wait_for(self.federation.clients if everybody else 1)
+        self.roster.wait_for(len(self.federation.members) if everybody else 1)
         sampler, engine = self.federation.experiment.sampler, self.engine
         while self.saved.state.round < self.rounds:
             self.repair()
@@ -317,19 +370,14 @@ class Service:
         """The state as if a client had never taken part; None, and said, when nobody knows it."""
         entry = self.engine.ledger.entry(client)
         try:
-            past = self.disk.contribution(
-                self.engine.ledger.run, client, entry, _message_template(self.job)
-            )
+            template, weight = _message_template(self.job), self.saved.weights[client]
+            past = self.disk.contribution(self.engine.ledger.run, client, entry, template, weight)
         except DamageError as error:
             self.engine.give_up(client)
             detail = f"{error}; this client lost its state, and cannot be taken out"
             self.journal.note(state.round - 1, client, RefusedError(Word.LEDGER, detail))
             return None
-        if past is None:
-            return state
-        past = trees.map_tensors(lambda leaf: leaf.to(self.job.initial.dtype), past)
-        server = self.job.algorithm.remove_client(state.server, past, self.job.problem.regularizer)
-        return state._replace(server=server)
+        return state if past is None else self._removed(state, past)
 
     def _schedule(self) -> Schedule:
         evaluation = Evaluation(
@@ -374,7 +422,7 @@ class Service:
 def _length(federation: Federation, exchange: Exchange, beside: Beside) -> float:
     """How long the sites' local work is: the mean of what they say, for a penalty that fits it."""
     roster, said = Roster(exchange, federation), dict[int, float]()
-    roster.wait_for(federation.clients - len(federation.leave_out))
+    roster.wait_for(len(set(federation.members) - set(federation.leave_out)))
     questions = {c: (seat.node, wire.hello(beside)) for c, seat in roster.online().items()}
     exchange.send("train", "work", questions, federation.patience.round)
     for arrival in exchange.arrivals(exchange.now() + federation.patience.round):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from fedadmm.run.plan import RunState, pack_state, unpack_state
 
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
 FORMAT = 4
-_VALUES, _OWNER = "values", "owner"
+_VALUES, _OWNER, _WEIGHT = "values", "owner", "weight"
 
 
 class Saved(NamedTuple):
@@ -51,6 +51,8 @@ class Saved(NamedTuple):
     """Client -> the identity of its node."""
     length: float | None = None
     """How long the sites' local work is, where a penalty was fitted to it."""
+    weights: Sequence[float] = ()
+    """What each client counts; 0 for those that were taken out."""
 
 
 def new_run() -> ServerLedger:
@@ -60,7 +62,7 @@ def new_run() -> ServerLedger:
 
 def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
     """What must not change between a run and its resumption."""
-    weights = [job.problem.weight(client) for client in range(federation.clients)]
+    weights = [federation.problem.weight(client) for client in range(federation.clients)]
     run = federation.experiment
     parts: dict[str, Any] = {
         "algorithm": run.algorithm,
@@ -96,22 +98,15 @@ class ServerState:
         self._keep = keep_contributions
         self._fingerprint = dict(fingerprint)
 
-    def load(self, template: RunState) -> Saved | None:
+    def load(self, template: RunState, *, accept_sites: bool = False) -> Saved | None:
         """The last checkpoint, or None for a run that begins."""
         path = self._folder / SERVER
-        try:
-            packed = codec.read_checksummed(path)
-        except DamageError:
-            if _had_no_digest(path):
-                raise _of_an_earlier_version(path) from None
-            raise
+        packed = _read(path)
         if packed is None:
             return None
         with _understanding(path):
-            values = json.loads(str(packed.plain.pop(_VALUES)))
-            if values.get("format") != FORMAT:
-                raise _of_an_earlier_version(path)
-            self._compare(values["fingerprint"])
+            values = _values(path, packed)
+            self._compare(values["fingerprint"], ("clients", "weights") if accept_sites else ())
             return Saved(
                 unpack_state(template, None, packed.tensors, values["state"]),
                 ServerLedger(values["run"], _entries(values)),
@@ -121,11 +116,13 @@ class ServerState:
                 {int(client): Brought(*one) for client, one in values["norms"].items()},
                 {int(client): str(one) for client, one in values["holders"].items()},
                 values.get("length"),
+                values.get("weights", ()),
             )
 
-    def _compare(self, before: Mapping[str, str]) -> None:
+    def _compare(self, before: Mapping[str, str], may_differ: Collection[str]) -> None:
         now = self._fingerprint
-        changed = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+        keys = (before.keys() | now.keys()) - set(may_differ)
+        changed = [key for key in keys if before.get(key) != now.get(key)]
         if changed:
             shown = ", ".join(f"{k} ({before.get(k)} -> {now.get(k)})" for k in sorted(changed))
             raise StateError(f"{self._folder}: holds another run, which differs in {shown}")
@@ -135,7 +132,7 @@ class ServerState:
 
         Returns whose contribution could not be kept, and why.
         """
-        unkept = self._add(saved.ledger, brought) if self._keep else {}
+        unkept = self._add(saved, brought) if self._keep else {}
         tensors, state = pack_state(saved.state)
         values = {
             "format": FORMAT,
@@ -149,6 +146,7 @@ class ServerState:
             "norms": {str(client): list(one) for client, one in saved.norms.items()},
             "holders": {str(client): one for client, one in saved.holders.items()},
             "length": saved.length,
+            "weights": list(saved.weights),
         }
         packed = Packed(tensors, {_VALUES: json.dumps(values)})
         codec.write_checksummed(self._folder / SERVER, packed)
@@ -156,8 +154,10 @@ class ServerState:
             self._sweep(saved.ledger)
         return unkept
 
-    def contribution(self, run: str, client: int, entry: Entry, template: Any) -> Any | None:
-        """a_i times the sum of all uploads of a client; None before its first one.
+    def contribution(
+        self, run: str, client: int, entry: Entry, template: Any, weight: float
+    ) -> Any | None:
+        """a_i, as it is now, times the sum of all uploads of a client; None before its first one.
 
         A DamageError when the file is not there, or not what was written.
         """
@@ -169,17 +169,20 @@ class ServerState:
             raise DamageError(f"{path} is not there")
         if packed.plain.pop(_OWNER, None) != f"{run} {path.name}":
             raise DamageError(f"{path} is another client's, version's or run's")
-        return unpack(template, packed)
+        counted = float(packed.plain.pop(_WEIGHT, weight))
+        past = unpack(template, packed)
+        return past if counted == weight else trees.scaled(past, weight / counted)
 
-    def _add(self, ledger: ServerLedger, brought: Mapping[int, Any]) -> dict[int, str]:
-        unkept = {}
+    def _add(self, saved: Saved, brought: Mapping[int, Any]) -> dict[int, str]:
+        unkept, ledger = {}, saved.ledger
         for client, message in brought.items():
             entry = ledger.entry(client)
             before = entry._replace(version=entry.version - 1)
             # Sums in double precision: what is taken out one day must be what was put in.
             total = trees.map_tensors(lambda leaf: leaf.double(), message)
             try:
-                past = self.contribution(ledger.run, client, before, message)
+                weight = saved.weights[client]
+                past = self.contribution(ledger.run, client, before, message, weight)
             except DamageError as error:
                 unkept[client] = str(error)
                 continue
@@ -187,6 +190,7 @@ class ServerState:
                 total = trees.add_scaled_(trees.clone(total), past, 1.0)
             path, packed = self._path(client, entry), pack(total)
             packed.plain[_OWNER] = f"{ledger.run} {path.name}"  # a copied file is not this one
+            packed.plain[_WEIGHT] = weight  # which changes when sites come and go
             codec.write_checksummed(path, packed)
         return unkept
 
@@ -208,19 +212,36 @@ class Known(NamedTuple):
     nodes: Mapping[int, int]
     """Client -> the id of its node."""
     length: float | None = None
-    """As in `Saved`."""
+    weights: Sequence[float] = ()
 
 
 def read_known(folder: Path) -> Known:
     """What a checkpoint knows, for whoever only looks; nothing before the first."""
     path = folder / SERVER
-    packed = codec.read_checksummed(path)
+    packed = _read(path)
     if packed is None:
         return Known({}, {})
     with _understanding(path):
-        values = json.loads(str(packed.plain[_VALUES]))
+        values = _values(path, packed)
         nodes = {int(client): int(node) for node, client in values["roster"].items()}
-        return Known(_entries(values), nodes, values.get("length"))
+        length, weights = values.get("length"), values.get("weights", ())
+        return Known(_entries(values), nodes, length, weights)
+
+
+def _read(path: Path) -> Packed | None:
+    try:
+        return codec.read_checksummed(path)
+    except DamageError:
+        if _had_no_digest(path):
+            raise _of_an_earlier_version(path) from None
+        raise
+
+
+def _values(path: Path, packed: Packed) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(str(packed.plain.pop(_VALUES)))
+    if values.get("format") != FORMAT:
+        raise _of_an_earlier_version(path)
+    return values
 
 
 @contextmanager
