@@ -124,7 +124,8 @@ def test_a_deployed_summary_tells_the_fitted_penalty(tmp_path, monkeypatch):
 
         def run(self, app, given):
             RunDir(Path(given["run-dir"])).close(
-                {"code": "completed", "status": "", "params_sha256": "", "network": {}, "best": {}}
+                {"code": "completed", "status": "", "params_sha256": ""}
+                | {"network": {}, "best": {}, "fitted": {}}
             )
 
     monkeypatch.setattr("fedadmm.flower.local.run.LocalNetwork", Network)

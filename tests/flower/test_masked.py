@@ -47,6 +47,7 @@ def is_set(message: Message) -> bool:
 
 
 METHODS = {
+    "per work": fa.FedADMM(rho=fa.PerWork(0.25)),
     "fedavg": fa.FedAvg(),
     "fedadmm": fa.FedADMM(0.5),
     "feddr": fa.FedDR(0.5),

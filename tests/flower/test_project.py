@@ -114,7 +114,7 @@ def project(tmp_path):
     port, _ = free_ports(2)
     made = write_project(tmp_path / "study", 2, "localhost", port=port, rounds=3, features=4)
     made.app.with_name("my_method.py").write_text(OWN_METHOD)
-    text = made.app.read_text().replace("fa.FedADMM(rho=0.1)", "Mine()")
+    text = made.app.read_text().replace("fa.FedADMM(rho=fa.PerWork(0.25))", "Mine()")
     made.app.write_text(text.replace("import torch\n", "import torch\n" + OWN_IMPORT))
     shells = Shells(tmp_path, made.commands.read_text())
     assert len(shells.blocks) == 5
@@ -127,8 +127,6 @@ def project(tmp_path):
         for number, folder in enumerate(made.sites):
             rows(folder / "rows.csv", number)
             block = site.replace("partition-id=0", f"partition-id={number}")
-            # Two sites on one machine: the second needs another port for its own apps.
-            block = block.rstrip() + f" --port {free_ports(1)[0]}\n"
             shells.leave_running(f"site-{number}", block, folder)
         yield made, shells, port
     finally:

@@ -154,12 +154,12 @@ def answer(
     task, body = wire.read_task(content)
     if number != task.client:
         raise StateError(f"the task is for client {task.client}, but this node is client {number}")
-    if federation.per_work:
+    asked = wire.SET in content
+    if federation.per_work and not asked:
         federation = federation.fitted(wire.read_length(content))
     folder = state_folder(context, task.run, task.client, content)
     agreed = (policy or SitePolicy()).configured(context.node_config)
     mask = masker(federation, context.node_config, agreed, folder)
-    asked = wire.SET in content
     if not asked and digest(body) != task.cast_digest:
         raise StateError("the task's digest is not that of its content")
     state = SiteState(folder)
