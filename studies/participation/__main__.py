@@ -17,7 +17,7 @@ from typing import Any
 
 from fedadmm.cli import app
 from fedadmm.core.tables import from_table
-from fedadmm.study import config, tables
+from fedadmm.study import config, formatting
 from fedadmm.study.rundir import create, write_json, write_text
 from studies.participation import text
 from studies.participation.findings import Outcome, Verdict, findings, sensitivities, transfers
@@ -52,7 +52,7 @@ def write(folder: Path) -> None:
     write_text(folder / "findings.md", "\n".join(lines) + "\n")
     write_text(folder / "findings.html", page(found, results["title"], results["notes"]))
     numbered = enumerate(text.tables(found), 1)
-    tables.write(folder, {f"findings-{number}": table for number, table in numbered})
+    formatting.write_tables(folder, {f"findings-{number}": table for number, table in numbered})
 
 
 def main(arguments: Sequence[str]) -> int:

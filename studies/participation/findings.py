@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from fedadmm.core.parts import checked
-from fedadmm.study.report.ranks import ranking
+from fedadmm.study.report.overview import ranking
 from studies.participation.paired import chance, counted, mean_difference, median_ratio
 
 CONFIRMATION, DEVELOPMENT = "confirmation", "development"

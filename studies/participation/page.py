@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedadmm.study.report.overview import rank_picture
 from fedadmm.study.report.page import paragraph, plain_page, table_html
-from fedadmm.study.report.ranks import rank_picture
 from studies.participation import text
 
 

@@ -11,9 +11,8 @@ from rich.progress import Progress, TextColumn
 
 from fedadmm.cli.display import Live, live, print_note, print_table, steps
 from fedadmm.study.estimating import estimate
-from fedadmm.study.formatting import size
-from fedadmm.study.pool import Began, Ended, Recorded
-from fedadmm.study.tables import Table
+from fedadmm.study.formatting import Table, size
+from fedadmm.study.runner import Began, Ended, Recorded
 from support.records import made
 from support.resumable import problem
 

@@ -19,7 +19,7 @@ from fedadmm.flower.local.project import write_configured
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 from fedadmm.study.report import write_report
-from fedadmm.study.report.palette import SPARE
+from fedadmm.study.report.figures import SPARE
 from support.commands import write_small
 
 METHOD = """\

@@ -18,10 +18,19 @@ from fedadmm.core.uploads import Uploads
 from fedadmm.run.simulation import make_job
 from fedadmm.study import config
 from fedadmm.study.auditing import audit
-from fedadmm.study.auditing.attacks import _distance, analytic, expose, labels, matching
+from fedadmm.study.auditing.attacks import (
+    _distance,
+    analytic,
+    expose,
+    labels,
+    matching,
+    paired,
+    score,
+    share_of,
+    ssim,
+)
 from fedadmm.study.auditing.audit import _attacks as suited
 from fedadmm.study.auditing.inference import from_the_sum, infer, overhear, prepared_rows, with_rows
-from fedadmm.study.auditing.scores import paired, score, share_of, ssim
 from fedadmm.study.config import resolve
 from fedadmm.study.report.audit_page import audit_page
 from support.commands import call, write_small

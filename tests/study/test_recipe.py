@@ -12,9 +12,9 @@ import pytest
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import from_table, to_table
-from fedadmm.study.pool import Began, Event
 from fedadmm.study.recipe import Recipe, identifiers, load, plan, study_of
 from fedadmm.study.reproducing import reproduce
+from fedadmm.study.runner import Began, Event
 from fedadmm.study.study import Cell, Study
 
 NAMED = {

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedadmm.cli import app
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.tables import to_table
-from fedadmm.study import config, pool, runner
+from fedadmm.study import config, runner
 from fedadmm.study.recipe import SCALES, identifiers, load, plan, study_of
 from fedadmm.study.report import write_report
 from fedadmm.study.reproducing import (
@@ -181,7 +181,7 @@ def test_finished_cells_are_not_run_again(out: Path, monkeypatch: pytest.MonkeyP
     folder = out / "note-identity"
     first = reproduce(plan("note-identity", "smoke"), folder)
     started: list[str] = []
-    real = pool.run_jobs
+    real = runner.run_jobs
 
     def counted(jobs, *rest):  # type: ignore[no-untyped-def]
         started.extend(job.label for job in jobs)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from fedadmm.study.config import resolve
-from fedadmm.study.pool import Began, Event, Recorded
 from fedadmm.study.rundir import RunDir
-from fedadmm.study.runner import choose, run_study
+from fedadmm.study.runner import Began, Event, Recorded, choose, run_study
 from fedadmm.study.study import Cell, Study
 from support.commands import SMALL, call, write_small
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedadmm.study.report.ranks import (
+from fedadmm.study.report.overview import (
     critical_difference,
     ranking,
 )

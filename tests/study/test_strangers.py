@@ -18,7 +18,7 @@ from fedadmm.study import config as configs
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import merged, resolve
 from fedadmm.study.report import write_report
-from fedadmm.study.report.palette import SPARE
+from fedadmm.study.report.figures import SPARE
 from fedadmm.study.running import run
 from support import strangers
 from support.commands import SMALL, call, write_small

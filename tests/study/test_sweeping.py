@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.study.pool import Began, Event
+from fedadmm.study.runner import Began, Event
 from fedadmm.study.sweeping import Axis, axis, plan, sweep
 from support.commands import SMALL
 

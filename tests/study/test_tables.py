@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fedadmm.study.comparing import compare, plan
+from fedadmm.study.formatting import Table, as_csv, latex, markdown, write_tables
 from fedadmm.study.report import write_report
 from fedadmm.study.sweeping import axis, sweep
 from fedadmm.study.sweeping import plan as plan_sweep
-from fedadmm.study.tables import Table, as_csv, latex, markdown, write
 from support.commands import SMALL, call
 
 ODD = Table(
@@ -116,6 +116,6 @@ def test_the_rounds_of_a_sweep_are_those_after_an_initial_one(tmp_path: Path) ->
 
 
 def test_tables_are_written_again_over_old_ones(tmp_path: Path) -> None:
-    write(tmp_path, {"one": ODD})
-    write(tmp_path, {"one": ODD._replace(title="New")})
+    write_tables(tmp_path, {"one": ODD})
+    write_tables(tmp_path, {"one": ODD._replace(title="New")})
     assert (tmp_path / "tables/one.md").read_text().startswith("## New")

@@ -13,9 +13,9 @@ from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.core.tables import flattened
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
-from fedadmm.study.pool import Event, Recorded
 from fedadmm.study.report.panels import sections
 from fedadmm.study.rundir import RunDir
+from fedadmm.study.runner import Event, Recorded
 from fedadmm.study.running import run
 from fedadmm.study.tuning import Range, Score, ranges_of, tune
 from support.commands import SMALL, call, write_small

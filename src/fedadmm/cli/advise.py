@@ -171,7 +171,7 @@ def _print_estimate(counsel: Counsel, console: Console) -> None:
 
 
 def _print_theory(counsel: Counsel, console: Console) -> None:
-    from fedadmm.study.tables import Table
+    from fedadmm.study.formatting import Table
 
     lines = []
     for row in counsel.advice:

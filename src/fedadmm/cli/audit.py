@@ -48,7 +48,7 @@ def audit(
     Writes audit.html, with originals beside reconstructions, audit.json, and the table as Markdown,
     LaTeX and CSV.
     """
-    from fedadmm.study import auditing, rundir, tables
+    from fedadmm.study import auditing, formatting, rundir
     from fedadmm.study.report.audit_page import audit_page, table
 
     tree = config.run_only(config.read(source))
@@ -63,7 +63,7 @@ def audit(
     rundir.create(folder)
     rundir.write_json(folder / "audit.json", document)
     rundir.write_text(folder / "audit.html", audit_page(found))
-    tables.write(folder, {"audit": table(found)})
+    formatting.write_tables(folder, {"audit": table(found)})
     if as_json:
         print_json(document | {"report": str(folder / "audit.html")})
         return

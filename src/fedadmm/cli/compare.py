@@ -53,8 +53,8 @@ def compare(
     with, and --csv site*.csv --target COLUMN compares on files of your own.
     """
     from fedadmm.study import comparing
+    from fedadmm.study.outcome import drawn
     from fedadmm.study.report.tables import results_table
-    from fedadmm.study.results import drawn
     from fedadmm.study.study import PLAN
 
     tree = options.begin(source, out, PLAN, resume)

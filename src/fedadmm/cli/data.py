@@ -23,7 +23,7 @@ app.add_typer(commands, name="data", epilog="Example: fedadmm data show digits")
 def list_(as_json: options.AsJson = False) -> None:
     """List the data sets, whether they are on this machine, and the named problems."""
     from fedadmm.data import problems, sources
-    from fedadmm.study.tables import Table
+    from fedadmm.study.formatting import Table
 
     found = sources.list_datasets()
     entries = [problems.options(name) for name in problems.names()]

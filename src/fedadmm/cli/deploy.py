@@ -45,7 +45,7 @@ def local(
     from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
     from fedadmm.flower.local.run import run_locally
-    from fedadmm.study.tables import Table
+    from fedadmm.study.formatting import Table
 
     tree = config.run_only(config.read(source or "hospitals"))
     problem = tree.setdefault("problem", {})

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from fedadmm.run.experiment import Experiment
     from fedadmm.run.record import Record
-    from fedadmm.study.formatting import Telling
-    from fedadmm.study.pool import Event, Watch
-    from fedadmm.study.results import Outcome
-    from fedadmm.study.tables import Table
+    from fedadmm.study.formatting import Table, Telling
+    from fedadmm.study.outcome import Outcome
+    from fedadmm.study.runner import Event, Watch
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -163,7 +162,7 @@ class Live:
     def __call__(self, event: Event) -> None:
         """Show one event."""
         from fedadmm.study import records
-        from fedadmm.study.pool import Began, Recorded
+        from fedadmm.study.runner import Began, Recorded
 
         if isinstance(event, Began):
             task = self._progress.add_task(event.label, total=event.rounds, unit="rounds", text="")
@@ -212,7 +211,7 @@ def live(runs: int = 1) -> Iterator[Watch]:
 @contextmanager
 def one_bar(chosen: Experiment) -> Iterator[Callable[[Record], None]]:
     """The bar of a single run, which is told of every record."""
-    from fedadmm.study.pool import Began, Recorded
+    from fedadmm.study.runner import Began, Recorded
 
     with live() as watch:
         watch(Began(0, chosen.label, chosen.rounds))

@@ -13,7 +13,7 @@ from fedadmm.cli.group import again, resumable
 from fedadmm.study import config
 
 if TYPE_CHECKING:
-    from fedadmm.study.buying import Offer
+    from fedadmm.study.sweeping import Offer
 
 
 @app.command(epilog="Example: fedadmm incentives quickstart --costs 0.5:1.5 --most 10")
@@ -52,22 +52,22 @@ def incentives(
     reaches the target for the least money is named.
     """
     from fedadmm.core.errors import ConfigError
-    from fedadmm.study import buying
+    from fedadmm.study import sweeping
 
     asked = options.listed(rewards, "--rewards", float, "numbers such as 0.5,1")
     if source is None:
-        of = buying.offer(buying.costs_of(costs, clients or 20), least, most, asked)
-        found = {"critical_reward": of.critical, "rewards": buying.table(of)}
+        of = sweeping.offer(sweeping.costs_of(costs, clients or 20), least, most, asked)
+        found = {"critical_reward": of.critical, "rewards": sweeping.offered(of)}
     else:
         if clients is not None:
             raise ConfigError(f"--clients is {clients}, but CONFIG says how many there are")
         tree = config.run_only(config.read(source))
         options.apply(tree)
-        of = buying.offer(buying.costs_of(costs, buying.clients_of(tree)), least, most, asked)
-        study = buying.plan(tree, of)
+        of = sweeping.offer(sweeping.costs_of(costs, sweeping.clients_of(tree)), least, most, asked)
+        study = sweeping.plan_offer(tree, of)
         count = options.processes(jobs, study)
         with resumable(again(out=out)), live(study.runs()) as watch:
-            found = buying.buy(study, of, out, processes=count, watch=watch)
+            found = sweeping.buy(study, of, out, processes=count, watch=watch)
     if as_json:
         print_json(found)
         return
@@ -75,7 +75,7 @@ def incentives(
 
 
 def _print(of: Offer, found: dict[str, Any]) -> None:
-    from fedadmm.study.tables import Table
+    from fedadmm.study.formatting import Table
 
     bought = "cheapest" in found
     headings = ["reward", "mean epochs", "fewest", "most", "paid per round"]

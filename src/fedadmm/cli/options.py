@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fedadmm.core.tables import Tree
-    from fedadmm.study.overriding import Setting
-    from fedadmm.study.study import Study
+    from fedadmm.study.study import Setting, Study
 
 Item = TypeVar("Item")
 

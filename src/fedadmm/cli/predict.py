@@ -30,8 +30,8 @@ def predict(
     """Predict the target of new rows: its label with probabilities, or its number."""
     from fedadmm.cli.display import print_json
     from fedadmm.core import files
+    from fedadmm.study.formatting import csv_text
     from fedadmm.study.predicting import Predictor
-    from fedadmm.study.tables import csv_text
 
     model = Predictor(run, last)
     heads, lines = [model.target], [[one] for one in model.predict(rows).tolist()]

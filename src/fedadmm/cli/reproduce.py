@@ -48,11 +48,11 @@ def reproduce(
     Finished cells are found again, interrupted ones go on.
     """
     from fedadmm.core.validation import check
+    from fedadmm.study.formatting import Table
     from fedadmm.study.recipe import SCALES, identifiers, load, name_of, plan
     from fedadmm.study.reproducing import NOTE, measured_tables, reductions
     from fedadmm.study.reproducing import reproduce as run
     from fedadmm.study.rundir import REPORT
-    from fedadmm.study.tables import Table
 
     check("reproduce", "--scale", scale, Literal[SCALES])
     if identifier is None:

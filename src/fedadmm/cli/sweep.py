@@ -54,7 +54,7 @@ def sweep(
     CONFIG is a preset, a TOML file or a run directory.  Finished cells are not run again.
     """
     from fedadmm.study import sweeping
-    from fedadmm.study.results import runs_table
+    from fedadmm.study.outcome import runs_table
 
     tree = config.run_only(config.read(source))
     axes = [sweeping.axis(text, "--grid") for text in grid or ()]

@@ -59,7 +59,7 @@ def tune(
     command goes on with a search that was interrupted, or makes it longer by more --trials.
     """
     from fedadmm.study import tuning
-    from fedadmm.study.results import runs_table
+    from fedadmm.study.outcome import runs_table
     from fedadmm.study.study import PLAN
 
     if resume and not (out / PLAN).is_file():

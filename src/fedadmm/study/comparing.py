@@ -22,15 +22,26 @@ from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import FAMILIES, Count, Natural, checked, is_external
 from fedadmm.core.tables import Tree, from_table, json_schema, suggestion, to_table
 from fedadmm.run.experiment import Experiment
-from fedadmm.study import config, overriding
+from fedadmm.study import config
 from fedadmm.study.config import USUAL, resolve
 from fedadmm.study.methods import own_engine
-from fedadmm.study.overriding import Setting, table_of
-from fedadmm.study.pool import Watch, nobody
-from fedadmm.study.results import Outcome, write_results
+from fedadmm.study.outcome import Outcome, write_results
 from fedadmm.study.rundir import create, write_toml
-from fedadmm.study.runner import run_study
-from fedadmm.study.study import PLAN, Cell, Search, Study, Try, check_distinct, folder_names
+from fedadmm.study.runner import Watch, nobody, run_study
+from fedadmm.study.study import (
+    PLAN,
+    Cell,
+    Search,
+    Setting,
+    Study,
+    Try,
+    apply,
+    check_distinct,
+    check_reached,
+    folder_names,
+    reach,
+    table_of,
+)
 
 Keys = Mapping[str, Any]
 
@@ -129,13 +140,13 @@ def plan(
             )
     trees = [_tree(base, entry) for entry in chosen]
     applied = [
-        overriding.apply(one, [setting for setting in own if not _keeps(entry, setting[0])])
+        apply(one, [setting for setting in own if not _keeps(entry, setting[0])])
         for one, entry in zip(trees, chosen, strict=True)
     ]
-    overriding.check_reached(own, trees, applied)
+    check_reached(own, trees, applied)
     cells = _cells(trees, chosen, keys.search is not None)
     labels = [cell.label for cell in cells]
-    reached = [overriding.reach(one, labels, applied) for one in own if table_of(one[0])]
+    reached = [reach(one, labels, applied) for one in own if table_of(one[0])]
     search = None if keys.search is None else _search(keys.search, keys.seeds, cells, dict(own))
     whole = _complete(cells, keys)
     return Study("comparison", cells, keys.seeds, search, plan=whole, reached=reached)

@@ -21,8 +21,8 @@ from fedadmm.run.record import flat
 from fedadmm.run.stores.records import separate
 from fedadmm.study import config
 from fedadmm.study.config import resolve
+from fedadmm.study.formatting import csv_text
 from fedadmm.study.rundir import MODEL, RunDir, read_run, runs_below
-from fedadmm.study.tables import csv_text
 
 TABLES = ("csv", "parquet")
 ROWS = 8

@@ -8,16 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedadmm.study import formatting, records, tables
-from fedadmm.study.pool import Watch, nobody
+from fedadmm.study import formatting, records
+from fedadmm.study.formatting import Table
+from fedadmm.study.formatting import markdown as as_text
+from fedadmm.study.outcome import Outcome, write_results
 from fedadmm.study.recipe import READINGS, Measure
 from fedadmm.study.report import write_report
-from fedadmm.study.results import Outcome, Spread, spread, write_results
+from fedadmm.study.results import Spread, spread
 from fedadmm.study.rundir import RecordedRun, write_text
-from fedadmm.study.runner import Chosen, run_study
+from fedadmm.study.runner import Chosen, Watch, nobody, run_study
 from fedadmm.study.study import Cell, Study
-from fedadmm.study.tables import Table
-from fedadmm.study.tables import markdown as as_text
 
 NOTE = f"{formatting.SPREAD}; a seed that diverged did not reach the target, and no mean holds it."
 
@@ -43,7 +43,7 @@ def reproduce(
     result.document.update(edges=edges(search["tried"], search["chosen"]), table=table)
     write_results(result)
     write_text(out / "results.md", markdown(result.document))
-    tables.write(out, measured_tables(result.document))
+    formatting.write_tables(out, measured_tables(result.document))
     write_report(out, found=result)
     return result
 

@@ -8,16 +8,72 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fedadmm.core import signals
+from fedadmm.core.errors import EngineError, FedADMMError
+from fedadmm.core.problem import Problem
+from fedadmm.run.experiment import Experiment
+from fedadmm.run.record import Record
 from fedadmm.study import records
-from fedadmm.study.pool import Job, Watch, nobody, run_jobs
-from fedadmm.study.results import Outcome, outcome
+from fedadmm.study.outcome import Outcome, outcome
 from fedadmm.study.rundir import RecordedRun, RunDir, create, read_run
+from fedadmm.study.running import run_recorded
 from fedadmm.study.study import Cell, Search, Study
+
+_PATIENCE = 30.0
+"""Seconds that a worker has to leave its checkpoint."""
+
+
+class Job(NamedTuple):
+    """One run, as it travels to a worker; one that was begun goes on."""
+
+    label: str
+    run: Experiment
+    directory: Path
+
+
+class Began(NamedTuple):
+    """A run began."""
+
+    job: int
+    label: str
+    rounds: int
+
+
+class Recorded(NamedTuple):
+    """A round of a run is done."""
+
+    job: int
+    record: Record
+
+
+class Ended(NamedTuple):
+    """A run ended."""
+
+    job: int
+
+
+Event = Began | Recorded | Ended
+"""What a watcher of several runs learns."""
+
+Watch = Callable[[Event], None]
+
+
+def nobody(event: Event) -> None:
+    """A watch that looks away."""
+
 
 Chosen = dict[str, dict[str, Any]]
 """By search: the values that it chose, and how well they did."""
@@ -65,7 +121,7 @@ def _complete(
     for cell, seed in wanted:
         named = cell.name if seed is None or cell.folder else f"{cell.name} seed {seed}"
         run = cell.run if seed is None else cell.run.with_seed(seed)
-        jobs.append(Job(named, run, cell.directory(out, seed), resume=True))
+        jobs.append(Job(named, run, cell.directory(out, seed)))
     found: dict[Path, RecordedRun] = {}
     missing: dict[Path, Job] = {}
     for (cell, _), job in zip(wanted, jobs, strict=True):
@@ -153,3 +209,165 @@ def _rank(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int, float, float]:
 def _worth(row: Mapping[str, Any]) -> float:
     best = row["best"]
     return -math.inf if best is None else best if row["more_is_better"] else -best
+
+
+def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = nobody) -> list[RecordedRun]:
+    """Run all jobs and return them in order; the first refusal ends everything.
+
+    A worker gets one job at a time through its pipe and sends back records and the whole run.  It
+    lives in a process group of its own, out of reach of the terminal's Ctrl-C: the parent alone
+    decides, interrupts each worker (whose run then leaves its checkpoint), waits, and kills what
+    does not go.  A worker whose parent has died ends by itself.
+    """
+    if processes > 1 and len(jobs) > 1:
+        with _workers(min(processes, len(jobs))) as workers:
+            return _distribute(jobs, workers, watch)
+    found = []
+    for index, job in enumerate(jobs):
+
+        def tell(record: Record, index: int = index) -> None:
+            watch(Recorded(index, record))
+
+        watch(Began(index, job.label, job.run.rounds))
+        found.append(execute(job, tell))
+        watch(Ended(index))
+    return found
+
+
+_latest: dict[str, Problem] = {}
+"""The problem of the last job, by the tables that describe it."""
+
+
+def execute(job: Job, tell: Callable[[Record], None]) -> RecordedRun:
+    """Run one job in this process; jobs on the same problem share it."""
+    described = [job.run.tree["problem"], job.run.tree["regularizer"]]
+    tables = json.dumps(described, sort_keys=True)
+    if tables not in _latest:
+        _latest.clear()  # before the next one is loaded: two may not fit in memory
+        _latest[tables] = job.run.load_problem()
+    return run_recorded(
+        job.run,
+        job.directory,
+        label=job.label,
+        resume=True,
+        callbacks=[lambda report: tell(report.record)],
+        problem=_latest[tables],
+    )
+
+
+class _Worker:
+    """A process and the parent's end of its pipe."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,))
+        self.process.start()
+        theirs.close()
+        self.job: int | None = None
+
+    def interrupt(self) -> None:
+        """End the run that is under way; then hang up, so that it cannot wait to be heard."""
+        if self.job is not None and self.process.is_alive():
+            assert self.process.pid is not None
+            os.kill(self.process.pid, signal.SIGINT)
+        self.pipe.close()
+
+    def close(self) -> None:
+        self.process.join(_PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[list[_Worker]]:
+    workers: list[_Worker] = []
+    try:
+        with signals.ignored(signal.SIGINT):
+            for _ in range(count):
+                workers.append(_Worker())  # noqa: PERF401 - those that started must be closed
+        yield workers
+    finally:
+        with signals.ignored(signal.SIGINT):
+            for worker in workers:
+                worker.interrupt()
+            for worker in workers:
+                worker.close()
+
+
+def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> list[RecordedRun]:
+    waiting = list(enumerate(jobs))[::-1]
+    ended: dict[int, RecordedRun] = {}
+
+    def supply(worker: _Worker) -> None:
+        worker.job = None
+        if waiting:
+            worker.job, job = waiting.pop()
+            worker.pipe.send(job)
+            watch(Began(worker.job, job.label, job.run.rounds))
+
+    for worker in workers:
+        supply(worker)
+    while len(ended) < len(jobs):
+        busy = {worker.pipe: worker for worker in workers if worker.job is not None}
+        for pipe in connection.wait(list(busy), timeout=1.0):
+            worker = busy[pipe]  # type: ignore[index]
+            index = worker.job
+            assert index is not None
+            kind, content = _receive(worker, jobs[index])
+            if kind == "record":
+                watch(Recorded(index, content))
+            else:
+                ended[index] = content
+                watch(Ended(index))
+                supply(worker)
+    return [ended[index] for index in range(len(jobs))]
+
+
+def _receive(worker: _Worker, job: Job) -> tuple[str, Any]:
+    """The worker's next message; a failure of the run is raised here."""
+    try:
+        kind, content = worker.pipe.recv()
+    except EOFError:
+        worker.process.join(_PATIENCE)
+        raise EngineError(
+            f"{job.label}: its process ended with code {worker.process.exitcode}; what it did so "
+            f"far is in {job.directory}"
+        ) from None
+    if kind == "refused":
+        raise content
+    if kind == "failed":
+        raise EngineError(f"{job.label}: its process failed\n{content}")
+    return kind, content
+
+
+def _serve(pipe: Connection) -> None:
+    """A worker's life: Ctrl-C is ignored until it has a process group of its own."""
+    import torch
+
+    def end_with_parent() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    def tell(record: Record) -> None:
+        try:
+            pipe.send(("record", record))
+        except BrokenPipeError:  # the parent has hung up: stop as if it had said so
+            raise KeyboardInterrupt from None
+
+    os.setpgrp()
+    signals.accept_interrupts()
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+        while True:
+            job = pipe.recv()
+            try:
+                answer: tuple[str, Any] = ("ended", execute(job, tell))
+            except (FedADMMError, OSError) as error:
+                answer = ("refused", error)
+            except Exception:
+                answer = ("failed", traceback.format_exc())
+            pipe.send(answer)

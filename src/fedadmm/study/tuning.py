@@ -21,12 +21,11 @@ from fedadmm.core.tables import Tree, flattened
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.metrics import metric, primary
 from fedadmm.run.record import Record, value
-from fedadmm.study import config, overriding, tables
-from fedadmm.study.overriding import Setting
-from fedadmm.study.pool import Began, Ended, Job, Recorded, Watch, execute, nobody
-from fedadmm.study.results import Outcome, outcome, runs_table, write_results
+from fedadmm.study import config, formatting
+from fedadmm.study.outcome import Outcome, outcome, runs_table, write_results
 from fedadmm.study.rundir import RecordedRun, create, read_run, write_toml
-from fedadmm.study.study import PLAN, Cell, Study
+from fedadmm.study.runner import Began, Ended, Job, Recorded, Watch, execute, nobody
+from fedadmm.study.study import PLAN, Cell, Setting, Study, below
 from fedadmm.study.sweeping import axis, cell_of
 from fedadmm.study.sweeping import plan as plan_sweep
 
@@ -137,7 +136,7 @@ def tune(
     """
     optuna = _optuna()
     space = {one.key: one.distribution() for one in ranges}
-    ground, above = overriding.below(tree, settings, space)
+    ground, above = below(tree, settings, space)
     named(tree, ranges, settings)  # refused before anything is written
     first, applied = cell_of(ground, {}, above)
     draw = partial(_drawn, ground, above)
@@ -171,7 +170,7 @@ def tune(
 
 def named(tree: Tree, ranges: Sequence[Range], settings: Sequence[Setting]) -> Study:
     """One cell for each combination of the parts that a search chooses from."""
-    overriding.below(tree, settings, (one.key for one in ranges))  # refuses a key that is both
+    below(tree, settings, (one.key for one in ranges))  # refuses a key that is both
     names = [axis(f"{one.key}={one.text}", "--keys") for one in ranges if one.key.endswith(".name")]
     return plan_sweep(tree, names, [], settings)
 
@@ -225,7 +224,7 @@ def _try(
 
     watch(Began(trial.number, cell.name, cell.run.rounds))
     try:
-        found = execute(Job(cell.name, cell.run, directory, resume=True), observe)
+        found = execute(Job(cell.name, cell.run, directory), observe)
     except Cut:
         memory.tell(trial, state=cut)
         found = read_run(directory, cell.target)
@@ -260,5 +259,5 @@ def _result(
     if best is not None:
         write_toml(out / BEST, cells[best["trial"]].run.tree)
     write_results(result)
-    tables.write(out, {"trials": runs_table(result.document)})
+    formatting.write_tables(out, {"trials": runs_table(result.document)})
     return result

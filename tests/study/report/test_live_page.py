@@ -13,10 +13,9 @@ import pytest
 from fedadmm.cli import report
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study.config import resolve
-from fedadmm.study.report.live import LivePage
+from fedadmm.study.report.live import LivePage, Loopback
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
-from fedadmm.study.serving import Loopback
 from support.browser import Browser
 from support.commands import SMALL, call
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.study.report import drawing, page
-from fedadmm.study.report.palette import MARKERS, SHAPES, SPARE, STYLES, styles
+from fedadmm.study.report.figures import MARKERS, SHAPES, SPARE, STYLES, styles
 
 CARDS = {"light": "#ffffff", "dark": "#191d24"}
 # Machado, Oliveira, Fernandes (2009), severity 1, on linear RGB.

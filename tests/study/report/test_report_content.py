@@ -13,11 +13,11 @@ import pytest
 from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
 from fedadmm.study.formatting import duration, number, size
+from fedadmm.study.outcome import Outcome
 from fedadmm.study.report import write_report
 from fedadmm.study.report.figures import MOST_POINTS, lines
 from fedadmm.study.report.panels import sections
 from fedadmm.study.report.tables import configuration, search_table
-from fedadmm.study.results import Outcome
 from support.commands import read_content as read
 from support.records import made
 from support.runs import TARGET

@@ -37,7 +37,7 @@ from fedadmm.run.callbacks import Callbacks, Given, as_callbacks
 from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record
 from fedadmm.study import records as reading
-from fedadmm.study.serving import Answer, Loopback
+from fedadmm.study.report.live import Answer, Loopback
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -21,7 +21,7 @@ from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import chosen_threads, torch_threads
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulation import first_vector, make_job
-from fedadmm.study.auditing import attacks, scores
+from fedadmm.study.auditing import attacks
 from fedadmm.study.auditing.attacks import Exposed
 from fedadmm.study.auditing.inference import (
     Heard,
@@ -47,12 +47,12 @@ class Attempt(NamedTuple):
     attack: str
     found: Tensor
     """The reconstructions, each in the place of the row that it is nearest to."""
-    each: list[scores.Score]
+    each: list[attacks.Score]
 
     @property
     def recovered(self) -> int:
         """How many rows are recognisable."""
-        return sum(one.psnr >= scores.RECOGNISED for one in self.each)
+        return sum(one.psnr >= attacks.RECOGNISED for one in self.each)
 
     @property
     def psnr(self) -> float:
@@ -90,7 +90,7 @@ class Audit(NamedTuple):
     round: int
     model: Exposed
     outcomes: list[Outcome]
-    blind: list[scores.Score]
+    blind: list[attacks.Score]
     """What the mean row of other clients scores: nothing leaked below that."""
     left_out: dict[str, str]
     """Setting -> why this method or model cannot be run in it."""
@@ -137,7 +137,7 @@ def audit(
                 raise
             left_out[setting.title] = str(error)
     guess, span = _blind(problem, client, model), model.high - model.low
-    blind = [scores.score(row, guess, span) for row in outcomes[0].rows]
+    blind = [attacks.score(row, guess, span) for row in outcomes[0].rows]
     return Audit(run, client, round_number, model, outcomes, blind, left_out)
 
 
@@ -214,7 +214,7 @@ class _Auditor:
             private = job.solver is not None and job.solver.noise is not None
             cut = job.uploads.clip is not None or private
             guessed = attacks.labels(model, known, setting.rows, dice, cut=cut)
-            share = scores.share_of(targets, guessed)
+            share = attacks.share_of(targets, guessed)
         attempts = [self._attempt(name, model, known, rows, guessed, dice) for name in self._chosen]
         return Outcome(setting, heard[-1].steps, share, rows, attempts)
 
@@ -232,9 +232,9 @@ class _Auditor:
         else:
             assert guessed is not None
             found = attacks.matching(model, known, guessed, dice, weighted=name == "weighted")
-        found = scores.paired(rows, found)
+        found = attacks.paired(rows, found)
         span = model.high - model.low
-        each = [scores.score(row, one, span) for row, one in zip(rows, found, strict=True)]
+        each = [attacks.score(row, one, span) for row, one in zip(rows, found, strict=True)]
         return Attempt(name, found, each)
 
 
@@ -254,7 +254,7 @@ def document(found: Audit) -> dict[str, Any]:
         "client": found.client,
         "round": found.round,
         "parameters": found.model.flat.num_parameters,
-        "recovered_from_decibels": scores.RECOGNISED,
+        "recovered_from_decibels": attacks.RECOGNISED,
         "blind_psnr": statistics.median(one.psnr for one in found.blind),
         "settings": [_outcome(one) for one in found.outcomes],
         "left_out": found.left_out,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedadmm.core.errors import DataError, FedADMMError
 
 if TYPE_CHECKING:
-    from fedadmm.study.results import Outcome
+    from fedadmm.study.outcome import Outcome
 
 
 def write_report(
@@ -26,7 +26,7 @@ def write_report(
         figures: where to put every figure as PNG and SVG; nowhere by default.
         found: what a study came to, when that need not be read from its folder.
     """
-    from fedadmm.study.results import drawn, read_outcome
+    from fedadmm.study.outcome import drawn, read_outcome
 
     directory, foreign = Path(directory), found is None
     try:
@@ -46,7 +46,7 @@ def write_report(
 
 
 def _write(content: Outcome, directory: Path, figures: Path | None) -> Path:
-    from fedadmm.study import tables
+    from fedadmm.study import formatting
     from fedadmm.study.report.drawing import draw_figures
     from fedadmm.study.report.page import render
     from fedadmm.study.report.panels import sections
@@ -55,7 +55,7 @@ def _write(content: Outcome, directory: Path, figures: Path | None) -> Path:
 
     parts = sections(content)
     path = RunDir(directory).write_report(render(content, parts))
-    tables.write(directory, all_tables(content))
+    formatting.write_tables(directory, all_tables(content))
     if figures is not None:
         draw_figures(content, parts, Path(figures))
     return path
@@ -65,9 +65,9 @@ def _write_settings(found: Outcome, figures: Path | None) -> Path:
     """A page a setting, and one with the tables that leads to them."""
     from html import escape
 
+    from fedadmm.study.outcome import drawn
     from fedadmm.study.report.page import paragraph, plain_page, table_html
     from fedadmm.study.reproducing import measured_tables
-    from fedadmm.study.results import drawn
     from fedadmm.study.rundir import RunDir, create
 
     links = []

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedadmm.study import formatting
 from fedadmm.study.auditing.attacks import Exposed
 from fedadmm.study.auditing.audit import OBSERVERS, Audit, Outcome
+from fedadmm.study.formatting import Table
 from fedadmm.study.report.page import paragraph, plain_page, table_html
-from fedadmm.study.tables import Table
 
 SHOWN = 8
 """This many rows of a setting are shown."""

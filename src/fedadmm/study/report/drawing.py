@@ -10,9 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedadmm.core import files
-from fedadmm.study.report.figures import Axis, Bars, Heat, Line, Lines, Panel, Ranks, Section, Strip
-from fedadmm.study.report.palette import SHAPES, Style, styles_of
-from fedadmm.study.results import Outcome
+from fedadmm.study.outcome import Outcome
+from fedadmm.study.report.figures import (
+    SHAPES,
+    Axis,
+    Bars,
+    Heat,
+    Line,
+    Lines,
+    Panel,
+    Ranks,
+    Section,
+    Strip,
+    Style,
+    styles_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,12 +12,21 @@ from typing import Any
 
 from fedadmm.study import config, formatting, records
 from fedadmm.study import results as rows
+from fedadmm.study.formatting import Table
+from fedadmm.study.outcome import Outcome
 from fedadmm.study.report import tables
-from fedadmm.study.report.figures import Bars, Heat, Lines, Panel, Ranks, Section, Strip
-from fedadmm.study.report.palette import Style, styles_of
-from fedadmm.study.report.ranks import rank_picture
-from fedadmm.study.results import Outcome
-from fedadmm.study.tables import Table
+from fedadmm.study.report.figures import (
+    Bars,
+    Heat,
+    Lines,
+    Panel,
+    Ranks,
+    Section,
+    Strip,
+    Style,
+    styles_of,
+)
+from fedadmm.study.report.overview import rank_picture
 
 
 def render(content: Outcome, sections: list[Section], live: bool = False) -> str:

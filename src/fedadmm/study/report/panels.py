@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedadmm.run.record import Record, profile
 from fedadmm.study import formatting, records
-from fedadmm.study.report.clients import client_panels, last_values
+from fedadmm.study.outcome import Outcome
 from fedadmm.study.report.figures import (
     Axis,
     Bars,
@@ -24,9 +24,13 @@ from fedadmm.study.report.figures import (
     lines,
     short,
 )
-from fedadmm.study.report.ranks import rank_panels
-from fedadmm.study.report.sweeps import MOST_OVERLAID, sweep_sections
-from fedadmm.study.results import Outcome
+from fedadmm.study.report.overview import (
+    MOST_OVERLAID,
+    client_panels,
+    last_values,
+    rank_panels,
+    sweep_sections,
+)
 from fedadmm.study.rundir import RecordedRun
 
 STRIP_BARS = 240

@@ -7,8 +7,9 @@ from typing import Any
 
 from fedadmm.core.tables import flattened
 from fedadmm.study import formatting, records
-from fedadmm.study.results import Outcome, Row, table
-from fedadmm.study.tables import Table
+from fedadmm.study.formatting import Table
+from fedadmm.study.outcome import Outcome
+from fedadmm.study.results import Row, table
 
 
 def final_metrics(content: Outcome) -> list[str]:

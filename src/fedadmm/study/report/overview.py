@@ -1,0 +1,336 @@
+"""What the figures show of single clients: what they hold, when they took part, how they fare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+
+from fedadmm.study import formatting, records, results
+from fedadmm.study.outcome import Outcome
+from fedadmm.study.report.figures import Axis, Bars, Heat, Lines, Panel, Ranks, Section, short
+from fedadmm.study.rundir import RecordedRun
+
+MOST_CLIENTS = 500
+"""Figures with one mark a client show at most this many of them."""
+MOST_ROWS, MOST_ROUNDS = 100, 200
+"""This many clients and rounds fit into a picture of who took part when."""
+MOST_PICTURES = 4
+
+
+def client_panels(content: Outcome) -> Iterator[Panel]:
+    """Every figure with a mark per client."""
+    partition = content.partition
+    if partition is not None and partition.counts:
+        shown = partition.counts[:MOST_CLIENTS]
+        labels = partition.labels or [str(index) for index in range(len(shown[0]))]
+        values = [[float(row[label]) for row in shown] for label in range(len(shown[0]))]
+        note = "How many rows of each label each client holds."
+        note += _limit(len(shown), partition.clients)
+        names = partition.names[:MOST_CLIENTS]
+        yield Heat("partition", "Partition", note, "label", "rows", labels, values, names)
+    if partition is not None and partition.sizes:
+        sizes = [float(size) for size in partition.sizes[:MOST_CLIENTS]]
+        note = "How many rows each client holds." + _limit(len(sizes), partition.clients)
+        names = partition.names[:MOST_CLIENTS]
+        yield Bars("sizes", "Client sizes", note, "rows", sizes, names)
+    known = partition.clients if partition else 0  # or as many as took part
+    seen = (i for run in content.runs for record in run.records for i in records.clients(record))
+    clients = max(known, max(seen, default=-1) + 1)
+    yield from _participation(content, clients)
+    yield from _presence(content, clients)
+
+
+def _limit(shown: int, clients: int) -> str:
+    return f" The first {shown} of {clients:,} clients." if clients > shown else ""
+
+
+def _participation(content: Outcome, clients: int) -> Iterator[Panel]:
+    """Bars when all methods met the same clients, else one row a method."""
+    counts = {label: _counts(runs, clients) for label, runs in content.labels.items()}
+    counts = {label: values for label, values in counts.items() if any(values)}
+    if not counts:
+        return
+    name, title, unit = "participation", "Participation", "rounds"
+    rows = [values[:MOST_CLIENTS] for values in counts.values()]
+    several = any(len(runs) > 1 for runs in content.labels.values())
+    average = ", on average over the seeds" if several else ""
+    note = f"How many rounds each client took part in{average}.{_limit(len(rows[0]), clients)}"
+    names = content.partition.names if content.partition else []
+    if all(row == rows[0] for row in rows):
+        yield Bars(name, title, note, unit, rows[0], names)
+    else:
+        methods = [content.names[label] for label in counts]
+        yield Heat(name, title, note, "method", unit, methods, rows, names)
+
+
+def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
+    """How often each client took part, a mean over the seeds that did not diverge."""
+    healthy = [run for run in runs if not run.diverged] or runs
+    counts = [0] * clients
+    for run in healthy:
+        for record in records.rounds(run.records):
+            for client in records.clients(record):
+                counts[client] += 1
+    return [short(count / len(healthy)) for count in counts]
+
+
+def _presence(content: Outcome, clients: int) -> Iterator[Panel]:
+    """Who took part when, in the first run of each method; once where all met the same clients."""
+    met = {
+        label: {r["round"]: frozenset(records.clients(r)) for r in records.rounds(runs[0].records)}
+        for label, runs in content.labels.items()
+    }
+    met = {label: cohorts for label, cohorts in met.items() if any(cohorts.values())}
+    alike = all(cohorts == next(iter(met.values())) for cohorts in met.values())
+    for label, cohorts in list(met.items())[: 1 if alike else MOST_PICTURES]:
+        if all(len(cohort) == clients for cohort in cohorts.values()):
+            continue  # everybody in every round, which the participation says
+        shown = list(cohorts)[:MOST_ROUNDS]
+        values = [
+            [float(client in cohorts[number]) for number in shown]
+            for client in range(min(clients, MOST_ROWS))
+        ]
+        names = content.partition.names if content.partition else []
+        rows = names[:MOST_ROWS] if len(names) == clients else [str(i) for i in range(len(values))]
+        note = "A mark where a client took part in a round"
+        note += f", with seed {content.labels[label][0].seed}." if len(content.runs) > 1 else "."
+        note += _limit(len(values), clients)
+        note += f" The first {len(shown)} rounds." if len(cohorts) > len(shown) else ""
+        name, title = "presence", "Who took part when"
+        if not alike:
+            name, title = f"presence-{label}", f"{title}: {content.names[label]}"
+        columns = [str(number) for number in shown]
+        yield Heat(name, title, note, "client", "", rows, values, columns, "round")
+
+
+def last_values(content: Outcome, base: str) -> Bars | Heat | None:
+    """Each client's last value of a metric: bars for one method, else one row a method."""
+    found = {label: _means(runs, base) for label, runs in content.labels.items()}
+    rows = {content.names[label]: values for label, values in found.items() if values}
+    if not rows:
+        return None
+    # Clients without rows to measure on have no bar, rather than one of height zero.
+    shown = sorted(set.intersection(*(set(values) for values in rows.values())))
+    about = records.metric(base)
+    several = len(content.runs) > len(content.labels)
+    note = f"The last measurement on its own rows{', a mean over the seeds' if several else ''}."
+    names = content.partition.names if content.partition else []
+    labels = [names[client] if client < len(names) else str(client) for client in shown]
+    head = (f"{base}-clients", f"{about.title} of each client", note)
+    values = [[short(row[client]) for client in shown] for row in rows.values()]
+    if len(rows) == 1:
+        return Bars(*head, about.title.lower(), values[0], labels)
+    return Heat(*head, "method", about.title.lower(), list(rows), values, labels)
+
+
+def _means(runs: list[RecordedRun], base: str) -> dict[int, float]:
+    """Client -> its last value, a mean over the seeds that did not diverge."""
+    lists: list[list[float | None]] = []
+    for run in runs:
+        found = (records.by_client(record).get(base) for record in reversed(run.records))
+        lists += [] if run.diverged else [next(filter(None, found), [])]
+    clients = range(min(map(len, lists), default=0))
+    columns = {client: [values[client] for values in lists] for client in clients}
+    return {
+        client: sum(one for one in column if one is not None) / len(column)
+        for client, column in columns.items()
+        if None not in column
+    }
+
+
+def rank_panels(content: Outcome) -> Iterator[Panel]:
+    """The ranks of a comparison; two methods, or a single seed, have none worth a figure."""
+    seeds = [{run.seed for run in runs} for runs in content.labels.values()]
+    shared = sorted(seed for seed in set.intersection(*seeds) if seed is not None)
+    if len(seeds) < 3 or len(shared) < 2:
+        return
+    table = {
+        label: [_loss(content, run) for seed in shared for run in runs if run.seed == seed]
+        for label, runs in content.labels.items()
+    }
+    found = ranking(table)
+    if found.critical is None or found.chance is None:
+        return
+    what = "rounds to the target"
+    if content.target is None:
+        what = f"final {records.metric(content.results.metric or '').title.lower()}"
+    note = (
+        f"Mean ranks over {len(shared)} seeds by {what}; 1 is the best. A line reaches as far as "
+        f"Nemenyi's critical difference of {found.critical:.2f} (5 %): methods whose dots lie over "
+        f"one line are not told apart. Among equals such ranks come up with probability "
+        f"{found.chance:.2g} (Friedman). Seeds of one problem tell nothing about others."
+    )
+    yield Ranks("ranks", "Mean ranks", note, found.names, found.ranks, found.critical)
+
+
+def _loss(content: Outcome, run: RecordedRun) -> float:
+    """What a run is ranked by: less is better, and a run that got nowhere is last."""
+    if content.target is not None:
+        found = run.to_target("rounds")
+    else:
+        metric = content.results.metric or ""
+        found = results.final_value(run, metric)
+        found = -found if found is not None and records.metric(metric).up else found
+    return math.inf if found is None else found
+
+
+def rank_picture(
+    names: Sequence[str], ranks: Sequence[float], critical: float | None, looks: Sequence[str] = ()
+) -> str:
+    """HTML: a dot at every mean rank, and a line over the ranks that it is not told apart from.
+
+    Two rows whose dots both lie over one line may be equally good.  `looks` are the rows' styles.
+    """
+    high = max(*ranks, 2.0)
+
+    def x(rank: float) -> str:
+        return f"{100 * (min(rank, high) - 1.0) / (high - 1.0):.1f}%"
+
+    ticks = [f'<text x="{x(tick)}" y="13">{tick}</text>' for tick in range(1, int(high) + 1)]
+    rows = [f'<span></span><svg class="scale">{"".join(ticks)}</svg><span></span>']
+    for place, (name, rank) in enumerate(zip(names, ranks, strict=True)):
+        reach = "" if critical is None else f'<line x1="{x(rank)}" x2="{x(rank + critical)}"/>'
+        dot = f'<circle cx="{x(rank)}" cy="11" r="5"/>'
+        style = f' style="{escape(looks[place])}"' if looks else ""
+        rows.append(
+            f"<span>{escape(name)}</span><svg{style}>{reach}{dot}</svg><span>{rank:.2f}</span>"
+        )
+    told = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(names, ranks, strict=True))
+    label = escape(f"Mean ranks: {told}.")
+    return f'<div class="rank-rows" role="img" aria-label="{label}">{"".join(rows)}</div>'
+
+
+CONFIDENCE = 0.95
+
+
+class Ranking(NamedTuple):
+    """How several methods stand over several problems (Demšar, JMLR 2006)."""
+
+    names: list[str]
+    """The best mean rank first."""
+    ranks: list[float]
+    """Mean ranks from 1; equals share the mean of their places."""
+    problems: int
+    chance: float | None
+    """How often the Friedman test would see such differences among equals; None for fewer than
+    three methods or two problems."""
+    critical: float | None
+    """Nemenyi's critical difference at 5 %: mean ranks that are closer are not told apart."""
+
+
+def ranking(table: Mapping[str, Sequence[float]]) -> Ranking:
+    """Rank methods on every problem; a column a method, infinite where it missed the target."""
+    from scipy.stats import friedmanchisquare, rankdata
+
+    names = list(table)
+    values = np.array([table[name] for name in names], dtype=np.float64).T
+    problems, methods = values.shape
+    ranks = rankdata(values, axis=1)
+    means = ranks.mean(axis=0)
+    order = np.argsort(means, kind="stable")
+    probability = None
+    all_tied = bool((ranks == ranks[:, :1]).all())
+    if methods >= 3 and problems >= 2 and not all_tied:
+        probability = float(friedmanchisquare(*ranks.T).pvalue)
+    return Ranking(
+        names=[names[i] for i in order],
+        ranks=[float(means[i]) for i in order],
+        problems=problems,
+        chance=probability,
+        critical=critical_difference(methods, problems) if probability is not None else None,
+    )
+
+
+def critical_difference(methods: int, problems: int) -> float:
+    """Nemenyi: q sqrt(k (k+1) / (6 N)), q the studentised range's quantile over sqrt(2)."""
+    from scipy.stats import studentized_range
+
+    quantile = float(studentized_range.ppf(CONFIDENCE, methods, math.inf)) / math.sqrt(2.0)
+    return quantile * math.sqrt(methods * (methods + 1) / (6.0 * problems))
+
+
+MOST_MULTIPLES = 36
+"""This many small figures can still be compared."""
+MOST_OVERLAID = 12
+"""This many settings can share a figure of the usual size."""
+
+
+def sweep_sections(content: Outcome, known: list[Axis], whole: Lines | None) -> Iterator[Section]:
+    """The sections of a sweep; `whole` holds the curves of all settings."""
+    finals = _finals(content)
+    if not content.settings or not finals:
+        return
+    up = records.metric(content.results.metric or "").up
+    best = (max if up else min)(finals, key=lambda label: finals[label])
+    panels = list(_overview(content, finals))
+    if panels:
+        told = formatting.metric(content.results.metric or "", finals[best])
+        note = f"What each setting ended with; the best is {best}, with {told}."
+        yield Section("sweep", "Sweep", note, [], panels, [])
+    if whole is not None and len(content.labels) > 1:
+        multiples: list[Panel] = list(_multiples(content, whole, best))
+        note = f"The same axes for every setting; the pale line is the best one, {best}."
+        if len(content.labels) > len(multiples):
+            note += f" The first {len(multiples)} of {len(content.labels)} settings."
+        columns = len(dict.fromkeys(list(one.values())[-1] for one in content.settings.values()))
+        title = f"{whole.title}, one by one"
+        yield Section("multiples", title, note, known, multiples, [], min(columns, 6))
+
+
+def _finals(content: Outcome) -> dict[str, float]:
+    """The final value of the compared metric, by label; settings that diverged have none."""
+    metric = content.results.metric or ""
+    rows = {row.label: row.final.get(metric) for row in content.results.rows}
+    return {label: one.mean for label, one in rows.items() if one and one.mean is not None}
+
+
+def _overview(content: Outcome, finals: dict[str, float]) -> Iterator[Panel]:
+    """Bars over the values of one key, a map over those of two; more have no picture."""
+    about = records.metric(content.results.metric or "")
+    factor, ending = (100.0, " (%)") if about.share else (1.0, "")
+    title, unit = f"Final {about.title.lower()}", f"{about.title.lower()}{ending}"
+    shown = {label: short(factor * value) for label, value in finals.items()}
+    keys = list(dict.fromkeys(key for one in content.settings.values() for key in one))
+    place = {tuple(one.values()): label for label, one in content.settings.items()}
+    if len(keys) == 1:
+        found = [(value, shown[label]) for (value,), label in place.items() if label in shown]
+        note = "Means over the seeds; settings that diverged are left out."
+        names = [value for value, _ in found]
+        yield Bars("final", title, note, unit, [value for _, value in found], names, keys[0])
+    elif len(keys) == 2:
+        rows, names = (list(dict.fromkeys(one[i] for one in place)) for i in (0, 1))
+        values = [[shown.get(place.get((row, name), "")) for name in names] for row in rows]
+        note = "Means over the seeds; empty where every seed diverged."
+        yield Heat("final", title, note, keys[0], unit, rows, values, names, keys[1])
+
+
+def _multiples(content: Outcome, whole: Lines, best: str) -> Iterator[Lines]:
+    """One small figure per setting, with the best setting behind it."""
+    behind = [line._replace(behind=True) for line in whole.lines if line.label == best]
+    span = _span(whole)
+    for number, label in enumerate(list(content.labels)[:MOST_MULTIPLES]):
+        own = [line for line in whole.lines if line.label == label]
+        yield whole._replace(
+            name=f"{whole.name}-{number + 1}",
+            title=content.names[label],
+            note="",
+            lines=[*(behind if label != best else []), *own],
+            span=span,
+        )
+
+
+def _span(whole: Lines) -> list[float]:
+    """From the lowest to the highest value of a setting that did not diverge."""
+    calm = [line for line in whole.lines if not line.ended]
+    values = [y for line in calm for y in (*line.y, *line.low, *line.high)]
+    if whole.log:
+        values = [value for value in values if value > 0]
+        edge = (max(values) / min(values)) ** 0.05
+        return [min(values) / edge, max(values) * edge]
+    low, high = min(values), max(values)
+    edge = 0.05 * (high - low or abs(high) or 1.0)
+    return [low - edge, high + edge]
