@@ -48,8 +48,11 @@ def refused(*arguments: object) -> str:
         (("--rounds", "0"), "rounds is 0, but must be a whole number of at least 1"),
         (("--rounds", "x"), "Invalid value for '--rounds': 'x' is not a valid int"),
         (("--seed", "-1"), "seed is -1, but must be a whole number of at least 0"),
-        (("--precision", "half"), "precision is 'half', but must be one of 'float32', 'float64'"),
-        (("--device", "abacus"), "device is 'abacus', but cannot be used"),
+        (
+            ("--set", "precision=half"),
+            "precision is 'half', but must be one of 'float32', 'float64'",
+        ),
+        (("--set", "device=abacus"), "device is 'abacus', but cannot be used"),
         (
             ("--checkpoint-every", "-2"),
             "checkpoint.every is -2, but must be a whole number of at least 0",
@@ -75,7 +78,7 @@ def refused(*arguments: object) -> str:
             "local.solver.lr is 1e+300, but must be at most 1.844674e+19 in ",
         ),
         (
-            ("--set", "local.solver.lr=1e300", "--precision", "float64"),
+            ("--set", "local.solver.lr=1e300", "--set", "precision=float64"),
             "local.solver.lr is 1e+300, but must be at most 1.340781e+154 in float64",
         ),
         (

@@ -20,12 +20,31 @@ SHARED = (
 )
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": (
-        *("CONFIG", "--algorithm", "fedprox", "--rounds", "6", "--seed", "3", "--device", "cpu"),
-        *("--precision", "float64", "--tracker", INTERRUPTER, "--no-report", "--json", *SHARED),
+        *(
+            "CONFIG",
+            "--algorithm",
+            "fedprox",
+            "--rounds",
+            "6",
+            "--seed",
+            "3",
+            "--set",
+            "device=cpu",
+        ),
+        *("--set", "precision=float64", "--tracker", INTERRUPTER, "--no-report", "--json", *SHARED),
     ),
     "compare": (
         *("CONFIG", "--algorithms", "fedavg,feddr", "--rounds", "6", "--seeds", "4,5"),
-        *("--device", "cpu", "--precision", "float64", "--jobs", "1", "--no-report", "--json"),
+        *(
+            "--set",
+            "device=cpu",
+            "--set",
+            "precision=float64",
+            "--jobs",
+            "1",
+            "--no-report",
+            "--json",
+        ),
         *SHARED,
     ),
     "sweep": (
@@ -70,7 +89,7 @@ def test_every_option_is_on_the_command_that_goes_on(
     changed = {} if command == "reproduce" else {"resume": True}
     assert after == before | changed
     options = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-    unused = {"--ray-address", "--print-config", "--draw-only"}
+    unused = {"--print-config", "--draw-only"}
     unused |= {"--from-round-0"}  # it gives up what there is to go on with
     unused |= {"--csv", "--target", "--client"}  # they stand in the place of CONFIG
     forgotten = {one.opts[0] for one in options if one.opts[0].startswith("--")} - set(given)

@@ -1,8 +1,7 @@
 """The command line.
 
-Every command is a module of this package that adds itself to `app`; adding one is adding its name
-to COMMANDS.  Modules import typer at their top and everything heavy inside the command, so that
-`fedadmm --help` answers at once.
+Every module of MODULES adds its commands to `app`.  They import typer at their top and everything
+heavy inside the command, so that `fedadmm --help` answers at once.
 """
 
 from __future__ import annotations
@@ -14,24 +13,18 @@ import typer
 
 from fedadmm.cli.group import Group
 
-COMMANDS = (
+MODULES = (
     "run",
-    "compare",
     "sweep",
-    "tune",
     "report",
     "export",
-    "predict",
     "advise",
-    "incentives",
     "audit",
-    "algorithms",
-    "data",
-    "config",
+    "catalogue",
     "reproduce",
     "deploy",
 )
-"""The modules, in the order of the help page."""
+"""In the order of the help page."""
 
 app = typer.Typer(
     name="fedadmm",
@@ -68,8 +61,8 @@ def _fedadmm(
     """Primal-dual federated learning: run, compare, understand."""
 
 
-for _command in COMMANDS:
-    import_module(f"fedadmm.cli.{_command}")
+for _module in MODULES:
+    import_module(f"fedadmm.cli.{_module}")
 
 
 def main() -> None:

@@ -56,16 +56,6 @@ Engine = Annotated[
 Workers = Annotated[
     int | None, typer.Option("--workers", help="Let the engine use this many worker processes.")
 ]
-RayAddress = Annotated[
-    str | None,
-    typer.Option("--ray-address", help="Address of a running Ray cluster; 'auto' finds one."),
-]
-Device = Annotated[
-    str | None, typer.Option("--device", help="Keep the model on this device: cpu, cuda, cuda:1 …")
-]
-Precision = Annotated[
-    str | None, typer.Option("--precision", help="Calculate in float32, float64 or bfloat16.")
-]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key, as in algorithm.rho=0.1."),
@@ -116,9 +106,6 @@ _KEYS = {
     "checkpoint_every": "checkpoint.every",
     "engine": "engine.name",
     "workers": "engine.workers",
-    "ray_address": "engine.address",
-    "device": "device",
-    "precision": "precision",
 }
 """Option -> the key of a configuration that it is short for."""
 

@@ -2,8 +2,9 @@
 
 config                             TOML and presets, read and made an `Experiment`
 rundir, records                    the run directory, and what it says
-running, pool, runner              one run; several at once; those that are missing
-comparing, sweeping, reproducing   methods × seeds; any keys; the papers' tables and figures
-results, tables, formatting        what runs come to, for people
+running, runner                    one run; those of a study that are missing, several at once
+comparing, sweeping, tuning        methods × seeds; any keys; a search with optuna
+recipe, reproducing                the papers' tables and figures
+outcome, results, formatting       a study's folder; its rows; numbers and tables for people
 report                             the HTML page and its figures
 """

@@ -1,4 +1,4 @@
-"""Numbers for people, the same in the terminal, in Markdown and on the page."""
+"""Numbers and tables for people, the same in terminal, Markdown, LaTeX, CSV and on the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import files
-from fedadmm.study import formatting, records
+from fedadmm.study import records
 from fedadmm.study.rundir import write_text
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
 def number_cell(value: Any) -> str:
     """A number with four digits, a word as it is, a dash for nothing."""
     if value is None:
-        return formatting.NOTHING
+        return NOTHING
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -1,18 +1,22 @@
-"""The kinds of figures: data series that the page and `drawing` draw alike; and the curves."""
+"""The kinds of figures: data series that the page and `drawing` draw alike; curves; colours.
+
+One colour, one dash pattern and one marker per method, the same in every figure of a report.  The
+first hues are those of Okabe and Ito and of Tol, which stay apart for colour-blind readers; methods
+that come near each other under a colour vision deficiency differ in their dashes too, and no two
+methods of a report share a marker.  Each colour has a shade for a light page and one for a dark
+page, both with a contrast of at least 3:1.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fedadmm.run.record import Record
 from fedadmm.study import records
 from fedadmm.study.outcome import Outcome
 from fedadmm.study.rundir import RecordedRun
-
-if TYPE_CHECKING:
-    from fedadmm.study.outcome import Outcome
 
 PANEL_POINTS = 2600
 """The points that the curves of a panel share: longer ones are thinned, so that a page stays small

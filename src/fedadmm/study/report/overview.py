@@ -1,4 +1,4 @@
-"""What the figures show of single clients: what they hold, when they took part, how they fare."""
+"""What the figures show of single clients, of ranks over seeds, and of a sweep's settings."""
 
 from __future__ import annotations
 
