@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 import typer
 
@@ -174,6 +175,42 @@ def sites(folder: Path) -> list[object]:
         lines = "\n".join(f"{size},{'xy'[size % 2]}" for size in range(20))
         (folder / f"{name}.csv").write_text(f"size,label\n{lines}\n")
     return ["--csv", folder / "a.csv", folder / "b.csv", "--target", "label"]
+
+
+def noisy_sites(folder: Path, **sizes: int) -> list[object]:
+    """Two sites of other sizes with a row number each, whose labels depend on a noisy column."""
+    draws = np.random.default_rng(0)
+    for name, rows in sizes.items():
+        size = draws.normal(size=rows)
+        labels = np.where(size + draws.normal(size=rows) > 0, "x", "y")
+        lines = [f"{no},{size[no]:.3f},{labels[no]}" for no in range(rows)]
+        text = "\n".join(["patient_no,size,label", *lines])
+        (folder / f"{name}.csv").write_text(text + "\n")
+    return ["--csv", *(folder / f"{name}.csv" for name in sizes), "--target", "label"]
+
+
+def test_seeds_hold_out_other_rows_of_one_s_own_table(tmp_path: Path) -> None:
+    given = [*noisy_sites(tmp_path, a=40, b=60), "--rounds", 2, "--algorithms", "fedavg,fedadmm"]
+    found = document("compare", *given, "--out", tmp_path / "out", "--no-report", "--jobs", 1)
+    assert found["seeds"] == [0, 1, 2, 3, 4]
+    ends = {run["final"]["test_accuracy"] for run in found["runs"] if run["label"] == "fedavg"}
+    assert len(ends) > 1
+    shown = call("compare", *given, "--out", tmp_path / "out", "--resume", "--jobs", 1)
+    assert re.search(r"\w+ (won:|and \w+ ended alike)", shown.stdout)
+
+
+def test_a_site_of_one_s_own_table_counts_by_its_rows(tmp_path: Path) -> None:
+    given = [*noisy_sites(tmp_path, a=10, b=90), "--rounds", 1]
+    shown = call("run", *given, "--out", tmp_path / "out", "--set", "local.stop.epochs=1")
+    assert shown.exit_code == 0, shown.stderr
+    said = " ".join(shown.stdout.split())
+    assert "2, of 8 to 72 rows; each counts by its training rows" in said
+    assert "'patient_no' looks like a number that only identifies rows" in said
+    assert "'size' looks like" not in said
+    assert "In the average each counts by these rows." in (tmp_path / "out/report.html").read_text()
+    run = configs.resolve(configs.read(str(tmp_path / "out")))
+    weights = [run.load_problem().weight(client) for client in (0, 1)]
+    assert weights == pytest.approx([8 / 80, 72 / 80])
 
 
 def test_compare_says_which_methods_take_what_is_set(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
+from fedadmm.run.evaluation import Target
 from fedadmm.study import results
 from fedadmm.study.results import Difference, Results, Row, spread
 from support.commands import call, write_small
@@ -109,14 +111,38 @@ def test_a_comparison_says_which_differences_are_more_than_chance() -> None:
         _row("FedPD", Difference(-0.1, -0.15, -0.05, 3)),
     ]
     told = results.verdict(Results(None, "test_accuracy", base, rows))
-    assert told == (
+    assert told == [
         "differ from FedAvg by more than chance: FedADMM; FedPD · not told apart from FedAvg: FedDR"
+    ]
+    assert results.verdict(Results(None, "test_accuracy", None, rows)) == []
+
+
+def test_a_comparison_says_what_won_and_by_how_much() -> None:
+    best = replace(_row("FedADMM", None), final={"test_accuracy": spread([0.9, 0.92])})
+    second = _row("FedAvg", None)
+
+    def sentence(gap: Difference) -> str:
+        lead = (best, second, gap)
+        return results.verdict(Results(None, "test_accuracy", None, [best, second], lead))[0]
+
+    start = "FedADMM won: held-out accuracy 91.0 ± 1.4 %, +2.0 points against FedAvg "
+    assert sentence(Difference(0.02, 0.01, 0.03, 2)) == (
+        f"{start}(95 % interval +1.0 to +3.0 over 2 seeds: more than chance)"
     )
-    single = [base, _row("FedADMM", Difference(0.1, None, None, 1))]
-    told = results.verdict(Results(None, "test_accuracy", base, single))
-    assert told is not None
-    assert told.startswith("one seed cannot tell a difference to FedAvg from chance")
-    assert results.verdict(Results(None, "test_accuracy", None, rows)) is None
+    assert sentence(Difference(0.02, -0.01, 0.05, 2)) == (
+        f"{start}(95 % interval −1.0 to +5.0 over 2 seeds: no more than chance explains)"
+    )
+    assert "one seed cannot show" in sentence(Difference(0.02, None, None, 1))
+    assert "says nothing about chance" in sentence(Difference(0.02, 0.02, 0.02, 5))
+    assert sentence(Difference(0.0, 0.0, 0.0, 5)) == "FedADMM and FedAvg ended alike"
+    faster = replace(best, rounds=spread([10.0, 12.0]))
+    lead = (faster, second, Difference(-4.0, -5.0, -3.0, 2))
+    target = Target("test_accuracy", 0.9, True)
+    told = results.verdict(Results(target, "test_accuracy", None, [faster, second], lead))[0]
+    assert told == (
+        "FedADMM won: 11 rounds to the target, 4 fewer than FedAvg "
+        "(95 % interval −5 to −3 over 2 seeds: more than chance)"
+    )
 
 
 def test_a_comparison_without_a_target_speaks_of_none(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -213,13 +214,36 @@ def test_nothing_is_claimed_from_seeds_that_gave_the_same_run() -> None:
     assert row.difference.mean == pytest.approx(-0.02)
     assert (row.difference.constant, row.difference.beyond_chance) == (True, False)
     told = results.verdict(found)
-    assert told == (
-        "cannot be told apart from mean, because all seeds gave the same difference: dual"
-    )
+    assert told == [
+        "mean won: held-out accuracy 52.0 ± 0.0 %, +2.0 points against dual "
+        "(all seeds gave the same difference, which says nothing about chance)",
+        "cannot be told apart from mean, because all seeds gave the same difference: dual",
+    ]
     assert results.compared(found, row) == "−2.0 points (on all seeds)"
     other = results.results([*runs[:-1], recorded("dual", 4, [0.505])], None).rows[1].difference
     assert other is not None
     assert (other.constant, other.beyond_chance) == (False, True)
+
+
+def test_seeds_that_share_training_rows_count_for_less() -> None:
+    """Nadeau and Bengio: k resampled splits have a variance of s² (1/k + test / train rows)."""
+    ends = [0.70, 0.74, 0.71, 0.75, 0.72]
+    table = {"name": "table", "partition_seed": "none", "test_fraction": 0.2}
+    runs = [recorded("mean", seed, [0.7], baseline=True) for seed in range(5)]
+    runs += [recorded("dual", seed, [end]) for seed, end in enumerate(ends)]
+
+    def half_width(problem: dict[str, object]) -> float:
+        own = [replace(run, config={"problem": problem}) for run in runs]
+        gap = results.results(own, None).rows[1].difference
+        assert gap is not None
+        assert gap.high is not None
+        return gap.high - gap.mean
+
+    deviation = float(np.std(np.array(ends) - 0.7, ddof=1))
+    quantile = 2.7764451052  # of Student's t with 4 degrees of freedom at 97.5 %
+    assert half_width({"name": "digits"}) == pytest.approx(quantile * deviation / 5**0.5)
+    assert half_width(table | {"partition_seed": 3}) == pytest.approx(quantile * deviation / 5**0.5)
+    assert half_width(table) == pytest.approx(quantile * deviation * (1 / 5 + 1 / 4) ** 0.5)
 
 
 def test_what_is_written_is_read_as_it_was(tmp_path: Path) -> None:

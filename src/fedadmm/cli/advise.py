@@ -252,10 +252,10 @@ def incentives(
     if as_json:
         print_json(found)
         return
-    _print(of, found)
+    _print_rewards(of, found)
 
 
-def _print(of: Offer, found: dict[str, Any]) -> None:
+def _print_rewards(of: Offer, found: dict[str, Any]) -> None:
     from fedadmm.study.formatting import Table
 
     bought = "cheapest" in found

@@ -46,12 +46,23 @@ def draw(folder: Path, wanted: bool, found: Outcome | None = None) -> str | None
         return str(write_report(folder, found=found))
 
 
-def preparation(run: Path) -> dict[str, str]:
-    """How a run's rows were made from what was recorded, where there is something to say."""
+def print_data(run: Path) -> None:
+    """How a run's rows were prepared, what a site counts, and columns that look wrong."""
     from fedadmm.study.rundir import RunDir
 
-    found = RunDir(run).partition().get("preparation")
-    return {} if found is None else {"data": found["how"]}
+    partition = RunDir(run).partition()
+    found = partition.get("preparation")
+    if found is None:
+        return
+    print_note(f"data    {found['how']}")
+    sizes = partition["sizes"]
+    rule = "by its training rows" if partition["weights"] == "rows" else "alike"
+    print_note(f"sites   {len(sizes)}, of {min(sizes)} to {max(sizes)} rows; each counts {rule}")
+    for name in found.get("identifiers", ()):
+        print_note(
+            f"warning: {name!r} looks like a number that only identifies rows, but is a feature; "
+            f"leave it out: --set problem.leave_out=\"['{name}']\""
+        )
 
 
 def print_ending(summary: Mapping[str, Any]) -> None:

@@ -228,6 +228,7 @@ def begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tree
         raise typer.BadParameter("--target is missing, but must name the column to predict")
     tree = config.of_problem("table") if source is None else config.read(source)
     table = {"name": "table", "path": list(files), "preparation": "from-sums"}
+    table["weights"] = "samples"  # a site counts by its rows, as in the estimator
     tree["problem"] = table | {key: name for key, name in columns.items() if name is not None}
     return tree
 

@@ -13,7 +13,7 @@ from fedadmm.cli.display import (
     finish,
     live,
     one_bar,
-    preparation,
+    print_data,
     print_ending,
     print_json,
     print_places,
@@ -90,7 +90,8 @@ def run(
     print_ending(summary)
     if profile:
         print_table(profile_table(history))
-    print_places(**preparation(folder), run=folder, report=page)
+    print_data(folder)
+    print_places(run=folder, report=page)
 
 
 _USUAL = ["fedavg", "fedprox", "scaffold", "fedadmm"]
@@ -136,11 +137,14 @@ def compare(
     from fedadmm.study.study import PLAN
 
     tree = options.begin(source, out, PLAN, resume)
+    numbers = options.seed_list(seeds)
+    if csv and numbers is None and "seeds" not in tree:
+        numbers = [0, 1, 2, 3, 4]  # each holds out other rows; one could not tell chance apart
     asked = options.listed(algorithms, "--algorithms", str, "a list such as a,b,c")
     study = comparing.plan(
         tree,
         asked or ([] if "methods" in tree or not csv else _USUAL),
-        options.settings(seeds=options.seed_list(seeds)),
+        options.settings(seeds=numbers),
     )
     if print_config:
         typer.echo(config.write(study.plan), nl=False)
@@ -158,5 +162,6 @@ def compare(
             f"every method chose from {search['values']} on seed {search['seed']}, "
             f"{search['rounds']} rounds at most: {search['rule']}"
         ]
-    places = preparation(found.runs[0].directory) | {"runs": folder}
-    finish(found, page, as_json, [results_table(drawn(found))], notes, **places)
+    if not as_json:
+        print_data(found.runs[0].directory)
+    finish(found, page, as_json, [results_table(drawn(found))], notes, runs=folder)

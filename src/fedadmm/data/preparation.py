@@ -13,6 +13,7 @@ does.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ SENTENCE = (
 )
 MOST_WORDS = 100
 """A column with more different words is a name or a text, and no category."""
+_NAMES_ROWS = re.compile(r"(^|[_. -])(id|no|nr|num|number|index|key|code)$", re.IGNORECASE)
 _GAPS = ("", "?", "na", "n/a", "nan", "null", "none")
 
 Cells = Mapping[str, NDArray[Any]]
@@ -159,6 +161,28 @@ def said(columns: Sequence[Column], target: Scaled | None = None) -> dict[str, A
     """What a record says of it; `target` where the model learns a scaled one."""
     described = {"how": SENTENCE, "columns": [vars(column) for column in columns]}
     return described if target is None else described | {"target": vars(target)}
+
+
+def identifiers(clients: Sequence[Cells]) -> list[str]:
+    """The columns that look as if they only number rows or people.
+
+    At every client they hold whole numbers, none twice, and these leave no gap, or the column has a
+    name such as id, patient_no or number.
+    """
+
+    def numbers_rows(name: str, column: NDArray[Any]) -> bool:
+        values = _numbers(column)
+        if len(np.unique(values)) < len(values) or not bool((values == np.round(values)).all()):
+            return False
+        return bool(_NAMES_ROWS.search(name)) or values.max() - values.min() + 1 == len(values)
+
+    several = [cells for cells in clients if len(next(iter(cells.values()))) > 2]
+    return [
+        name
+        for name in clients[0]
+        if several
+        and all(_is_numeric(cells[name]) and numbers_rows(name, cells[name]) for cells in several)
+    ]
 
 
 def _scaled(name: str, heard: Iterable[Numbers]) -> Scaled:

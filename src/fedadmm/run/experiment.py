@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from fedadmm.core.aggregation import Aggregation, Sum
 from fedadmm.core.errors import ParameterError
@@ -165,6 +165,8 @@ class Experiment:
         source, chosen = loaded or self.problem, self.regularizer
         if isinstance(source, Problem):
             return source if chosen is None else replace(source, regularizer=chosen)
+        if getattr(source, "partition_seed", 0) is None:
+            source = replace(cast(Any, source), partition_seed=self.seed)
         if "regularizer" in inspect.signature(source.load).parameters:
             return source.load(regularizer=chosen)  # type: ignore[call-arg]
         return replace(source.load(), regularizer=chosen or Zero())

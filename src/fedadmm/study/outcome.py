@@ -32,6 +32,8 @@ class Partition:
     """What the clients are called, when they have names."""
     labels: list[str] = field(default_factory=list)
     counts: list[list[int]] = field(default_factory=list)
+    weights: str = "equal"
+    """What a client counts: "equal", or by its "rows"."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Outcome:
             names=[] if all(name.isdecimal() for name in names) else names,
             labels=[str(label) for label in value.get("labels") or []],
             counts=counts,
+            weights=str(value.get("weights", "equal")),
         )
 
 

@@ -262,6 +262,7 @@ def partition_of(problem: Problem) -> Mapping[str, Any] | None:
         "names": data.client_names()[:MOST_CLIENTS],
         "sizes": sizes[:MOST_CLIENTS],
         "total_size": sum(sizes),
+        "weights": "equal" if problem.weights is None else "rows",
     }
     if data.rows.preparation is not None:
         shown["preparation"] = data.rows.preparation

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedadmm.core.tables import flattened
@@ -47,7 +48,9 @@ class Difference:
     mean: float
     low: float | None
     high: float | None
-    """A paired t interval of 95 %; none for a single seed."""
+    """A paired t interval of 95 %; none for a single seed.  Where seeds choose other held-out rows
+    of the same table it is corrected for the training rows that they share (Nadeau and Bengio,
+    2003)."""
     seeds: int
 
     @property
@@ -100,6 +103,8 @@ class Results(NamedTuple):
     """The baseline that needs the fewest rounds, of those that every seed brings to the target;
     without a target the one whose metric is best."""
     rows: list[Row]
+    lead: tuple[Row, Row, Difference] | None = None
+    """The best row, the next, and the rounds or the metric by which it is ahead."""
 
     @property
     def over_clients(self) -> list[str]:
@@ -134,9 +139,42 @@ def results(runs: Sequence[RecordedRun], target: Target | None) -> Results:
     best = _best_baseline(rows, target, metric)
     if best is not None:
         finals = {run.seed: run.final.get(metric or "") for run in runs if run.label == best.label}
-        rows = [_against(row, best, by_label(runs)[row.label], finals, metric) for row in rows]
+        groups, shared = by_label(runs), shared_rows(runs)
+        rows = [_against(row, best, groups[row.label], finals, metric, shared) for row in rows]
         best = next(row for row in rows if row.label == best.label)
-    return Results(target, metric, best, rows)
+    return Results(target, metric, best, rows, _lead(rows, runs, target, metric))
+
+
+def _lead(
+    rows: Sequence[Row], runs: Sequence[RecordedRun], target: Target | None, metric: str | None
+) -> tuple[Row, Row, Difference] | None:
+    """How far the best row is ahead of the next, on the same seeds."""
+    if target is not None:
+        ranked = sorted((r for r in rows if r.rounds.complete), key=lambda r: r.rounds.mean or 0)
+    else:
+        sign = -1 if metric is not None and records.metric(metric).up else 1
+        ranked = [row for row in rows if metric in row.final and not row.diverged]
+        ranked.sort(key=lambda row: sign * (row.final[metric or ""].mean or 0))
+    if len(ranked) < 2:
+        return None
+
+    def value(run: RecordedRun) -> float | None:
+        return run.to_target("rounds") if target is not None else final_value(run, metric or "")
+
+    own, other = ({run.seed: run for run in by_label(runs)[row.label]} for row in ranked[:2])
+    pairs = [(value(own[seed]), value(other[seed])) for seed in own if seed in other]
+    values = [a - b for a, b in pairs if a is not None and b is not None]
+    gap = difference(values, shared_rows(runs))
+    return None if gap is None else (ranked[0], ranked[1], gap)
+
+
+def shared_rows(runs: Sequence[RecordedRun]) -> float:
+    """Held-out rows per training row, where each seed chooses its own from one table; else 0."""
+    problem = runs[0].config.get("problem")
+    if not isinstance(problem, Mapping) or problem.get("partition_seed") != "none":
+        return 0.0
+    held_out = float(problem["test_fraction"])
+    return held_out / (1 - held_out)
 
 
 def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
@@ -183,6 +221,7 @@ def _against(
     runs: Sequence[RecordedRun],
     finals: Mapping[int | None, Any],
     metric: str | None,
+    shared: float,
 ) -> Row:
     both = row.rounds.complete and best.rounds.complete
     if both and row.rounds.mean is not None and best.rounds.mean is not None:
@@ -195,11 +234,11 @@ def _against(
         if (own := final_value(run, metric)) is not None
         and (other := finals.get(run.seed)) is not None
     ]
-    return replace(row, difference=difference([own - other for own, other in pairs]))
+    return replace(row, difference=difference([own - other for own, other in pairs], shared))
 
 
-def difference(values: Sequence[float]) -> Difference | None:
-    """The mean of paired differences, with its t interval."""
+def difference(values: Sequence[float], shared: float = 0.0) -> Difference | None:
+    """The mean of paired differences, with its t interval; `shared` as `shared_rows` has it."""
     if not values:
         return None
     mean, count = statistics.fmean(values), len(values)
@@ -208,7 +247,7 @@ def difference(values: Sequence[float]) -> Difference | None:
     from scipy.stats import t
 
     quantile = float(t.ppf((1 + CONFIDENCE) / 2, count - 1))
-    half = quantile * statistics.stdev(values) / math.sqrt(count)
+    half = quantile * statistics.stdev(values) * math.sqrt(1 / count + shared)
     return Difference(mean, mean - half, mean + half, count)
 
 
@@ -264,7 +303,7 @@ def _notes(found: Results) -> Iterator[str]:
             f"difference: {title} minus that of {found.baseline.method}, the best baseline, on the "
             "same seeds, with its 95 % interval"
         )
-        yield from filter(None, [verdict(found)])
+    yield from verdict(found)
 
 
 def final(row: Row, name: str) -> str:
@@ -292,27 +331,58 @@ def reached(found: Results, row: Row) -> str:
     return text if row.rounds.complete else f"{text} ({row.reached} of {row.seeds})"
 
 
-def verdict(found: Results) -> str | None:
-    """Which rows differ from the best baseline by more than chance, in a sentence."""
+def verdict(found: Results) -> list[str]:
+    """What won, by how much and whether that is more than chance; then who differs from whom."""
+    return [*filter(None, [_won(found), _told_apart(found)])]
+
+
+def _won(found: Results) -> str | None:
+    if found.lead is None:
+        return None
+    best, second, gap = found.lead
+    if gap.mean == 0:
+        return f"{best.method} and {second.method} ended alike"
+    if found.target is not None:
+        what = f"{formatting.number(best.rounds.mean or 0)} rounds to the target"
+        by, shown = f"{formatting.number(abs(gap.mean))} fewer than", formatting.number
+    else:
+        metric = records.metric(found.metric or "")
+        what = f"{metric.title.lower()} {final(best, metric.name)}"
+        shown = partial(_signed, share=metric.share)
+        by = f"{shown(gap.mean)}{' points' if metric.share else ''} against"
+    if gap.low is None or gap.high is None:
+        chance = "one seed cannot show whether that is more than chance; try --seeds 0,1,2,3,4"
+    elif gap.constant:
+        chance = "all seeds gave the same difference, which says nothing about chance"
+    else:
+        chance = f"95 % interval {shown(gap.low)} to {shown(gap.high)} over {gap.seeds} seeds: "
+        chance += "more than chance" if gap.beyond_chance else "no more than chance explains"
+    return f"{best.method} won: {what}, {by} {second.method} ({chance})"
+
+
+def _told_apart(found: Results) -> str | None:
+    """Which rows differ from the best baseline by more than chance."""
     if found.baseline is None:
         return None
     against = found.baseline.method
     compared = [(row.method, row.difference) for row in found.rows if row.difference is not None]
-    if not compared:
-        return None
-    if all(one.low is None for _, one in compared):
-        return f"one seed cannot tell a difference to {against} from chance; try --seeds 0,1,2,3,4"
     sides = {
         f"differ from {against} by more than chance": [n for n, d in compared if d.beyond_chance],
         f"not told apart from {against}": [
-            name for name, one in compared if not one.beyond_chance and not one.constant
+            name
+            for name, one in compared
+            if one.low is not None and not one.beyond_chance and not one.constant
         ],
         f"cannot be told apart from {against}, because all seeds gave the same difference": [
             name for name, one in compared if one.constant
         ],
     }
     parts = (f"{words}: {'; '.join(names)}" for words, names in sides.items() if names)
-    return " · ".join(parts)  # labels may hold commas
+    return " · ".join(parts) or None  # labels may hold commas
+
+
+def _signed(value: float, share: bool) -> str:
+    return (f"{100 * value:+.1f}" if share else f"{value:+.3g}").replace("-", "−")
 
 
 def compared(found: Results, row: Row) -> str:
@@ -321,15 +391,9 @@ def compared(found: Results, row: Row) -> str:
         return formatting.NOTHING
     share = records.metric(found.metric).share
     low, high = row.difference.low, row.difference.high
-
-    def signed(value: float) -> str:
-        unit = 100 * value if share else value
-        return f"{unit:+.1f}" if share else f"{unit:+.3g}"
-
-    ending = " points" if share else ""
-    text = f"{signed(row.difference.mean)}{ending}"
+    text = f"{_signed(row.difference.mean, share)}{' points' if share else ''}"
     if row.difference.constant:
-        text += " (on all seeds)"
-    elif low is not None and high is not None:
-        text += f" ({signed(low)} to {signed(high)})"
-    return text.replace("-", "−")
+        return f"{text} (on all seeds)"
+    if low is not None and high is not None:
+        text += f" ({_signed(low, share)} to {_signed(high, share)})"
+    return text

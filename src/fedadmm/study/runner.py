@@ -240,8 +240,9 @@ _latest: dict[str, Problem] = {}
 
 def execute(job: Job, tell: Callable[[Record], None]) -> RecordedRun:
     """Run one job in this process; jobs on the same problem share it."""
-    described = [job.run.tree["problem"], job.run.tree["regularizer"]]
-    tables = json.dumps(described, sort_keys=True)
+    table = job.run.tree["problem"]
+    split = job.run.seed if table.get("partition_seed") == "none" else None
+    tables = json.dumps([table, split, job.run.tree["regularizer"]], sort_keys=True)
     if tables not in _latest:
         _latest.clear()  # before the next one is loaded: two may not fit in memory
         _latest[tables] = job.run.load_problem()

@@ -300,6 +300,10 @@ def prepared_table(
         numbers = train.targets.numpy()
         scale = preparation.fit_numbers(target, [numbers[own] for own in theirs])
     made = preparation.said(columns, scale)
+    assert rows.groups is not None
+    sites = [rows.groups == group for group in np.unique(rows.groups)]
+    whole = [{name: column[own] for name, column in cells.items()} for own in sites]
+    made |= {"identifiers": odd} if (odd := preparation.identifiers(whole)) else {}
 
     def ready(rows: Dataset) -> Dataset:
         inputs, targets = torch.from_numpy(table[rows.inputs.numpy()]), rows.targets

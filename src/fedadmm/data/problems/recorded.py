@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from fedadmm.core.errors import DataError
-from fedadmm.core.parts import Count, Fraction, Probability, part
+from fedadmm.core.parts import Count, Fraction, Natural, Probability, part
 from fedadmm.core.problem import Problem
 from fedadmm.data.dataset import TrainTest, hold_out
 from fedadmm.data.loaders.heart import (
@@ -31,7 +32,7 @@ from fedadmm.data.loaders.pictures import (
 )
 from fedadmm.data.loaders.tabular import AUTO, prepared_table, tabular
 from fedadmm.data.problems.federation import RowsProblem, federate
-from fedadmm.data.problems.registry import Sites
+from fedadmm.data.problems.registry import Extras, Sites
 
 
 @part("problem", "digits")
@@ -201,10 +202,17 @@ class TableOptions(RowsProblem):
     sums and lists that every client computes on its training rows."""
     leave_out: Sequence[str] = ()
     """from-sums: columns that are no features."""
+    partition_seed: Natural | None = None  # type: ignore[assignment]
+    """Chooses the held-out rows, and the clients of a random split; None for the run's seed, so
+    that the seeds of a comparison hold out different rows."""
+
+    def make(self, extras: Extras) -> Problem:
+        own = self if self.partition_seed is not None else replace(self, partition_seed=0)
+        return RowsProblem.make(own, extras)
 
     def rows(self) -> TrainTest:
         target, client, kind = self.target, self.client, self.kind
-        aside = (self.test_fraction, self.partition_seed)
+        aside = (self.test_fraction, self.partition_seed or 0)
         if self.preparation == "from-sums":
             rows = prepared_table(self.path, target, client, kind, self.leave_out, *aside)
         else:

@@ -34,7 +34,9 @@ def client_panels(content: Outcome) -> Iterator[Panel]:
         yield Heat("partition", "Partition", note, "label", "rows", labels, values, names)
     if partition is not None and partition.sizes:
         sizes = [float(size) for size in partition.sizes[:MOST_CLIENTS]]
-        note = "How many rows each client holds." + _limit(len(sizes), partition.clients)
+        counts = "by these rows" if partition.weights == "rows" else "the same, whatever it holds"
+        note = f"How many rows each client holds. In the average each counts {counts}."
+        note += _limit(len(sizes), partition.clients)
         names = partition.names[:MOST_CLIENTS]
         yield Bars("sizes", "Client sizes", note, "rows", sizes, names)
     known = partition.clients if partition else 0  # or as many as took part
