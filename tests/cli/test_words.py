@@ -125,7 +125,7 @@ def test_a_comparison_says_what_won_and_by_how_much() -> None:
         lead = (best, second, gap)
         return results.verdict(Results(None, "test_accuracy", None, [best, second], lead))[0]
 
-    start = "FedADMM won: held-out accuracy 91.0 ± 1.4 %, +2.0 points against FedAvg "
+    start = "FedADMM won: test accuracy 91.0 ± 1.4 %, +2.0 points against FedAvg "
     assert sentence(Difference(0.02, 0.01, 0.03, 2)) == (
         f"{start}(95 % interval +1.0 to +3.0 over 2 seeds: more than chance)"
     )

@@ -215,7 +215,7 @@ def test_nothing_is_claimed_from_seeds_that_gave_the_same_run() -> None:
     assert (row.difference.constant, row.difference.beyond_chance) == (True, False)
     told = results.verdict(found)
     assert told == [
-        "mean won: held-out accuracy 52.0 ± 0.0 %, +2.0 points against dual "
+        "mean won: test accuracy 52.0 ± 0.0 %, +2.0 points against dual "
         "(all seeds gave the same difference, which says nothing about chance)",
         "cannot be told apart from mean, because all seeds gave the same difference: dual",
     ]
