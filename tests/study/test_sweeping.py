@@ -47,8 +47,8 @@ def test_what_is_set_reaches_every_cell_that_has_the_key() -> None:
     assert [one.run.tree["algorithm"].get("rho") for one in study.cells] == [None, 7.0, 7.0]
     assert [one.run.local.solver.lr for one in study.cells] == [0.25] * 3
     assert study.reached == [
-        "local.solver.lr = 0.25 for gradient-descent",
         "algorithm.rho = 7.0 for fedprox; fedadmm; not for fedavg",
+        "local.solver.lr = 0.25 for gradient-descent",
     ]
     named = plan(SMALL, [Axis("algorithm.rho", [2, 3])], [], [("algorithm.name", "fedprox")])
     assert [(one.run.label, one.run.algorithm.rho) for one in named.cells] == [
