@@ -303,7 +303,7 @@ def prepared_table(
     assert rows.groups is not None
     sites = [rows.groups == group for group in np.unique(rows.groups)]
     whole = [{name: column[own] for name, column in cells.items()} for own in sites]
-    made |= {"identifiers": odd} if (odd := preparation.identifiers(whole)) else {}
+    made |= {"identifiers": alike} if (alike := preparation.identifiers(whole)) else {}
 
     def ready(rows: Dataset) -> Dataset:
         inputs, targets = torch.from_numpy(table[rows.inputs.numpy()]), rows.targets
