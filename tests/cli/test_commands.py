@@ -14,8 +14,8 @@ import pytest
 import typer
 
 from fedadmm.algorithms import REGISTRY
-from fedadmm.run.record import PHASES
 from fedadmm.cli import app
+from fedadmm.run.record import PHASES
 from fedadmm.study import config as configs
 from support.commands import call, write_small
 

@@ -130,7 +130,7 @@ def print_table(table: Table, others: JustifyMethod = "right") -> None:
 def profile_table(history: Sequence[Record]) -> Table:
     """Where the time of these rounds went."""
     from fedadmm.run.record import profile
-    from fedadmm.study.tables import Table
+    from fedadmm.study.formatting import Table
 
     found = profile(history)
     total = sum(found.values()) or 1.0

@@ -17,9 +17,9 @@ from fedadmm.cli.display import (
     print_ending,
     print_json,
     print_places,
+    print_settings,
     print_table,
     profile_table,
-    print_settings,
 )
 from fedadmm.cli.group import again, resumable
 from fedadmm.study import config
