@@ -42,6 +42,7 @@ ROWS = {
     "FedAdagrad": Row(fa.FedAdagrad(), D, D),
     "FedAdam": Row(fa.FedAdam(), D, D),
     "FedYogi": Row(fa.FedYogi(), D, D),
+    "FedExP": Row(fa.FedExP(), D + 1, D),
     "FedNova": Row(fa.FedNova(), D + 1, D),
     "FedCM": Row(fa.FedCM(0.4), D + 1, 2 * D),
     "FedMid": Row(fa.FedMid(), D + 1, D),

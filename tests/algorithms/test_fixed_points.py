@@ -73,6 +73,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "p": (0.4,),
     "sigma": (0.05,),
     "gamma": (0.0, 1.0),
+    "epsilon": (1e-3,),
 }
 """Values to try for every field that takes a number."""
 OWN_NUMBERS: dict[tuple[str, str], tuple[float, ...]] = {

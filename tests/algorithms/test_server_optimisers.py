@@ -1,4 +1,4 @@
-"""FedAvgM, FedAdagrad, FedAdam and FedYogi against the papers' recursions and `torch.optim`."""
+"""FedAvgM, FedAdagrad, FedAdam, FedYogi and FedExP against the papers' recursions."""
 
 from __future__ import annotations
 
@@ -114,3 +114,34 @@ def test_fedavgm_without_momentum_is_fedavg(nesterov):
     options = WORK | {"sampler": fa.UniformSampling(2)}
     plain = run(fa.FedAvg(), given, **options).trajectory
     assert_same(run(fa.FedAvgM(0.0, nesterov=nesterov), given, **options).trajectory, plain)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.5])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_fedexp_follows_algorithm_1(epsilon, sampler):
+    """From each client's own move, of which the server sees only sums.
+
+    Every round from where the last one ended, because long steps make rounding grow.
+    """
+    given, chosen = federation(62, weights=WEIGHTS), SAMPLERS[sampler]
+    result = run(fa.FedExP(epsilon), given, sampler=chosen, seed=3, **WORK)
+    solve, zero = reference.gradient_steps(given, K, LR), np.zeros_like(given.start)
+    before = [given.start, *(theta.numpy() for theta in result.trajectory[:-1])]
+    expected, steps = [], [1.0]
+    for theta, cohort in zip(before, cohorts_of(chosen, 3), strict=True):
+        if cohort:
+            weights = given.a[cohort] / given.a[cohort].sum()
+            moves = np.array([solve(i, theta, zero, 0.0, zero) - theta for i in cohort])
+            mean = weights @ moves
+            squares = sum(w * (move @ move) for w, move in zip(weights, moves, strict=True))
+            steps.append(max(1.0, squares / (2 * (mean @ mean + epsilon))))
+        expected.append(theta + steps[-1] * mean if cohort else theta)
+    assert max(steps) > 1.0
+    assert_same(result.trajectory, np.array(expected))
+
+
+def test_fedexp_is_fedavg_where_one_client_replies():
+    """||delta||^2 / (2 (||delta||^2 + epsilon)) is below a half."""
+    given, options = federation(63), {"sampler": fa.UniformSampling(1), "seed": 2, **WORK}
+    moved = run(fa.FedExP(), given, **options)
+    assert_same(moved.trajectory, run(fa.FedAvg(), given, **options).trajectory)
