@@ -39,7 +39,7 @@ _EXPORTS = {
         "NonOverlappingSampling Sampler Seen TraceSampling UniformSampling WeightedSampling"
     ),
     "fedadmm.core.schedules": "Geometric PerWork Piecewise",
-    "fedadmm.core.solvers": "DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
+    "fedadmm.core.solvers": "Adam DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
     "fedadmm.core.uploads.stages": (
         "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK UploadStage"
     ),

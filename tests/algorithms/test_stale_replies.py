@@ -102,7 +102,7 @@ INTOLERANT = {
 INSTEAD = (
     r" does not tolerate late replies \(tolerates_stale is False\): each moves the whole model, "
     r"they pile up and the run explodes; use FedADMM with step='tracking', "
-    r"FedDR, AsyncFedDR, FedAsync or FedBuff, or "
+    r"FedDR, FedAsync, FedBuff or AsyncFedDR, or "
 )
 
 

@@ -64,6 +64,8 @@ class SolveContext(NamedTuple):
     """g, for methods whose local steps take its prox."""
     deployed: bool = False
     """Whether noise must come from the machine's entropy, and not from the seed."""
+    memory: tuple[Tensor, ...] | None = None
+    """What the solver kept of the client's last round; None in a solve on its own."""
 
 
 IN_NO_ROUND = SolveContext()
@@ -89,6 +91,14 @@ class LocalSolver(Part, ABC):
     @property
     def noise(self) -> RecordNoise | None:
         """How it hides the rows of its client; None for a solver that does not."""
+        return None
+
+    def first_memory(self, params: Tensor) -> tuple[Tensor, ...] | None:
+        """What it keeps of a client between rounds, before the first; None if it keeps nothing.
+
+        It is part of the client's record: a solve finds it in its context, and returns the next one
+        with its result.
+        """
         return None
 
     def without_noise(self) -> LocalSolver:

@@ -103,7 +103,13 @@ def moved_along(job: Job, record: ClientRecord, missed: Tensor) -> ClientRecord:
 
 def first_record(job: Job) -> ClientRecord:
     """What a client holds before its first round."""
-    return ClientRecord(job.algorithm.init_client(job.initial), job.initial_buffers)
+    state = job.algorithm.init_client(job.initial)
+    return ClientRecord(state, job.initial_buffers, memory=first_memory(job))
+
+
+def first_memory(job: Job) -> tuple[Tensor, ...] | None:
+    """What a client's solver keeps before the first round."""
+    return None if job.solver is None else job.solver.first_memory(job.initial)
 
 
 class ClientRound(NamedTuple):
@@ -147,7 +153,9 @@ def client_round(
         own = job.algorithm.local_params(record.state)
         needs, theta = job.algorithm.needs, global_vector(job, download)
         g = job.problem.regularizer
-        context = SolveContext(round_index, needs, theta, own, (client,), g, job.deployed)
+        context = SolveContext(
+            round_index, needs, theta, own, (client,), g, job.deployed, record.memory
+        )
         result, solve = _solve(job, objective, problem, key, context)
     state, message = job.algorithm.client_update(download.cast, record.state, result)
     buffers = _buffers(job, objective)
@@ -155,11 +163,11 @@ def client_round(
     info = describe(client, problem, result, solve, global_vector(job, download), finite)
     info = info._replace(loss=loss)
     keeps = job.problem.buffers == "keep-local"
-    after = (
-        ClientRecord(state, buffers if keeps else None, record.error_feedback) if finite else None
+    kept = ClientRecord(
+        state, buffers if keeps else None, record.error_feedback, trees.clone(result.memory)
     )
     upload = Upload(message, None if keeps else buffers)
-    return staged(job, ClientRound(after, upload, info), download, key)
+    return staged(job, ClientRound(kept if finite else None, upload, info), download, key)
 
 
 def staged(job: Job, done: ClientRound, download: Download, key: Key) -> ClientRound:
@@ -181,7 +189,7 @@ def record_layout(job: Job) -> ClientRecord:
     state: Any = trees.clone(job.algorithm.init_client(job.initial))
     fields = job.uploads.carried(job.algorithm)
     rest = tuple(torch.zeros_like(job.initial) for _ in fields) if fields else None
-    return ClientRecord(state, job.initial_buffers, rest)
+    return ClientRecord(state, job.initial_buffers, rest, trees.clone(first_memory(job)))
 
 
 def bound_tensor(bound: float | None) -> Tensor | None:

@@ -80,6 +80,7 @@ class Descent:
         self._params = torch.empty_like(start, memory_format=torch.contiguous_format)
         self._gradient_sum = torch.zeros_like(self._params) if needs.mean_gradient else None
         self._gradient_sums = torch.zeros_like(self._params) if needs.mean_gradient else None
+        self._memory: tuple[Tensor, ...] | None = None
 
     def run(self) -> tuple[LocalResult, list[SolveInfo]]:
         """Make steps until the stopping rule or the budget has ended every client's solve."""
@@ -88,7 +89,7 @@ class Descent:
             self._run_epoch(epoch)
             epoch += 1
         result = LocalResult(self._params, self._start_gradient, self._mean_gradient())
-        return result, self._infos()
+        return result._replace(memory=self._memory), self._infos()
 
     def _norm_at_reference(self) -> Tensor | None:
         """The rule's reference norm, if not at the start, whose gradient is known anyway.
@@ -123,11 +124,17 @@ class Descent:
 
     def _keep_results(self, gone: list[int]) -> None:
         """Put what those have who leave into its place."""
-        places = [self._work[index].place for index in gone]
+        places, memory = [self._work[index].place for index in gone], self._stepper.memory
         if places == list(range(len(self._all))):  # everybody, in order
             self._params, self._gradient_sums = self._stepper.params.clone(), self._gradient_sum
+            self._memory = memory
             return
         self._params[places] = self._stepper.params[gone]
+        if memory is not None:
+            if self._memory is None:
+                self._memory = tuple(m.new_empty(len(self._all), m.shape[-1]) for m in memory)
+            for into, one in zip(self._memory, memory, strict=True):
+                into[places] = one[gone]
         if self._gradient_sum is not None and self._gradient_sums is not None:
             self._gradient_sums[places] = self._gradient_sum[gone]
 

@@ -16,6 +16,7 @@ from fedadmm.core.objectives.closed_form import QuadraticObjective
 from fedadmm.core.parts import Count, Positive, part
 from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Key
+from fedadmm.core.schedules import at
 from fedadmm.core.solvers.local_loss import LocalLoss, OneObjective, Stepper
 from fedadmm.core.solvers.sgd import SGD, IterativeSolver, Rate, RatedSolver
 from fedadmm.core.stopping import StoppingRule
@@ -81,7 +82,7 @@ class AcceleratedGradient(RatedSolver):
     lr: Rate = 0.1
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
-        return _AcceleratedStepper(loss, self.rate_of(context.clients[0], context.round_index))
+        return _AcceleratedStepper(loss, at(self.lr, context.round_index, context.clients[0]))
 
 
 class _LBFGSStepper(Stepper):

@@ -76,6 +76,11 @@ class Stepper(ABC):
     def step(self, rows: Any) -> Tensor | None:
         """Make one step; return the gradient of f_i that it used, unless nobody wanted it."""
 
+    @property
+    def memory(self) -> tuple[Tensor, ...] | None:
+        """What the solver keeps of its clients for the next round, if anything."""
+        return None
+
     def select(self, clients: Tensor | slice) -> Stepper:
         """The stepper of some clients of a stack: of the same memory (slice) or a copy.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from fedadmm.core.solvers.descent import Descent
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OneObjective, OwnTerms, Stepper
 from fedadmm.core.stopping import StoppingRule
 
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
+
 _Count = TypeVar("_Count", float, Tensor)
 
 
@@ -39,15 +42,19 @@ class _Vectors(NamedTuple):
 class Perturbation(NamedTuple):
     """(1 - share) grad f(w) + share grad f(w + radius d), both over the same rows.
 
-    d is the gradient at w, or with `normalised` its direction.
+    d is the gradient at w, or with `normalised` its direction.  With `ahead`, which is radius * d
+    for a d that is known before, it is grad f(w + ahead) alone.
     """
 
     radius: float
     share: float
     normalised: bool
+    ahead: Tensor | None = None
 
     def gradient(self, objectives: Objectives, params: Tensor, rows: Any) -> Tensor:
-        """The perturbed gradient as a new tensor; `params` is no workspace."""
+        """The perturbed gradient; `params` is no workspace."""
+        if self.ahead is not None:
+            return objectives.gradient(params + self.ahead, rows)
         here = objectives.gradient(params, rows).clone()
         way: Tensor | float = self.radius
         if self.normalised:
@@ -56,7 +63,7 @@ class Perturbation(NamedTuple):
         return here.lerp_(there, self.share)
 
 
-class _GradientStepper(Stepper):
+class GradientStepper(Stepper):
     """A stepper on plain or perturbed gradients, whose vectors are one tree of a stack."""
 
     _objectives: Objectives
@@ -72,15 +79,17 @@ class _GradientStepper(Stepper):
     def select(self, clients: Tensor | slice) -> Self:
         chosen = copy.copy(self)
         chosen._vectors = trees.select(self._vectors, clients)
+        chosen._perturbation = trees.select(self._perturbation, clients)
         if isinstance(clients, Tensor):
             chosen._objectives = self._objectives.select(clients.tolist())
         return chosen
 
     def passes(self, stepped: float) -> float:
-        return stepped if self._perturbation is None else 2 * stepped
+        once = self._perturbation is None or self._perturbation.ahead is not None
+        return stepped if once else 2 * stepped
 
 
-class SGDStepper(_GradientStepper):
+class SGDStepper(GradientStepper):
     """w <- w - lr (g + the gradient of the local problem's own terms), with optional momentum."""
 
     def __init__(
@@ -167,7 +176,7 @@ class _Dual(NamedTuple):
     """How much the last step added to it."""
 
 
-class DualAveragingStepper(_GradientStepper):
+class DualAveragingStepper(GradientStepper):
     """z <- z - lr grad f_i(prox_{reach g}(z)), with optional momentum; `params` is z."""
 
     def __init__(
@@ -273,18 +282,18 @@ class RatedSolver(IterativeSolver):
 
     lr: Rate
 
-    def rate_of(self, client: int, round_index: int) -> float:
+    def rate_of(self, client: int, round_index: int) -> float | None:
         return at(self.lr, round_index, client)
 
     def length(self, steps: int, client: int) -> float | None:
-        return self.rate_of(client, 0) * steps
+        return at(self.lr, 0, client) * steps
 
     def rate(self, loss: LocalLoss, context: SolveContext) -> Tensor | float:
         """The learning rate of all who work, or a column of a stack's own ones."""
         start = loss.problem.start
         if isinstance(self.lr, Sequence) and start.ndim == 2:
             return of_clients(self.lr, context.clients, start[:, :1])
-        return self.rate_of(context.clients[0], context.round_index)
+        return at(self.lr, context.round_index, context.clients[0])
 
 
 @part("solver", "sgd")
@@ -297,6 +306,13 @@ class SGD(RatedSolver):
     flat minima: a run comes to rest not at the optimum but, for quadratics and with d the gradient,
     at that of the f_i + (s r / 2) ||grad f_i||^2.  Stopping rules go by the gradient as it is.
 
+    FedLESAM perturbs along the way of the global model instead, at the cost of one gradient:
+    grad f_i(w + r d), d the direction of theta_old - theta, where theta_old is the model that the
+    client received in its last round, and at first the initial one (Fan et al., Locally Estimated
+    Global Perturbations, ICML 2024).  Its program sends everybody the server's last move in the
+    place of that way, and divides it by the sum of its layers' norms.  With FedDyn or aligned ADMM
+    it is FedLESAM-D, with SCAFFOLD FedLESAM-S.
+
     Args:
         lr: the learning rate: a number, a schedule over rounds, or one number per client.
         batch_size: the rows of a step; None takes all.
@@ -304,6 +320,7 @@ class SGD(RatedSolver):
         perturb: r, how far ahead of w the second gradient is taken; 0 takes none.
         perturb_share: s, what the gradient taken ahead counts.
         perturb_normalised: whether d is the direction, so that r is a length, or the gradient.
+        perturb_along: d is that of the client's own "gradient", or FedLESAM's "global" direction.
     """
 
     stacks = True
@@ -315,12 +332,58 @@ class SGD(RatedSolver):
     perturb: NotNegative = 0.0
     perturb_share: Share = 1.0
     perturb_normalised: bool = True
+    perturb_along: Literal["gradient", "global"] = "gradient"
+
+    def __post_init__(self) -> None:
+        if self.perturb_along == "global" and (self.perturb_share, self.perturb_normalised) != (
+            1.0,
+            True,
+        ):
+            raise ParameterError(
+                f"SGD: perturb_along is 'global', but perturb_share is {self.perturb_share:g} and "
+                f"perturb_normalised {self.perturb_normalised}; they must be 1 and True"
+            )
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a client must know the model that it received in its last round."""
+        return self.perturb > 0 and self.perturb_along == "global"
+
+    def first_memory(self, params: Tensor) -> tuple[Tensor, ...] | None:
+        return (params,) if self.looks_back else None
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        yield from super().refuses(setup)
+        if self.looks_back and not setup.algorithm.always_sends_theta:
+            yield (
+                f"SGD with perturb_along='global' goes along the global model's way, but "
+                f"{type(setup.algorithm).__name__} does not send it in every round; use 'gradient'"
+            )
+
+    def descend(
+        self,
+        objectives: Objectives,
+        problem: LocalProblem,
+        stop: StoppingRule,
+        keys: Sequence[Key],
+        context: SolveContext,
+    ) -> tuple[LocalResult, list[SolveInfo]]:
+        result, infos = super().descend(objectives, problem, stop, keys, context)
+        if self.looks_back:
+            assert context.theta is not None, "`refuses` says so"
+            result = result._replace(memory=(context.theta.expand_as(result.params),))
+        return result, infos
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
         lr, needs = self.rate(loss, context), context.needs
         perturbation = None
         if self.perturb:
             perturbation = Perturbation(self.perturb, self.perturb_share, self.perturb_normalised)
+        if self.looks_back and perturbation is not None:
+            assert context.theta is not None, "`refuses` says so"
+            way = (context.theta if context.memory is None else context.memory[0]) - context.theta
+            way = self.perturb * way / norm(way).clamp(min=torch.finfo(way.dtype).tiny)
+            perturbation = perturbation._replace(ahead=way)
         if needs.local_prox == "dual":
             return DualAveragingStepper(loss, lr, self.momentum, context.regularizer, perturbation)
         if needs.local_prox == "primal":
@@ -337,7 +400,7 @@ class SGD(RatedSolver):
         return self.rate(loss, context) * _with_momentum(steps, self.momentum)
 
     def length(self, steps: int, client: int) -> float | None:
-        return self.rate_of(client, 0) * _with_momentum(steps, self.momentum)
+        return at(self.lr, 0, client) * _with_momentum(steps, self.momentum)
 
 
 def _with_momentum(steps: _Count, m: float) -> _Count:

@@ -16,7 +16,7 @@ from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Downl
 from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
 from fedadmm.core.objectives.losses import reason
 from fedadmm.core.objectives.model import ModelObjective
-from fedadmm.core.parts import Count, part
+from fedadmm.core.parts import Count, names_of, part
 from fedadmm.core.problem import LazyClients
 from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.solvers.sgd import IterativeSolver
@@ -79,6 +79,7 @@ class _Stack(NamedTuple):
     """Whether it is the client's first round, (K, 1)."""
     objective: StackedObjective
     rests: list[tuple[Tensor, ...] | None]
+    memory: tuple[Tensor, ...] | None
 
 
 class VectorisedEngine(Engine):
@@ -112,7 +113,10 @@ class VectorisedEngine(Engine):
         state = trees.stack([record.state for record in found])
         joined = self._stacker.join(clients, [objectives[index] for index in order])
         starts = torch.tensor(first, device=self._job.initial.device)
-        return _Stack(clients, state, starts, joined, [record.error_feedback for record in found])
+        rests = [record.error_feedback for record in found]
+        memories = [record.memory for record in found]
+        memory = None if memories[0] is None else trees.stack(memories)
+        return _Stack(clients, state, starts, joined, rests, memory)
 
     def _run_stack(
         self, ids: list[int], download: Download, round_index: int
@@ -135,7 +139,8 @@ class VectorisedEngine(Engine):
             record = None
             if infos[index].finite:
                 own = trees.clone(trees.select(state, index))  # a view would keep the whole stack
-                record = ClientRecord(own, None, stack.rests[index])
+                memory = trees.clone(trees.select(result.memory, index))
+                record = ClientRecord(own, None, stack.rests[index], memory)
             upload = Upload(trees.select(message, index))
             key = client_key(self._job, round_index, client)
             done = staged(self._job, ClientRound(record, upload, infos[index]), download, key)
@@ -164,7 +169,9 @@ class VectorisedEngine(Engine):
         own = job.algorithm.local_params(stack.state)
         theta = global_vector(job, download)
         g = job.problem.regularizer
-        context = SolveContext(round_index, needs, theta, own, stack.clients, g, job.deployed)
+        context = SolveContext(
+            round_index, needs, theta, own, stack.clients, g, job.deployed, stack.memory
+        )
         stacked = problem._replace(start=start)
         return job.solver.descend(stack.objective, stacked, job.stop, keys, context)
 
@@ -203,9 +210,8 @@ def refusal(job: Job) -> str | None:
     """Why a job's clients cannot run stacked, or None when they can."""
     stacks = isinstance(job.solver, IterativeSolver) and job.solver.stacks
     if job.algorithm.needs.local_solve and not stacks:
-        return (
-            f"the solver is {type(job.solver).__name__}, but must be SGD, DPSGD or GradientDescent"
-        )
+        names = names_of("solver", lambda kind: getattr(kind, "stacks", False))
+        return f"the solver is {type(job.solver).__name__}, but must be {names}"
     client: Any = job.problem.clients[0]
     if type(client) not in KINDS:
         kinds = ", ".join(kind.__name__ for kind in KINDS)

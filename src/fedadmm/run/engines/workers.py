@@ -150,9 +150,9 @@ def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
     before = job.algorithm.init_client(vector)
     result = LocalResult.like(vector)
     after, message = job.algorithm.client_update(download.cast, before, result)
-    rest = record_layout(job).error_feedback
-    record = ClientRecord(after, buffers, rest)
-    kept = max(region_bytes(record), region_bytes(ClientRecord(before, buffers, rest)))
+    layout = record_layout(job)
+    records = [layout._replace(state=state, buffers=buffers) for state in (before, after)]
+    kept = max(map(region_bytes, records))
     upload = region_bytes(Upload(message, buffers, download.clip_bound))
     least = region_bytes((vector, buffers))  # what an evaluation needs
     return max(region_bytes(download), least), kept, max(kept + upload, least + ALIGNMENT)

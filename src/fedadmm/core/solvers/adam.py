@@ -1,0 +1,132 @@
+"""Adam on the local problem: steps with a scale for every entry, and the problem's own terms exact.
+
+    m <- beta1 m + (1 - beta1) g;   v <- beta2 v + (1 - beta2) g^2,  g the gradient of f_i at w
+    w <- argmin over u of  <m', u> + <linear, u> + (weight/2) ||u - centre||^2
+                           + (1/2) (u - w)' P (u - w),     P = diag(sqrt(v') + epsilon) / lr
+
+m' and v' are m and v without the bias of their start at zero.  The minimiser is
+w - (m' + linear + weight (w - centre)) / (P + weight): without terms of the local problem this is
+the step of `torch.optim.AdamW`, and the only point of rest solves the local problem, whatever P is.
+Without a quadratic term nothing bounds the step of a linear one (SCAFFOLD's), unless v knows it: it
+is then part of g.
+One step of FedADMM from theta is SISA (Zhou et al., Preconditioned Inexact Stochastic ADMM for Deep
+Models, Nature Machine Intelligence 2026), with its sigma = rho and its rho = 1 / lr:
+
+    w_i = theta - (g_i + y_i) / (sigma + rho (sqrt(v_i) + epsilon))
+    y_i <- y_i + sigma (w_i - theta)
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedadmm.core.local_work import SolveContext
+from fedadmm.core.parts import Count, NotNegative, Positive, Probability, part
+from fedadmm.core.solvers.local_loss import LocalLoss, Stepper
+from fedadmm.core.solvers.sgd import GradientStepper, Rate, RatedSolver
+
+
+@part("solver", "adam")
+class Adam(RatedSolver):
+    """Mini-batch Adam, whose steps are AdamW's on f_i; the local problem's own terms enter exactly.
+
+    Weight decay pulls towards zero what the problem does not: a run rests elsewhere with it.
+
+    Args:
+        lr: the learning rate: a number, a schedule over rounds, or one number per client.
+        batch_size: the rows of a step; None takes all.
+        beta1: how much of the mean gradient stays from step to step; 0 is RMSProp.
+        beta2: how much of the mean square stays.
+        epsilon: the least scale of an entry.
+        weight_decay: AdamW's: w shrinks by lr times this in every step.
+        moments: m and v start "fresh" in every round, or are "kept" by the client, as SISA keeps v.
+    """
+
+    stacks = True
+
+    lr: Rate = 1e-3
+    batch_size: Count | None = 32
+    beta1: Probability = 0.9
+    beta2: Probability = 0.999
+    epsilon: Positive = 1e-8
+    weight_decay: NotNegative = 0.0
+    moments: Literal["fresh", "kept"] = "fresh"
+
+    def rate_of(self, client: int, round_index: int) -> None:
+        """Its steps are not lr times a gradient."""
+
+    def length(self, steps: int, client: int) -> None:
+        """As above."""
+
+    def first_memory(self, params: Tensor) -> tuple[Tensor, ...] | None:
+        if self.moments == "fresh":
+            return None
+        return torch.zeros_like(params), torch.zeros_like(params), params.new_zeros(1)
+
+    def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
+        return _AdamStepper(loss, self.rate(loss, context), self, context.memory)
+
+
+class _Vectors(NamedTuple):
+    """What a step reads and writes; vectors are (D,) or (K, D), numbers may be (K, 1)."""
+
+    params: Tensor
+    m: Tensor
+    v: Tensor
+    count: Tensor
+    """The steps that m and v are means over."""
+    lr: Tensor | float
+    weight: Tensor | float
+    linear: Tensor | None
+    centre: Tensor | None
+
+
+class _AdamStepper(GradientStepper):
+    def __init__(
+        self,
+        loss: LocalLoss,
+        lr: Tensor | float,
+        solver: Adam,
+        memory: tuple[Tensor, ...] | None,
+    ) -> None:
+        self._objectives, self._solver, self._perturbation = loss.objectives, solver, None
+        start, problem = loss.problem.start, loss.problem
+        params = loss.objectives.workspace(start)
+        if memory is None:
+            like = torch.zeros_like(params)
+            memory = (like, like, params.new_zeros(*start.shape[:-1], 1))
+        m, v, count = (one.clone() for one in memory)
+        centre, weight = (None, 0.0) if loss.target is None else (problem.centre, loss.weight)
+        self._vectors = _Vectors(params, m, v, count, lr, weight, problem.linear, centre)
+
+    @property
+    def params(self) -> Tensor:
+        params: Tensor = self._vectors.params
+        return params
+
+    @property
+    def memory(self) -> tuple[Tensor, ...] | None:
+        kept = self._solver.moments == "kept"
+        return (self._vectors.m, self._vectors.v, self._vectors.count) if kept else None
+
+    def step(self, rows: Tensor | None) -> Tensor:
+        solver, (params, m, v, count, lr, weight, linear, centre) = self._solver, self._vectors
+        gradient = self._gradient(params, rows)
+        whole = gradient if linear is None or centre is not None else gradient + linear
+        count.add_(1)
+        m.lerp_(whole, 1 - solver.beta1)
+        v.mul_(solver.beta2).addcmul_(whole, whole, value=1 - solver.beta2)
+        way = m / (1 - solver.beta1**count)
+        scale = (v / (1 - solver.beta2**count)).sqrt_().add_(solver.epsilon).div_(lr)
+        if solver.weight_decay:
+            params.mul_(1 - lr * solver.weight_decay)
+        if centre is not None:
+            way.add_(weight * (params - centre))
+            scale.add_(weight)
+            if linear is not None:
+                way.add_(linear)
+        params.addcdiv_(way, scale, value=-1)
+        return gradient
