@@ -327,7 +327,7 @@ def check_invariant(settings: Federation, folder: Path, tolerance: float = 1e-6)
     assert (missed is not None) == is_aligned(algorithm)
     if missed is not None:
         states = {
-            client: algorithm.catch_up(state, missed.change(client))
+            client: algorithm.catch_up(state, missed.exact(client))
             for client, state in states.items()
         }
     sums: list[Tensor] = []

@@ -40,6 +40,7 @@ ALGORITHMS = {
     "fedadagrad": fa.FedAdagrad(),
     "fedadam": fa.FedAdam(),
     "fedyogi": fa.FedYogi(),
+    "fedexp": fa.FedExP(),
     "fednova": fa.FedNova(),
     "fedcm": fa.FedCM(alpha=0.5),
     "fedmid": fa.FedMid(),
@@ -87,10 +88,10 @@ def test_equal_to_simulate(name, tmp_path):
 ALIGNED = fa.AlignedADMM(rho=1.0, sigma=0.3)
 
 
-@pytest.mark.parametrize("sigma", [0.3, "auto"])
-def test_absent_clients_move_along_over_restarts_as_in_a_simulation(sigma, tmp_path):
+@pytest.mark.parametrize(("sigma", "download"), [(0.3, "full"), ("auto", "full"), (0.3, "half")])
+def test_absent_clients_move_along_over_restarts_as_in_a_simulation(sigma, download, tmp_path):
     """One of four a round: a client is away for rounds, and the server dies twice meanwhile."""
-    method = fa.AlignedADMM(rho=1.0, sigma=sigma)
+    method = fa.AlignedADMM(rho=1.0, sigma=sigma, download=download)
     settings = federation(method, rounds=12, sampler=fa.UniformSampling(1), seed=3)
     left = [4, 9]
 
@@ -107,6 +108,30 @@ def test_absent_clients_move_along_over_restarts_as_in_a_simulation(sigma, tmp_p
     check_versions(settings, tmp_path, history.trace)
     sent = [record["traffic"]["bytes_down"] for record in history.records[1:]]
     assert sent == [record["traffic"]["bytes_down"] for record in wanted.history[1:]]
+
+
+SOLVERS = {
+    "fedlesam": fa.SGD(0.1, 10, perturb=0.1, perturb_along="global"),
+    "adam": fa.Adam(0.05, 10, moments="kept"),
+}
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_what_a_solver_keeps_is_in_the_sites_record(solver, tmp_path):
+    settings = federation(
+        fa.FedAvg(), rounds=9, sampler=fa.UniformSampling(2), solver=SOLVERS[solver]
+    )
+    left = [4]
+
+    def die(report):
+        if left and report.record["round"] == left[0]:
+            left.pop(0)
+            raise Stopping
+
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path, die)
+    assert history.crashes == 1
+    assert torch.equal(history.outcome.params, simulated(settings).params)
+    check_versions(settings, tmp_path, history.trace)
 
 
 OUTPUTS = [fa.Averaged(), fa.ParticipantsMean(), fa.RandomIterate(), fa.TwoOutputs()]
@@ -143,12 +168,13 @@ def test_the_sites_and_the_operator_get_what_a_simulation_hands_out(output, tmp_
     assert at_sites == pytest.approx(float(problem.value(wanted.params)), abs=1e-6)
 
 
+@pytest.mark.parametrize("download", ["full", "half"])
 @pytest.mark.parametrize("members", ["all", "seen"])
 def test_an_aligned_client_that_lost_its_state_stands_as_if_it_had_always_been_away(
-    members, tmp_path
+    members, download, tmp_path
 ):
     """With another who never came: both duals are the sum of all virtual steps, or do not count."""
-    method = fa.AlignedADMM(1.0, sigma=0.6, members=members)
+    method = fa.AlignedADMM(1.0, 0.6, members, download)
     settings = federation(method, rounds=6, ledger="disk", sampler=fa.TraceSampling(TRACE))
     grid = FakeGrid(settings, tmp_path)
 
@@ -161,7 +187,8 @@ def test_an_aligned_client_that_lost_its_state_stands_as_if_it_had_always_been_a
     assert history.outcome.counts["repaired"] == 1
     saved = server_on_disk(settings, tmp_path)
     states = states_on_disk(settings, tmp_path)
-    duals = {c: states[c].y + saved.state.missed.change(c) for c in range(4)}
+    missed = saved.state.missed
+    duals = {c: states[c].y + missed.exact(c) for c in range(4)}
     total = saved.state.server.virtual
     assert torch.equal(duals[1], total)
     assert torch.equal(duals[3], total)

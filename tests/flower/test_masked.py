@@ -53,6 +53,8 @@ METHODS = {
     "feddr": fa.FedDR(0.5),
     "insa": fa.FedADMMInSa(),
     "scaffold": fa.Scaffold(),
+    "fedexp": fa.FedExP(0.1),
+    "aligned half": fa.AlignedADMM(0.5, download="half"),
     "aligned": fa.AlignedADMM(0.5),
 }
 

@@ -24,6 +24,7 @@ METHODS = {
     "aligned": fa.AlignedADMM(1.0),
     "feddyn": fa.FedDyn(1.0),
     "fednova": fa.FedNova(),
+    "fedexp": fa.FedExP(),
 }
 
 

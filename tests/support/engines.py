@@ -82,6 +82,7 @@ ALGORITHMS = {
     "fedadam": fa.FedAdam(),
     "fedyogi": fa.FedYogi(),
     "fednova": fa.FedNova(),
+    "fedexp": fa.FedExP(),
     "fedcm": fa.FedCM(alpha=0.5),
     "fedmid": fa.FedMid(),
     "feddualavg": fa.FedDualAvg(),

@@ -71,6 +71,8 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
             min(1, |S|/10) times the share of the clients seen so far: a mean of ten replies is good
             enough for everybody, but while most duals are zero h is momentum without damping.
         members: h runs over "all" clients, or over those "seen" so far.
+        download: the virtual steps that a client missed are sent in "full" or in "half" precision.
+            The server takes what is rounded off out of h, so that h stays the mean of the duals.
     """
 
     paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024, for any sigma and g"
@@ -79,6 +81,7 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
     rho: Positive | Schedule | PerWork = 0.1
     sigma: Annotated[float, Ge(0), Le(1)] | Literal["auto"] = "auto"
     members: Literal["all", "seen"] = "all"
+    download: Literal["full", "half"] = "full"
     increments = ("step",)
 
     @property
@@ -125,6 +128,13 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
 
     def virtual_steps(self, server: Server) -> Tensor:
         return server.virtual
+
+    @property
+    def halves_missed(self) -> bool:
+        return self.download == "half"
+
+    def rounded_off(self, server: Server, lost: Tensor) -> Server:
+        return server._replace(h=server.h - lost)
 
     def catch_up(self, client: Client, missed: Tensor) -> Client:
         return client._replace(y=client.y + missed)

@@ -8,6 +8,9 @@ server keeps the sum of all virtual steps so far, and sends a client that comes 
 
 It does not get the virtual part of its own step.  Replies are never late here: a method with
 virtual steps does not tolerate them (`Algorithm.tolerates_stale`).
+
+Sent in half precision, a client gets `missed` rounded, and the server counts that it did: what was
+rounded away is taken out of its mean (`Algorithm.rounded_off`), which stays exact.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.errors import StateError
 from fedadmm.core.local_work import SolveInfo
+from fedadmm.core.protocols import AnyAlgorithm
 
 _NAME = "missed"
 
@@ -40,23 +44,34 @@ class Missed:
     """The sum after a step, by the step's index."""
     visits: Mapping[int, int] = field(default_factory=dict)
     """The step that folded a client's last reply."""
+    half: bool = False
+    """Whether clients are sent what they missed in half precision."""
 
     def change(self, client: int) -> Tensor:
-        """The sum of what a client missed that begins now."""
+        """The sum of what a client missed that begins now, as it is sent."""
+        missed = self.exact(client)
+        return missed.bfloat16() if self.half else missed
+
+    def rounded_off(self, client: int) -> Tensor | float:
+        """What a client missed and is not sent."""
+        return self.exact(client) - self.change(client) if self.half else 0.0
+
+    def exact(self, client: int) -> Tensor:
+        """The sum of what a client missed, before it is rounded."""
         step = self.visits.get(client)
         return self.total if step is None else self.total - self.sums[step]
 
     def after(self, step: int, total: Tensor, clients: Collection[int]) -> Missed:
         """After a step that folded these clients, with the new sum."""
-        made = Missed(
-            total, {**self.sums, step: total}, {**self.visits, **dict.fromkeys(clients, step)}
-        )
-        return made.of(made.visits)
+        sums, visits = {**self.sums, step: total}, {**self.visits, **dict.fromkeys(clients, step)}
+        return replace(self, total=total, sums=sums, visits=visits).of(visits)
 
     def of(self, clients: Collection[int]) -> Missed:
         """What concerns these clients, to be sent elsewhere."""
         visits = {client: self.visits[client] for client in clients if client in self.visits}
-        return Missed(self.total, {at: self.sums[at] for at in sorted({*visits.values()})}, visits)
+        return replace(
+            self, sums={at: self.sums[at] for at in sorted({*visits.values()})}, visits=visits
+        )
 
     def remove_client(self, client: int) -> Missed:
         """As if a client had never been folded: it starts again."""
@@ -66,7 +81,7 @@ class Missed:
     @property
     def bytes_each(self) -> int:
         """What a client is sent."""
-        return self.total.numel() * self.total.element_size()
+        return self.total.numel() * (2 if self.half else self.total.element_size())
 
     def tensors(self) -> dict[str, Tensor]:
         """The sums as one tensor with its name, for a checkpoint."""
@@ -77,13 +92,20 @@ class Missed:
         return {"steps": list(self.sums), "visits": list(self.visits.items())}
 
 
+def first_missed(algorithm: AnyAlgorithm, server: Any) -> Missed | None:
+    """What clients have missed before the first round; None for a method without virtual steps."""
+    total = algorithm.virtual_steps(server)
+    return None if total is None else Missed(total, half=algorithm.halves_missed)
+
+
 def restored(
-    rows: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device
+    before: Missed, rows: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device
 ) -> Missed:
-    """The inverse of `Missed.tensors` and `Missed.rows`."""
+    """The inverse of `Missed.tensors` and `Missed.rows`, for a run that began with `before`."""
     # Clones, so that a sum which is no longer needed does not keep all of them.
     total, *sums = [total.clone() for total in tensors[_NAME].to(device)]
-    return Missed(total, dict(zip(rows["steps"], sums, strict=True)), dict(rows["visits"]))
+    kept = dict(zip(rows["steps"], sums, strict=True))
+    return replace(before, total=total, sums=kept, visits=dict(rows["visits"]))
 
 
 class Download(NamedTuple):
@@ -122,6 +144,8 @@ class ClientRecord(NamedTuple):
     buffers: Tensor | None = None
     error_feedback: tuple[Tensor, ...] | None = None
     """What the upload's stages cut away so far, in the order of the message's vectors."""
+    memory: tuple[Tensor, ...] | None = None
+    """What the client's solver keeps between rounds."""
 
 
 class ClientInfo(NamedTuple):

@@ -84,6 +84,8 @@ class LocalResult(NamedTuple):
     start_gradient: Tensor | None = None
     mean_gradient: Tensor | None = None
     step_sum: Tensor | None = None
+    memory: tuple[Tensor, ...] | None = None
+    """What the solver keeps for the client's next round; no algorithm looks at it."""
 
     @classmethod
     def like(cls, params: Tensor) -> LocalResult:
@@ -325,6 +327,18 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
         raise StateError(
             f"{type(self).__name__}: it makes virtual steps, but does not say what they do to a "
             "client that comes back"
+        )
+
+    @property
+    def halves_missed(self) -> bool:
+        """Whether a client is sent what it missed in half precision."""
+        return False
+
+    def rounded_off(self, server: Server, lost: Tensor) -> Server:
+        """The server after clients were sent less than they missed; `lost` is a_i times that."""
+        raise StateError(
+            f"{type(self).__name__}: it rounds what clients missed, but does not say what that "
+            "does to the server"
         )
 
     def contribution(self, message: Message, virtual: Tensor) -> Message:

@@ -30,9 +30,9 @@ from fedadmm.core.messages import (
     ClientStateStore,
     Download,
     Engine,
-    Missed,
     Partial,
     Upload,
+    first_missed,
 )
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.protocols import AnyAlgorithm, Received
@@ -53,8 +53,7 @@ def initial_state(job: Job) -> RunState:
     """The state before the first round, whose index is -1 for methods that start with everyone."""
     shared = job.initial_buffers if job.problem.buffers == "average" else None
     server = job.algorithm.init_server(job.initial)
-    total = job.algorithm.virtual_steps(server)
-    missed = None if total is None else Missed(total)
+    missed = first_missed(job.algorithm, server)
     first = -1 if job.algorithm.starts_with_everyone else 0
     return RunState(first, server, shared, missed=missed, clip_bound=job.uploads.first_bound)
 
@@ -203,6 +202,10 @@ def run_round(
     if job.expected is not None and replies.finite:
         total, received = noise.hidden_sum(job, total, infos, state, cast)
     if total is not None and replies.finite:
+        if state.missed is not None and state.missed.half:
+            shares = [(info.client, problem.weight(info.client)) for info in infos]
+            lost = [share * state.missed.rounded_off(client) for client, share in shares]
+            server = algorithm.rounded_off(server, torch.stack(lost).sum(0))
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began

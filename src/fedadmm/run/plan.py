@@ -115,7 +115,7 @@ def unpack_state(
     state: Any = unpack(tree, packed)
     known, noised, missed, engine = values["known"], values["noised"], None, None
     if template.missed is not None:
-        missed = messages.restored(values["missed"], tensors, device)
+        missed = messages.restored(template.missed, values["missed"], tensors, device)
     if values["engine"] is not None:
         engine = EngineState(values["engine"], dict(zip(steps, state.engine, strict=True)))
     read: RunState = state._replace(

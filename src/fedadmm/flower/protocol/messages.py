@@ -13,7 +13,7 @@ from fedadmm.core import codec, trees
 from fedadmm.core.codec import FormatError, Packed, pack
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import SolveInfo
-from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload
+from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload, first_missed
 from fedadmm.core.uploads import vectors_of
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
@@ -74,7 +74,8 @@ def parcel_template(job: Job) -> Parcel:
     server = algorithm.init_server(job.initial)
     download = Download(algorithm.broadcast(server, this_round(job, 0)), job.initial_buffers)
     download = download._replace(clip_bound=bound_tensor(job.uploads.first_bound))
-    return parcel(job, download, 0, newcomer=True, missed=algorithm.virtual_steps(server))
+    missed = first_missed(algorithm, server)
+    return parcel(job, download, 0, True, None if missed is None else missed.change(0))
 
 
 def answer_template(job: Job, download: Download) -> Answer:
