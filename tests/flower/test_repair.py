@@ -21,7 +21,17 @@ from .harness import CLIENTS, contribution, objectives, tracked
 
 KEEPS_NOTHING = {
     *("fedsgd", "fedavg", "fedprox", "fedpd", "fedavgm", "fedadagrad", "fedadam", "fedyogi"),
-    *("adabest", "fedasync", "fedbuff", "fednova", "fedcm", "fedmid", "feddualavg", "scaffnew"),
+    *(
+        "adabest",
+        "fedexp",
+        "fedasync",
+        "fedbuff",
+        "fednova",
+        "fedcm",
+        "fedmid",
+        "feddualavg",
+        "scaffnew",
+    ),
 }
 CASES = {
     "fedadmm": fa.FedADMM(rho=1.0),
