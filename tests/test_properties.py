@@ -57,6 +57,8 @@ ROWS = {
     "SCAFFOLD+": Row(fa.ScaffoldPlus(momentum=0.3), D + 1, 2 * D),
     "FedDyn": Row(fa.FedDyn(0.9), D, D),
     "FedDyn seen": Row(fa.FedDyn(0.9, members="seen"), D + 1, D),
+    "FedGloSS": Row(fa.FedGloSS(0.9), D, D),
+    "FedGloSS seen": Row(fa.FedGloSS(0.9, "seen", 0.1), D + 1, D),
     "FedPD": Row(fa.FedPD(0.9), D, D),
     "FedADMM": Row(fa.FedADMM(1.1), D, D + 1),
     "FedADMM numeric": Row(fa.FedADMM(1.1, step=0.3), D, D + 1),

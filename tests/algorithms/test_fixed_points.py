@@ -27,6 +27,7 @@ from fedadmm.algorithms import (
     fed_dr,
     fed_dr_ii,
     fed_dyn,
+    fed_gloss,
     fed_pd,
     scaffnew,
     scaffold,
@@ -36,12 +37,13 @@ from fedadmm.algorithms.fed_async import AsTheyArrive
 from fedadmm.algorithms.fed_avg import LocalSteps
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import STARTS, LocalWork
-from fedadmm.core.messages import ClientRecord, Missed
+from fedadmm.core.messages import ClientRecord, first_missed
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import Start, Theta
 from fedadmm.core.schedules import Schedule
 from fedadmm.run.loop import run_round
 from fedadmm.run.plan import RunState
+from fedadmm.run.record import Stopwatch
 from fedadmm.run.simulation import make_job
 from fedadmm.run.stores import MemoryStore
 from support import reference
@@ -74,6 +76,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "sigma": (0.05,),
     "gamma": (0.0, 1.0),
     "epsilon": (1e-3,),
+    "radius": (0.0, 0.1),
 }
 """Values to try for every field that takes a number."""
 OWN_NUMBERS: dict[tuple[str, str], tuple[float, ...]] = {
@@ -176,6 +179,9 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
     if isinstance(method, fa.FedDR):
         server = fed_dr.Server(x - method.eta * at.mean, x)
         return server, [fed_dr.Client(x - method.eta * y, x) for y in duals]
+    if isinstance(method, fa.FedGloSS):
+        server = fed_gloss.Server(x, -at.mean, one, torch.ones_like(x))
+        return server, [fed_dyn.Client(y, one) for y in duals]
     if isinstance(method, fa.FedDyn):
         return fed_dyn.Server(x, -at.mean, one), [fed_dyn.Client(y, one) for y in duals]
     if isinstance(method, fa.FedPD):
@@ -211,8 +217,7 @@ def moved(case: Case, kind: str, sampler: Any, exact: bool, weights: Any) -> flo
     job = make_job(method, given.problem, local, 3, at.x)
     store = MemoryStore()
     server, clients = at_rest(method, at)
-    total = method.virtual_steps(server)
-    missed = None if total is None else Missed(total)
+    missed = first_missed(method, server)
     store.bind(ClientRecord(clients[0]), None)
     for client, state in enumerate(clients):
         store.commit(client, ClientRecord(state), 0)
@@ -220,7 +225,7 @@ def moved(case: Case, kind: str, sampler: Any, exact: bool, weights: Any) -> flo
     state, furthest = RunState(0, server, None, missed=missed), 0.0
     for t in range(3 * CHANGE):
         ids = sampler.sample(3, t, given.clients)
-        state, _, _ = run_round(job, ids, engine, state)
+        state, _, _ = run_round(job, ids, engine, state, Stopwatch())
         theta = method.global_params(state.server)
         furthest = max(furthest, float((theta - at.x).norm()))
     return furthest
@@ -231,7 +236,9 @@ RESTLESS = LocalSteps | AsTheyArrive | fa.FedSGD | fa.FedCM | fa.FedDualAvg | fa
 STILL = [
     title
     for title, (method, _) in CASES.items()
-    if not isinstance(method, RESTLESS) and not getattr(method, "skip_probability", 0)
+    if not isinstance(method, RESTLESS)
+    and not getattr(method, "skip_probability", 0)
+    and not getattr(method, "radius", 0)
 ]
 """Everything that has a state of rest at the optimum."""
 SAMPLERS = {

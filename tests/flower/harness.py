@@ -291,7 +291,7 @@ def contribution(algorithm: Any, state: Any) -> list[Tensor]:
         return [state.x + state.w]
     if name in ("scaffold", "scaffold-plus"):
         return [state.c_i]
-    if name == "feddyn":
+    if name in ("feddyn", "fedgloss"):
         return [state.y]
     return []
 
@@ -311,6 +311,7 @@ def tracked(algorithm: Any, server: Any) -> list[Tensor]:
         "scaffold": ["c"],
         "scaffold-plus": ["c"],
         "feddyn": ["h"],
+        "fedgloss": ["h"],
     }
     names = ["h"] if is_aligned(algorithm) else fields.get(algorithm.name, [])
     return [getattr(server, field) for field in names]

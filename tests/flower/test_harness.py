@@ -50,6 +50,7 @@ ALGORITHMS = {
     "scaffold": fa.Scaffold(),
     "scaffold-plus": fa.ScaffoldPlus(),
     "feddyn": fa.FedDyn(eta=1.0),
+    "fedgloss": fa.FedGloSS(eta=1.0),
     "a-fedpd": fa.AFedPD(rho=1.0),
     "aligned-admm": fa.AlignedADMM(rho=1.0),
     "fedpd": fa.FedPD(eta=1.0, skip_probability=0.3),

@@ -44,6 +44,7 @@ CASES = {
     "scaffold": fa.Scaffold(),
     "scaffold-plus": fa.ScaffoldPlus(),
     "feddyn": fa.FedDyn(eta=1.0),
+    "fedgloss": fa.FedGloSS(eta=1.0),
 }
 
 

@@ -92,6 +92,7 @@ ALGORITHMS = {
     "scaffold-2": fa.Scaffold(option=2),
     "scaffold-plus": fa.ScaffoldPlus(momentum=0.3),
     "feddyn": fa.FedDyn(eta=0.7),
+    "fedgloss": fa.FedGloSS(eta=0.7),
     "fedpd": fa.FedPD(eta=0.7, skip_probability=0.4),
     "fedadmm": fa.FedADMM(rho=0.5),
     "fedadmm-seen": fa.FedADMM(rho=0.5, members="seen"),

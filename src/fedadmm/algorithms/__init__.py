@@ -25,6 +25,7 @@ from fedadmm.algorithms.fed_dr_ii import FedDRII as FedDRII
 from fedadmm.algorithms.fed_dual_avg import FedDualAvg as FedDualAvg
 from fedadmm.algorithms.fed_dyn import FedDyn as FedDyn
 from fedadmm.algorithms.fed_exp import FedExP as FedExP
+from fedadmm.algorithms.fed_gloss import FedGloSS as FedGloSS
 from fedadmm.algorithms.fed_mid import FedMid as FedMid
 from fedadmm.algorithms.fed_nova import FedNova as FedNova
 from fedadmm.algorithms.fed_opt import FedAdagrad as FedAdagrad

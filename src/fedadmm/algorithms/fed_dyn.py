@@ -98,12 +98,13 @@ class FedDyn(Algorithm[Server, Client, Theta, Message]):
         h = server.h + total.delta / self.eta
         members = server.members if total.joined is None else server.members + total.joined
         theta = server.theta + total.delta / received.weight + self.eta * h / members
-        return Server(theta, h, members)
+        return server._replace(theta=theta, h=h, members=members)
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
         """Take a client's dual out of h; its moves of theta are history."""
         members = server.members if past.joined is None else server.members - past.joined
-        return Server(server.theta, server.h - past.delta / self.eta, members.clamp(min=0))
+        h = server.h - past.delta / self.eta
+        return server._replace(h=h, members=members.clamp(min=0))
 
     def participants_mean(self, server: Server) -> Tensor | None:
         """theta without the step along h, which is zero while there are no members."""
