@@ -59,6 +59,7 @@ ROWS = {
     "FedDyn seen": Row(fa.FedDyn(0.9, members="seen"), D + 1, D),
     "FedGloSS": Row(fa.FedGloSS(0.9), D, D),
     "FedGloSS seen": Row(fa.FedGloSS(0.9, "seen", 0.1), D + 1, D),
+    "pFedMe": Row(fa.PFedMe(1.1, 0.8), D, D),
     "FedPD": Row(fa.FedPD(0.9), D, D),
     "FedADMM": Row(fa.FedADMM(1.1), D, D + 1),
     "FedADMM numeric": Row(fa.FedADMM(1.1, step=0.3), D, D + 1),

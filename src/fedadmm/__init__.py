@@ -15,8 +15,8 @@ _EXPORTS = {
         "AFedPD AdaBest AlignedADMM AsyncFedDR FedADMM FedADMMIn FedADMMInReleased FedADMMInSa "
         "FedADMMInSaReleased FedADMMPrinted FedADMMReleased FedADMMWangReleased "
         "FedAdagrad FedAdam FedAsync FedAvg FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg "
-        "FedDyn FedExP FedGloSS FedMid FedNova FedPD FedProx FedSGD FedSplit FedYogi Scaffnew "
-        "Scaffold ScaffoldPlus"
+        "FedDyn FedExP FedGloSS FedMid FedNova FedPD FedProx FedSGD FedSplit FedYogi PFedMe "
+        "Scaffnew Scaffold ScaffoldPlus"
     ),
     "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.core.aggregation": "Aggregation MaskedSum Median Sum TrimmedMean",

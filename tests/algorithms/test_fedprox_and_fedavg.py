@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given as hypothesis_given
@@ -113,3 +114,26 @@ def test_fedsgd_under_full_participation_is_gradient_descent():
             given.a[i] * given.gradient(i, theta) for i in range(given.clients)
         )
         assert_same(vector.numpy(), theta)
+
+
+@pytest.mark.parametrize("start", ["global", "own"])
+def test_pfedme_rests_where_the_mean_moreau_envelope_is_least(start):
+    """grad F_i(theta) = rho (theta - v_i) = (I + A_i / rho)^-1 (A_i theta - b_i)."""
+    given, rho = federation(44, weights=WEIGHTS), 1.7
+    smoothed = [np.linalg.inv(np.eye(len(A)) + A / rho) for A in given.A]
+    left = sum(a * S @ A for a, S, A in zip(given.a, smoothed, given.A, strict=True))
+    right = sum(a * S @ b for a, S, b in zip(given.a, smoothed, given.b, strict=True))
+    expected = np.linalg.solve(left, right)
+    result = run(fa.PFedMe(rho), given, rounds=300, start=start)
+    np.testing.assert_allclose(result.params, expected, rtol=0, atol=1e-10)
+    assert np.linalg.norm(expected - given.optimum) > 1e-3
+    for client, state in result.clients.items():
+        own = np.linalg.solve(given.A[client] + rho * np.eye(4), given.b[client] + rho * expected)
+        np.testing.assert_allclose(state.v, own, rtol=0, atol=1e-10)
+
+
+def test_pfedme_with_step_one_trains_theta_as_fedprox_does():
+    given = federation(45, weights=WEIGHTS)
+    options = {"sampler": fa.UniformSampling(2), "solver": fa.GradientDescent(0.1)}
+    personal = run(fa.PFedMe(0.7), given, **options)
+    assert_same(personal.trajectory, run(fa.FedProx(0.7), given, **options).trajectory)

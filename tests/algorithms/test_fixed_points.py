@@ -231,8 +231,8 @@ def moved(case: Case, kind: str, sampler: Any, exact: bool, weights: Any) -> flo
     return furthest
 
 
-RESTLESS = LocalSteps | AsTheyArrive | fa.FedSGD | fa.FedCM | fa.FedDualAvg | fa.AdaBest
-"""Methods without duals, and one whose memories fade."""
+RESTLESS = LocalSteps | AsTheyArrive | fa.FedSGD | fa.FedCM | fa.FedDualAvg | fa.AdaBest | fa.PFedMe
+"""Methods without duals, one whose memories fade, and one with another aim."""
 STILL = [
     title
     for title, (method, _) in CASES.items()

@@ -21,17 +21,8 @@ from .harness import CLIENTS, contribution, objectives, tracked
 
 KEEPS_NOTHING = {
     *("fedsgd", "fedavg", "fedprox", "fedpd", "fedavgm", "fedadagrad", "fedadam", "fedyogi"),
-    *(
-        "adabest",
-        "fedexp",
-        "fedasync",
-        "fedbuff",
-        "fednova",
-        "fedcm",
-        "fedmid",
-        "feddualavg",
-        "scaffnew",
-    ),
+    *("adabest", "fedasync", "fedbuff", "fednova", "fedcm", "fedmid", "feddualavg", "scaffnew"),
+    *("fedexp", "pfedme"),
 }
 CASES = {
     "fedadmm": fa.FedADMM(rho=1.0),

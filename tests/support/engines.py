@@ -93,6 +93,7 @@ ALGORITHMS = {
     "scaffold-plus": fa.ScaffoldPlus(momentum=0.3),
     "feddyn": fa.FedDyn(eta=0.7),
     "fedgloss": fa.FedGloSS(eta=0.7),
+    "pfedme": fa.PFedMe(rho=0.5, step=0.7),
     "fedpd": fa.FedPD(eta=0.7, skip_probability=0.4),
     "fedadmm": fa.FedADMM(rho=0.5),
     "fedadmm-seen": fa.FedADMM(rho=0.5, members="seen"),

@@ -34,6 +34,7 @@ from fedadmm.algorithms.fed_opt import FedYogi as FedYogi
 from fedadmm.algorithms.fed_pd import FedPD as FedPD
 from fedadmm.algorithms.fed_prox import FedProx as FedProx
 from fedadmm.algorithms.fed_split import FedSplit as FedSplit
+from fedadmm.algorithms.p_fed_me import PFedMe as PFedMe
 from fedadmm.algorithms.scaffnew import Scaffnew as Scaffnew
 from fedadmm.algorithms.scaffold import Scaffold as Scaffold
 from fedadmm.algorithms.scaffold_plus import ScaffoldPlus as ScaffoldPlus
