@@ -52,9 +52,9 @@ class Missed:
         missed = self.exact(client)
         return missed.bfloat16() if self.half else missed
 
-    def rounded_off(self, client: int) -> Tensor | float:
+    def rounded_off(self, client: int) -> Tensor:
         """What a client missed and is not sent."""
-        return self.exact(client) - self.change(client) if self.half else 0.0
+        return self.exact(client) - self.change(client)
 
     def exact(self, client: int) -> Tensor:
         """The sum of what a client missed, before it is rounded."""

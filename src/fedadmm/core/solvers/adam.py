@@ -76,7 +76,7 @@ class _Vectors(NamedTuple):
     params: Tensor
     m: Tensor
     v: Tensor
-    count: Tensor
+    made: Tensor
     """The steps that m and v are means over."""
     lr: Tensor | float
     weight: Tensor | float
@@ -98,9 +98,9 @@ class _AdamStepper(GradientStepper):
         if memory is None:
             like = torch.zeros_like(params)
             memory = (like, like, params.new_zeros(*start.shape[:-1], 1))
-        m, v, count = (one.clone() for one in memory)
+        m, v, made = (one.clone() for one in memory)
         centre, weight = (None, 0.0) if loss.target is None else (problem.centre, loss.weight)
-        self._vectors = _Vectors(params, m, v, count, lr, weight, problem.linear, centre)
+        self._vectors = _Vectors(params, m, v, made, lr, weight, problem.linear, centre)
 
     @property
     def params(self) -> Tensor:
@@ -110,17 +110,17 @@ class _AdamStepper(GradientStepper):
     @property
     def memory(self) -> tuple[Tensor, ...] | None:
         kept = self._solver.moments == "kept"
-        return (self._vectors.m, self._vectors.v, self._vectors.count) if kept else None
+        return (self._vectors.m, self._vectors.v, self._vectors.made) if kept else None
 
     def step(self, rows: Tensor | None) -> Tensor:
-        solver, (params, m, v, count, lr, weight, linear, centre) = self._solver, self._vectors
+        solver, (params, m, v, made, lr, weight, linear, centre) = self._solver, self._vectors
         gradient = self._gradient(params, rows)
         whole = gradient if linear is None or centre is not None else gradient + linear
-        count.add_(1)
+        made.add_(1)
         m.lerp_(whole, 1 - solver.beta1)
         v.mul_(solver.beta2).addcmul_(whole, whole, value=1 - solver.beta2)
-        way = m / (1 - solver.beta1**count)
-        scale = (v / (1 - solver.beta2**count)).sqrt_().add_(solver.epsilon).div_(lr)
+        way = m / (1 - solver.beta1**made)
+        scale = (v / (1 - solver.beta2**made)).sqrt_().add_(solver.epsilon).div_(lr)
         if solver.weight_decay:
             params.mul_(1 - lr * solver.weight_decay)
         if centre is not None:

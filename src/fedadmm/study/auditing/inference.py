@@ -137,9 +137,10 @@ def result_of(
         for name, wanted in (unknown | {"mean_gradient": needs.mean_gradient}).items()
         if wanted
     ]
-    blank = known._replace(**dict.fromkeys(names, zero))
+    blanks: dict[str, Any] = dict.fromkeys(names, zero)
+    blank = known._replace(**blanks)
 
-    def sent(**values: Tensor) -> dict[str, Tensor]:
+    def sent(**values: Any) -> dict[str, Tensor]:
         made = algorithm.client_update(cast, state, blank._replace(**values))[1]
         return {name: v for name, v in trees.named_tensors(made) if v.shape == zero.shape}
 
@@ -148,7 +149,7 @@ def result_of(
         name: {field: moved - offsets[field] for field, moved in sent(**{name: zero + 1}).items()}
         for name in names
     }
-    found = {}
+    found: dict[str, Any] = {}
     for name in names:
         for field, slope in slopes[name].items():
             alone = not any(bool(slopes[other][field].any()) for other in names if other != name)
