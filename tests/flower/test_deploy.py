@@ -27,7 +27,7 @@ from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.local import processes
 from fedadmm.flower.local.keys import make_certificates, make_node_key
 from fedadmm.flower.local.network import LocalNetwork
-from fedadmm.flower.local.project import OWN_APP
+from fedadmm.flower.local.project import OWN_APP, write_project
 from fedadmm.flower.local.run import Follower, run_locally
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.study import config as configs
@@ -65,6 +65,37 @@ def test_a_project_has_everything_for_every_machine(tmp_path):
         assert names == {"node-key", "ca.crt", "site.toml", "identity", "peers.json"}
     again = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "p")])
     assert again.exit_code == 2
+
+
+def test_a_project_gains_a_site_and_loses_one(tmp_path):
+    """The folder, the key and the number of the new one; and for both the command that does it."""
+    write_project(tmp_path / "p", 3, "fl.org", rounds=7, features=5)
+    runner = CliRunner()
+    done = runner.invoke(app, ["deploy", "add-site", str(tmp_path / "p"), "--json"])
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    site, keys = tmp_path / "p" / "sites" / "client-3", tmp_path / "p" / "server" / "keys"
+    assert made["site"] == str(site)
+    old = tmp_path / "p" / "sites" / "client-0"
+    assert {path.name for path in site.iterdir()} == {
+        path.name for path in old.iterdir() if path.name != "peers.json"
+    }
+    assert (site / "ca.crt").read_bytes() == (old / "ca.crt").read_bytes()
+    assert (site / "site.toml").read_text() == (old / "site.toml").read_text()
+    assert (site.stat().st_mode & 0o777, (keys / "client-3.pub").is_file()) == (0o700, True)
+    text = (tmp_path / "p" / "app" / "federation" / "app.py").read_text()
+    assert "\nFEATURES, CLIENTS, ROUNDS = 5, 4, 7\n" in text
+    names: dict = {"__name__": "app"}
+    exec(compile(text, "app.py", "exec"), names)
+    assert names["federation"].names[3] == "client-3"
+    assert "register keys/client-3.pub federation --name client-3" in made["commands"][0]
+    assert "accept-sites=true" in made["commands"][1]
+    gone = runner.invoke(app, ["deploy", "remove-site", str(tmp_path / "p"), "1"])
+    assert 'take-out=\\"1\\"' in gone.stdout
+    wrong = runner.invoke(app, ["deploy", "remove-site", str(tmp_path / "p"), "4"])
+    assert wrong.exit_code == 2
+    assert "client is 4, but must be" in wrong.output
+    assert "must be a project of" in runner.invoke(app, ["deploy", "add-site", str(old)]).output
 
 
 @pytest.mark.parametrize(

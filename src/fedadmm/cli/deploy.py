@@ -134,6 +134,36 @@ def init(
     typer.echo(f"follow  {made.commands}  (server first, then each site)")
 
 
+@commands.command("add-site", epilog="Example: fedadmm deploy add-site study")
+def add_site(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A project of `deploy init`.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Write the folder of one more site, and say which commands let it take part."""
+    from fedadmm.flower.local.project import add_site as add
+
+    made = add(folder)
+    files = {"site": str(made.site), "commands": made.commands}
+    steps = [f"carry   {made.site}  (to the new site, and start its node as COMMANDS.md says)"]
+    steps += [f"give    {command}  (in the folder server)" for command in made.commands]
+    _written(files, "\n".join(steps), as_json)
+
+
+@commands.command("remove-site", epilog="Example: fedadmm deploy remove-site study 2")
+def remove_site(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A project of `deploy init`.")],
+    client: Annotated[int, typer.Argument(metavar="CLIENT", help="The number of the site.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Say which commands take a site out of a federation, exactly and for good."""
+    from fedadmm.flower.local.project import remove_site as remove
+
+    made = remove(folder, client)
+    files = {"site": str(made.site), "commands": made.commands}
+    steps = [f"give    {command}  (in the folder server)" for command in made.commands]
+    _written(files, "\n".join(steps), as_json)
+
+
 @commands.command(epilog="Example: fedadmm deploy gateway --listen 0.0.0.0:9443 --keys keys")
 def gateway(
     listen: Annotated[
@@ -204,8 +234,7 @@ def rotate_certificates(
     _written({"private": str(made.private), "public": str(made.public)}, told, as_json)
 
 
-def _written(files: dict[str, str], told: str, as_json: bool) -> None:
-
+def _written(files: dict[str, Any], told: str, as_json: bool) -> None:
     if as_json:
         print_json(files)
     else:

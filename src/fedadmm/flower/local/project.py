@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Le
 
@@ -19,6 +20,7 @@ from fedadmm.flower.local.keys import (
     Certificates,
     make_certificates,
     make_identities,
+    make_identity,
     make_node_key,
     make_operator_key,
 )
@@ -61,24 +63,72 @@ def write_project(
         raise ConfigError(f"{folder} is not empty; choose another folder")
     server = folder / "server"
     app = write_own(folder / "app", clients, rounds, features, "run")
-    certificates = make_certificates(server / "keys", [host, "localhost", network.LOOPBACK])
+    make_certificates(server / "keys", [host, "localhost", network.LOOPBACK])
     operator = make_operator_key(server / "keys" / "operator")
-    sites = []
-    for client in range(clients):
-        site = folder / "sites" / f"client-{client}"
-        site.mkdir(parents=True)
-        public = make_node_key(site / "node-key")
-        public.rename(server / "keys" / f"client-{client}.pub")
-        (site / "ca.crt").write_bytes(certificates.authority.read_bytes())
-        agreed = {"evaluations": EVALUATIONS, "server_key": operator}
-        (site / POLICY).write_text(written(agreed))
-        sites.append(site)
+    sites = [_write_site(folder, client, operator) for client in range(clients)]
     make_identities(sites)
-    for private in (server, *sites):
-        private.chmod(0o700)
+    server.chmod(0o700)
     text = folder / "COMMANDS.md"
     text.write_text(_commands(clients, host, port))
     return Project(folder, app, server, sites, text)
+
+
+def _write_site(folder: Path, client: int, operator: str) -> Path:
+    """The folder of one site; its node's public key goes to the server's."""
+    site, keys = folder / "sites" / f"client-{client}", folder / "server" / "keys"
+    site.mkdir(parents=True)
+    site.chmod(0o700)
+    make_node_key(site / "node-key").rename(keys / f"client-{client}.pub")
+    (site / "ca.crt").write_bytes(Certificates.in_folder(keys).authority.read_bytes())
+    (site / POLICY).write_text(written({"evaluations": EVALUATIONS, "server_key": operator}))
+    return site
+
+
+class Change(NamedTuple):
+    """What was written for a federation with other sites, and the commands that are left to do."""
+
+    site: Path
+    commands: list[str]
+
+
+def add_site(folder: Path) -> Change:
+    """One more site in a project of `deploy init`: its folder, and its number in the app."""
+    app, clients = _sites_of(folder)
+    keys = folder / "server" / "keys"
+    site = _write_site(folder, clients, (keys / "operator.pub").read_text().strip())
+    make_identity(site)
+    app.write_text(_CLIENTS.sub(rf"\g<1>{clients + 1}\g<2>", app.read_text(), count=1))
+    register = network.register(f"keys/{site.name}.pub", CONNECTION, site.name)
+    return Change(site, [shell(register), _run_command({"accept-sites": True})])
+
+
+def remove_site(folder: Path, client: int) -> Change:
+    """One site less: the others keep their numbers, and the server takes out what it brought."""
+    _, clients = _sites_of(folder)
+    check("deploy remove-site", "client", client, Annotated[int, Ge(0), Le(clients - 1)])
+    unregister = ["flwr", "supernode", "unregister", "NODE", CONNECTION]
+    commands = [_run_command({"take-out": str(client)}), shell(unregister)]
+    return Change(folder / "sites" / f"client-{client}", commands)
+
+
+_CLIENTS = re.compile(r"^(FEATURES, CLIENTS, ROUNDS = \d+, )\d+(, \d+)$", re.MULTILINE)
+
+
+def _sites_of(folder: Path) -> tuple[Path, int]:
+    """A project's app, and how many sites it has."""
+    app = folder / "app" / PACKAGE / "app.py"
+    line = _CLIENTS.search(app.read_text()) if app.is_file() else None
+    if line is None:
+        raise ConfigError(
+            f"DIR is '{folder}', but must be a project of `deploy init`, whose app.py has a "
+            "line such as FEATURES, CLIENTS, ROUNDS = 13, 4, 50"
+        )
+    return app, int(line[0].rpartition("= ")[2].split(", ")[1])
+
+
+def _run_command(change: Mapping[str, Any]) -> str:
+    start = {"run-dir": "$PWD/run", "operator-key": "$PWD/keys/operator", **change}
+    return shell(network.run("../app", CONNECTION, start))
 
 
 def _commands(clients: int, host: str, port: int) -> str:
@@ -94,7 +144,6 @@ def _commands(clients: int, host: str, port: int) -> str:
         "data": "$PWD/rows.csv",
         "policy": f"$PWD/{POLICY}",
     }
-    start = {"run-dir": "$PWD/run", "operator-key": "$PWD/keys/operator"}
     return f"""\
 # Commands
 
@@ -161,7 +210,7 @@ for its approval, where it asks for one.
 On the server, in the third shell:
 
 ```sh
-{shell(network.run("../app", CONNECTION, start))}
+{_run_command({})}
 ```
 
 `run/metrics.jsonl` grows by one line a round.  After any interruption give the same command again:
