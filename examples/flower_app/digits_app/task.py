@@ -1,11 +1,11 @@
-"""The model and the data, as any Flower app has them, and the method: the last line is new."""
+"""The model and the data, as in any Flower app, and the method: the last two lines are new."""
 
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedadmm import FedADMM
+from fedadmm import FedADMM, PerWork
 from fedadmm.flower import DropIn, SitePolicy
 
 NODES = 4
@@ -32,4 +32,5 @@ def load_data(node):
     return DataLoader(train, batch_size=32, shuffle=True), DataLoader(test, batch_size=200)
 
 
-admm = DropIn(FedADMM(rho=0.1), clients=NODES, model=Net, policy=SitePolicy(evaluations=1000))
+method = FedADMM(rho=PerWork(0.25))  # a penalty that fits the train function's work
+admm = DropIn(method, clients=NODES, model=Net, policy=SitePolicy(evaluations=1000))
