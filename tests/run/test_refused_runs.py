@@ -33,8 +33,8 @@ class Forgetful(fa.Sampler):
 
 
 HAS_NO_PROX = (
-    "has no proximal server step, but the problem's regularizer is L1; use AlignedADMM, FedDR, "
-    "FedADMM, FedADMMIn, FedDRII, FedDualAvg or FedMid"
+    "has no proximal server step, but the problem's regularizer is L1; use AlignedADMM, "
+    "FedADMM, FedADMMIn, FedDR, FedDRII, FedDualAvg or FedMid"
 )
 SGD = fa.SGD(0.1)
 
@@ -71,12 +71,12 @@ PAIRINGS: Cases = {
     "SCAFFOLD 2 with an exact solver": (
         lambda: simulate(fa.Scaffold()),
         "Scaffold averages the gradients of its local steps, but ExactSolver has none to average; "
-        "use SGD, GradientDescent, AcceleratedGradient or DPSGD, or option=1",
+        "use SGD, Adam, GradientDescent, AcceleratedGradient or DPSGD, or option=1",
     ),
     "SCAFFOLD 2 with L-BFGS": (
         lambda: simulate(fa.Scaffold(), solver=fa.LBFGS()),
         "Scaffold averages the gradients of its local steps, but LBFGS has none to average; "
-        "use SGD, GradientDescent, AcceleratedGradient or DPSGD, or option=1",
+        "use SGD, Adam, GradientDescent, AcceleratedGradient or DPSGD, or option=1",
     ),
     "exact solver on a network": (
         lambda: fa.simulate(fa.FedADMM(1.0), small_federation(), 2, solver=fa.ExactSolver()),

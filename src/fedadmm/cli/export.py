@@ -10,6 +10,7 @@ import typer
 
 from fedadmm.cli import app, options
 from fedadmm.cli.display import print_json
+from fedadmm.core.errors import ConfigError
 
 
 @app.command(epilog="Example: fedadmm export runs/mine --format onnx")
@@ -30,6 +31,10 @@ def export(
     last: Annotated[
         bool, typer.Option("--last", help="Export the last model instead of the best.")
     ] = False,
+    client: Annotated[
+        int | None,
+        typer.Option("--client", min=0, help="Export the own model of this client, by its number."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Write every round of a run, or of all runs below a folder, into one table, or its model."""
@@ -37,11 +42,15 @@ def export(
     from fedadmm.study.export import export as export_table
 
     if kind not in MODELS:
+        if client is not None:
+            raise ConfigError(
+                f"--client is {client}, but --format is {kind!r}; use one of {', '.join(MODELS)}"
+            )
         path, rows = export_table(directory, kind, out)
         about = {"rows": rows}
         said = f"{rows} rows"
     else:
-        path, about = export_model(directory, kind, out, last)
+        path, about = export_model(directory, kind, out, last, client)
         said = _said(about)
     if as_json:
         print_json({"file": str(path), "format": kind} | about)
@@ -52,7 +61,9 @@ def export(
 def _said(about: Mapping[str, Any]) -> str:
     """Which model it is, and what is known of the file."""
     words = "the last model"
-    if "round" in about:
+    if "client" in about:
+        words = f"client {about['client']}'s own model, round {about['round']}"
+    elif "round" in about:
         words = f"round {about['round']}, chosen by {about['metric']}"
     if "largest_difference" in about:
         words += f", within {about['largest_difference']:.1g} of torch on {about['rows']} rows"

@@ -308,7 +308,8 @@ def check_deployable(experiment: Experiment) -> None:
     if experiment.callbacks:
         raise ConfigError("callbacks must be empty in a deployment; read metrics.jsonl instead")
     if experiment.evaluate.target != "global":
-        raise ConfigError("evaluate.target is 'local', but must be 'global' in a deployment")
+        target = experiment.evaluate.target
+        raise ConfigError(f"evaluate.target is {target!r}, but must be 'global' in a deployment")
     if experiment.evaluate.clients:
         raise ConfigError("evaluate.clients is true, but must be false in a deployment")
     if experiment.evaluate.train:

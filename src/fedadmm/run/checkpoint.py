@@ -99,6 +99,23 @@ class Checkpoints:
         server = codec.read(self.directory / kept[0].server["file"])
         return Checkpoint(kept[0].round, server.tensors, kept[0].values)
 
+    def client(self, client: int) -> dict[str, Tensor] | None:
+        """A client's record in the newest checkpoint, to look at; None where it keeps nothing."""
+        kept = self._good()
+        if not kept:
+            raise StateError(f"{self.directory}: holds no checkpoint")
+        if kept[0].store["kind"] == disk.DiskStore.kind:
+            found = record_files.unpack(self._parts(kept[0])).get(client)
+            if found is None or found[0] == record_files.NO_FILE:
+                return None
+            directory = self.directory / (kept[0].store["directory"] or "")
+            return codec.read(record_files.path_of(directory, client, found[0])).tensors
+        for part in self._parts(kept[0]):
+            ids = part.pop("ids").tolist()
+            if client in ids:
+                return {name: stack[ids.index(client)] for name, stack in part.items()}
+        return None
+
     def save(
         self, checkpoint: Checkpoint, fingerprint: Mapping[str, Any], store: SnapshotStore
     ) -> None:

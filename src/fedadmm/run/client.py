@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Aggregation, Sum
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import LocalSolver, LocalWork, SolveContext, SolveInfo
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Upload
 from fedadmm.core.objectives import Objective
@@ -110,6 +111,19 @@ def first_record(job: Job) -> ClientRecord:
 def first_memory(job: Job) -> tuple[Tensor, ...] | None:
     """What a client's solver keeps before the first round."""
     return None if job.solver is None else job.solver.first_memory(job.initial)
+
+
+def own_model(algorithm: AnyAlgorithm, client: int, state: Any) -> Tensor:
+    """A client's own model in its state; refused where the method keeps none, or none yet."""
+    if state is None:
+        raise ParameterError(f"client is {client}, but must be a client that has taken part")
+    own = algorithm.local_params(state)
+    if own is None:
+        raise ParameterError(
+            f"client is {client}, but {type(algorithm).__name__} keeps no model of each client; "
+            "use a method that does, such as FedADMM, FedDR or FedPD"
+        )
+    return own
 
 
 class ClientRound(NamedTuple):

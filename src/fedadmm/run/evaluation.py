@@ -16,7 +16,7 @@ from fedadmm.core.problem import Evaluator, EvaluatorInParts, Metrics
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import Job, first_record
 from fedadmm.run.metrics import Target as Target
-from fedadmm.run.metrics import statistics_over_clients
+from fedadmm.run.metrics import metric, statistics_over_clients
 
 LISTED = 500
 """At most this many clients' values are listed in a record; of more only the statistics."""
@@ -38,8 +38,11 @@ class Evaluation:
         every: rounds between two measurements.
         target: "global" evaluates the model that is handed out (`fedadmm.core.outputs`); "local"
             every client's own model on its own data (methods without local models fall back on the
-            one handed out); each metric is the weighted mean over the clients that report it.  It
-            is the same for all methods that are compared.
+            one handed out); each metric is the weighted mean over the clients that report it.
+            "both" measures as "global", and the own models besides: for the loss and each metric X
+            of a client's held-out rows `X_own` and `X_gain`, how much better the own model is than
+            the one handed out, as weighted means over the clients that have taken part.  It is
+            the same for all methods that are compared.
         objective: measure f, F = f + g and the gradient mapping over all clients' data; None
             measures them unless the problem says that this is costly.
         test: use the problem's held-out evaluators.
@@ -53,7 +56,7 @@ class Evaluation:
     """
 
     every: Count = 1
-    target: Literal["global", "local"] = "global"
+    target: Literal["global", "local", "both"] = "global"
     objective: bool | None = None
     test: bool = True
     train: bool = False
@@ -73,14 +76,17 @@ class Evaluation:
                 "have no classes to get right; leave it False"
             )
         tested = self.test and job.problem.client_tests is not None
-        if self.clients and not (self.objective or self.train or tested):
+        both = self.target == "both"
+        train = self.train and not both
+        if (self.clients or both) and not (self.objective or train or tested):
+            asked = "target is 'both'" if both else "clients is True"
             raise PairingError(
-                "Evaluation: clients is True, but nothing is measured client by client: "
-                f"the problem {job.problem.name!r} holds no rows out by client; set objective or "
-                "train, too"
+                f"Evaluation: {asked}, but nothing is measured client by client: the problem "
+                f"{job.problem.name!r} holds no rows out by client; set objective"
+                f"{'' if both else ' or train'}, too"
             )
         measures = self.objective or self.test or self.train or self.extra is not None
-        if measures and job.problem.buffers == "keep-local" and self.target == "global":
+        if measures and job.problem.buffers == "keep-local" and self.target != "local":
             raise PairingError(
                 "buffers='keep-local' leaves BatchNorm statistics on the clients, but the global "
                 "model is to be evaluated; use Evaluation(target='local')"
@@ -96,7 +102,7 @@ class Evaluation:
     ) -> Measured:
         """The metrics of one round; an engine with processes of its own shares the work."""
         problem, local = job.problem, self.target == "local"
-        by_client = local or self.clients or self.objective or self.train
+        by_client = self.target != "global" or self.clients or self.objective or self.train
         clients = range(problem.num_clients if by_client else 0)
         test = problem.test if self.test and not local else None
         parts = test.num_parts if isinstance(test, EvaluatorInParts) else 0
@@ -104,7 +110,7 @@ class Evaluation:
         numbers = [*clients, *(-1 - part for part in range(parts))]
 
         def given(number: int) -> ClientRecord | None:
-            return store.get(number) if local and number >= 0 else None
+            return store.get(number) if self.target != "global" and number >= 0 else None
 
         found = None if engine is None else engine.each(piece, shared, numbers, given)
         if found is None:
@@ -112,24 +118,27 @@ class Evaluation:
         pooled, means = _Pooled(), _Means()
         rows: list[dict[str, float]] = []
         loss, slope = params.new_zeros(()), torch.zeros_like(params)
-        for index, (own, gradient, correct, size, values) in zip(clients, found, strict=False):
+        for index, (at, gradient, correct, size, values, own) in zip(clients, found, strict=False):
             weight = problem.weight(index)
-            loss += weight * own
+            loss += weight * at
             if gradient is not None:
                 slope.add_(gradient, alpha=weight)
             if self.train:
                 pooled.add(correct, size)
-            means.add(weight, values)
-            rows.append(values)
+            means.add(weight, values if local else own)
+            rows.append(values | own)
         measured = [*found]  # the parts of the test
         if local:
             record = means.metrics()
         else:
             record = _objective(job, params, float(loss), slope) if self.objective else {}
             if test is not None:
-                _join(
-                    record, test.joined(measured) if parts else test(params), "the problem's test"
-                )
+                if isinstance(test, EvaluatorInParts):
+                    scores: Metrics = test.joined(measured)
+                else:
+                    scores = test(params)
+                _join(record, scores, "the problem's test")
+            _join(record, means.metrics(), "the clients' own models")
         _join(record, pooled.metrics(), "the training data")
         if self.extra is not None:
             _join(record, self.extra(params), "the evaluator")
@@ -155,31 +164,48 @@ class _Piece(NamedTuple):
     asked: Evaluation
 
     def __call__(self, job: Job, shared: Any, number: int, given: Any) -> Any:
-        """Loss, gradient, rows got right, rows, and what is measured on the client alone."""
+        """Loss, gradient, rows got right, rows, the client's own metrics, what is compared."""
         asked, problem, (params, buffers) = self.asked, job.problem, shared
         if number < 0:
             assert isinstance(problem.test, EvaluatorInParts)
             _load(problem.clients[0], buffers)
             return problem.test.part(params, -1 - number)
         objective, model, local = problem.clients[number], params, asked.target == "local"
-        if local:
+        own = None
+        if asked.target != "global":
             record: ClientRecord = first_record(job) if given is None else given
             own = job.algorithm.local_params(record.state)
-            model = params if own is None else own
-            buffers = record.buffers if problem.buffers == "keep-local" else buffers
+            if local:
+                model = params if own is None else own
+                buffers = record.buffers if problem.buffers == "keep-local" else buffers
         _load(objective, buffers)
         loss, gradient, correct = params.new_zeros(()), None, 0
-        values: dict[str, float] = {}
         if asked.train:
             loss, correct = objective.value_and_correct(model)
         elif asked.objective:
             loss = objective.value(model)
-        if asked.objective:
-            values["loss"] = float(loss)
-            gradient = None if local else objective.evaluation_gradient(params)
-        if asked.test and problem.client_tests is not None and (local or asked.clients):
-            _join(values, problem.client_tests[number](model), f"the test of client {number}")
-        return loss, gradient, correct, objective.num_samples, values
+        if asked.objective and not local:
+            gradient = objective.evaluation_gradient(params)
+
+        def alone(one: Tensor, value: Tensor) -> dict[str, float]:
+            found = {"loss": float(value)} if asked.objective else {}
+            if asked.test and problem.client_tests is not None:
+                _join(found, problem.client_tests[number](one), f"the test of client {number}")
+            return found
+
+        listed = local or asked.clients
+        compares = asked.target == "both" and given is not None and own is not None
+        values = alone(model, loss) if listed or compares else {}
+        besides: dict[str, float] = {}
+        if compares:
+            assert own is not None
+            for name, value in alone(own, objective.value(own) if asked.objective else own).items():
+                gain = value - values[name]
+                besides |= {
+                    f"{name}_own": value,
+                    f"{name}_gain": gain if metric(name).up else -gain,
+                }
+        return loss, gradient, correct, objective.num_samples, values if listed else {}, besides
 
     def named(self, number: int) -> str:
         """The piece in a sentence about its failure."""

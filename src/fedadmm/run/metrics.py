@@ -77,6 +77,8 @@ _OVER_CLIENTS = {
     "spread": "spread over the clients",
 }
 """What is said about all clients' values of a metric: the ending of the name, and what it means."""
+_OWN = {"own": "own models", "gain": "gain of the own models over the global one"}
+"""The same of a metric of the clients' own models."""
 
 
 def statistics_over_clients(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -103,14 +105,16 @@ def over_clients(names: Sequence[str]) -> dict[str, list[str]]:
 
 def metric(name: str) -> Metric:
     """A metric by its name; what is not known is judged by the words in it."""
-    base, _, ending = name.rpartition("_")
-    title = (base if base and ending in _OVER_CLIENTS else name).replace("_", " ").strip()
-    if base and ending in _OVER_CLIENTS:
-        title += f", {_OVER_CLIENTS[ending]}"
+    base, endings = name, ""
+    for known in (_OVER_CLIENTS, _OWN):
+        stem, _, ending = base.rpartition("_")
+        if stem and ending in known:
+            base, endings = stem, f", {known[ending]}{endings}"
+    title = base.replace("_", " ").strip() + endings
     return Metric(
         name=name,
         title=title[:1].upper() + title[1:],
-        up=not _LOWER.search(name),
+        up=not _LOWER.search(name.partition("_gain")[2] if "_gain" in name else name),
         share="accuracy" in name or "sparsity" in name,
         sentence=_SENTENCES.get(name, ""),
         known=name in _SENTENCES or "accuracy" in name or "loss" in name,

@@ -27,7 +27,7 @@ from fedadmm.core.uploads import Uploads
 from fedadmm.run import endings
 from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.client import Job
+from fedadmm.run.client import Job, own_model
 from fedadmm.run.engines.choice import EngineChoice, chosen_threads, torch_threads
 from fedadmm.run.experiment import Experiment, described, filled, resolved, resolved_work
 from fedadmm.run.loop import offered, run
@@ -73,6 +73,10 @@ class Result(NamedTuple):
     """The method as it ran: with numbers for what depends on the clients' local work."""
     best: Best | None = None
     """The best model of any round, by the target's metric or else the first usual one measured."""
+
+    def personal(self, client: int) -> Tensor:
+        """The client's own model after the last round, for methods that keep one (w_i)."""
+        return own_model(self.algorithm, client, self.clients.get(client))
 
 
 def simulate(

@@ -15,10 +15,17 @@ from torch import Tensor, nn
 
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, DataError
+from fedadmm.core.messages import ClientRecord
 from fedadmm.core.objectives.model import ModelObjective
+from fedadmm.core.outputs import Iterate
+from fedadmm.core.problem import Problem
 from fedadmm.core.tables import flattened
+from fedadmm.run.checkpoint import Checkpoints
+from fedadmm.run.client import own_model
+from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import flat
-from fedadmm.run.stores.records import separate
+from fedadmm.run.simulation import first_vector, make_job
+from fedadmm.run.stores.records import layout, rebuild, separate
 from fedadmm.study import config
 from fedadmm.study.config import resolve
 from fedadmm.study.formatting import csv_text
@@ -88,8 +95,11 @@ class Exported(NamedTuple):
     """The round and the metric that chose it, and how well an ONNX file agrees with torch."""
 
 
-def restore(directory: Path, last: bool = False) -> Restored:
-    """The module of a run with its best model in it, or its last, in evaluation mode."""
+def restore(directory: Path, last: bool = False, client: int | None = None) -> Restored:
+    """The module of a run with its best model in it, or its last, in evaluation mode.
+
+    With `client` it is the client's own model, in the last round that a checkpoint holds.
+    """
     folder = RunDir(directory)
     if not directory.is_dir():
         raise DataError(f"{directory}: no such folder")
@@ -99,32 +109,56 @@ def restore(directory: Path, last: bool = False) -> Restored:
             "belongs to; name the folder of one run"
         )
     model = folder.model(last)
-    problem = resolve(config.read(str(directory)), f"{directory}: ").load_problem()
-    client = problem.clients[0].to(model.params.dtype)
-    if client.flat is None:
+    chosen = resolve(config.read(str(directory)), f"{directory}: ")
+    problem = chosen.load_problem()
+    if client is not None:
+        model = _personal(folder, chosen, problem, client, model)
+    first = problem.clients[0].to(model.params.dtype)
+    if first.flat is None:
         raise DataError(
             f"{directory}: the problem {problem.name!r} has no module; its model is the vector "
             f"'params' of {MODEL}"
         )
-    client.flat.load(model.params)
+    first.flat.load(model.params)
     if model.buffers is not None:
-        client.flat.load_buffers(model.buffers)
-    own = client if isinstance(client, ModelObjective) else None
+        first.flat.load_buffers(model.buffers)
+    own = first if isinstance(first, ModelObjective) else None
     rows = None if own is None else own.prepared(own.inputs[:ROWS])
-    return Restored(client.flat.module.eval(), rows)
+    return Restored(first.flat.module.eval(), rows)
+
+
+def _personal(
+    folder: RunDir, chosen: Experiment, problem: Problem, client: int, model: Iterate
+) -> Iterate:
+    """The client's own model in place of the run's."""
+    initial = first_vector(chosen, problem)
+    job = make_job(chosen.algorithm, problem, chosen.local, chosen.seed, initial)
+    template = layout(job).template
+    own_model(job.algorithm, client, template.state)  # the method keeps one
+    named = Checkpoints(folder.checkpoint).client(client)
+    found = ClientRecord(None) if named is None else rebuild(template, named, folder.checkpoint)
+    buffers = model.buffers if found.buffers is None else found.buffers
+    return Iterate(own_model(job.algorithm, client, found.state), buffers)
 
 
 def export_model(
-    directory: Path, kind: str, out: Path | None = None, last: bool = False
+    directory: Path,
+    kind: str,
+    out: Path | None = None,
+    last: bool = False,
+    client: int | None = None,
 ) -> Exported:
-    """Write the best model of a run, or its last, in one of MODELS."""
+    """Write the best model of a run, its last, or a client's own, in one of MODELS."""
     name, encode = MODELS[kind]
-    path = out or directory / name
+    path = out or directory / (name if client is None else f"client-{client}-{name}")
     if path.resolve() == (directory / MODEL).resolve():
         raise ConfigError(f"--out is '{path}', the run's own file, but must be another one")
-    restored = restore(directory, last)
+    restored = restore(directory, last, client)
     found = RunDir(directory).best()
     about = {} if last or found is None else {"round": found["round"], "metric": found["metric"]}
+    if client is not None:
+        latest = Checkpoints(RunDir(directory).checkpoint).latest_round()
+        about = {"client": client, "round": latest}
     data, more = encode(restored)
     files.write(path, data)
     return Exported(path, about | more)

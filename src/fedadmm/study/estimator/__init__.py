@@ -72,17 +72,20 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         first = "module_" not in vars(self)
         return self._train(X, y, groups, sample_weight, rounds, first, classes)
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """The probability of every class, one column for each of `classes_`."""
-        scores = self._outputs(X).double()
+    def predict_proba(self, X: ArrayLike, groups: ArrayLike | None = None) -> NDArray[np.float64]:
+        """The probability of every class, one column for each of `classes_`.
+
+        With `groups`, which say whose each row is, by the own model of the row's client.
+        """
+        scores = self._outputs(X, groups).double()
         if scores.shape[1] == 1:
             scores = torch.hstack([torch.zeros_like(scores), scores])
         shares: NDArray[np.float64] = torch.softmax(scores, dim=1).numpy()
         return shares
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The most probable class of every row."""
-        likely = self.predict_proba(X).argmax(axis=1)
+    def predict(self, X: ArrayLike, groups: ArrayLike | None = None) -> NDArray[Any]:
+        """The most probable class of every row; `groups` as in `predict_proba`."""
+        likely = self.predict_proba(X, groups).argmax(axis=1)
         chosen: NDArray[Any] = self.classes_[likely]
         return chosen
 
@@ -121,9 +124,9 @@ class FederatedRegressor(RegressorMixin, Federated):  # type: ignore[misc]
     usual_model = "linear"
     regresses = True
 
-    def predict(self, X: ArrayLike) -> NDArray[np.float64]:
-        """The number that the model expects for every row."""
-        outputs = self._outputs(X).double().squeeze(1).numpy()
+    def predict(self, X: ArrayLike, groups: ArrayLike | None = None) -> NDArray[np.float64]:
+        """The number that the model expects for every row, with `groups` its client's own model."""
+        outputs = self._outputs(X, groups).double().squeeze(1).numpy()
         numbers: NDArray[np.float64] = outputs * self._scale.deviation + self._scale.mean
         return numbers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import warnings
 from abc import abstractmethod
@@ -38,7 +39,7 @@ from fedadmm.run.record import Record
 from fedadmm.run.simulation import Result, simulate
 from fedadmm.study import records
 from fedadmm.study.estimating import estimate
-from fedadmm.study.estimator.rows import Rows, categories, cells_of, rows_of
+from fedadmm.study.estimator.rows import Rows, categories, cells_of, groups_of, rows_of
 from fedadmm.study.methods import named_method
 from fedadmm.study.records import Summary, partition_of, tally
 from fedadmm.study.report import write_report
@@ -298,21 +299,54 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self.history_ = kept + result.history
         self._ending = {"status": result.status, "code": result.code}
         self._partition = partition_of(problem)
+        owns = {
+            name: result.algorithm.local_params(result.clients[client])
+            for client, name in enumerate(self.clients_)
+            if client in result.clients
+        }
+        self._own = {name: own for name, own in owns.items() if own is not None}
         if result.code == "diverged":
             told = (
                 f"{type(self).__name__}: {result.status}; a smaller lr than {self.lr_:g} may help"
             )
             warnings.warn(told, ConvergenceWarning, stacklevel=4)
 
-    def _outputs(self, X: ArrayLike) -> Tensor:
-        """What the model says of every row, in evaluation mode."""
+    def _outputs(self, X: ArrayLike, groups: ArrayLike | None = None) -> Tensor:
+        """What the model says of every row, or that of the row's own client, if it is named."""
         check_is_fitted(self, "module_")
         array = validate_data(self, X, reset=False, **self._accepted())
         inputs = self._inputs(cells_of(array, self._names()))
         inputs = inputs.to(next(self.module_.parameters()).dtype)
-        self.module_.eval()
-        with torch.no_grad():
-            return torch.cat([self.module_(inputs[part]) for part in evaluation_parts(inputs)])
+        if groups is None:
+            return _through(self.module_, inputs)
+        owner = type(self).__name__
+        if not self._own:
+            raise ParameterError(
+                f"{owner}: groups is given, but {type(self._algorithm()).__name__} keeps no model "
+                "of each client; use a method that does: 'fedadmm', 'feddr' or 'fedpd'"
+            )
+        names = np.array([str(one) for one in groups_of(owner, groups, len(inputs))])
+        unknown = sorted({*names.tolist()} - {*self._own})
+        if unknown:
+            raise ParameterError(
+                f"{owner}: groups names {unknown[0]!r}, but must name clients that have taken "
+                f"part: {', '.join(self._own)}"
+            )
+        flat = FlatModule(copy.deepcopy(self.module_))
+        outputs: list[Tensor] = [inputs] * len(inputs)
+        for name in np.unique(names):
+            flat.load(self._own[name])
+            mine = np.flatnonzero(names == name)
+            for row, output in zip(mine, _through(flat.module, inputs[mine]), strict=True):
+                outputs[row] = output
+        return torch.stack(outputs)
+
+
+def _through(module: nn.Module, inputs: Tensor) -> Tensor:
+    """A module's outputs in evaluation mode."""
+    module.eval()
+    with torch.no_grad():
+        return torch.cat([module(inputs[part]) for part in evaluation_parts(inputs)])
 
 
 def _flat(problem: Problem) -> FlatModule:

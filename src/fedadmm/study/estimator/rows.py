@@ -53,7 +53,7 @@ def rows_of(
 
     Without groups the rows are dealt out: every client gets one where there are enough.
     """
-    own = None if groups is None else _groups(owner, groups, len(X))
+    own = None if groups is None else groups_of(owner, groups, len(X))
     weights: Weights | None = None
     if sample_weight is not None:
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
@@ -75,7 +75,7 @@ def rows_of(
     return Rows(cells_of(X, names), y, owners, tuple(map(str, known)), weights)
 
 
-def _groups(owner: str, groups: ArrayLike, rows: int) -> NDArray[Any]:
+def groups_of(owner: str, groups: ArrayLike, rows: int) -> NDArray[Any]:
     """Whose each row is: values of one kind, without a gap."""
     found = np.asarray(groups)
     if found.shape not in ((rows,), (rows, 1)):
