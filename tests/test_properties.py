@@ -84,7 +84,6 @@ ROWS = {
     "aligned schedule seen": Row(
         fa.AlignedADMM(fa.Geometric(1.0, 1.05), sigma=0.3, members="seen"), D + 1, 2 * D + 1
     ),
-    "aligned half": Row(fa.AlignedADMM(1.1, download="half"), D, D + D // 4 + 1),
     "asyncFedDR": Row(fa.AsyncFedDR(0.9, 1.5), D, D),
     "asyncFedDR prox": Row(fa.AsyncFedDR(0.9, init="prox"), D, D),
 }

@@ -138,7 +138,7 @@ def fedgloss(given, cohorts, eta, radius):
 def test_fedgloss_is_feddyn_from_a_perturbed_model(sampler, radius):
     given, chosen = federation(27, weights=WEIGHTS), SAMPLERS[sampler]
     cohorts = [list(chosen.sample(2, t, given.clients)) for t in range(20)]
-    found = run(fa.FedGloSS(0.8, radius=radius), given, rounds=20, sampler=chosen, seed=2)
+    found = run(fa.FedGloSS(0.8, perturb=radius), given, rounds=20, sampler=chosen, seed=2)
     assert_same(found.trajectory, fedgloss(given, cohorts, 0.8, radius))
     if not radius:
         plain = run(fa.FedDyn(0.8), given, rounds=20, sampler=chosen, seed=2)

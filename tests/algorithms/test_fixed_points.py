@@ -22,8 +22,8 @@ from fedadmm.algorithms import (
     REGISTRY,
     adabest,
     aligned_admm,
-    fed_admm,
-    fed_admm_insa,
+    fed_admm_in,
+    fed_admm_state,
     fed_dr,
     fed_dr_ii,
     fed_dyn,
@@ -76,7 +76,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "sigma": (0.05,),
     "gamma": (0.0, 1.0),
     "epsilon": (1e-3,),
-    "radius": (0.0, 0.1),
+    "perturb": (0.0, 0.1),
 }
 """Values to try for every field that takes a number."""
 OWN_NUMBERS: dict[tuple[str, str], tuple[float, ...]] = {
@@ -167,12 +167,12 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
         return server, [fed_dyn.Client(y, one) for y in duals]
     if isinstance(method, fa.FedADMM):
         rho = 1 / method.prox_step
-        server = fed_admm.Server(x - at.mean / rho, x, one, one)
-        return server, [fed_admm.Client(x, y, rho * one, one) for y in duals]
+        server = fed_admm_state.Server(x - at.mean / rho, x, one, one)
+        return server, [fed_admm_state.Client(x, y, rho * one, one) for y in duals]
     if isinstance(method, fa.FedADMMIn):
         beta = method.beta * one
-        server = fed_admm_insa.Server(beta * x - at.mean, beta, x)
-        return server, [fed_admm_insa.Client(x, y, beta, beta) for y in duals]
+        server = fed_admm_in.Server(beta * x - at.mean, beta, x)
+        return server, [fed_admm_in.Client(x, y, beta, beta) for y in duals]
     if isinstance(method, fa.FedDRII):
         server = fed_dr.Server(x - method.eta * at.mean, x)
         return server, [fed_dr_ii.Client(method.eta * y, x) for y in duals]
@@ -238,7 +238,7 @@ STILL = [
     for title, (method, _) in CASES.items()
     if not isinstance(method, RESTLESS)
     and not getattr(method, "skip_probability", 0)
-    and not getattr(method, "radius", 0)
+    and not getattr(method, "perturb", 0)
 ]
 """Everything that has a state of rest at the optimum."""
 SAMPLERS = {

@@ -186,17 +186,19 @@ METHODS = {
 STOPS = {"epochs": fa.UniformEpochs(3), "tolerance": fa.GradientTolerance(0.02, max_epochs=4)}
 
 
-@pytest.mark.parametrize(
-    ("solver", "method", "stop"), list(itertools.product(SOLVERS, METHODS, STOPS))[::3]
-)
+CASES = list(itertools.product(SOLVERS, METHODS, STOPS))[::3]
+
+
+@pytest.mark.parametrize(("solver", "method", "stop"), [*CASES, ("lesam", "fedmid", "epochs")])
 @pytest.mark.parametrize("problem", ["perceptron", "tanh", "least squares"])
 def test_stacked(solver, method, stop, problem):
     given = {"solver": SOLVERS[solver], "stop": STOPS[stop], "rounds": 6}
-    expected = run("sequential", METHODS[method], PROBLEMS[problem](), **given)
-    found = run("vectorised", METHODS[method], PROBLEMS[problem](), **given)
+    chosen = METHODS.get(method, fa.FedMid())
+    expected = run("sequential", chosen, PROBLEMS[problem](), **given)
+    found = run("vectorised", chosen, PROBLEMS[problem](), **given)
     assert_same_run(found, expected)
     forgetful = given | {"solver": fa.SGD(0.05, 4, momentum=0.3)}
-    plain = run("sequential", METHODS[method], PROBLEMS[problem](), **forgetful)
+    plain = run("sequential", chosen, PROBLEMS[problem](), **forgetful)
     assert not torch.equal(plain.params, expected.params)
 
 

@@ -3,7 +3,7 @@
 Caldarola, Cagnasso, Caputo, Ciccone: Beyond Local Sharpness: Communication-Efficient Global
 Sharpness-aware Minimization for Federated Learning, CVPR 2025, Algorithm 1.
 
-    server   send  theta~ = theta + radius d,  d the direction of theta~ - m of the last round
+    server   send  theta~ = theta + perturb d,  d the direction of theta~ - m of the last round
     client   as FedDyn's, from theta~: w ~ argmin f_i(w) + <y_i, w> + ||w - theta~||^2 / (2 eta)
              y_i <- y_i + (w - theta~) / eta;   send w - theta~
     server   h <- h + (1/(eta n)) sum over S of (w - theta~)
@@ -14,7 +14,7 @@ climbs along it, and the clients' descent from there is applied to theta itself.
 are SAM's: `SGD(lr, perturb=r)`.  The paper's sigma is -h and its beta is eta.  Its program divides
 what it adds to sigma by n and by |S|, so that sigma is no mean of the clients' states; here it is.
 
-radius = 0 is FedDyn.  Otherwise the length of the perturbation stays while the pseudo-gradient
+perturb = 0 is FedDyn.  Otherwise the length of the perturbation stays while the pseudo-gradient
 vanishes, so that a run does not rest at the optimum but moves around it.
 """
 
@@ -46,23 +46,23 @@ class FedGloSS(FedDyn):
     Args:
         eta: the step.
         members: the mean dual runs over "all" clients as printed, or over those "seen" so far.
-        radius: how far the server perturbs the model that it sends.
+        perturb: how far the server perturbs the model that it sends.
     """
 
     paper: ClassVar[str] = "Caldarola et al., Beyond Local Sharpness, CVPR 2025"
 
-    radius: NotNegative = 0.05
+    perturb: NotNegative = 0.05
 
     @property
     def bias(self) -> str | None:
-        return "the perturbed broadcast keeps its distance from theta" if self.radius else None
+        return "the perturbed broadcast keeps its distance from theta" if self.perturb else None
 
     def init_server(self, params: Tensor) -> Any:
         return Server(*super().init_server(params), torch.zeros_like(params))
 
     def broadcast(self, server: Any, round: Round) -> Theta:
         way = server.move / norm(server.move).clamp(min=torch.finfo(server.move.dtype).tiny)
-        return Theta(server.theta - self.radius * way)
+        return Theta(server.theta - self.perturb * way)
 
     def server_update(
         self, server: Any, total: Message, received: Received, regularizer: Regularizer

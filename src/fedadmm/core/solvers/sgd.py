@@ -43,13 +43,15 @@ class Perturbation(NamedTuple):
     """(1 - share) grad f(w) + share grad f(w + radius d), both over the same rows.
 
     d is the gradient at w, or with `normalised` its direction.  With `ahead`, which is radius * d
-    for a d that is known before, it is grad f(w + ahead) alone.
+    for a d that is known before, it is grad f(w + ahead) alone; `theta` is what the next round's
+    is made of.
     """
 
     radius: float
     share: float
     normalised: bool
     ahead: Tensor | None = None
+    theta: Tensor | None = None
 
     def gradient(self, objectives: Objectives, params: Tensor, rows: Any) -> Tensor:
         """The perturbed gradient; `params` is no workspace."""
@@ -83,6 +85,11 @@ class GradientStepper(Stepper):
         if isinstance(clients, Tensor):
             chosen._objectives = self._objectives.select(clients.tolist())
         return chosen
+
+    @property
+    def memory(self) -> tuple[Tensor, ...] | None:
+        theta = None if self._perturbation is None else self._perturbation.theta
+        return None if theta is None else (theta,)
 
     def passes(self, stepped: float) -> float:
         once = self._perturbation is None or self._perturbation.ahead is not None
@@ -149,6 +156,10 @@ class ProximalStepper(Stepper):
     @property
     def params(self) -> Tensor:
         return self._inner.params
+
+    @property
+    def memory(self) -> tuple[Tensor, ...] | None:
+        return self._inner.memory
 
     def step(self, rows: Any) -> Tensor:
         gradient = self._inner.step(rows)
@@ -335,10 +346,8 @@ class SGD(RatedSolver):
     perturb_along: Literal["gradient", "global"] = "gradient"
 
     def __post_init__(self) -> None:
-        if self.perturb_along == "global" and (self.perturb_share, self.perturb_normalised) != (
-            1.0,
-            True,
-        ):
+        plain = self.perturb_share == 1.0 and self.perturb_normalised
+        if self.perturb_along == "global" and not plain:
             raise ParameterError(
                 f"SGD: perturb_along is 'global', but perturb_share is {self.perturb_share:g} and "
                 f"perturb_normalised {self.perturb_normalised}; they must be 1 and True"
@@ -360,20 +369,6 @@ class SGD(RatedSolver):
                 f"{type(setup.algorithm).__name__} does not send it in every round; use 'gradient'"
             )
 
-    def descend(
-        self,
-        objectives: Objectives,
-        problem: LocalProblem,
-        stop: StoppingRule,
-        keys: Sequence[Key],
-        context: SolveContext,
-    ) -> tuple[LocalResult, list[SolveInfo]]:
-        result, infos = super().descend(objectives, problem, stop, keys, context)
-        if self.looks_back:
-            assert context.theta is not None, "`refuses` says so"
-            result = result._replace(memory=(context.theta.expand_as(result.params),))
-        return result, infos
-
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
         lr, needs = self.rate(loss, context), context.needs
         perturbation = None
@@ -381,9 +376,10 @@ class SGD(RatedSolver):
             perturbation = Perturbation(self.perturb, self.perturb_share, self.perturb_normalised)
         if self.looks_back and perturbation is not None:
             assert context.theta is not None, "`refuses` says so"
-            way = (context.theta if context.memory is None else context.memory[0]) - context.theta
+            theta = context.theta.expand_as(loss.problem.start)
+            way = (theta if context.memory is None else context.memory[0]) - theta
             way = self.perturb * way / norm(way).clamp(min=torch.finfo(way.dtype).tiny)
-            perturbation = perturbation._replace(ahead=way)
+            perturbation = perturbation._replace(ahead=way, theta=theta)
         if needs.local_prox == "dual":
             return DualAveragingStepper(loss, lr, self.momentum, context.regularizer, perturbation)
         if needs.local_prox == "primal":
