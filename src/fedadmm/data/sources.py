@@ -247,19 +247,15 @@ class Source:
         path.unlink()
 
 
-def _source(name: str, table: dict[str, Any]) -> Source:
-    folder, archive = table.pop("address", None), table.pop("archive", None)
-    rows = ({"address": folder and folder + row["name"]} | row for row in table.pop("files"))
-    rest: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
-    }
-    files, packed = tuple(File(**row) for row in rows), archive and File(**archive)
-    return Source(name, files=files, archive=packed, **rest)
-
-
-_TABLE = tomllib.loads((Path(__file__).parent / "sets.toml").read_text("utf-8"))
-SOURCES = {name: _source(name, table) for name, table in _TABLE.items()}
+SOURCES: dict[str, Source] = {}
 """Every data set by its name."""
+_TABLES = tomllib.loads((Path(__file__).parent / "sets.toml").read_text("utf-8"))
+for _name, _table in _TABLES.items():
+    _folder, _archive = _table.pop("address", None), _table.pop("archive", None)
+    _rows = ({"address": _folder and _folder + row["name"]} | row for row in _table.pop("files"))
+    _rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in _table.items()}
+    _files, _packed = tuple(File(**row) for row in _rows), _archive and File(**_archive)
+    SOURCES[_name] = Source(_name, files=_files, archive=_packed, **_rest)
 
 
 def source(name: str) -> Source:

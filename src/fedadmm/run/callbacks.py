@@ -181,11 +181,6 @@ def check_notes(attached: Sequence[Attached], state: RunState) -> None:
             )
 
 
-def first_notes(attached: Sequence[Attached]) -> dict[str, Any]:
-    """The notes before the first round."""
-    return {name_of(type(callback)): None for callback, _ in attached if callback.measures}
-
-
 def measured(
     attached: Sequence[Attached], state: RunState, record: Record, infos: Sequence[ClientInfo]
 ) -> RunState:

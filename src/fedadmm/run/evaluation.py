@@ -138,7 +138,8 @@ class Evaluation:
                 else:
                     scores = test(params)
                 _join(record, scores, "the problem's test")
-            _join(record, means.metrics(), "the clients' own models")
+            if self.target == "both":
+                _join(record, means.metrics(), "the clients' own models")
         _join(record, pooled.metrics(), "the training data")
         if self.extra is not None:
             _join(record, self.extra(params), "the evaluator")

@@ -35,6 +35,7 @@ from fedadmm.core.messages import (
     first_missed,
 )
 from fedadmm.core.outputs import Iterate
+from fedadmm.core.parts import name_of
 from fedadmm.core.protocols import AnyAlgorithm, Received
 from fedadmm.core.sampling import Known, Sampler, Seen
 from fedadmm.run import callbacks, endings, noise
@@ -72,7 +73,7 @@ def run(
     if state.engine is not None:
         engine.restore(state.engine)
     if state.notes is None:
-        notes = callbacks.first_notes(schedule.callbacks)
+        notes = {name_of(type(one)): None for one, _ in schedule.callbacks if one.measures}
         state = state._replace(notes=notes, output=output.begin(offered(job.algorithm, state)))
     callbacks.check_notes(schedule.callbacks, state)
     endings.check_budget(schedule, state)

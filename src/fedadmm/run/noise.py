@@ -114,13 +114,6 @@ Spending = HiddenClients | HiddenRecords
 """What a run with noise has spent of its privacy."""
 
 
-def records_of(job: Job) -> HiddenRecords | None:
-    """What the noised steps of a job's clients spend; None for a solver without noise."""
-    noise = None if job.solver is None else job.solver.noise
-    sites = job.problem.num_clients if job.deployed else None
-    return None if noise is None else HiddenRecords(noise, job.stop, sites)
-
-
 def steps_of_an_epoch(job: Job, client: int) -> int:
     """How many steps a client's solver makes in an epoch."""
     size = None if job.solver is None else job.solver.batch_size
@@ -129,8 +122,10 @@ def steps_of_an_epoch(job: Job, client: int) -> int:
 
 def hidden(job: Job, sampler: Sampler) -> tuple[Job, Spending | None]:
     """The job with what its noise counts with, and what it spends; None without noise."""
-    records = records_of(job)
-    if records is not None:
+    steps = None if job.solver is None else job.solver.noise
+    if steps is not None:
+        sites = job.problem.num_clients if job.deployed else None
+        records = HiddenRecords(steps, job.stop, sites)
         if not job.deployed and records.budget is not None:  # a server does not know its sites
             for client in range(job.problem.num_clients):
                 records.check(client, steps_of_an_epoch(job, client))

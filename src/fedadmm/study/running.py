@@ -204,11 +204,8 @@ class _Session(Callback):
         self._latest = _Models(last, state.best)
         if due and every > 0:
             self._keep_model()
-        self._check_target(report.record)
-
-    def _check_target(self, record: Record) -> None:
-        """A target that no round measures would never be met: refuse it in the first one."""
-        target, measured = self._run.target, records.metrics(record)
+        # A target that no round measures would never be met: refuse it in the first one.
+        target, record, measured = self._run.target, report.record, records.metrics(report.record)
         if target is not None and measured and target.metric not in flat(record) | measured:
             near = suggestion(target.metric, measured)
             raise ConfigError(f"target.metric is {target.metric!r}, which is not measured; {near}")

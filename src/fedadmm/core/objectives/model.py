@@ -46,14 +46,6 @@ def prepared(inputs: Tensor, prepare: Prepare | None, flat: FlatModule) -> Tenso
     return inputs
 
 
-def _draws_numbers(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    # recurrent and attention layers have a rate of their own
-    rate = getattr(module, "dropout", 0.0)
-    return isinstance(module, nn.RReLU) or (isinstance(rate, float | int) and rate > 0)
-
-
 def rows_are_mixed(by: str) -> str:
     """Why the rows of a model have no gradients of their own."""
     return (
@@ -166,7 +158,13 @@ class ModelObjective(ModuleObjective):
 
     @property
     def is_random(self) -> bool:
-        return any(_draws_numbers(module) for module in self.flat.module.modules())
+        for module in self.flat.module.modules():
+            drops = isinstance(module, nn.modules.dropout._DropoutNd)
+            # recurrent and attention layers have a rate of their own
+            rate = module.p if drops else getattr(module, "dropout", 0.0)
+            if isinstance(module, nn.RReLU) or (isinstance(rate, float | int) and rate > 0):
+                return True
+        return False
 
     @property
     def has_classes(self) -> bool:

@@ -77,13 +77,22 @@ class Network(NamedTuple):
 def compile_network(module: nn.Module, loss: object) -> Network | None:
     """The network of a module and a loss, or None when a part of them is not known here."""
     parts = _flattened(module)
-    if parts is None or not parts or not _all_trainable(module):
+    named = [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
+    trained = all(parameter.requires_grad for parameter in named)
+    used_once = len({id(parameter) for parameter in named}) == len(named)
+    if not parts or not trained or not used_once or list(module.buffers()):
         return None
     head = _head(loss, parts[-1])
-    layers = _layers(_pool_first(parts))
+    for index in range(len(parts) - 1):
+        # ReLU after the pooling is the same function and gradient on fewer numbers.
+        if type(parts[index]) is nn.ReLU and type(parts[index + 1]) is nn.MaxPool2d:
+            parts[index], parts[index + 1] = parts[index + 1], parts[index]
+    layers = _layers(parts)
     if head is None or layers is None:
         return None
-    return Network(tuple(layers), head, _row_dims(layers))
+    shaping = [layer for layer in layers if isinstance(layer, Flatten | Conv2d | MaxPool2d)]
+    row_dims = 1 if not shaping else None if isinstance(shaping[0], Flatten) else 3
+    return Network(tuple(layers), head, row_dims)
 
 
 def _head(loss: object, last: nn.Module) -> Head | None:
@@ -109,23 +118,6 @@ def _flattened(module: nn.Module) -> list[nn.Module] | None:
             return None
         parts += inner
     return parts
-
-
-def _all_trainable(module: nn.Module) -> bool:
-    """Every parameter is trained and used once, and there are no buffers."""
-    named = list(module.named_parameters(remove_duplicate=False))
-    distinct = {id(parameter) for _, parameter in named}
-    trained = all(parameter.requires_grad for _, parameter in named)
-    return trained and len(distinct) == len(named) and not list(module.buffers())
-
-
-def _pool_first(parts: list[nn.Module]) -> list[nn.Module]:
-    """Swap ReLU and the max-pooling after it: the same function and gradient on fewer numbers."""
-    swapped = list(parts)
-    for index in range(len(swapped) - 1):
-        if type(swapped[index]) is nn.ReLU and type(swapped[index + 1]) is nn.MaxPool2d:
-            swapped[index], swapped[index + 1] = swapped[index + 1], swapped[index]
-    return swapped
 
 
 def _layers(parts: list[nn.Module]) -> list[Layer] | None:
@@ -172,15 +164,6 @@ def _pooling(part: nn.MaxPool2d) -> MaxPool2d | None:
     if part.dilation not in (1, (1, 1)) or part.ceil_mode or part.return_indices:
         return None
     return MaxPool2d(_pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
-
-
-def _row_dims(layers: list[Layer]) -> int | None:
-    for layer in layers:
-        if isinstance(layer, Flatten):
-            return None
-        if isinstance(layer, Conv2d | MaxPool2d):
-            return 3
-    return 1
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:

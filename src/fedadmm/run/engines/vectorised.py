@@ -186,24 +186,18 @@ def _describe(
     """What callbacks may know about each client's round."""
     anchor = problem.start if theta is None else theta
     weights = torch.as_tensor(problem.weight, dtype=result.params.dtype).reshape(-1)
+    leaves = [leaf for leaf in trees.tensors(result) if leaf.numel() > 0]
+    bounds = [bound for leaf in leaves for bound in torch.aminmax(leaf, dim=-1)]  # NaN stays NaN
     columns = zip(
         clients,
         solves,
         weights.expand(len(clients)).tolist(),
         norm(result.params - problem.start).reshape(-1).tolist(),
         norm(result.params - anchor).reshape(-1).tolist(),
-        _finite_rows(result),
+        torch.isfinite(torch.stack(bounds)).all(dim=0).tolist(),
         strict=True,
     )
     return [ClientInfo(*column) for column in columns]
-
-
-def _finite_rows(result: LocalResult) -> list[bool]:
-    """Which clients' vectors hold neither a NaN nor an infinity."""
-    leaves = [leaf for leaf in trees.tensors(result) if leaf.numel() > 0]
-    bounds = [bound for leaf in leaves for bound in torch.aminmax(leaf, dim=-1)]
-    finite: list[bool] = torch.isfinite(torch.stack(bounds)).all(dim=0).tolist()
-    return finite
 
 
 def refusal(job: Job) -> str | None:
@@ -262,14 +256,12 @@ class Stacker:
     def __init__(self, job: Job) -> None:
         self._dtype = job.initial.dtype
         self._first: Any = job.problem.clients[0]
-        self._core = self._make_core()
-
-    def _make_core(self) -> Core:
+        self._core: Core = quadratic_core
         if isinstance(self._first, ModelObjective):
-            return _model_core(self._first)
-        if isinstance(self._first, LeastSquares):
-            return least_squares_core
-        return logistic_core if isinstance(self._first, LogisticRegression) else quadratic_core
+            self._core = _model_core(self._first)
+        elif isinstance(self._first, LeastSquares | LogisticRegression):
+            squares = isinstance(self._first, LeastSquares)
+            self._core = least_squares_core if squares else logistic_core
 
     def join(self, clients: Sequence[int], objectives: Sequence[Any]) -> StackedObjective:
         """The stack of these clients' objectives, in the given order."""
