@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
+from fedadmm.cli import display
 from fedadmm.cli.display import Live, live, print_note, print_table, steps
 from fedadmm.study.estimating import estimate
 from fedadmm.study.formatting import Table, size
@@ -28,17 +29,21 @@ RECORD = made(
 )
 
 
-def test_a_running_run_shows_accuracy_loss_residuals_and_bytes() -> None:
+def test_a_running_run_shows_speed_accuracy_loss_residuals_and_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter([100.0, 100.5])
+    monkeypatch.setattr(display.time, "monotonic", lambda: next(now))
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     progress = Progress(TextColumn("{task.description} {task.fields[text]}"), console=console)
     watch = Live(progress, runs=2)
     watch(Began(7, "mine", 4))
-    watch(Recorded(7, RECORD))
+    watch(Recorded(7, RECORD | {"round": 1}))
     watch(Recorded(7, RECORD | {"round": 3}))
     overall, task = progress.tasks
     assert task.description == "mine"
     assert (task.completed, task.total) == (3, 4)
-    assert task.fields["text"] == "acc 0.5000 loss 1.2500 res 0.1/0.02 3 kB"
+    assert task.fields["text"] == "4/s acc 0.5000 loss 1.2500 res 0.1/0.02 3 kB"
     watch(Ended(7))
     assert progress.tasks == [overall]
     assert overall.completed == 1

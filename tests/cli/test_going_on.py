@@ -15,7 +15,7 @@ from support.commands import call, write_small
 
 INTERRUPTER = "support.commands:Interrupter"
 SHARED = (
-    *("--checkpoint-every", "2", "--engine", "virtual-time", "--workers", "1"),
+    *("--checkpoint-every", "2", "--engine", "workers", "--workers", "1"),
     *("--set", "engine.mode=sync", "--set", f"callbacks=[{{name='{INTERRUPTER}'}}]"),
 )
 COMMANDS: dict[str, tuple[str, ...]] = {

@@ -133,8 +133,8 @@ def own_file(kind: str, checkpoint: Path, client: int) -> Path:
     if kind == "memory":
         return path
     part = codec.read(path).tensors
-    version = part["versions"][part["ids"].tolist().index(client)]
-    return checkpoint / "clients" / "0000" / f"{client}-{version}.safetensors"
+    number = part["segment"][part["ids"].tolist().index(client)]
+    return checkpoint / "clients" / f"segment-{number:08d}.records"
 
 
 def assert_goes_on(
@@ -188,7 +188,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(failing: int, kind: str, tmp_p
     told = pytest.raises(fa.StateError, match=r"round-00000004.*No space left on device")
     with core_files.using(Full()), told:
         run(8, store=store, checkpoints=checkpoints)
-    assert not [p for p in tmp_path.rglob("*") if "00000004" in p.name]
+    assert not [p for p in tmp_path.rglob("*") if "round-00000004" in p.name]
     again = Checkpoints(tmp_path / "checkpoint")
     assert again.latest_round() == 3
     result = run(8, store=make_store(kind, tmp_path), checkpoints=again, resume=True)

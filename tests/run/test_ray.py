@@ -13,12 +13,10 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core.local_work import LocalWork
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import ENGINES, ray_engine
-from fedadmm.run.engines.ray_engine import Ray, pack_job
+from fedadmm.run.engines.ray_engine import Ray, packed, unpacked
 from fedadmm.run.plan import RoundReport
-from fedadmm.run.simulation import make_job
 from fedadmm.run.stores import DiskStore, MemoryStore
 from support import minimal
 from support.faulty import Broken, Deadly, federation_with
@@ -123,28 +121,60 @@ def test_lazy_clients_and_silent_rounds() -> None:
     assert_close(run(4, problem=lazy, engine=ENGINE, **options), run(4, **options))
 
 
-def test_an_actor_holds_the_rows_of_its_own_clients_only() -> None:
-    rows = torch.arange(8 * 1000.0, dtype=torch.float64).reshape(8, 100, 10)
-    clients = [fa.LeastSquares(rows[i], torch.zeros(100, dtype=torch.float64)) for i in range(8)]
-    federation = fa.Problem(clients, initial=torch.zeros(10, dtype=torch.float64))
-    job = make_job(fa.FedAvg(), federation, LocalWork(fa.SGD(lr=0.1)), 0, federation.start(0))
-    packed = pack_job(job, 1, 4)
-    assert len(packed) < 2 * (1000 + 100) * 8 + 8000, "two clients and what surrounds them"
-    loaded = ray.cloudpickle.loads(packed).problem.clients
-    assert torch.equal(loaded[5].features, rows[5])
-    with pytest.raises(KeyError):
-        loaded[0]
-
-
 @dataclass(frozen=True)
 class Watched(Ray):
     """Keeps hold of the engine that it starts."""
 
     engines: list[Any] = field(default_factory=list)
+    divided: dict[str, Any] = field(default_factory=dict)
 
     def start(self, job: Any, store: Any) -> Any:
         self.engines.append(super().start(job, store))
         return self.engines[-1]
+
+    def look(self, report: RoundReport) -> None:
+        """Remember how clients would be divided while the actors run."""
+        everybody = [[0, 2, 4, 6], range(8), [7], [1, 3, 5, 7]]
+        for ids in everybody:
+            batches = self.engines[-1]._batches(ids)
+            self.divided[str(ids)] = [[t.client for t in batch.tasks] for _, batch in batches]
+
+    def loads(self, ids: Any, rows: Any) -> list[int]:
+        """The sum of `rows` over each actor's clients."""
+        found = [sum(map(rows, clients)) for clients in self.divided[str(ids)]]
+        return found + [0] * (2 - len(found))
+
+
+def test_the_rows_of_a_client_travel_alone() -> None:
+    """Rows are views of a larger tensor, and the module is one that all clients share."""
+    rows = torch.arange(8 * 1000.0, dtype=torch.float64).reshape(8, 100, 10)
+    clients = [fa.LeastSquares(rows[i], torch.zeros(100, dtype=torch.float64)) for i in range(8)]
+    sent = packed(clients[5], None)
+    assert len(sent) < (1000 + 100) * 8 + 2000, "one client and what surrounds it"
+    assert torch.equal(unpacked(sent, None).features, rows[5])
+    model = small_federation().clients[2]
+    own = small_federation().clients[0].flat
+    there = unpacked(packed(model, model.flat), own)
+    assert there.flat is own
+    assert torch.equal(there.inputs, model.inputs)
+
+
+def test_clients_are_divided_by_their_rows() -> None:
+    """Ids that are all even would all go to one of two actors; the rows are 10, 20 … 80."""
+    draws = torch.Generator().manual_seed(0)
+    clients = [
+        fa.LeastSquares(torch.randn(10 * n, 3, generator=draws), torch.zeros(10 * n))
+        for n in range(1, 9)
+    ]
+    engine, folder = Watched(actors=2, timeout=PATIENCE), DiskStore.temporary()
+    federation = fa.Problem(clients, initial=torch.zeros(3))
+    run(1, problem=federation, engine=engine, store=folder, callbacks=[engine.look])
+    for ids in ([0, 2, 4, 6], range(8), [7], [1, 3, 5, 7]):
+        loads = engine.loads(ids, lambda client: 10 * (client + 1))
+        assert sum(loads) == sum(10 * (client + 1) for client in ids)
+        assert max(loads) - min(loads) <= max(10 * (client + 1) for client in ids)
+    assert engine.loads([0, 2, 4, 6], lambda client: 1) == [2, 2]
+    assert engine.loads(range(8), lambda client: 10 * (client + 1)) == [180, 180]
 
 
 def test_lost_actors_are_replaced_and_their_clients_recovered(tmp_path: Path) -> None:
@@ -155,7 +185,7 @@ def test_lost_actors_are_replaced_and_their_clients_recovered(tmp_path: Path) ->
         if report.record["round"] == 2:
             (tmp_path / "kill-now").touch()
         if report.record["round"] == 3:
-            ray.kill(engine.engines[0]._actors[0])
+            ray.kill(engine.engines[0]._actors[0].handle)
 
     options: Any = {
         "problem": federation_with(5, Deadly, folder=tmp_path),
@@ -175,7 +205,7 @@ def test_an_actor_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> N
         (tmp_path / f"kill-{number}").touch()
     federation = federation_with(2, Deadly, folder=tmp_path)
     options: Any = {"sampler": fa.FullParticipation(), "evaluate": False}
-    with pytest.raises(fa.EngineError, match="actor 0 was lost 3 times in round 1"):
+    with pytest.raises(fa.EngineError, match="actors of 8 clients were lost 3 times in round 1"):
         run(2, problem=federation, engine=ENGINE, **options)
 
 

@@ -6,18 +6,18 @@ import errno
 import os
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 import fedadmm as fa
-from fedadmm.core import files
+from fedadmm.core import codec, files
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.messages import ClientRecord
 from fedadmm.run.simulation import make_job
-from fedadmm.run.stores import DiskStore, MemoryStore, records
+from fedadmm.run.stores import DiskStore, MemoryStore, disk, records, segments
 from support.resumable import fingerprints, run
 
 SIZE = 10
@@ -44,8 +44,20 @@ def same(found: ClientRecord | None, expected: ClientRecord) -> bool:
     )
 
 
-def versions(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.rglob("*.safetensors"))
+def held(directory: Path) -> list[int]:
+    """The clients whose records are in the segments, with every record that is out of date."""
+    return [c for n in segments.existing(directory) for c, _ in segments.scan(directory, n)]
+
+
+def stored(directory: Path, client: int) -> dict[str, torch.Tensor]:
+    """What the newest record of a client holds, read by safetensors itself."""
+    places = [
+        place
+        for number in segments.existing(directory)
+        for owner, place in segments.scan(directory, number)
+        if owner == client
+    ]
+    return load(segments.raw(directory, places[-1]))
 
 
 @pytest.fixture(params=["memory", "disk", "disk-without-cache"])
@@ -99,40 +111,104 @@ def test_a_run_from_round_0_refuses_a_store_that_is_not_empty(store: Any) -> Non
         run(2, store=store)
 
 
-def test_files_are_safetensors_with_the_names_of_the_state(tmp_path: Path) -> None:
+def test_records_are_safetensors_with_the_names_of_the_state(tmp_path: Path) -> None:
     bound(DiskStore(tmp_path)).commit(1017, record(1), 4)
-    stored = load_file(tmp_path / "0001" / "1017-1.safetensors")
-    assert sorted(stored) == ["state.joined", "state.rho", "state.w", "state.y"]
-    assert torch.equal(stored["state.y"], record(1).state.y)
+    found = stored(tmp_path, 1017)
+    assert sorted(found) == ["state.joined", "state.rho", "state.w", "state.y"]
+    assert torch.equal(found["state.y"], record(1).state.y)
 
 
-def test_only_the_current_version_stays(tmp_path: Path) -> None:
+def save(store: Any) -> list[dict[str, torch.Tensor]]:
+    """What a checkpoint does with a store."""
+    parts = list(store.parts(store.changed()))
+    store.saved()
+    return parts
+
+
+def test_a_checkpoint_closes_a_segment_and_one_that_nothing_needs_goes(tmp_path: Path) -> None:
+    """The last two checkpoints are kept, so a segment goes with the second that replaces it."""
     store = bound(DiskStore(tmp_path))
+    kept = []
     for number in range(4):
         store.commit(5, record(number), number)
-    assert versions(tmp_path) == ["5-4.safetensors"]
+        store.mark()
+        save(store)
+        kept.append(segments.existing(tmp_path))
+    assert kept == [[1], [1, 2], [2, 3], [3, 4]]
 
 
-def test_a_marked_version_stays_until_the_next_mark(tmp_path: Path) -> None:
+def test_a_marked_record_stays_until_the_next_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "SEGMENT_BYTES", 1)  # a segment for each record
     store = bound(DiskStore(tmp_path))
     store.commit(5, record(0), 0)
     store.mark()
     store.commit(5, record(1), 1)
     store.commit(5, record(2), 1)
-    assert versions(tmp_path) == ["5-1.safetensors", "5-3.safetensors"]
+    assert segments.existing(tmp_path) == [1, 3]
     store.mark()
-    assert versions(tmp_path) == ["5-3.safetensors"]
+    assert segments.existing(tmp_path) == [3]
 
 
-def test_a_store_opened_again_goes_on_and_drops_what_a_crash_left(tmp_path: Path) -> None:
-    bound(DiskStore(tmp_path)).commit(5, record(1), 0)
-    older = tmp_path / "0000" / "5-1.safetensors"
-    (tmp_path / "0000" / "5-2.safetensors").write_bytes(older.read_bytes())
-    (tmp_path / "0000" / "5-3.safetensors.99.tmp").write_bytes(b"half")
-    again = bound(DiskStore(tmp_path))
-    assert same(again.get(5), record(1))
-    again.commit(5, record(2), 1)
-    assert [path.name for path in (tmp_path / "0000").iterdir()] == ["5-3.safetensors"]
+def test_a_store_opened_again_goes_on_and_leaves_out_what_a_crash_tore(tmp_path: Path) -> None:
+    first = bound(DiskStore(tmp_path))
+    for client, seed in [(5, 1), (6, 2), (5, 3)]:
+        first.commit(client, record(seed), 0)
+    path = segments.path_of(tmp_path, 1)
+    whole = path.read_bytes()
+    for torn in (whole[:-1], whole[: len(whole) * 2 // 3 + 20]):
+        path.write_bytes(torn)
+        again = bound(DiskStore(tmp_path))
+        assert same(again.get(5), record(1))
+        assert same(again.get(6), record(2))
+    again.commit(5, record(4), 1)
+    assert segments.existing(tmp_path) == [1, 2]
+    assert same(bound(DiskStore(tmp_path)).get(5), record(4))
+
+
+def churned(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Fifty clients commit once, and one commits three times after each of them."""
+    size = len(codec.encode(codec.pack(record(0))))
+    monkeypatch.setattr(disk, "SEGMENT_BYTES", 4 * size)
+    store = bound(DiskStore(directory, cache_bytes=0))
+    for number in range(50):
+        store.commit(number, record(number), 0)
+        for again in range(3):
+            store.commit(77, record(again), 0)
+    return store
+
+
+def test_records_move_up_where_most_of_the_segments_is_out_of_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 records were written and 51 are needed; twice that and a few segments may be there."""
+    store = churned(tmp_path, monkeypatch)
+    assert len(held(tmp_path)) < 2 * 51 + 6 * 4
+    for reader in (store, bound(DiskStore(tmp_path))):
+        assert all(same(reader.get(number), record(number)) for number in range(50))
+        assert same(reader.get(77), record(2))
+
+
+def test_checkpoints_and_undo_find_records_that_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = churned(tmp_path, monkeypatch)
+    store.mark()
+    parts = save(store)
+    where = {client: store.place(client) for client in range(50)}
+    for number in range(50):
+        store.commit(100 + number, record(number), 1)
+        for again in range(3):
+            store.commit(78, record(again), 1)
+    moved = [client for client in range(50) if store.place(client) != where[client]]
+    assert moved
+    assert {*moved} <= {*store.changed()}, "the next checkpoint says where they are now"
+    segments.verify(tmp_path, segments.unpack(parts), set())
+    assert all(same(store.get(number), record(number)) for number in range(50))
+    store.undo()
+    assert all(store.place(client) == where[client] for client in range(50))
+    assert all(same(store.get(number), record(number)) for number in range(50))
 
 
 def test_a_record_of_another_method_is_refused(tmp_path: Path) -> None:
@@ -161,7 +237,7 @@ def test_prefetched_records_need_no_file_any_more(tmp_path: Path) -> None:
     fresh = bound(DiskStore(tmp_path))
     fresh.prefetch([1, 2, 99])
     fresh.prefetch([])  # waits for the thread
-    for path in tmp_path.rglob("*.safetensors"):
+    for path in tmp_path.glob("*.records"):
         path.unlink()
     assert same(fresh.get(1), record(1))
     assert same(fresh.get(2), record(2))
@@ -196,12 +272,12 @@ def test_bfloat16_rounds_the_primal_and_nothing_else(tmp_path: Path) -> None:
     store = bound(DiskStore(tmp_path, primal_dtype=torch.bfloat16))
     store.commit(5, record(1), 0)
     reread = bound(DiskStore(tmp_path, primal_dtype=torch.bfloat16)).get(5)
-    for found in (store.get(5), reread):
-        assert torch.equal(found.state.w, record(1).state.w.to(torch.bfloat16).double())
-        assert torch.equal(found.state.y, record(1).state.y)
-    stored = load_file(tmp_path / "0000" / "5-1.safetensors")
-    assert stored["state.w"].dtype == torch.bfloat16
-    assert stored["state.y"].dtype == torch.float64
+    for kept in (store.get(5), reread):
+        assert torch.equal(kept.state.w, record(1).state.w.to(torch.bfloat16).double())
+        assert torch.equal(kept.state.y, record(1).state.y)
+    found = stored(tmp_path, 5)
+    assert found["state.w"].dtype == torch.bfloat16
+    assert found["state.y"].dtype == torch.float64
 
 
 def test_with_bfloat16_the_cache_changes_nothing(tmp_path: Path) -> None:
@@ -214,7 +290,7 @@ def test_with_bfloat16_the_cache_changes_nothing(tmp_path: Path) -> None:
 
 def test_methods_without_client_state_write_no_files(tmp_path: Path) -> None:
     result = run(4, algorithm=fa.FedAvg(), store=DiskStore(tmp_path))
-    assert versions(tmp_path) == []
+    assert [*tmp_path.iterdir()] == [tmp_path / ".lock"]
     assert sorted(result.clients) == sorted(
         {c for r in result.history for c in r["cohort"]["clients"]}
     )
@@ -225,13 +301,16 @@ def test_a_full_disk_is_a_state_error_that_names_the_file(tmp_path: Path) -> Non
     store.commit(5, record(1), 0)
 
     class Full(files.Disk):
-        def create(self, path: Path) -> BinaryIO:
+        def append(self, path: Path, data: bytes) -> None:
+            super().append(path, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    told = pytest.raises(fa.StateError, match=r"5-2\.safetensors: No space left on device")
+    told = pytest.raises(fa.StateError, match=r"segment-0+1\.records: No space left on device")
     with files.using(Full()), told:
         store.commit(5, record(2), 1)
     assert same(store.get(5), record(1))
+    store.commit(5, record(3), 1)
+    assert same(bound(DiskStore(tmp_path)).get(5), record(3))
 
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:

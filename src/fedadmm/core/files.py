@@ -53,6 +53,12 @@ class Disk:
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         return path.read_bytes()
 
+    def read_part(self, path: Path, begin: int, size: int) -> bytes:
+        """Some bytes of a file, or fewer where it ends."""
+        with path.open("rb", buffering=0) as stream:
+            stream.seek(begin)
+            return stream.read(size)
+
     def is_link(self, path: Path) -> bool:
         """Whether a name leads to another place."""
         return path.is_symlink()
@@ -193,6 +199,12 @@ def read(path: Path) -> bytes:
     """All bytes of a file."""
     with explained("read", path):
         return _disk.read(path)
+
+
+def read_part(path: Path, begin: int, size: int) -> bytes:
+    """Some bytes of a file, or fewer where it ends."""
+    with explained("read", path):
+        return _disk.read_part(path, begin, size)
 
 
 def read_if_there(path: Path) -> bytes | None:

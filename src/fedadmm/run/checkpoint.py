@@ -26,10 +26,10 @@ from fedadmm.core import codec, files
 from fedadmm.core.codec import Packed
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.validation import Natural, check
-from fedadmm.run.stores import disk, record_files
+from fedadmm.run.stores import disk, segments
 from fedadmm.run.stores.records import SnapshotStore
 
-FORMAT = 3
+FORMAT = 4
 OWN_NAME = re.compile(r"round-(\d{8,})\.(json|server\.safetensors|clients-\d+\.safetensors)")
 """The names of a checkpoint's files."""
 KEPT = 2
@@ -105,11 +105,11 @@ class Checkpoints:
         if not kept:
             raise StateError(f"{self.directory}: holds no checkpoint")
         if kept[0].store["kind"] == disk.DiskStore.kind:
-            found = record_files.unpack(self._parts(kept[0])).get(client)
-            if found is None or found[0] == record_files.NO_FILE:
+            place = segments.unpack(self._parts(kept[0])).get(client)
+            if place is None or place == segments.NOWHERE:
                 return None
             directory = self.directory / (kept[0].store["directory"] or "")
-            return codec.read(record_files.path_of(directory, client, found[0])).tensors
+            return codec.decode(segments.raw(directory, place)).tensors
         for part in self._parts(kept[0]):
             ids = part.pop("ids").tolist()
             if client in ids:
@@ -194,7 +194,7 @@ class Checkpoints:
         self._read(manifest.server, checked)
         if manifest.store["kind"] == disk.DiskStore.kind:
             directory = self.directory / (manifest.store["directory"] or "")
-            record_files.verify(directory, record_files.unpack(self._parts(manifest)), checked)
+            segments.verify(directory, segments.unpack(self._parts(manifest)), checked)
         else:
             for part in manifest.parts:
                 self._read(part, checked)

@@ -51,6 +51,8 @@ class FlatModule:
         self.slots = tuple(_slots(trainable))
         self.convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._networks: dict[object, Network | None] = {}
+        self.fitting: dict[object, tuple[int, object]] = {}
+        """The kinds of rows that the module has taken, and its number of scores for them."""
         (dtype, device) = kinds.pop()
         self._bind(trainable, dtype, device)
         self._moving = tuple(_moving(module))

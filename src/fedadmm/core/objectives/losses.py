@@ -88,8 +88,8 @@ def as_tensor(owner: object, field: str, value: object) -> Tensor:
 
 def check_fit(
     owner: object, run: Callable[[Tensor], Tensor], loss: Callable[..., Tensor], rows: Rows
-) -> None:
-    """Refuse rows that the module cannot take, or targets that the loss cannot.
+) -> int:
+    """Refuse rows that the module cannot take, or targets that the loss cannot; count the scores.
 
     A row is tried, and of whole-number targets those with the least and the largest one.
     """
@@ -102,11 +102,9 @@ def check_fit(
         outputs = run(inputs[extremes])
     except REFUSALS as error:
         raise DataError(f"{shown}, but must be what the module takes ({reason(error)})") from error
-    scores = outputs.shape[1:] if isinstance(outputs, Tensor) else ()
-    if classes and len(scores) == 1 and scores[0] > 1:
-        _check_range(name, targets, scores[0] - 1, f"the module has {scores[0]} outputs")
-    if loss in _SHARES:
-        _check_range(name, targets, 1, "the loss is that of two classes")
+    shape = outputs.shape[1:] if isinstance(outputs, Tensor) else ()
+    scores = shape[0] if classes and len(shape) == 1 else 1
+    check_classes(owner, loss, targets, scores)
     try:
         found = loss(outputs, targets[extremes])
     except REFUSALS as error:
@@ -120,6 +118,16 @@ def check_fit(
         raise DataError(
             f"{name}: loss returns {given}, but must return one number, the mean over the rows"
         )
+    return scores
+
+
+def check_classes(owner: object, loss: Callable[..., Tensor], targets: Tensor, scores: int) -> None:
+    """Refuse classes that a module with this many scores, or the loss, does not have."""
+    name = type(owner).__name__
+    if scores > 1:
+        _check_range(name, targets, scores - 1, f"the module has {scores} outputs")
+    if loss in _SHARES:
+        _check_range(name, targets, 1, "the loss is that of two classes")
 
 
 def _check_range(name: str, targets: Tensor, most: int, why: str) -> None:

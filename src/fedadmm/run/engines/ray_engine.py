@@ -1,10 +1,12 @@
 """Clients on the actors of a Ray cluster, which may be this machine alone.
 
-A client belongs to the actor id % actors, which keeps its data and its state: neither travels from
-round to round.  The broadcast goes through the object store once a round, every actor adds up what
-its clients send, and the driver adds up the actors' sums.  State is committed to the files of a
-`DiskStore`, whose index the driver keeps; a lost actor is started again, its clients continue
-from the versions that the driver has seen, and their round is run once more.
+Any actor can run any client.  In each round the clients are divided among the actors by the rows
+that they train on; a client's data goes to an actor that runs it for the first time, and its state
+is in the segments of a `DiskStore`, whose index the driver keeps.  The broadcast goes through the
+object store once a round, every actor adds up what its clients send, and the driver adds up the
+actors' sums.  The work of a lost actor, or of all actors of a lost machine, is run once more by
+those that are left, from the states that the driver has seen; a new actor joins when there is room
+for one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -32,6 +35,7 @@ from fedadmm.core.messages import (
     Partial,
     Upload,
 )
+from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.parts import Count, Positive, part
 from fedadmm.core.problem import Lazy, LazyClients, Problem
@@ -39,11 +43,11 @@ from fedadmm.core.setup import Setup
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.stores.disk import DiskStore
-from fedadmm.run.stores.record_files import NO_FILE, RecordFiles
 from fedadmm.run.stores.records import layout
+from fedadmm.run.stores.segments import Place, Segments
 
 ATTEMPTS = 3
-"""How often the same work is given to a new actor before the run is given up."""
+"""How often the same work is given to an actor before the run is given up."""
 CACHE_BYTES = 2**30
 """How much memory the records of all local actors may take together."""
 
@@ -93,11 +97,168 @@ class Ray(EngineChoice):
         return RayEngine(self, job, store)
 
 
-class _Batch(NamedTuple):
-    """Some clients of one actor in one round."""
+class Task(NamedTuple):
+    """One client's turn."""
 
-    actor: int
-    tasks: list[Task]
+    client: int
+    place: Place | None
+    """Where its record is; None before its first round."""
+    share: float
+    """Its weight a_i."""
+    data: Any
+    """A list of the reference to its packed data; empty where the actor has them."""
+
+
+class Home(NamedTuple):
+    """Where and how an actor's clients keep their state."""
+
+    directory: Path
+    primal_dtype: torch.dtype | None
+    cache_bytes: int
+    modules: list[str]
+    """Where the driver finds its modules: a user's own model may be in any of them."""
+
+
+class Reply(NamedTuple):
+    """The sum over some clients, and where the records are that they committed."""
+
+    partial: Partial
+    places: dict[int, Place]
+
+
+def packed(value: Any, flat: FlatModule | None) -> bytes:
+    """A job or a client's objective as bytes; the module that all clients share is left out."""
+    from ray import cloudpickle
+
+    class Packer(cloudpickle.Pickler):  # type: ignore[misc]
+        """Leaves the rows of other clients behind, and binds modules to their vector again."""
+
+        def persistent_id(self, obj: Any) -> str | None:
+            return "flat" if flat is not None and obj is flat else None
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, FlatModule):
+                return FlatModule, (obj.module,)
+            if type(obj) is Tensor and obj.untyped_storage().nbytes() > obj.nbytes:
+                own: Any = obj.clone()
+                return own.__reduce_ex__(4)
+            return super().reducer_override(obj)
+
+    buffer = io.BytesIO()
+    Packer(buffer, protocol=5).dump(value)
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes, flat: FlatModule | None) -> Any:
+    """What was packed, with this module in the place of the one that was left out."""
+
+    class Unpacker(pickle.Unpickler):
+        def persistent_load(self, name: str) -> Any:
+            return flat
+
+    return Unpacker(io.BytesIO(data)).load()
+
+
+class _ActorStore:
+    """Records of an actor's clients.
+
+    Which record counts is the driver's to say: what an actor wrote that died before it could
+    report is written again.
+    """
+
+    def __init__(self, job: Job, home: Home) -> None:
+        self._files = Segments(home.directory, layout(job), home.primal_dtype, home.cache_bytes)
+        self.current: dict[int, Place | None] = {}
+        self.segment, self._end = 0, 0
+
+    def begin(self, segment: int) -> None:
+        """Write what follows to a new segment."""
+        self.segment, self._end = segment, 0
+
+    def get(self, client: int) -> ClientRecord | None:
+        place = self.current[client]
+        return None if place is None else self._files.read(place)
+
+    def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
+        place = self._files.write(self.segment, self._end, client, record)
+        self._end = max(self._end, place.begin + place.size)
+        self._files.forget(self.current[client])
+        self.current[client] = place
+
+
+class ClientActor:
+    """Keeps the data of the clients that it has run, runs them, and answers with one sum."""
+
+    def __init__(self, job: bytes, home: Home, marker: Path) -> None:
+        torch.set_num_threads(1)
+        if not marker.is_file():
+            raise EngineError(
+                f"the folder of the client state, {home.directory}, is not the same on every "
+                "machine; give a DiskStore in a folder that all of them share"
+            )
+        sys.path.extend(path for path in home.modules if path not in sys.path)
+        self._job, self._flat = cast(tuple[Job, FlatModule | None], unpacked(job, None))
+        self._data: dict[int, Any] = {}
+        problem = self._job.problem
+        if not isinstance(problem.clients, LazyClients):
+            known = Lazy(problem.num_clients, self._data.__getitem__)
+            self._job = self._job._replace(problem=problem.with_clients(known))
+        self._store = _ActorStore(self._job, home)
+
+    def ready(self) -> bool:
+        """Answer when the actor runs."""
+        return True
+
+    def run(
+        self, tasks: Sequence[Task], download: Download, round_index: int, segment: int
+    ) -> Reply:
+        """Run some clients and add up what they send."""
+        import ray
+
+        infos: list[ClientInfo] = []
+        sent: list[int] = []
+        self._store.begin(segment)
+        for task in tasks:
+            if task.data:
+                self._data[task.client] = unpacked(ray.get(task.data[0]), self._flat)
+
+        def replies() -> Iterator[tuple[float, Upload]]:
+            for task in tasks:
+                self._store.current[task.client] = task.place
+                upload, info = self._run(task.client, download, round_index)
+                infos.append(info)
+                sent.append(upload.num_bytes)
+                yield task.share, upload
+
+        total = self._job.aggregate.fold(replies())
+        assert total is not None
+        weight = sum(task.share for task in tasks)
+        finite = [info.client for info in infos if info.finite]
+        places = {client: self._store.current[client] for client in finite}
+        return Reply(Partial(total, weight, sum(sent), infos), cast(dict[int, Place], places))
+
+    def _run(self, client: int, download: Download, round_index: int) -> tuple[Upload, ClientInfo]:
+        try:
+            with torch.no_grad():
+                return run_client(self._job, self._store, client, download, round_index)
+        except FedADMMError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"client {client} failed in round {round_index + 1}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+class _Actor:
+    """An actor as the driver knows it."""
+
+    def __init__(self, number: int, handle: Any) -> None:
+        self.number = number
+        self.handle = handle
+        self.has: set[int] = set()
+        """The clients whose data it has."""
+        self.started = handle.ready.remote()
 
 
 class RayEngine(Engine):
@@ -107,9 +268,11 @@ class RayEngine(Engine):
         self._choice = choice
         self._job = job
         self._store = store
-        self._ray = _imported()
-        self._actors: list[Any] = []
+        self._ray = imported()
+        self._actors: list[_Actor] = []
+        self._coming: list[_Actor] = []
         self._marker: Path | None = None
+        self._data: dict[int, Any] = {}
         self._stop = connect(choice.address)
         try:
             self._start_actors()
@@ -118,101 +281,171 @@ class RayEngine(Engine):
             raise
 
     def _start_actors(self) -> None:
-        ray, clients = self._ray, self._job.problem.num_clients
+        ray, problem = self._ray, self._job.problem
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        count = min(self._choice.actors or cpus, clients)
+        count = min(self._choice.actors or cpus, problem.num_clients)
         directory = self._store.directory.resolve()
-        dtype, cache = self._store.primal_dtype, CACHE_BYTES // count
-        self._place = Place(directory, dtype, cache, list(sys.path))
-        self._jobs = [ray.put(pack_job(self._job, actor, count)) for actor in range(count)]
-        self._remote = ray.remote(ClientActor).options(num_cpus=min(1.0, cpus / count))
+        cache = CACHE_BYTES // count
+        self._home = Home(directory, self._store.primal_dtype, cache, list(sys.path))
+        self._flat = problem.clients[0].flat
+        clients: Any = problem.clients
+        self._travels = not isinstance(clients, LazyClients)  # else their recipe does
+        if self._travels:
+            clients = Lazy(problem.num_clients, _not_here)
+        slim = Problem(clients, regularizer=problem.regularizer, buffers=problem.buffers)
+        self._shell = ray.put(packed((self._job._replace(problem=slim), self._flat), None))
+        # Spread over the machines, so that a lost one takes few of them with it.
+        options = {"num_cpus": min(1.0, cpus / count), "scheduling_strategy": "SPREAD"}
+        self._remote = ray.remote(ClientActor).options(**options)
         self._marker = directory / f"ray-{os.getpid()}.marker"
         self._marker.touch()
-        self._actors = [self._new_actor(actor) for actor in range(count)]
-        for actor, handle in enumerate(self._actors):
-            self._answer(handle.ready.remote(), actor)
+        self._actors = [self._new_actor(number) for number in range(count)]
+        for actor in self._actors:
+            self._answer(actor.started, actor)
 
-    def _new_actor(self, actor: int) -> Any:
-        return self._remote.remote(self._jobs[actor], self._place, self._marker)
+    def _new_actor(self, number: int) -> _Actor:
+        return _Actor(number, self._remote.remote(self._shell, self._home, self._marker))
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[Partial]:
         if download.missed is not None:
             download = download._replace(missed=download.missed.of(ids))
+        self._welcome()
         broadcast = self._ray.put(download)
         batches = self._batches(ids)
-
-        def submit(number: int) -> Any:
-            actor, tasks = batches[number]
-            return self._actors[actor].run.remote(tasks, broadcast, round_index)
-
-        answers = {number: submit(number) for number in range(len(batches))}
-        for number, batch in enumerate(batches):
+        running = {place: self._submit(batch, broadcast, round_index) for place, batch in batches}
+        for place, batch in batches:
             for attempt in range(1, ATTEMPTS + 1):
+                actor, segment, answer = running[place]
                 try:
-                    reply: Reply = self._answer(answers.pop(number), batch.actor)
+                    reply: Reply = self._answer(answer, actor)
                     break
                 except self._ray.exceptions.RayActorError as error:
                     if attempt == ATTEMPTS:
                         raise EngineError(
-                            f"actor {batch.actor} was lost {ATTEMPTS} times in round "
-                            f"{round_index + 1}: {error}"
+                            f"the actors of {len(batch.tasks)} clients were lost {ATTEMPTS} times "
+                            f"in round {round_index + 1}: {error}"
                         ) from error
-                    self._replace(batch.actor)
-                    lost = [n for n in range(number, len(batches)) if batches[n][0] == batch.actor]
-                    answers.update({n: submit(n) for n in lost})
-            for client, version in reply.versions.items():
-                self._store.adopt(client, version)
+                    self._lost(actor)
+                    self._store.retire(segment)
+                    again = batch._replace(actor=min(self._actors, key=lambda one: one.number))
+                    running[place] = self._submit(again, broadcast, round_index)
+            for client, where in reply.places.items():
+                self._store.adopt(client, where)
             yield reply.partial
 
-    def _batches(self, ids: Sequence[int]) -> list[_Batch]:
-        """Every actor's clients in pieces; the first piece of each actor comes first."""
-        queues: list[list[Task]] = [[] for _ in self._actors]
-        for client in ids:
-            share, version = self._job.problem.weight(client), self._store.version(client)
-            queues[client % len(queues)].append(Task(client, version, share))
+    def _batches(self, ids: Sequence[int]) -> list[tuple[int, _Batch]]:
+        """The clients in pieces, numbered: those of the actors' first pieces come first.
+
+        The largest client goes first, to the actor with the fewest rows so far; among equal ones to
+        one that has its data.
+        """
+        problem, loads = self._job.problem, dict.fromkeys(range(len(self._actors)), 0)
+        data: Any = problem.data
+        sizes = {
+            i: int(data.train_sizes[i]) if data else problem.clients[i].num_samples for i in ids
+        }
+        queues: list[list[int]] = [[] for _ in self._actors]
+        for client in sorted(ids, key=lambda i: (-sizes[i], i)):
+            least = min(loads.values())
+            free = [number for number, load in loads.items() if load == least]
+            chosen = next((n for n in free if client in self._actors[n].has), free[0])
+            loads[chosen] += sizes[client]
+            queues[chosen].append(client)
         size = self._choice.cohort or max(1, len(ids))
         pieces = [
-            (begin, actor, queue[begin : begin + size])
-            for actor, queue in enumerate(queues)
+            (begin, number, sorted(queue)[begin : begin + size])
+            for number, queue in enumerate(queues)
             for begin in range(0, len(queue), size)
         ]
-        return [_Batch(actor, tasks) for _, actor, tasks in sorted(pieces, key=lambda p: p[:2])]
+        return [
+            (place, _Batch(self._actors[number], [self._task(client) for client in clients]))
+            for place, (_, number, clients) in enumerate(sorted(pieces, key=lambda p: p[:2]))
+        ]
 
-    def _replace(self, actor: int) -> None:
-        _logger.warning("actor %d was lost; its clients go on from their stored state", actor)
-        self._ray.kill(self._actors[actor])
-        self._actors[actor] = self._new_actor(actor)
+    def _task(self, client: int) -> Task:
+        return Task(client, self._store.place(client), self._job.problem.weight(client), [])
 
-    def _answer(self, reference: Any, actor: int) -> Any:
+    def _submit(self, batch: _Batch, broadcast: Any, round_index: int) -> tuple[_Actor, int, Any]:
+        """Give a batch to its actor, with the data of clients that are new to it."""
+        actor, segment = batch.actor, self._store.new_segment()
+        tasks = [
+            task._replace(data=[self._packed(task.client)])
+            if self._travels and task.client not in actor.has
+            else task
+            for task in batch.tasks
+        ]
+        actor.has.update(task.client for task in tasks)
+        return actor, segment, actor.handle.run.remote(tasks, broadcast, round_index, segment)
+
+    def _packed(self, client: int) -> Any:
+        """The reference to a client's packed data, which are put into the object store once."""
+        if client not in self._data:
+            self._data[client] = self._ray.put(
+                packed(self._job.problem.clients[client], self._flat)
+            )
+        return self._data[client]
+
+    def _lost(self, lost: _Actor) -> None:
+        """Go on without an actor; another one takes its place as soon as there is room for it."""
+        if lost in self._actors:
+            _logger.warning("actor %d was lost; its clients go on from their state", lost.number)
+            self._ray.kill(lost.handle)
+            self._actors.remove(lost)
+            self._coming.append(self._new_actor(lost.number))
+        if not self._actors:
+            self._answer(self._coming[0].started, self._coming[0])
+            self._welcome()
+
+    def _welcome(self) -> None:
+        """Let actors join that have started meanwhile."""
+        for actor in list(self._coming):
+            if self._ray.wait([actor.started], timeout=0)[0]:
+                self._coming.remove(actor)
+                self._actors.append(actor)
+        self._actors.sort(key=lambda actor: actor.number)
+
+    def _answer(self, reference: Any, actor: _Actor) -> Any:
         """Wait for an actor, but not for ever."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference, timeout=self._choice.timeout)
         except errors.GetTimeoutError:
             raise EngineError(
-                f"actor {actor} did not answer within {self._choice.timeout:g} seconds"
+                f"actor {actor.number} did not answer within {self._choice.timeout:g} seconds"
             ) from None
         except errors.RayTaskError as error:
             raise EngineError(f"{error.cause}") from error
         except errors.RayActorError as error:
             if "creation task" in str(error):
                 reason = str(error).strip().splitlines()[-1]
-                raise EngineError(f"actor {actor} could not start: {reason}") from error
+                raise EngineError(f"actor {actor.number} could not start: {reason}") from error
             raise
 
     def close(self) -> None:
-        for handle in self._actors:
-            self._ray.kill(handle)
-        self._actors = []
+        for actor in [*self._actors, *self._coming]:
+            self._ray.kill(actor.handle)
+        self._actors, self._coming = [], []
         if self._marker is not None:
             self._marker.unlink(missing_ok=True)
         self._stop()
         self._stop = lambda: None
 
 
-def _imported() -> Any:
+class _Batch(NamedTuple):
+    """Some clients for an actor in one round."""
+
+    actor: _Actor
+    tasks: list[Task]
+
+
+def _not_here(client: int) -> Objective:
+    raise EngineError(f"the data of client {client} did not travel")
+
+
+def imported() -> Any:
+    """Ray, without reports to its makers."""
     # Read when Ray is imported: no reports to its makers, and no warning about accelerators.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -226,7 +459,7 @@ def _imported() -> Any:
 
 def connect(address: str | None) -> Callable[[], None]:
     """Join a cluster or start one here; a function that undoes exactly that."""
-    ray = _imported()
+    ray = imported()
     if ray.is_initialized():
         return lambda: None
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -250,139 +483,3 @@ def connect(address: str | None) -> Callable[[], None]:
         shutil.rmtree(folder, ignore_errors=True)
 
     return stop
-
-
-class Task(NamedTuple):
-    """One client's turn: the version of its record (None before the first), and its weight a_i."""
-
-    client: int
-    version: int | None
-    share: float
-
-
-class Reply(NamedTuple):
-    """The sum over an actor's clients and the versions that they committed."""
-
-    partial: Partial
-    versions: dict[int, int]
-
-
-class Place(NamedTuple):
-    """Where and how an actor's clients keep their state."""
-
-    directory: Path
-    primal_dtype: torch.dtype | None
-    cache_bytes: int
-    modules: list[str]
-    """Where the driver finds its modules: a user's own model may be in any of them."""
-
-
-def pack_job(job: Job, actor: int, actors: int) -> bytes:
-    """The job with the data of one actor's clients (id % actors == actor) and no others.
-
-    Lazy clients travel as the recipe that builds them.
-    """
-    clients = job.problem.clients
-    if not isinstance(clients, LazyClients):
-        mine = {index: clients[index] for index in range(actor, len(clients), actors)}
-        clients = Lazy(len(clients), mine.__getitem__)
-    problem = Problem(clients, regularizer=job.problem.regularizer, buffers=job.problem.buffers)
-    return _packed(job._replace(problem=problem))
-
-
-def _packed(job: Job) -> bytes:
-    from ray import cloudpickle
-
-    class Packer(cloudpickle.Pickler):  # type: ignore[misc]
-        """Leaves the rows of other clients behind, and binds modules to their vector again."""
-
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, FlatModule):
-                return FlatModule, (obj.module,)
-            if type(obj) is Tensor and obj.untyped_storage().nbytes() > obj.nbytes:
-                own: Any = obj.clone()
-                return own.__reduce_ex__(4)
-            return super().reducer_override(obj)
-
-    buffer = io.BytesIO()
-    Packer(buffer, protocol=5).dump(job)
-    return buffer.getvalue()
-
-
-class _ActorStore:
-    """Records of this actor's clients.
-
-    Which version counts is the driver's to say; a version committed by an actor that died before
-    it could report is simply written again.
-    """
-
-    def __init__(self, job: Job, place: Place) -> None:
-        self._files = RecordFiles(
-            place.directory, layout(job), place.primal_dtype, place.cache_bytes
-        )
-        self.current: dict[int, int | None] = {}
-
-    def get(self, client: int) -> ClientRecord | None:
-        version = self.current[client]
-        return None if version is None else self._files.read(client, version)
-
-    def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
-        before = self.current[client]
-        number = (NO_FILE if before is None else before) + 1
-        version, kept = self._files.write(client, number, record, round_index)
-        self._files.forget(client, before)
-        self.current[client] = version
-        self._files.remember(client, version, kept)
-
-
-class ClientActor:
-    """Keeps its clients' data and state, runs them, and answers with one sum."""
-
-    def __init__(self, job: bytes, place: Place, marker: Path) -> None:
-        from ray import cloudpickle
-
-        torch.set_num_threads(1)
-        if not marker.is_file():
-            raise EngineError(
-                f"the folder of the client state, {place.directory}, is not the same on every "
-                "machine; give a DiskStore in a folder that all of them share"
-            )
-        sys.path.extend(path for path in place.modules if path not in sys.path)
-        self._job = cast(Job, cloudpickle.loads(job))
-        self._store = _ActorStore(self._job, place)
-
-    def ready(self) -> bool:
-        """Answer when the data has arrived."""
-        return True
-
-    def run(self, tasks: Sequence[Task], download: Download, round_index: int) -> Reply:
-        """Run some clients and add up what they send."""
-        infos: list[ClientInfo] = []
-        sent: list[int] = []
-
-        def replies() -> Iterator[tuple[float, Upload]]:
-            for task in tasks:
-                self._store.current[task.client] = task.version
-                upload, info = self._run(task.client, download, round_index)
-                infos.append(info)
-                sent.append(upload.num_bytes)
-                yield task.share, upload
-
-        total = self._job.aggregate.fold(replies())
-        assert total is not None
-        weight = sum(task.share for task in tasks)
-        finite = [info.client for info in infos if info.finite]
-        versions = {client: self._store.current[client] for client in finite}
-        return Reply(Partial(total, weight, sum(sent), infos), cast(dict[int, int], versions))
-
-    def _run(self, client: int, download: Download, round_index: int) -> tuple[Upload, ClientInfo]:
-        try:
-            with torch.no_grad():
-                return run_client(self._job, self._store, client, download, round_index)
-        except FedADMMError:
-            raise
-        except Exception as error:
-            raise EngineError(
-                f"client {client} failed in round {round_index + 1}: "
-                f"{type(error).__name__}: {error}"
-            ) from error

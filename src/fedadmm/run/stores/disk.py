@@ -1,8 +1,9 @@
 """Client state on disk, for models and federations that memory cannot hold.
 
-Every commit makes a new version of the client's file.  An old version goes as soon as neither the
-client, nor the marked point between two rounds, nor a kept checkpoint needs it; a checkpoint thus
-names the files that are there already, and nothing is written twice.
+Every commit adds a record to the segment that is open.  A segment goes as soon as neither a
+client, nor the marked point between two rounds, nor a kept checkpoint needs a record in it; a
+checkpoint thus names records that are there already.  Where most of what the segments hold is out
+of date, the records of the oldest that are still needed move to the open one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import tempfile
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,16 +26,20 @@ from fedadmm.core import files, trees
 from fedadmm.core.errors import StateError
 from fedadmm.core.messages import ClientRecord
 from fedadmm.core.validation import Natural, check
-from fedadmm.run.stores import record_files
-from fedadmm.run.stores.record_files import NO_FILE, RecordFiles
+from fedadmm.run.stores import segments
 from fedadmm.run.stores.records import Layout, SnapshotStore
+from fedadmm.run.stores.segments import NOWHERE, Place, Segments
 
 PART_CLIENTS = 100_000
 """How many clients one part of a checkpoint names."""
+SEGMENT_BYTES = 64 * 2**20
+"""A segment of this size gets no more records."""
+SPARE_SEGMENTS = 4
+"""Records move when the segments hold twice what is needed, and this many segments besides."""
 
 
 class DiskStore(SnapshotStore):
-    """A file a client, with the most recently used records in memory.
+    """Records in segments, with the most recently used ones in memory.
 
     Args:
         directory: the folder of the files; a store opened on an existing one goes on from it.
@@ -61,14 +67,15 @@ class DiskStore(SnapshotStore):
         self.primal_dtype = primal_dtype
         self._cache_bytes = cache_bytes
         self._prefetching: threading.Thread | None = None
-        self._files: RecordFiles | None = None
+        self._layout: Layout | None = None
         files.make_own_directory(self.directory)
-        record_files.remove_leftovers(self.directory)
-        self._forget()
-        for client, version in sorted(record_files.existing(self.directory)):
-            if client in self._current:
-                self._stale.setdefault(client, []).append(self._current[client])
-            self._current[client] = version
+        found, sizes = {}, Counter[int]()
+        for number in segments.existing(self.directory):
+            for client, place in segments.scan(self.directory, number):
+                found[client] = place
+                sizes[number] = place.begin + place.size
+        self._begin(found, {}, {})
+        self._sizes.update(sizes - self._sizes)
 
     @classmethod
     def temporary(cls, **options: int | torch.dtype | None) -> DiskStore:
@@ -78,21 +85,29 @@ class DiskStore(SnapshotStore):
         weakref.finalize(store, shutil.rmtree, directory, ignore_errors=True)
         return store
 
-    def _forget(self) -> None:
-        self._current: dict[int, int] = {}
-        self._stale: dict[int, list[int]] = {}
-        self._digests: dict[int, str] = {}
+    def _begin(
+        self, current: segments.Index, newest: segments.Index, older: segments.Index
+    ) -> None:
+        """Hold these records, and keep what the newest checkpoint and the older one name."""
+        self._current, self._newest, self._older = current, newest, older
         self._changed: set[int] = set()
-        self._marked: dict[int, int | None] | None = None
-        # Versions that the newest checkpoint names, and the older one where it differs.
-        self._newest: dict[int, int] = {}
-        self._older: dict[int, int] = {}
-        if self._files is not None:
-            self._files.clear()
+        self._marked: dict[int, Place | None] | None = None
+        self._files: Segments | None = None
+        self._open: int | None = None
+        held = [*current.values(), *newest.values(), *older.values()]
+        self._needed = Counter(place.segment for place in held)
+        """How many of the places that a client, a mark or a checkpoint holds are in a segment."""
+        self._live = sum(place.size for place in current.values())
+        self._sizes = Counter[int]()
+        for place in current.values():
+            self._sizes[place.segment] += place.size
+        self._next = max((0, *segments.existing(self.directory), *self._needed)) + 1
+        if self._layout is not None:
+            self.bind(*self._layout)
 
     def bind(self, template: ClientRecord, primal: str | None) -> None:
-        layout = Layout(template, primal)
-        self._files = RecordFiles(self.directory, layout, self.primal_dtype, self._cache_bytes)
+        self._layout = Layout(template, primal)
+        self._files = Segments(self.directory, self._layout, self.primal_dtype, self._cache_bytes)
 
     @property
     def cached_bytes(self) -> int:
@@ -103,32 +118,33 @@ class DiskStore(SnapshotStore):
         return len(self._current)
 
     def get(self, client: int) -> ClientRecord | None:
-        version = self._current.get(client)
-        return None if version is None else self._reader().read(client, version)
+        place = self._current.get(client)
+        return None if place is None else self._reader().read(place)
 
     def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
-        """Keep a record: write it, then forget the version it replaces."""
-        number = self._current.get(client, NO_FILE) + 1
-        version, kept = self._reader().write(client, number, record, round_index)
-        self.adopt(client, version)
-        self._reader().remember(client, version, kept)
+        """Keep a record: write it, then forget the one that it replaces."""
+        segment = self._opened()
+        try:
+            place = self._reader().write(segment, self._sizes[segment], client, record)
+        except StateError:  # nobody knows where the segment ends now
+            self._close()
+            raise
+        self.adopt(client, place)
 
-    def adopt(self, client: int, version: int) -> None:
-        """Take over a version that is written already, perhaps by another process."""
+    def adopt(self, client: int, place: Place) -> None:
+        """Take over a record that is written already, perhaps by another process."""
         old = self._current.get(client)
-        self._current[client] = version
-        for gone in (old, version):  # after an undo a version is written again
-            self._reader().forget(client, gone)
-        self._digests.pop(client, None)
-        self._changed.add(client)
-        if self._marked is not None:
-            self._marked.setdefault(client, old)
-        for superseded in (old, *self._stale.pop(client, ())):
-            self._retire(client, superseded)
+        self._put(client, place)
+        self._reader().forget(old)
 
-    def version(self, client: int) -> int | None:
-        """The version of the client's record, for whoever reads it in another process."""
+    def place(self, client: int) -> Place | None:
+        """Where the client's record is, for whoever reads it in another process."""
         return self._current.get(client)
+
+    def new_segment(self) -> int:
+        """A segment for another process to write to; one that stays empty has no file."""
+        self._next += 1
+        return self._next - 1
 
     def clients(self) -> Sequence[int]:
         return sorted(self._current)
@@ -141,97 +157,133 @@ class DiskStore(SnapshotStore):
         """Read these records into the cache, in a thread, while others compute."""
         if self._prefetching is not None:
             self._prefetching.join()
-        wanted = [client for client in clients if client in self._current]
+        wanted = [self._current[client] for client in clients if client in self._current]
         if wanted:
             self._prefetching = threading.Thread(target=self._prefetch, args=(wanted,))
             self._prefetching.start()
 
     def mark(self) -> None:
-        """Remember this point; files that it needs stay until the next mark."""
+        """Remember this point; records that it needs stay until the next mark."""
         before, self._marked = self._marked, {}
-        for client, version in (before or {}).items():
-            self._retire(client, version)
+        for place in (before or {}).values():
+            self._release(place)
 
     def undo(self) -> None:
         before, self._marked = self._marked, {}
-        for client, version in (before or {}).items():
+        for client, place in (before or {}).items():
             undone = self._current.pop(client)
-            if version is not None:
-                self._current[client] = version
-            self._reader().forget(client, undone)
-            self._digests.pop(client, None)
-            self._retire(client, undone)
+            self._live -= undone.size
+            if place is not None:
+                self._current[client] = place
+                self._live += place.size
+            self._reader().forget(undone)
+            self._release(undone)
 
     def changed(self) -> Sequence[int]:
         return sorted(client for client in self._changed if client in self._current)
 
     def parts(self, clients: Sequence[int]) -> Iterator[dict[str, Tensor]]:
-        """Make the clients' files durable and name them."""
-        self._synchronise([client for client in clients if client in self._changed])
+        """Make the clients' records durable and name them; what follows is in another segment."""
+        changed = (client for client in clients if client in self._changed)
+        written = {self._current[client].segment for client in changed} - {NOWHERE.segment}
+        self._close()
+        if written:
+            for path in [*(segments.path_of(self.directory, n) for n in written), self.directory]:
+                files.sync(path)
         for begin in range(0, len(clients), PART_CLIENTS):
             some = clients[begin : begin + PART_CLIENTS]
-            yield record_files.pack([(c, self._current[c], self._digest(c)) for c in some])
+            yield segments.pack({client: self._current[client] for client in some})
 
     def saved(self) -> None:
-        changed = self.changed()
-        dropped = self._older
+        changed, dropped = self.changed(), self._older
         self._older = {c: self._newest[c] for c in changed if c in self._newest}
-        self._newest.update((client, self._current[client]) for client in changed)
+        for client in changed:
+            self._newest[client] = self._current[client]
+            self._needed[self._current[client].segment] += 1
         self._changed.clear()
-        for client, version in dropped.items():
-            self._retire(client, version)
+        for place in dropped.values():
+            self._release(place)
 
     def restore(
         self, newest: Iterable[dict[str, Tensor]], older: Iterable[dict[str, Tensor]]
     ) -> None:
-        index = record_files.unpack(newest)
-        current = {client: version for client, (version, _) in index.items()}
-        before = {c: version for c, (version, _) in record_files.unpack(older).items()}
-        self._forget()
-        for client, version in record_files.existing(self.directory):
-            if version not in (current.get(client), before.get(client)):
-                files.remove(record_files.path_of(self.directory, client, version))
-        self._current, self._newest = current, dict(current)
-        self._digests = {client: sha256 for client, (_, sha256) in index.items()}
-        self._older = {c: v for c, v in before.items() if current.get(c) != v}
+        named, before = segments.unpack(newest), segments.unpack(older)
+        differing = {c: place for c, place in before.items() if named.get(c) != place}
+        self._begin(dict(named), named, differing)
+        for number in segments.existing(self.directory):
+            self.retire(number)
 
-    def _reader(self) -> RecordFiles:
+    def _reader(self) -> Segments:
         if self._files is None:
             raise StateError("DiskStore: reading and writing records needs `bind` first")
         return self._files
 
-    def _prefetch(self, clients: list[int]) -> None:
+    def _prefetch(self, places: list[Place]) -> None:
         room = self._cache_bytes // 2
-        for client in clients:
-            version = self._current.get(client)
-            if version is None:
-                continue
+        for place in places:
             # What cannot be read, or was replaced meanwhile, is `get`'s to deal with.
             with suppress(StateError):
-                room -= trees.num_bytes(self._reader().read(client, version))
+                room -= trees.num_bytes(self._reader().read(place))
             if room <= 0:
                 return
 
-    def _retire(self, client: int, version: int | None) -> None:
-        """Remove a version unless somebody still needs it."""
-        if version is None or version == NO_FILE:
+    def _put(self, client: int, place: Place) -> None:
+        """Let a client's record be at a place."""
+        old = self._current.get(client)
+        self._current[client] = place
+        self._changed.add(client)
+        self._needed[place.segment] += 1
+        if place.size:
+            self._sizes[place.segment] = max(self._sizes[place.segment], place.begin + place.size)
+        self._live += place.size
+        if old is not None:
+            self._live -= old.size
+        if self._marked is not None and client not in self._marked:
+            self._marked[client] = old  # which is needed as before
+        else:
+            self._release(old)
+
+    def _release(self, place: Place | None) -> None:
+        """One thing less needs a place; the segment that nothing needs goes."""
+        if place is None:
             return
-        marked = (self._marked or {}).get(client)
-        named = (self._newest.get(client), self._older.get(client))
-        if version not in (self._current.get(client), marked, *named):
-            files.remove(record_files.path_of(self.directory, client, version))
+        self._needed[place.segment] -= 1
+        if place.segment not in (self._open, NOWHERE.segment):
+            self.retire(place.segment)
 
-    def _synchronise(self, clients: Sequence[int]) -> None:
-        paths = [
-            record_files.path_of(self.directory, client, self._current[client])
-            for client in clients
-            if self._current[client] != NO_FILE
-        ]
-        for path in [*paths, *sorted({path.parent for path in paths})]:
-            files.sync(path)
+    def retire(self, number: int) -> None:
+        """Remove a segment that nothing needs."""
+        if not self._needed[number]:
+            del self._needed[number]
+            self._sizes.pop(number, None)
+            files.remove(segments.path_of(self.directory, number))
 
-    def _digest(self, client: int) -> str:
-        if client not in self._digests:
-            version = self._current[client]
-            self._digests[client] = record_files.digest(self.directory, client, version)
-        return self._digests[client]
+    def _opened(self) -> int:
+        """The segment that takes the next record."""
+        if self._open is not None and self._sizes[self._open] >= SEGMENT_BYTES:
+            self._close()
+            self._move_up()
+        if self._open is None:
+            self._open = self.new_segment()
+        return self._open
+
+    def _close(self) -> None:
+        number, self._open = self._open, None
+        if number is not None:
+            self.retire(number)
+
+    def _move_up(self) -> None:
+        """Empty the oldest segments, while too much of what the segments hold is out of date."""
+        for number in sorted(self._sizes):
+            total = sum(self._sizes.values())
+            if total <= 2 * self._live + SPARE_SEGMENTS * SEGMENT_BYTES:
+                return
+            for client, place in list(segments.scan(self.directory, number)):
+                if self._current.get(client) == place:
+                    if self._open is None:
+                        self._open = self.new_segment()
+                    data, end = segments.raw(self.directory, place), self._sizes[self._open]
+                    moved = segments.append(self.directory, self._open, end, client, data)
+                    self.adopt(client, moved)
+            self._sizes.pop(number, None)  # a checkpoint may need it, but it is out of the way
+            self.retire(number)
