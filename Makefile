@@ -92,7 +92,7 @@ bench: $(STAMP)
 # The other frameworks, in an environment of their own: their pins are not ours.
 bench-peers: $(STAMP)
 	$(PYTHON) -m venv .cache/bench-peers
-	.cache/bench-peers/bin/pip install --quiet "torch==2.13.0" "pfl[pytorch]==0.6.0" "flwr[simulation]==1.41.0"
+	.cache/bench-peers/bin/pip install --quiet "torch==2.13.0" "pfl[pytorch]==0.6.0" "flwr[simulation]==1.41.0" "jax[cpu]==0.10.2"
 
 format: $(STAMP)
 	$(BIN)/ruff format .

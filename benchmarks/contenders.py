@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +24,12 @@ SCRIPTS = Path(__file__).parent / "peers"
 """The programs of the other frameworks."""
 OWN = {"fedadmm": "benchmarks.own", "floor": "benchmarks.floor"}
 """The contenders that run in this environment, as modules of this package."""
-FRAMEWORKS = {"pfl": "pfl", "flower": "flwr"}
+FRAMEWORKS = {"pfl": "pfl", "flower": "flwr", "jax": "jax"}
 """The peers that live in an environment of their own, and what it must have."""
+
+
+_NOTHING = {"peak_rss_mb": 0.0, "startup_seconds": 0.0, "engine": "auto", "clients_touched": 0}
+"""What a command does not say."""
 
 
 class Outcome(NamedTuple):
@@ -51,9 +57,26 @@ def absence(peer: str) -> str | None:
     return None
 
 
-def command(contender: str, specification: Path, cores: int) -> list[str]:
+def _whole(workload: Workload, folder: Path) -> list[str]:
+    """What a user types to come to an accuracy."""
+    sets = {
+        "problem.name": "mnist",
+        "problem.clients": workload.clients,
+        "problem.model": workload.model,
+        "engine.name": "auto",
+        "target.value": workload.target,
+        "target.end_run": "true",
+    }
+    named = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    out = str(Path(tempfile.mkdtemp(dir=folder)) / "run")
+    return ["-m", "fedadmm", "run", "recommended", *named, "--out", out, "--no-report", "--json"]
+
+
+def command(contender: str, workload: Workload, specification: Path, cores: int) -> list[str]:
     """How a contender's process is started."""
     told = [str(specification), str(time.time())]
+    if contender == "fedadmm" and workload.target:
+        return [sys.executable, *_whole(workload, specification.parent)]
     if contender in OWN:
         return [sys.executable, "-m", OWN[contender], *told]
     python = str(peer_python()) if contender in FRAMEWORKS else sys.executable
@@ -61,6 +84,12 @@ def command(contender: str, specification: Path, cores: int) -> list[str]:
     if contender == "pfl" and cores > 1:
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cores}"]
     return [python, *launch, str(SCRIPTS / f"{contender}_peer.py"), *told]
+
+
+def _children() -> float:
+    """The processor time of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run(contender: str, workload: Workload, folder: Path) -> Outcome:
@@ -77,19 +106,25 @@ def run(contender: str, workload: Workload, folder: Path) -> Outcome:
         )
     if contender == "pfl":
         environment["OMP_NUM_THREADS"] = "1"
+    before, began = _children(), time.perf_counter()
     finished = subprocess.run(
-        command(contender, specification, cores),
+        command(contender, workload, specification, cores),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,
         env=environment,
         check=False,
     )
-    lines = [line for line in finished.stdout.splitlines() if line.startswith('{"seconds"')]
+    wall, text = time.perf_counter() - began, finished.stdout
+    if contender == "fedadmm" and workload.target and finished.returncode == 0:
+        text = json.dumps({"seconds": [0.0] * json.loads(text)["rounds"]} | _NOTHING)
+    lines = [line for line in text.splitlines() if line.startswith('{"seconds"')]
     if finished.returncode != 0 or not lines:
         raise EngineError(
             f"benchmarks: {contender} ended with exit code {finished.returncode}:\n"
             + finished.stderr[-2000:]
         )
-    report = json.loads(lines[-1])
+    report = json.loads(lines[-1]) | {"cpu_seconds": _children() - before}
+    if workload.target:
+        return Outcome([wall], report | {"rounds": len(report["seconds"])})
     return Outcome(report["seconds"], report)

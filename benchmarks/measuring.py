@@ -77,7 +77,7 @@ def _compare(
             what = f"{workload.name}: repeat {repeat + 1} of {repeats}, {name}"
             tell(what, repeat * len(going) + place, repeats * len(going))
             try:
-                outcomes[name].append(contenders.run(name, workload, folder))
+                outcomes[name].append(_run_twice(name, workload, folder))
             except EngineError as error:
                 if name == "fedadmm":
                     raise
@@ -85,6 +85,16 @@ def _compare(
                 outcomes.pop(name)
                 tell(f"{name} is skipped: {error}", repeat, repeats)
     return outcomes, skipped
+
+
+def _run_twice(name: str, workload: Workload, folder: Path) -> Outcome:
+    """A repeat; a peer that crashes is tried once more."""
+    try:
+        return contenders.run(name, workload, folder)
+    except EngineError:
+        if name == "fedadmm":
+            raise
+        return contenders.run(name, workload, folder)
 
 
 def _middle(repeats: list[Outcome]) -> float:
@@ -109,6 +119,10 @@ def _document(
             name: value / seconds["fedadmm"] for name, value in seconds.items() if name != "fedadmm"
         },
         "peak_rss_mb": max(report["peak_rss_mb"] for report in own),
+        "cpu_seconds": {
+            name: statistics.median(repeat.report["cpu_seconds"] for repeat in repeats)
+            for name, repeats in outcomes.items()
+        },
         "spread": {name: _spread(repeats) for name, repeats in outcomes.items()},
         "startup_seconds": statistics.median(report["startup_seconds"] for report in own),
         "engine": own[-1]["engine"],
@@ -154,16 +168,21 @@ def table(documents: Sequence[dict[str, Any]]) -> str:
 
     The floor's ratio is the share of it that is reached; growth's compares the numbers of clients.
     """
-    lines = ["| workload | contender | seconds a round (spread) | ratio |", "|---|---|---|---|"]
+    lines = [
+        "| workload | contender | seconds a round (spread) | ratio | CPU seconds of the process |",
+        "|---|---|---|---|---|",
+    ]
     for document in documents:
         for name, value in _rows(document).items():
             low, high = document["spread"][name]
             ratio = document["ratios"].get(name)
             shown = "" if ratio is None else f"{ratio:.2f}"
-            row = f"{value:.3g} ({low:.3g}–{high:.3g})"
-            lines.append(f"| {document['workload']} | {name} | {row} | {shown} |")
+            row = f"{value:.3g} ({low:.3g}–{high:.3g}) | {shown}"
+            cpu = document.get("cpu_seconds", {}).get(name)
+            used = "" if cpu is None else f"{cpu:.3g}"
+            lines.append(f"| {document['workload']} | {name} | {row} | {used} |")
         for name, reason in document["skipped"].items():
-            lines.append(f"| {document['workload']} | {name} | skipped: {_line(reason)} | |")
+            lines.append(f"| {document['workload']} | {name} | skipped: {_line(reason)} | | |")
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedadmm.core.errors import DataError
 from fedadmm.core.validation import check
 
-PEERS = ("pfl", "flower", "plain", "floor")
+PEERS = ("pfl", "flower", "plain", "floor", "jax")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class Workload:
     touch: bool = False
     """Let every client take part once, with one step, before the timed rounds."""
     warm_up: int = 1
-    peers: tuple[str, ...] = PEERS
+    target: float = 0.0
+    """The accuracy on held-out rows that ends the run; the whole command is timed then."""
+    peers: tuple[str, ...] = PEERS[:4]
 
     def specification(self, folder: Path, cores: int) -> dict[str, Any]:
         """What a contender's process is told."""
@@ -56,8 +58,31 @@ WORKLOADS = {
         replace(
             _CNN, name="cnn-admm-disk", method="fedadmm", state="disk", touch=True, peers=("floor",)
         ),
-        Workload("mlp", "mlp-60-32-10", (60,), cohort=100, epochs=20, lr=0.05, rounds=2),
-        Workload("logistic", "mlp-784-10", (1, 28, 28), cohort=10, epochs=1, lr=0.03, rounds=100),
+        Workload(
+            "mlp", "mlp-60-32-10", (60,), cohort=100, epochs=20, lr=0.05, rounds=2, peers=PEERS
+        ),
+        Workload(
+            "logistic",
+            "mlp-784-10",
+            (1, 28, 28),
+            cohort=10,
+            epochs=1,
+            lr=0.03,
+            rounds=100,
+            peers=PEERS,
+        ),
+        Workload(
+            *("to-accuracy", "mlp-784-128-10", (1, 28, 28)),
+            cohort=10,
+            epochs=5,
+            lr=0.1,
+            rounds=200,
+            clients=100,
+            samples=600,
+            warm_up=0,
+            target=0.9,
+            peers=("pfl", "flower", "plain"),
+        ),
         Workload(
             "growth", "mlp-60-32-10", (60,), cohort=100, epochs=1, lr=0.05, rounds=20, peers=()
         ),
@@ -79,6 +104,8 @@ def write_rows(workload: Workload, folder: Path) -> str:
     Images are MNIST's where it is at hand, else random pixels: time does not depend on them.
     """
     count = 60_000 if workload.name == "growth" else workload.clients * workload.samples
+    if workload.target:
+        return _write_shards(workload, folder)
     draws = np.random.default_rng(0)
     targets = draws.integers(0, 10, count)
     source = "random rows"
@@ -92,6 +119,23 @@ def write_rows(workload: Workload, folder: Path) -> str:
     np.save(folder / "inputs.npy", inputs)
     np.save(folder / "targets.npy", targets)
     return source
+
+
+def _write_shards(workload: Workload, folder: Path) -> str:
+    """MNIST in two shards of one class a client, as the problem of that name splits it."""
+    from fedadmm.data.problems import load
+
+    problem = load("mnist", clients=workload.clients, partition="shards", model=workload.model)
+    parts = [problem.data.train(client) for client in range(workload.clients)]
+    rows = (torch.cat([part[place] for part in parts]) for place in (0, 1))
+    test: Any = problem.test
+    for name, tensor in zip(
+        ("inputs", "targets", "test_inputs", "test_targets"),
+        (*rows, test.inputs, test.targets),
+        strict=True,
+    ):
+        np.save(folder / f"{name}.npy", tensor.numpy())
+    return "MNIST"
 
 
 def read_specification() -> SimpleNamespace:

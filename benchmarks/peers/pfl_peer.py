@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import torch
-from common import model, report, rows, specification
+from common import model, reached, report, rows, specification
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -43,13 +43,14 @@ class Model(nn.Module):
 class Clock(TrainingProcessCallback):
     """Notes when a round ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
         self.times = [time.perf_counter()]
 
-    def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
+    def after_central_iteration(self, _: Any, model: Any, **__: Any) -> tuple[bool, Metrics]:
         """One more round has ended."""
         self.times.append(time.perf_counter())
-        return False, Metrics()
+        return reached(model.pytorch_model.inner, self._spec), Metrics()
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def main() -> None:
         get_user_sampler("random", list(range(spec.clients))),
     )
     module = Model(model(spec))
-    clock = Clock()
+    clock = Clock(spec)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=spec.warm_up + spec.rounds,

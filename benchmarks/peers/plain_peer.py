@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
-from common import model, report, rows, specification, train
+from common import model, reached, report, rows, specification, train
 
 
 def main() -> None:
@@ -34,6 +34,11 @@ def main() -> None:
                     part.add_(parameter, alpha=1 / spec.cohort)
         theta = total
         seconds.append(time.perf_counter() - began)
+        with torch.no_grad():
+            for parameter, value in zip(parameters, theta, strict=True):
+                parameter.copy_(value)
+        if reached(module, spec):
+            break
     report(seconds[spec.warm_up :])
 
 
