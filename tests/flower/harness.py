@@ -20,12 +20,12 @@ from fedadmm.core import clock
 from fedadmm.core.objectives import Objective
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.messages import record_template
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.service import Outcome
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
+from fedadmm.run.client import record_layout
 from fedadmm.run.loop import initial_state, offered
 from fedadmm.run.plan import RoundReport
 
@@ -252,7 +252,7 @@ def server_on_disk(settings: Federation, folder: Path) -> Saved:
 def states_on_disk(settings: Federation, folder: Path) -> dict[int, Any]:
     """Each client's state of the version that the server folded, from the client's own disk."""
     job, saved = settings.server_job(), server_on_disk(settings, folder)
-    template = record_template(job)
+    template = record_layout(job)
     states = {}
     for client in range(settings.clients):
         entry = saved.ledger.entry(client)

@@ -16,11 +16,11 @@ from fedadmm.core.codec import DamageError, Packed
 from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol.admission import Brought, seal
 from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
-from fedadmm.flower.protocol.messages import record_template
 from fedadmm.flower.server import state
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.state import SERVER, Saved, ServerState, new_run
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
+from fedadmm.run.client import record_layout
 from fedadmm.run.loop import initial_state
 
 from .harness import FakeGrid, check_invariant, federation, run_through, server_on_disk
@@ -32,7 +32,7 @@ def a_commit(site: SiteState, sequence: int = 0):
     task = issue(ServerLedger("run"), 0, sequence, "cast")
     body = codec.encode(Packed({"x": torch.full((6,), float(sequence))}, {"y": 1.5}))
     reply = seal(reply_to(task, Kind.UPDATE), body)
-    site.commit(reply, body, record_template(JOB))
+    site.commit(reply, body, record_layout(JOB))
     return reply, body
 
 
@@ -60,8 +60,8 @@ def test_promotion_is_a_rename(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {ACKED}
     again = SiteState(tmp_path)
     assert again.ledger().acked.digest == reply.digest
-    wanted = record_template(JOB).state
-    assert torch.equal(again.acked(record_template(JOB)).state.w, wanted.w)
+    wanted = record_layout(JOB).state
+    assert torch.equal(again.acked(record_layout(JOB)).state.w, wanted.w)
 
 
 @pytest.mark.parametrize("place", [0, 9, 200])
@@ -168,6 +168,7 @@ def test_a_checkpoint_comes_back(tmp_path):
     assert disk.load(initial_state(JOB)) is None
     state = initial_state(JOB)._replace(round=3, first_loss=0.1 + 0.2)
     saved = Saved(state, new_run(), {7: 1}, 2, 5, {1: Brought(2, [{"x": 0.1}], {"x": 0.3})})
+    saved = saved._replace(length=0.6, weights=(0.1 + 0.2, 0.7))
     disk.save(saved, {})
     again = ServerState(tmp_path, False, {"a": "1"}).load(initial_state(JOB))
     assert again.state.round == 3

@@ -37,7 +37,7 @@ from fedadmm.data.loaders.pictures import read_batch, read_idx
 from fedadmm.data.partitions import Partition
 from fedadmm.run import resuming
 from fedadmm.run.checkpoint import Checkpoint, Checkpoints
-from fedadmm.run.client import Job
+from fedadmm.run.client import Job, record_layout
 from fedadmm.run.simulation import make_job
 from fedadmm.study import config as configs
 from fedadmm.study import sweeping
@@ -60,7 +60,6 @@ from fedadmm.flower.protocol.ledger import Entry, Kind, RefusedError, Reply, Ser
 from fedadmm.flower.protocol.messages import (
     answer_template,
     parcel_template,
-    record_template,
 )
 from fedadmm.flower.server.rundir import EVENTS, read_events
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, read_known
@@ -243,7 +242,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
 
 
 def _site(folder: Path, job: Job) -> Parser:
-    record = record_template(job)
+    record = record_layout(job)
     body = codec.encode(codec.pack(record))
     reply = seal(Reply(Kind.UPDATE, "t", "run", 1, 3, 0, 3), body)
     SiteState(folder).commit(reply, body, record)

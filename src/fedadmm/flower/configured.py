@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.parts import Count, Positive, checked
+from fedadmm.core.parts import Count, checked
 from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.core.tables import from_table
@@ -26,7 +26,6 @@ from fedadmm.data.problems import NamedProblem, Sites
 from fedadmm.flower.federation import (
     Elsewhere,
     Federation,
-    Patience,
     check_deployable,
 )
 from fedadmm.flower.server.app import server_app
@@ -53,16 +52,12 @@ class Deployment:
         mode: as in `Federation`.
         ledger: as in `Federation`; "auto" is "disk", and "none" where only masked sums are seen.
         named: whether only registered nodes called client-0, client-1 … may take part.
-        round_timeout: seconds that the server waits for the replies of a round.
-        resend_after: seconds after which it sends an unanswered task again.
     """
 
     clients: Count
     mode: Literal["rounds", "asynchronous"] = "rounds"
     ledger: Literal["auto", "none", "disk"] = "auto"
     named: bool = False
-    round_timeout: Positive = 600.0
-    resend_after: Positive = 150.0
 
     def federation(self, experiment: Experiment, evaluate_every: int) -> Federation:
         """An experiment on this network."""
@@ -73,7 +68,6 @@ class Deployment:
             mode=self.mode,
             ledger=usual if self.ledger == "auto" else self.ledger,
             names=node_names(self.clients) if self.named else None,
-            patience=Patience(round=self.round_timeout, resend=self.resend_after),
         )
 
 

@@ -63,18 +63,14 @@ def free_ports(count: int) -> list[int]:
     )
 
 
-def _direct() -> str:
-    """Whom no proxy stands before: those who are named already, and this machine."""
-    named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    return ",".join(filter(None, (named, "127.0.0.1", "localhost")))
-
-
 def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """An environment in which Flower keeps to itself and finds its own programs."""
     programs = str(Path(sys.executable).parent)
+    named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    direct = ",".join(filter(None, (named, "127.0.0.1", "localhost")))
     return {
         **os.environ,
-        **dict.fromkeys(("no_proxy", "NO_PROXY"), _direct()),
+        **dict.fromkeys(("no_proxy", "NO_PROXY"), direct),
         "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",

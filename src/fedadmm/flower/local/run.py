@@ -21,6 +21,7 @@ from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.core.problem import Problem
 from fedadmm.data import models
 from fedadmm.flower.configured import Deployment, as_it_runs, check, check_clients, sites
+from fedadmm.flower.federation import Patience
 from fedadmm.flower.local.keys import make_identities
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, end_group, recorded
@@ -82,7 +83,7 @@ def run_locally(
         network.start()
         run = network.run(app, {"run-dir": str(out)})
         follower = Follower(folder, watch)
-        network.wait(run, _most_seconds(config, deployment), follower.look)
+        network.wait(run, _LEAST + config.rounds * Patience().round, follower.look)
         follower.look()
         return _close(folder, summary, run)
 
@@ -120,10 +121,6 @@ def _sites(
     return nodes, problem
 
 
-def _most_seconds(config: Experiment, deployment: Deployment) -> float:
-    return _LEAST + config.rounds * deployment.round_timeout
-
-
 class Follower:
     """Hands new rounds to whoever shows them; each is read once, and shown once after a resume."""
 
@@ -144,18 +141,14 @@ def _close(folder: RunDir, summarised: Callable[..., Summary], run: Group) -> Su
     """The same summary as a simulated run's, and what the network did."""
     left = folder.summary()
     if left["code"] == RUNNING:
-        raise EngineError(f"the run ended without a result:\n{_last_error(run)}")
+        errors = [line for line in run.tail(200).splitlines() if "Error" in line]
+        raise EngineError(f"the run ended without a result:\n{(errors or [run.tail()])[-1]}")
     ending = Ending(left["code"], left["status"])
     summary = summarised(folder.records(), ending=ending, params_sha256=left["params_sha256"])
     summary |= {"network": left["network"], "best": left["best"]}
     summary["fitted"] |= left["fitted"]
     folder.close(summary)
     return summary
-
-
-def _last_error(run: Group) -> str:
-    lines = [line for line in run.tail(200).splitlines() if "Error" in line]
-    return lines[-1] if lines else run.tail()
 
 
 def look(folder: Path) -> dict[str, Any]:
@@ -247,8 +240,6 @@ def _accuracies(problem: Problem, params: Tensor) -> list[float]:
 
 
 def _pooled(problem: Problem) -> Any:
-    from dataclasses import replace
-
     first: Any = problem.clients[0]
     inputs = torch.cat([client.inputs for client in problem.clients])  # type: ignore[attr-defined]
     targets = torch.cat([client.targets for client in problem.clients])  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +70,7 @@ def upload_words(job: Job, part: MaskedSum, client: int, done: ClientRound) -> W
     solve = info.solve
     counts = (solve.steps, solve.epochs, solve.passes, info.weight, weight * info.drift**2)
     point = part.fixed_point
-    return _joined(point.encode(done.upload, weight, noise), point.counts(counts))
+    return np.concatenate([point.encode(done.upload, weight, noise), point.counts(counts)])
 
 
 def upload_template(job: Job, download: Download) -> Upload:
@@ -162,12 +163,6 @@ def body_size(point: FixedPoint, length: int) -> int:
 def as_tensor(words: Words) -> Tensor:
     """The same bits as integers that torch has."""
     return torch.from_numpy(words.view("int32" if words.itemsize == 4 else "int64").copy())
-
-
-def _joined(*parts: Words) -> Words:
-    import numpy as np
-
-    return np.concatenate(parts)
 
 
 # Keys and sets beside a head --------------------------------------------------------------------

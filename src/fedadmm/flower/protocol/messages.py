@@ -13,7 +13,7 @@ from fedadmm.core import codec, trees
 from fedadmm.core.codec import FormatError, Packed, pack
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import SolveInfo
-from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload, first_missed
+from fedadmm.core.messages import ClientInfo, Download, Upload, first_missed
 from fedadmm.core.uploads import vectors_of
 from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
@@ -22,7 +22,6 @@ from fedadmm.run.client import (
     Job,
     bound_tensor,
     message_template,
-    record_layout,
     this_round,
 )
 
@@ -153,11 +152,6 @@ def check_work(job: Job, info: ClientInfo, step: int) -> None:
             f"info.noised is {info.noised} after a round of {steps} steps, but at most {most} can "
             f"have been made, {each} in a round",
         )
-
-
-def record_template(job: Job) -> ClientRecord:
-    """How a client's record looks."""
-    return record_layout(job)
 
 
 def decode(body: bytes) -> Packed:

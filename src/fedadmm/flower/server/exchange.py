@@ -157,9 +157,11 @@ class Roster:
         self._exchange = exchange
         self._clients = federation.clients
         self._names = federation.names
-        self._known = dict(known)
+        self.known = known
+        """Node id -> client, for the checkpoint."""
         self._patience = federation.patience
-        self._holders = dict(holders)
+        self.holders = holders
+        """Client -> the identity of the node that has its seat, for the checkpoint."""
         self._accept_nodes = federation.accept_nodes
         self._left_out = {*federation.leave_out, *federation.take_out}
         self._seats: dict[int, Seat] = {}
@@ -168,29 +170,19 @@ class Roster:
         """When the question to a node expires."""
 
     @property
-    def known(self) -> dict[int, int]:
-        """Node id -> client, for the checkpoint."""
-        return dict(self._known)
-
-    @property
-    def holders(self) -> dict[int, str]:
-        """Client -> the identity of the node that has its seat, for the checkpoint."""
-        return dict(self._holders)
-
-    @property
     def nodes(self) -> int:
         """How many nodes are online, whoever they are."""
         return len(self._seats)
 
     def online(self) -> dict[int, Seat]:
         """The clients that are there, and their nodes."""
-        here = {c: self._seats[node] for node, c in self._known.items() if node in self._seats}
+        here = {c: self._seats[node] for node, c in self.known.items() if node in self._seats}
         return {client: seat for client, seat in here.items() if client not in self._left_out}
 
     def refresh(self) -> None:
         """Look who is online; unknown nodes are placed by name, or asked who they are."""
         self._seats = nodes = self._exchange.seats()
-        strangers = [node for node in nodes if node not in self._known]
+        strangers = [node for node in nodes if node not in self.known]
         if self._names is not None:
             for node in strangers:
                 self._by_name(node, nodes[node].name)
@@ -222,7 +214,7 @@ class Roster:
         if former is not None:
             self._refuse(node, f"node {former.node} is registered as {name!r} too, and was first")
             return
-        holder, own = self._holders.get(client), self._seats[node].identity
+        holder, own = self.holders.get(client), self._seats[node].identity
         if holder in (None, own) or self._accept_nodes:
             self._seat(node, client)
             return
@@ -267,11 +259,11 @@ class Roster:
         self._seat(node, client)
 
     def _seat(self, node: int, client: int) -> None:
-        holder, own = self._holders.get(client), self._seats[node].identity
+        holder, own = self.holders.get(client), self._seats[node].identity
         if holder not in (None, own):
             _logger.warning("client %d is %s now; it was %s", client, own[:16], holder[:16])
-        self._holders[client] = own
-        self._known = {n: c for n, c in self._known.items() if c != client} | {node: client}
+        self.holders = {**self.holders, client: own}
+        self.known = {n: c for n, c in self.known.items() if c != client} | {node: client}
         self._refused.pop(node, None)
 
     def _refuse(self, node: int, why: str) -> None:

@@ -44,7 +44,6 @@ class Readiness(Broadcast):
     """A broadcast to which sites answer that their upload is ready."""
 
     def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
-        """Accept a key, or say in a RefusedError why not."""
         if arrival.content is None:
             raise RefusedError(Word.ERROR, arrival.error)
         reply, body = wire.read_reply(arrival.content, _ROOM)
@@ -95,17 +94,14 @@ class Sets:
         return [client for group in self.groups for client in group]
 
     def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
-        """The task to which a client said that it is ready."""
         task = self._ready[client].task
         assert task is not None
         return task
 
     def content(self, task: Task, index: int) -> RecordDict:
-        """The task again, with the set."""
         return wire.write(task, b"", self._beside[task.client])
 
     def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
-        """Accept words, or say in a RefusedError why not."""
         if arrival.content is None:
             raise RefusedError(Word.ERROR, arrival.error)
         reply, body = wire.read_reply(arrival.content, self._most)

@@ -116,7 +116,7 @@ class ServerState:
                 {int(client): Brought(*one) for client, one in values["norms"].items()},
                 {int(client): str(one) for client, one in values["holders"].items()},
                 values.get("length"),
-                values.get("weights", ()),
+                tuple(values.get("weights", ())),
             )
 
     def _compare(self, before: Mapping[str, str], may_differ: Collection[str]) -> None:

@@ -97,16 +97,13 @@ class Broadcast:
         self.scale = 0.0 if theta is None else float(torch.linalg.vector_norm(theta.double()))
 
     def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
-        """The task for a client; `index` is the round that its random numbers belong to."""
         _, fingerprint = self._body(client, index, ledger.entry(client).version == 0)
         return issue(ledger, client, sequence, fingerprint)
 
     def content(self, task: Task, index: int) -> RecordDict:
-        """The task as a message."""
         return wire.write(task, self._body(task.client, index, task.folded == 0)[0], self._beside)
 
     def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
-        """Accept an update, or say in a RefusedError why not."""
         if arrival.content is None:
             raise RefusedError(Word.ERROR, arrival.error)
         reply, body = wire.read_reply(arrival.content, self._most)

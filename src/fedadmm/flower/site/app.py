@@ -37,14 +37,20 @@ from fedadmm.flower.protocol.messages import (
     check_like,
     decode,
     parcel_template,
-    record_template,
     travelling,
 )
 from fedadmm.flower.site.gate import Gate
 from fedadmm.flower.site.masking import Masker, client_of, masker
 from fedadmm.flower.site.policy import POLICY, SitePolicy
 from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
-from fedadmm.run.client import ClientRound, Job, client_round, first_record, moved_along
+from fedadmm.run.client import (
+    ClientRound,
+    Job,
+    client_round,
+    first_record,
+    moved_along,
+    record_layout,
+)
 from fedadmm.run.noise import steps_of_an_epoch
 
 if TYPE_CHECKING:
@@ -227,7 +233,7 @@ def _compute(
         raise StateError(f"the task does not fit this site's model: {error}") from None
     parcel = unpack(template, packed)
     job = job._replace(initial_buffers=parcel.initial_buffers)
-    record = state.acked(record_template(job))
+    record = state.acked(record_layout(job))
     if parcel.missed is not None:
         record = moved_along(job, record or first_record(job), parcel.missed)
     done = counted(job, task, record, parcel)
