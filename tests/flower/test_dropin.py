@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,9 @@ import fedadmm as fa
 from fedadmm.core import clock
 from fedadmm.core.errors import PairingError
 from fedadmm.flower import DropIn, Patience
+from fedadmm.flower.dropin import OwnLoop
 from fedadmm.flower.protocol import wire
+from fedadmm.flower.site.gate import Terms
 
 from .harness import CLIENTS, DIMENSION, FakeGrid, objectives
 
@@ -314,3 +317,11 @@ def test_simulated_nodes_need_no_folder_and_deployed_ones_do(simulation, tmp_pat
 def test_the_apps_own_loop_is_the_only_solver(name):
     with pytest.raises(fa.ParameterError, match=f"^DropIn: {name} is given, but must not be"):
         drop_in_of(fa.FedADMM(rho=1.0), **{name: fa.Epochs(1)})
+
+
+def test_the_terms_that_a_site_approves_stay_the_same_from_message_to_message():
+    """The train function is another object in every process."""
+    plain = drop_in_of(fa.FedADMM(rho=1.0)).federation
+    run = plain.experiment
+    own = replace(run, local=replace(run.local, solver=OwnLoop(lambda state, number: state)))
+    assert Terms.of(replace(plain, experiment=own)) == Terms.of(plain)

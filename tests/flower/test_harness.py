@@ -328,5 +328,6 @@ def test_a_task_without_the_length_is_not_worked_on_with_another_penalty(tmp_pat
     settings = federation(PER_WORK)
     grid = FakeGrid(settings, tmp_path)
     task = Task("run", 0, 1, 0, 0, "", digest(b""))
+    given = grid.context(0), wire.write(task, b""), fa.flower.SitePolicy()
     with pytest.raises(RefusedError, match=r"the length of the local work is None"):
-        answer(settings, lambda: objectives()[0], grid.context(0), wire.write(task, b""))
+        answer(settings, lambda: objectives()[0], *given)

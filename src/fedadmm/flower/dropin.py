@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.federation import Elsewhere, Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.site.app import answer, declines, gate_of, read_question
+from fedadmm.flower.site.app import gate_of, read_question, trained
 from fedadmm.flower.site.policy import SitePolicy
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class DropIn:
 
     def _train(self, message: Message, context: Context, call_next: Next) -> Message:
         """A task: the app's train function is the local solver."""
-        from flwr.app import ArrayRecord, Message, MetricRecord
+        from flwr.app import ArrayRecord, Message
 
         told: dict[str, float] = {}
         content = message.content
@@ -244,21 +244,9 @@ class DropIn:
         own = replace(experiment.local, solver=OwnLoop(train))
         federation = replace(self.federation, experiment=replace(experiment, local=own))
         elsewhere = Elsewhere(flat.num_parameters, flat)
-        reply = partial(answer, federation, lambda: elsewhere, context, content)
-        if wire.HELLO in content and wire.WORK not in content:
-            return Message(reply(), reply_to=message)
-        gate = gate_of(self.federation, context, content, self.policy)
-        if wire.HELLO in content:
-            length = partial(OwnLoop(train).length_of_a_round, flat)
-            return Message(gate.work(content, length), reply_to=message)
-
-        def work() -> RecordDict:
-            answered = reply(gate.policy)
-            if told:
-                answered[wire.METRICS] = MetricRecord(told)
-            return answered
-
-        return Message(gate.train(content, lambda: elsewhere, work), reply_to=message)
+        length = partial(OwnLoop(train).length_of_a_round, flat)
+        given = (context, content, self.policy, lambda: elsewhere, length, lambda: told)
+        return Message(trained(federation, *given), reply_to=message)
 
     def _evaluate(self, message: Message, context: Context, call_next: Next) -> Message:
         """A question: the app's evaluate function answers it."""
@@ -268,7 +256,7 @@ class DropIn:
         gate = gate_of(self.federation, context, content, self.policy)
 
         def measure() -> RecordDict:
-            declined = declines(context, content, gate.policy, noised=False)
+            declined = gate.declines()
             if declined is not None:
                 return wire.write_declined(declined)
             flat, config = self._flat(), wire.read_beside(content, wire.CONFIG)
@@ -374,7 +362,9 @@ class Correction:
 class OwnLoop(LocalSolver):
     """A local solver that is somebody's own train function."""
 
-    train: Callable[[dict[str, Tensor], int], Mapping[str, Tensor]] | None = None
+    train: Callable[[dict[str, Tensor], int], Mapping[str, Tensor]] | None = field(
+        default=None, repr=False
+    )  # the terms that a site approves are the same for every message
 
     averages_gradients = True
 

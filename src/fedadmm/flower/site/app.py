@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,28 +85,23 @@ def client_app(federation: Federation, load: Load, policy: SitePolicy | None = N
     from flwr.clientapp import ClientApp
 
     def train(message: Message, context: Context) -> Message:
-        content, objective = message.content, cache(lambda: _site(load, context).objective)
-        reply = partial(answer, federation, objective, context, content)
-        if wire.HELLO in content and wire.WORK not in content:
-            return Message(reply(), reply_to=message)
-        gate = gate_of(federation, context, content, policy)
-        if wire.HELLO in content:
-            number = client_number(context)
-            length = gate.work(content, lambda: federation.length(objective(), number))
-            return Message(length, reply_to=message)
-        reply = partial(reply, gate.policy)
-        return Message(gate.train(content, objective, reply), reply_to=message)
+        objective = cache(lambda: _site(load, context).objective)
+
+        def length() -> float:
+            return federation.length(objective(), client_number(context))
+
+        found = trained(federation, context, message.content, policy, objective, length)
+        return Message(found, reply_to=message)
 
     def evaluate(message: Message, context: Context) -> Message:
         content = message.content
         gate = gate_of(federation, context, content, policy)
 
         def reply() -> RecordDict:
-            asked = partial(declines, context, content, gate.policy, noised=federation.has_noise)
             if federation.experiment.aggregate.hides:
                 site = partial(_site, load, context)
-                return _masked_metrics(federation, site, context, content, gate.policy, asked)
-            declined = asked()
+                return _masked_metrics(federation, site, context, content, gate)
+            declined = gate.declines()
             if declined is not None:
                 return wire.write_declined(declined)
             measured = _measure(federation, _site(load, context), wire.read_body(content))
@@ -128,22 +123,28 @@ def gate_of(
     return Gate(federation, context, base, client, policy or SitePolicy())
 
 
-def declines(
-    context: Context, content: RecordDict, policy: SitePolicy | None, *, noised: bool
-) -> str | None:
-    """Why this site does not answer a question for its metrics; None when it does, and counts it.
+def trained(
+    federation: Federation,
+    context: Context,
+    content: RecordDict,
+    policy: SitePolicy | None,
+    objective: Callable[[], Objective],
+    length: Callable[[], float],
+    measured: Callable[[], Mapping[str, float]] = dict,
+) -> RecordDict:
+    """The answer to what comes as training: who is there, how long its work is, or a task."""
+    if wire.HELLO in content and wire.WORK not in content:
+        return wire.present(client_number(context))
+    gate = gate_of(federation, context, content, policy)
+    if wire.HELLO in content:
+        return gate.work(content, length)
 
-    Never by what a message says: a server could ask until it knows every row.
-    """
-    policy = (policy or SitePolicy()).configured(context.node_config)
-    if policy.evaluations == 0:
-        return policy.declines(0, noised=noised)
-    account = SiteAccount(state_base(context, content), client_number(context))
-    with account.locked():
-        declined = policy.declines(account.answered(), noised=noised)
-        if declined is None:
-            account.count_answer()
-    return declined
+    def work() -> RecordDict:
+        found = answer(federation, objective, context, content, gate.policy)
+        found.update(wire.write_metrics(measured()) if measured() else {})
+        return found
+
+    return gate.train(content, objective, work)
 
 
 def answer(
@@ -151,12 +152,10 @@ def answer(
     objective: Callable[[], Objective],
     context: Context,
     content: RecordDict,
-    policy: SitePolicy | None = None,
+    agreed: SitePolicy,
 ) -> RecordDict:
-    """The answer to whatever the server sends as training: who is there, or a task."""
+    """The answer to a task."""
     number = client_number(context)
-    if wire.HELLO in content:
-        return wire.present(number)
     task, body = wire.read_task(content)
     if number != task.client:
         raise StateError(f"the task is for client {task.client}, but this node is client {number}")
@@ -164,7 +163,6 @@ def answer(
     if federation.per_work and not asked:
         federation = federation.fitted(wire.read_length(content))
     folder = state_folder(context, task.run, task.client, content)
-    agreed = (policy or SitePolicy()).configured(context.node_config)
     mask = masker(federation, context.node_config, agreed, folder)
     if not asked and digest(body) != task.cast_digest:
         raise StateError("the task's digest is not that of its content")
@@ -286,14 +284,13 @@ def _masked_metrics(
     load: Callable[[], Site],
     context: Context,
     content: RecordDict,
-    policy: SitePolicy,
-    declined: Callable[[], str | None],
+    gate: Gate,
 ) -> RecordDict:
     """An answer that is added up before anybody sees it: a key first, then words under masks."""
     client, about = client_number(context), wire.read_beside(content, wire.QUESTION)
     run, number, body = str(about.get("run")), about.get("number"), wire.read_body(content)
     folder = state_folder(context, run, client, content)
-    mask, state = masker(federation, context.node_config, policy, folder), SiteState(folder)
+    mask, state = masker(federation, context.node_config, gate.policy, folder), SiteState(folder)
     if mask is None or type(number) is not int:
         raise StateError("the question does not say which it is")
     waiting = mask.waiting("evaluate")
@@ -304,10 +301,10 @@ def _masked_metrics(
             return wire.write_body(to_body(words))
         task = digest(body, {"run": run, "number": number})
         if waiting.held(task) is None:
-            reason = declined()
+            reason = gate.declines()
             if reason is not None:
                 return wire.write_declined(reason)
-            found = policy.leaving(_measure(federation, load(), body))
+            found = gate.policy.leaving(_measure(federation, load(), body))
             if not found:
                 return wire.write_declined(f"no metric may leave by this site's {POLICY}")
             words = metric_words(mask.part, federation.problem.weight(client), found)

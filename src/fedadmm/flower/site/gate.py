@@ -118,6 +118,20 @@ class Gate:
         self._note("", 0, Kind.DECLINED if wire.DECLINED in found else kind, size)
         return found
 
+    def declines(self) -> str | None:
+        """Why a question for metrics is not answered; None when it is, and it is counted.
+
+        Never by what a message says: a server could ask until it knows every row.
+        """
+        noised = self._federation.has_noise
+        if self.policy.evaluations == 0:
+            return self.policy.declines(0, noised=noised)
+        with self._account.locked():
+            declined = self.policy.declines(self._account.answered(), noised=noised)
+            if declined is None:
+                self._account.count_answer()
+        return declined
+
     def work(self, content: RecordDict, length: Callable[[], float]) -> RecordDict:
         """The answer to how long the site's local work is; it is noted."""
         try:
