@@ -27,6 +27,7 @@ from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.server.tasks import Broadcast
 from fedadmm.flower.site import app as site
 from fedadmm.flower.site.app import client_app
+from fedadmm.flower.site.masking import Masker
 from fedadmm.flower.site.state import SiteState
 
 torch.set_num_threads(1)
@@ -85,7 +86,8 @@ def die(point):
 def settings_of(config):
     patience = (float(config["round-timeout"]), float(config["resend-after"]))
     names = [f"client-{i}" for i in range(config["clients"])] if config["named"] else None
-    return {
+    masked = {"aggregate": fa.MaskedSum(bound=50.0)} if config["masked"] else {}
+    return masked | {
         "clients": config["clients"],
         "rounds": config["rounds"],
         "cohort": config["cohort"],
@@ -99,15 +101,24 @@ def settings_of(config):
     }
 
 
-def sabotage_client():
-    commit = SiteState.commit
+def sabotage_client(masked):
+    commit, release = SiteState.commit, Masker.release
+
+    def point(task):  # where uploads are masked, a round that is begun anew has another number
+        number = task.sequence >> 32 if masked else task.sequence
+        return f"client-{task.client}.round-{number}"
 
     def sabotaged(site, reply, body, record):
-        die(f"client-{reply.client}.round-{reply.sequence}.before-commit")
+        die(f"{point(reply)}.before-commit")
         commit(site, reply, body, record)
-        die(f"client-{reply.client}.round-{reply.sequence}.after-commit")
+        die(f"{point(reply)}.after-commit")
 
-    SiteState.commit = sabotaged
+    def releasing(masker, state, task, *given):
+        found = release(masker, state, task, *given)
+        die(f"{point(task)}.after-masking")
+        return found
+
+    SiteState.commit, Masker.release = sabotaged, releasing
     work = site.work
 
     def lying(*given):
@@ -190,7 +201,7 @@ client = ClientApp()
 
 @client.train()
 def train(message, context):
-    sabotage_client()
+    sabotage_client(context.run_config["masked"])
     name = "fedavg"
     if "test" in message.content:
         name = message.content["test"]["algorithm"]

@@ -16,6 +16,7 @@ from typing import Any
 
 import fedadmm as fa
 from fedadmm.core.errors import EngineError
+from fedadmm.flower.local.keys import make_identities
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, recorded
 from fedadmm.study import rundir as files
@@ -33,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "named": False,
     "mode": "rounds",
     "accept-rollback": False,
+    "masked": False,
     "start": 0.0,
     "weight": 1.0,
 }
@@ -63,6 +65,10 @@ class Stage:
         self.link_died = False
         self.app = _bundle(folder / "app")
         nodes = [{"state-dir": str(folder / f"site-{client}")} for client in range(clients)]
+        own = [folder / f"own-{client}" for client in range(clients)]
+        make_identities(own)
+        for node, place in zip(nodes, own, strict=True):
+            node |= {"identity": str(place / "identity"), "peers": str(place / "peers.json")}
         environment = {"FEDADMM_TEST_PLAN": str(self.plan), "OMP_NUM_THREADS": "1"}
         self.ground = LocalNetwork(folder / "ground", nodes, tls=tls, environment=environment)
 

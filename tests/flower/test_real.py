@@ -145,3 +145,23 @@ def test_masked_hospitals_leave_the_server_nothing_but_sums(tmp_path):
     everything = b"".join(path.read_bytes() for path in files)
     assert not any(word[:32] in everything for word in words)
     assert b"fedadmm.share" in everything  # what travelled is there to be found
+
+
+@pytest.mark.release
+def test_sites_that_die_around_a_masked_sum_lose_nothing(tmp_path):
+    """Before they are ready, after it, and after they masked: each in a round of its own."""
+    stage = Stage(tmp_path, clients=4, tls=False)
+    stage.sabotage("client-1.round-0.before-commit", "group")
+    stage.sabotage("client-2.round-1.after-commit", "group")
+    stage.sabotage("client-3.round-2.after-masking", "group")
+    with stage.ground as ground:
+        ground.start()
+        stage.play(900, rounds=4, cohort=4, masked=True)
+    nothing_left(stage)
+    assert len(stage.happened()) == 3
+    records = stage.records()
+    trace = [list(record["cohort"]["clients"]) for record in records]
+    settings = stage.module.federation("fedadmm", clients=4, rounds=len(records), cohort=4)
+    assert len(trace[-1]) == 4
+    wanted = simulated(stage, settings, trace)
+    assert torch.allclose(result(stage, "fedadmm"), wanted, rtol=0, atol=2e-6)
