@@ -105,12 +105,8 @@ def moved_along(job: Job, record: ClientRecord, missed: Tensor) -> ClientRecord:
 def first_record(job: Job) -> ClientRecord:
     """What a client holds before its first round."""
     state = job.algorithm.init_client(job.initial)
-    return ClientRecord(state, job.initial_buffers, memory=first_memory(job))
-
-
-def first_memory(job: Job) -> tuple[Tensor, ...] | None:
-    """What a client's solver keeps before the first round."""
-    return None if job.solver is None else job.solver.first_memory(job.initial)
+    memory = None if job.solver is None else job.solver.first_memory(job.initial)
+    return ClientRecord(state, job.initial_buffers, memory=memory)
 
 
 def own_model(algorithm: AnyAlgorithm, client: int, state: Any) -> Tensor:
@@ -200,10 +196,9 @@ def staged(job: Job, done: ClientRound, download: Download, key: Key) -> ClientR
 
 def record_layout(job: Job) -> ClientRecord:
     """How a client's record looks after a round."""
-    state: Any = trees.clone(job.algorithm.init_client(job.initial))
     fields = job.uploads.carried(job.algorithm)
     rest = tuple(torch.zeros_like(job.initial) for _ in fields) if fields else None
-    return ClientRecord(state, job.initial_buffers, rest, trees.clone(first_memory(job)))
+    return trees.clone(first_record(job))._replace(error_feedback=rest)
 
 
 def bound_tensor(bound: float | None) -> Tensor | None:

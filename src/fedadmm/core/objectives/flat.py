@@ -7,6 +7,7 @@ Frozen parameters stay in the module and never travel.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -48,7 +49,13 @@ class FlatModule:
         if len(kinds) > 1:
             raise ParameterError(f"module has parameters of several kinds {kinds}, but needs one")
         self.module = module
-        self.slots = tuple(_slots(trainable))
+        ends = [0, *itertools.accumulate(p.numel() for _, p in trainable)]
+        self.slots = tuple(
+            Slot(name, parameter.shape, begin, end)
+            for (name, parameter), (begin, end) in zip(
+                trainable, itertools.pairwise(ends), strict=True
+            )
+        )
         self.convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._networks: dict[object, Network | None] = {}
         self.fitting: dict[object, tuple[int, object]] = {}
@@ -169,10 +176,3 @@ def _moving(module: nn.Module) -> Iterator[str]:
     for name, buffer in module.named_buffers():
         if name in kept and (buffer.is_floating_point() or id(buffer) in counts):
             yield name
-
-
-def _slots(trainable: list[tuple[str, nn.Parameter]]) -> Iterator[Slot]:
-    begin = 0
-    for name, parameter in trainable:
-        yield Slot(name, parameter.shape, begin, begin + parameter.numel())
-        begin += parameter.numel()

@@ -75,23 +75,21 @@ class Network(NamedTuple):
 
 
 def compile_network(module: nn.Module, loss: object) -> Network | None:
-    """The network of a module and a loss, or None when a part of them is not known here."""
+    """The network of a module and a loss, or None when a part of them is not known here.
+
+    Every parameter must be trained and used once, and there must be no buffers.
+    """
+    named = list(module.named_parameters(remove_duplicate=False))
+    once = len({id(parameter) for _, parameter in named}) == len(named)
+    trained = once and all(parameter.requires_grad for _, parameter in named)
     parts = _flattened(module)
-    named = [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
-    trained = all(parameter.requires_grad for parameter in named)
-    used_once = len({id(parameter) for parameter in named}) == len(named)
-    if not parts or not trained or not used_once or list(module.buffers()):
+    if not parts or not trained or list(module.buffers()):
         return None
-    head = _head(loss, parts[-1])
-    for index in range(len(parts) - 1):
-        # ReLU after the pooling is the same function and gradient on fewer numbers.
-        if type(parts[index]) is nn.ReLU and type(parts[index + 1]) is nn.MaxPool2d:
-            parts[index], parts[index + 1] = parts[index + 1], parts[index]
-    layers = _layers(parts)
+    head, layers = _head(loss, parts[-1]), _layers(parts)
     if head is None or layers is None:
         return None
     shaping = [layer for layer in layers if isinstance(layer, Flatten | Conv2d | MaxPool2d)]
-    row_dims = 1 if not shaping else None if isinstance(shaping[0], Flatten) else 3
+    row_dims = None if shaping and isinstance(shaping[0], Flatten) else 3 if shaping else 1
     return Network(tuple(layers), head, row_dims)
 
 
@@ -121,9 +119,16 @@ def _flattened(module: nn.Module) -> list[nn.Module] | None:
 
 
 def _layers(parts: list[nn.Module]) -> list[Layer] | None:
-    """The layers, or None; convolutions come first, then Flatten, then matrices."""
+    """The layers, or None; convolutions come first, then Flatten, then matrices.
+
+    ReLU and the max-pooling after it change places: the same function and gradient on fewer
+    numbers.
+    """
     layers: list[Layer] = []
-    used = 0
+    parts, used = list(parts), 0
+    for index in range(len(parts) - 1):
+        if type(parts[index]) is nn.ReLU and type(parts[index + 1]) is nn.MaxPool2d:
+            parts[index : index + 2] = reversed(parts[index : index + 2])
     for part in parts:
         layer = _layer(part, used, bool(layers) and not isinstance(layers[-1], Flatten))
         seen = {type(earlier) for earlier in layers}
@@ -146,24 +151,15 @@ def _layer(part: nn.Module, used: int, fresh: bool) -> Layer | None:
     if type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
         return Flatten()
     if type(part) is nn.Conv2d:
-        return _convolution(part, used)
+        plain = part.groups == 1 and part.dilation == (1, 1) and part.padding_mode == "zeros"
+        if not plain or isinstance(part.padding, str):
+            return None
+        return Conv2d(used, None if part.bias is None else used + 1, part.stride, part.padding)
     if type(part) is nn.MaxPool2d:
-        return _pooling(part)
+        if part.dilation not in (1, (1, 1)) or part.ceil_mode or part.return_indices:
+            return None
+        return MaxPool2d(_pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
     return None
-
-
-def _convolution(part: nn.Conv2d, used: int) -> Conv2d | None:
-    if part.groups != 1 or part.dilation != (1, 1) or part.padding_mode != "zeros":
-        return None
-    if isinstance(part.padding, str):
-        return None
-    return Conv2d(used, None if part.bias is None else used + 1, part.stride, part.padding)
-
-
-def _pooling(part: nn.MaxPool2d) -> MaxPool2d | None:
-    if part.dilation not in (1, (1, 1)) or part.ceil_mode or part.return_indices:
-        return None
-    return MaxPool2d(_pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:

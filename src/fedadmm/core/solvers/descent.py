@@ -74,7 +74,17 @@ class Descent:
         if needs.start_gradient:
             self._start_gradient = objectives.gradient(start).clone()
         self._own = None if context.own is None else context.own.expand_as(start)
-        self._reference_norm = self._norm_at_reference()
+        # The rule's reference, if it is not the start, whose gradient is known anyway.  Equality
+        # decides, not identity, so that every engine counts the same gradients.
+        self._reference_norm: Tensor | None = None
+        point = self._own
+        if stop.reference == "global" and stop.needs_gradient:
+            assert context.theta is not None  # pairing refuses methods that may not send it
+            point = context.theta.expand_as(start)
+        measures = stop.needs_gradient and stop.reference is not None
+        if measures and point is not None and not torch.equal(point, start):
+            self._asked = (point != start).any(dim=-1).reshape(-1).long().tolist()
+            self._reference_norm = norm(self._loss.gradient(point))
         # Last, because a stepper may work in place where a model's gradients are taken.
         self._stepper = make(self._loss)
         self._params = torch.empty_like(start, memory_format=torch.contiguous_format)
@@ -89,23 +99,15 @@ class Descent:
             self._run_epoch(epoch)
             epoch += 1
         result = LocalResult(self._params, self._start_gradient, self._mean_gradient())
-        return result._replace(memory=self._memory), self._infos()
-
-    def _norm_at_reference(self) -> Tensor | None:
-        """The rule's reference norm, if not at the start, whose gradient is known anyway.
-
-        Equality decides, not identity, so that every engine counts the same gradients.
-        """
-        if not self._stop.needs_gradient or self._stop.reference is None:
-            return None
-        start, point = self._loss.problem.start, self._own
-        if self._stop.reference == "global":
-            assert self._context.theta is not None  # pairing refuses methods that may not send it
-            point = self._context.theta.expand_as(start)
-        if point is None or torch.equal(point, start):
-            return None
-        self._asked = (point != start).any(dim=-1).reshape(-1).long().tolist()
-        return norm(self._loss.gradient(point))
+        needs, infos = self._context.needs, []
+        for place, work in enumerate(self._all):
+            steps = self._steps[place]
+            # A mean of no steps is one gradient too.
+            asked = self._asked[place] + needs.start_gradient + (needs.mean_gradient and not steps)
+            passes = self._stepper.passes(self._rows[place] / work.size) + asked
+            sentence, accuracy = self._stop.sentence(self._reached[place]), self._accuracy[place]
+            infos.append(SolveInfo(steps, steps / work.per_epoch, passes, sentence, accuracy))
+        return result._replace(memory=self._memory), infos
 
     def _end_finished(self) -> bool:
         """Let those leave that met the rule or spent their budget; whether anybody stays."""
@@ -221,17 +223,3 @@ class Descent:
             return self._gradient_sums / steps
         own = self._first.objectives.gradient(start)
         return torch.where(steps > 0, self._gradient_sums / steps.clamp(min=1), own)
-
-    def _infos(self) -> list[SolveInfo]:
-        """How each solve went."""
-        needs = self._context.needs
-        infos = []
-        for place, work in enumerate(self._all):
-            steps = self._steps[place]
-            # A mean of no steps is one gradient too.
-            asked = self._asked[place] + needs.start_gradient + (needs.mean_gradient and not steps)
-            passes = self._stepper.passes(self._rows[place] / work.size) + asked
-            sentence = self._stop.sentence(self._reached[place])
-            accuracy = self._accuracy[place]
-            infos.append(SolveInfo(steps, steps / work.per_epoch, passes, sentence, accuracy))
-        return infos
