@@ -152,7 +152,9 @@ def test_a_method_that_is_not_ours_is_compared_on_every_engine(tmp_path: Path, e
     assert SPARE[0].light in results
 
 
-@pytest.mark.parametrize("options", [("--jobs", "2"), ("--engine", "ray")])
+@pytest.mark.parametrize(
+    "options", [("--jobs", "2"), pytest.param(("--engine", "ray"), marks=pytest.mark.release)]
+)
 def test_a_file_in_the_current_folder_counts(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Also in processes that are started for it: of a comparison, of a Ray cluster."""
     if "ray" in options:
