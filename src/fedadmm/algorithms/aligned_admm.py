@@ -23,7 +23,8 @@ A client that comes back receives the sum of the virtual steps that it missed (`
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Le
@@ -41,6 +42,9 @@ from fedadmm.core.protocols import (
     Round,
 )
 from fedadmm.core.schedules import PerWork, Schedule, at
+
+if TYPE_CHECKING:
+    from fedadmm.core.setup import Setup
 
 
 class Server(NamedTuple):
@@ -83,6 +87,14 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
     members: Literal["all", "seen"] = "all"
     download: Literal["full", "half"] = "full"
     increments = ("step",)
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        yield from super().refuses(setup)
+        if self.download == "half" and setup.uploads.noise is not None:
+            yield (
+                f"{type(self).__name__} with download='half' corrects h by what it rounded off for "
+                "those who took part, whom the upload's noise is to hide; use 'full'"
+            )
 
     @property
     def prox_step(self) -> float:
