@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import fedadmm as fa
 from fedadmm.cli import app
+from fedadmm.core import codec
 from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.local import processes
@@ -309,7 +310,15 @@ def test_status_tells_how_each_site_does(tmp_path, quick):
     assert [sites[c]["lost"] for c in range(4)] == [False, True, False, False]
     assert sites[1]["refused"] == {"lost": 2}
     assert sites[3]["last_refusal"] == "missing: its node is not online"
+    codec.write_json(
+        tmp_path / "server" / "waiting.json", {"round": 5, "clients": [1, 3], "at": "now"}
+    )
     text = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "server")]).output
+    most = found["influence"]
+    assert most["client"] in (0, 2)  # of the last round, in which only they took part
+    share = f"client {most['client']}, {100 * most['share']:.0f} % of the last update"
+    assert f"the largest influence of one site: {share}" in text
+    assert "round 5 waits for client 1, 3 (now)" in text
     heard = sites[1]["last_heard"]
     age = datetime.now(UTC) - datetime.fromisoformat(heard)
     assert timedelta(seconds=-1) <= age < timedelta(minutes=5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms import FedAvg
-from fedadmm.core import files, signals
+from fedadmm.core import codec, signals
 from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.core.problem import Problem
 from fedadmm.data import models
@@ -159,14 +158,14 @@ def look(folder: Path) -> dict[str, Any]:
     records, finished = read.records(), read.finished()
     under_way = elsewhere or any(alive for _, alive in groups)
     unfinished = "under way" if under_way else "interrupted; resume it"
-    waiting = files.read_if_there(folder / WAITING) if finished is None else None
+    waits = finished is None and (folder / WAITING).is_file()
     last = records[-1].get("network", {}) if records else {}
     return {
         "processes": [{"name": one.name, "running": alive} for one, alive in groups],
         "rounds": len(rounds(records)),
         "last": records[-1] if records else None,
         "status": finished["status"] if finished is not None else unfinished,
-        "waiting": None if waiting is None else json.loads(waiting),
+        "waiting": codec.read_json(folder / WAITING) if waits else None,
         "influence": last.get("influence"),
         "sites": _at_sites(folder, records),
     }

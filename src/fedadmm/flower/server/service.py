@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core import clock, files, trees
+from fedadmm.core import clock, codec, files, trees
 from fedadmm.core.codec import DamageError
 from fedadmm.core.errors import EngineError, ParameterError, StateError
 from fedadmm.core.outputs import Iterate
@@ -186,7 +185,7 @@ class Service:
         named = ", ".join(map(str, clients))
         _logger.warning("round %d: waiting for client %s", index + 1, named)
         said = {"round": index + 1, "clients": list(clients), "at": clock.timestamp()}
-        files.write(self._folder / WAITING, json.dumps(said).encode())
+        codec.write_json(self._folder / WAITING, said)
 
     def run(self) -> Outcome:
         """Rounds, or steps, until the end; repairs and empty rounds interrupt the loop."""
