@@ -12,6 +12,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from safetensors.torch import load_file
 
 import fedadmm as fa
 from fedadmm.core import clock
@@ -325,3 +326,24 @@ def test_the_terms_that_a_site_approves_stay_the_same_from_message_to_message():
     run = plain.experiment
     own = replace(run, local=replace(run.local, solver=OwnLoop(lambda state, number: state)))
     assert Terms.of(replace(plain, experiment=own)) == Terms.of(plain)
+
+
+def test_the_model_of_an_app_is_there_by_its_names_after_every_round(tmp_path):
+    drop_in, found = drop_in_of(fa.FedAvg()), []
+
+    def take(number, arrays):
+        path = tmp_path / "run" / "state_dict.safetensors"
+        if path.exists():
+            model = Net()
+            model.load_state_dict(load_file(path))
+            found.append((number, model.layer.weight.detach().reshape(-1)))
+        return
+
+    result = begin(drop_in, grid_of(drop_in, tmp_path), tmp_path, evaluate_fn=take)
+    assert [number for number, _ in found] == list(range(2, ROUNDS + 1))
+    shorter = drop_in_of(fa.FedAvg())
+    half = begin(shorter, grid_of(shorter, tmp_path / "b"), tmp_path / "b", rounds=ROUNDS - 1)
+    assert torch.equal(found[-1][1], weight_of(half))
+    model = Net()
+    model.load_state_dict(load_file(tmp_path / "run" / "state_dict.safetensors"))
+    assert torch.equal(model.layer.weight.detach().reshape(-1), weight_of(result))

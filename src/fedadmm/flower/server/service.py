@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from fedadmm.core import clock, codec, files, trees
 from fedadmm.core.codec import DamageError
 from fedadmm.core.errors import EngineError, ParameterError, StateError
 from fedadmm.core.outputs import Iterate
-from fedadmm.flower.federation import Federation
+from fedadmm.flower.federation import Elsewhere, Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Word, restart
 from fedadmm.flower.protocol.messages import parcel_template
@@ -36,6 +37,7 @@ from fedadmm.run.noise import hidden
 from fedadmm.run.plan import Ending, RoundReport, RunState, Schedule
 from fedadmm.run.record import Record, numbers, value
 from fedadmm.run.stores import MemoryStore
+from fedadmm.run.stores.records import separate
 from fedadmm.study.records import fitted
 from fedadmm.study.rundir import CHECKPOINT, RunDir
 
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 _logger = logging.getLogger("fedadmm")
+NAMED = "state_dict.safetensors"
+"""The model by the names of its parameters, as `fedadmm export --format safetensors` writes it."""
 
 
 class Outcome(NamedTuple):
@@ -88,6 +92,8 @@ class Service:
         self._folder = folder
         self._simulated = PLACE in beside
         self.journal = Journal()
+        site = federation.problem.clients[0]
+        self._flat = site.flat if isinstance(site, Elsewhere) else None
         self.remembers = _remembers(self.job)
         # With noise on the sum nobody can be taken out: the models would show what it sent.
         on_disk = federation.ledger == "disk" and self.job.uploads.noise is None
@@ -335,11 +341,24 @@ class Service:
                 norms=self.engine.norms,
             )
             unkept = self.disk.save(self.saved, brought)
-            RunDir(self._folder).write_model(state.best, Iterate(*self._handed_out(state)))
+            self._write_model(state)
             for client, why in unkept.items():
                 if self.engine.give_up(client):
                     detail = f"{why}; should this client lose its state, it cannot be taken out"
                     self.journal.note(state.round - 1, client, RefusedError(Word.LEDGER, detail))
+
+    def _write_model(self, state: RunState) -> None:
+        """The model as every run keeps it; that of an app's own module also by its names."""
+        last = Iterate(*self._handed_out(state))
+        RunDir(self._folder).write_model(state.best, last)
+        if self._flat is None:
+            return
+        chosen = last if state.best is None else state.best.model
+        self._flat.load(chosen.params)
+        if chosen.buffers is not None:
+            self._flat.load_buffers(chosen.buffers)
+        named = save(separate(self._flat.module.state_dict()), {"format": "pt"})
+        files.write(self._folder / NAMED, named)
 
     def _virtual(self, state: RunState) -> Tensor | None:
         """The virtual step that a round has made, for a method that makes them."""
