@@ -187,7 +187,10 @@ def gateway(
     epilog="Example: fedadmm deploy node --superlink fl.example.org:9443 --node-config …",
 )
 def node(context: typer.Context) -> None:
-    """Run a site's SuperNode, with the options of flower-supernode, from a warm process."""
+    """Run a site's SuperNode from a warm process.
+
+    Takes the options of flower-supernode, such as --superlink and --node-config.
+    """
     from fedadmm.flower.site.node import run_node
 
     raise typer.Exit(run_node(context.args))
