@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import measuring
+from benchmarks import felt, measuring
 from fedadmm.cli import options
 from fedadmm.cli.display import print_json, steps
 from fedadmm.core.errors import FedADMMError
@@ -23,7 +23,7 @@ def measure(
         str | None,
         typer.Argument(
             metavar="WORKLOAD",
-            help=f"{', '.join(measuring.WORKLOADS)}; all of them if absent.",
+            help=f"{', '.join([*measuring.WORKLOADS, *felt.FELT])}; all of them if absent.",
             show_default=False,
         ),
     ] = None,
@@ -42,9 +42,12 @@ def measure(
     """Time rounds side by side and print how many times faster; an idle machine is assumed."""
     documents = []
     try:
-        for name in measuring.WORKLOADS if workload is None else [workload]:
+        for name in [*measuring.WORKLOADS, *felt.FELT] if workload is None else [workload]:
             with steps(lambda what: typer.echo(what, err=True)) as tell:
-                documents.append(measuring.run(name, peers, repeats, tell))
+                if name in felt.FELT:
+                    documents.append(felt.run(name, repeats, tell))
+                else:
+                    documents.append(measuring.run(name, peers, repeats, tell))
             if out is not None:  # after every workload: the whole takes long
                 rundir.write_text(out, json.dumps(documents, indent=2) + "\n")
     except FedADMMError as error:

@@ -114,6 +114,8 @@ def run(spec: SimpleNamespace, begun: float) -> dict[str, Any]:
             "store": store,
         }
         done = 0
+        if spec.saved:
+            settings["checkpoints"] = Checkpoints(Path(folder) / "checkpoint", every=10)
         if spec.touch:
             done = TOUCHING_ROUNDS
             checkpoints = Checkpoints(Path(folder) / "checkpoint", every=10**6)

@@ -39,6 +39,8 @@ class Workload:
     state: str = "memory"
     touch: bool = False
     """Let every client take part once, with one step, before the timed rounds."""
+    saved: bool = False
+    """Write a checkpoint every ten rounds."""
     warm_up: int = 1
     target: float = 0.0
     """The accuracy on held-out rows that ends the run; the whole command is timed then."""

@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedadmm as fa
+from fedadmm.core.problem import EvaluatorInParts
 from fedadmm.core.rng import derive, uniform
 from fedadmm.run.engines import Workers
 from support.engines import ALGORITHMS, PROBLEMS, assert_same_run, model_federation, run
@@ -44,6 +48,64 @@ def test_every_solver_and_more_clients_than_slots(solver: object) -> None:
     options = {"solver": solver, "sampler": fa.UniformSampling(25), "rounds": 2}
     expected = run("sequential", fa.FedADMM(rho=0.5), problem(), **options)
     assert_same_run(run(TWO, fa.FedADMM(rho=0.5), problem(), **options), expected, tolerance=0.0)
+
+
+class Where(EvaluatorInParts):
+    """Five parts that say in which process they were measured, and how long the model is."""
+
+    num_parts = 5
+
+    def part(self, params: Tensor, index: int) -> tuple[float, ...]:
+        return float(os.getpid()), float(torch.linalg.vector_norm(params)) * index
+
+    def joined(self, parts: Any) -> dict[str, float]:
+        pids, norms = zip(*parts, strict=True)
+        return {"here": float(os.getpid() in pids), "sum": sum(norms)}
+
+
+EVALUATIONS = [
+    fa.Evaluation(objective=True, train=True, clients=True),
+    fa.Evaluation(objective=False, train=True, every=2),
+    fa.Evaluation(objective=True, target="local", clients=True),
+    fa.Evaluation(objective=False, test=True),
+]
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS, ids=repr)
+def test_workers_evaluate_what_the_parent_would(evaluation: fa.Evaluation) -> None:
+    """To the last bit; and they do it: no part of the test is measured in this process."""
+
+    def problem() -> fa.Problem:
+        given = PROBLEMS["perceptron"]()
+        own = [partial(_squared, scale) for scale in range(given.num_clients)]
+        return replace(given, test=Where(), client_tests=own)
+
+    method = fa.FedADMM(rho=0.5)
+    expected = run("sequential", method, problem(), evaluate=evaluation)
+    found = run(TWO, method, problem(), evaluate=evaluation)
+    for one, other in zip(found.history, expected.history, strict=True):
+        here = [record["metrics"].pop("here", None) for record in (one, other)]
+        assert here in ([0.0, 1.0], [None, None])
+        assert one["metrics"] == other["metrics"]
+        assert one.get("clients") == other.get("clients")
+        assert (here[0] is None) == (evaluation.target == "local" or not one["metrics"])
+
+
+def _squared(scale: int, params: Tensor) -> dict[str, float]:
+    return {"squared": scale * float(params @ params)}
+
+
+def test_an_evaluation_that_raises_is_named() -> None:
+    given = PROBLEMS["perceptron"]()
+
+    def broken(params: Tensor) -> dict[str, float]:
+        raise ValueError("no such metric")
+
+    problem = replace(given, client_tests=[broken] * given.num_clients)
+    with pytest.raises(
+        fa.EngineError, match="the evaluation of client 0 failed: ValueError: no su"
+    ):
+        run(TWO, fa.FedADMM(rho=0.5), problem, evaluate=fa.Evaluation(clients=True))
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
