@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import fedadmm as fa
-from benchmarks import contenders, measuring, workloads
+from benchmarks import contenders, felt, measuring, workloads
 from benchmarks.__main__ import app
 from benchmarks.contenders import Outcome
 
@@ -43,6 +43,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(contenders, "run", run)
     monkeypatch.setattr(contenders, "absence", lambda peer: None)
     monkeypatch.setattr(measuring, "write_rows", lambda workload, folder: "random rows")
+    for name, (_, base) in felt.FELT.items():
+        monkeypatch.setitem(felt.FELT, name, (lambda base=base: {base: felt.Cost(1.0)}, base))
     return taken
 
 
@@ -110,8 +112,24 @@ def test_the_command_without_a_name_runs_all_and_prints_a_table(turns: list[str]
     result = call("--no-peers", "--repeats", 1)
     assert result.exit_code == 0, result.stderr
     named = {line.split(" | ")[0] for line in result.stdout.splitlines()[2:]}
-    assert named == {f"| {name}" for name in measuring.WORKLOADS}
+    assert named == {f"| {name}" for name in [*measuring.WORKLOADS, *felt.FELT]}
     assert set(turns) == {"fedadmm"}
+
+
+def test_what_is_felt_is_a_ratio_to_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medians over the repeats, and the processor's seconds where they are known."""
+    took = iter([(1.0, 4.0), (3.0, 6.0), (2.0, 20.0)])
+
+    def measure() -> dict[str, felt.Cost]:
+        base, other = next(took)
+        return {"base": felt.Cost(base, 2 * base), "other": felt.Cost(other)}
+
+    monkeypatch.setitem(felt.FELT, "mine", (measure, "base"))
+    document = felt.run("mine", 3, lambda *told: None)
+    assert document["seconds_per_round"] == {"base": 2.0, "other": 6.0}
+    assert document["ratios"] == {"other": 3.0}
+    assert document["spread"] == {"base": [1.0, 3.0], "other": [4.0, 20.0]}
+    assert document["cpu_seconds"] == {"base": 4.0}
 
 
 def test_the_command_refuses_an_unknown_workload() -> None:
