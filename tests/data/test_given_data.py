@@ -235,3 +235,26 @@ def test_a_problem_refuses_a_word_for_its_regularizer() -> None:
         fa.ParameterError, match=r"^Problem: regularizer is 'l1', but must be of the"
     ):
         fa.Problem([client], "l1")  # type: ignore[arg-type]
+
+
+def test_a_kind_of_rows_is_tried_once_and_classes_always_looked_at() -> None:
+    """A million clients that share a module need no million passes through it."""
+    tried: list[tuple[int, ...]] = []
+    net = module()
+    net.register_forward_hook(lambda _, given, __: tried.append(tuple(given[0].shape)))
+
+    def client(targets: Any = LABELS, inputs: Any = ROWS, loss: Any = cross_entropy) -> Any:
+        return fa.ModelObjective(net, loss, inputs, targets)
+
+    clients = [client() for _ in range(3)]
+    for one in clients:
+        one.check()
+    assert tried == [(2, 4)]
+    with pytest.raises(fa.DataError, match=r"targets hold 3, but must be in 0 … 2"):
+        client(LABELS + 1).check()
+    client(loss=nn.CrossEntropyLoss(label_smoothing=0.1)).check()
+    assert len(tried) == 2, "another loss"
+    with pytest.raises(fa.DataError, match="must be what the module takes"):
+        client(inputs=ROWS[:, :3]).check()
+    with pytest.raises(fa.DataError, match="must be what the loss takes"):
+        client(ROWS).check()

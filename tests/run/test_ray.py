@@ -137,7 +137,7 @@ class Watched(Ray):
         everybody = [[0, 2, 4, 6], range(8), [7], [1, 3, 5, 7]]
         for ids in everybody:
             batches = self.engines[-1]._batches(ids)
-            self.divided[str(ids)] = [[t.client for t in batch.tasks] for _, batch in batches]
+            self.divided[str(ids)] = [batch.clients for batch in batches]
 
     def loads(self, ids: Any, rows: Any) -> list[int]:
         """The sum of `rows` over each actor's clients."""

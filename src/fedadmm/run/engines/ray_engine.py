@@ -314,70 +314,66 @@ class RayEngine(Engine):
         self._welcome()
         broadcast = self._ray.put(download)
         batches = self._batches(ids)
-        running = {place: self._submit(batch, broadcast, round_index) for place, batch in batches}
-        for place, batch in batches:
+        running = [self._submit(batch, broadcast, round_index) for batch in batches]
+        for batch, (segment, answer) in zip(batches, running, strict=True):
             for attempt in range(1, ATTEMPTS + 1):
-                actor, segment, answer = running[place]
                 try:
-                    reply: Reply = self._answer(answer, actor)
+                    reply: Reply = self._answer(answer, batch.actor)
                     break
                 except self._ray.exceptions.RayActorError as error:
                     if attempt == ATTEMPTS:
                         raise EngineError(
-                            f"the actors of {len(batch.tasks)} clients were lost {ATTEMPTS} times "
-                            f"in round {round_index + 1}: {error}"
+                            f"the actors of {len(batch.clients)} clients were lost {ATTEMPTS} "
+                            f"times in round {round_index + 1}: {error}"
                         ) from error
-                    self._lost(actor)
+                    self._lost(batch.actor)
                     self._store.retire(segment)
-                    again = batch._replace(actor=min(self._actors, key=lambda one: one.number))
-                    running[place] = self._submit(again, broadcast, round_index)
+                    batch = batch._replace(actor=self._actors[0])
+                    segment, answer = self._submit(batch, broadcast, round_index)
             for client, where in reply.places.items():
                 self._store.adopt(client, where)
             yield reply.partial
 
-    def _batches(self, ids: Sequence[int]) -> list[tuple[int, _Batch]]:
-        """The clients in pieces, numbered: those of the actors' first pieces come first.
+    def _batches(self, ids: Sequence[int]) -> list[_Batch]:
+        """The clients in pieces; the first pieces of all actors come first.
 
         The largest client goes first, to the actor with the fewest rows so far; among equal ones to
         one that has its data.
         """
-        problem, loads = self._job.problem, dict.fromkeys(range(len(self._actors)), 0)
-        data: Any = problem.data
+        problem, data = self._job.problem, cast(Any, self._job.problem.data)
         sizes = {
             i: int(data.train_sizes[i]) if data else problem.clients[i].num_samples for i in ids
         }
-        queues: list[list[int]] = [[] for _ in self._actors]
+        queues = [(actor, list[int]()) for actor in self._actors]
+        loads = [0] * len(queues)
         for client in sorted(ids, key=lambda i: (-sizes[i], i)):
-            least = min(loads.values())
-            free = [number for number, load in loads.items() if load == least]
-            chosen = next((n for n in free if client in self._actors[n].has), free[0])
-            loads[chosen] += sizes[client]
-            queues[chosen].append(client)
+            free = [place for place, load in enumerate(loads) if load == min(loads)]
+            place = next((one for one in free if client in queues[one][0].has), free[0])
+            loads[place] += sizes[client]
+            queues[place][1].append(client)
         size = self._choice.cohort or max(1, len(ids))
-        pieces = [
-            (begin, number, sorted(queue)[begin : begin + size])
-            for number, queue in enumerate(queues)
-            for begin in range(0, len(queue), size)
-        ]
         return [
-            (place, _Batch(self._actors[number], [self._task(client) for client in clients]))
-            for place, (_, number, clients) in enumerate(sorted(pieces, key=lambda p: p[:2]))
+            _Batch(actor, sorted(clients)[begin : begin + size])
+            for begin in range(0, len(ids), size)
+            for actor, clients in queues
+            if clients[begin:]
         ]
 
-    def _task(self, client: int) -> Task:
-        return Task(client, self._store.place(client), self._job.problem.weight(client), [])
-
-    def _submit(self, batch: _Batch, broadcast: Any, round_index: int) -> tuple[_Actor, int, Any]:
+    def _submit(self, batch: _Batch, broadcast: Any, round_index: int) -> tuple[int, Any]:
         """Give a batch to its actor, with the data of clients that are new to it."""
         actor, segment = batch.actor, self._store.new_segment()
+        new = [client for client in batch.clients if self._travels and client not in actor.has]
         tasks = [
-            task._replace(data=[self._packed(task.client)])
-            if self._travels and task.client not in actor.has
-            else task
-            for task in batch.tasks
+            Task(
+                client,
+                self._store.place(client),
+                self._job.problem.weight(client),
+                [self._packed(client)] if client in new else [],
+            )
+            for client in batch.clients
         ]
-        actor.has.update(task.client for task in tasks)
-        return actor, segment, actor.handle.run.remote(tasks, broadcast, round_index, segment)
+        actor.has.update(new)
+        return segment, actor.handle.run.remote(tasks, broadcast, round_index, segment)
 
     def _packed(self, client: int) -> Any:
         """The reference to a client's packed data, which are put into the object store once."""
@@ -437,7 +433,7 @@ class _Batch(NamedTuple):
     """Some clients for an actor in one round."""
 
     actor: _Actor
-    tasks: list[Task]
+    clients: list[int]
 
 
 def _not_here(client: int) -> Objective:
