@@ -115,21 +115,21 @@ class Evaluation:
         found = None if engine is None else engine.each(piece, shared, numbers, given)
         if found is None:
             found = (piece(job, shared, number, given(number)) for number in numbers)
-        pooled, means = _Pooled(), _Means()
         rows: list[dict[str, float]] = []
+        weighed: list[tuple[float, dict[str, float]]] = []
+        right: list[tuple[int, int]] = []
         loss, slope = params.new_zeros(()), torch.zeros_like(params)
         for index, (at, gradient, correct, size, values, own) in zip(clients, found, strict=False):
             weight = problem.weight(index)
             loss += weight * at
             if gradient is not None:
                 slope.add_(gradient, alpha=weight)
-            if self.train:
-                pooled.add(correct, size)
-            means.add(weight, values if local else own)
+            right.append((correct, size))
+            weighed.append((weight, values if local else own))
             rows.append(values | own)
         measured = [*found]  # the parts of the test
         if local:
-            record = means.metrics()
+            record = _means(weighed)
         else:
             record = _objective(job, params, float(loss), slope) if self.objective else {}
             if test is not None:
@@ -139,24 +139,23 @@ class Evaluation:
                     scores = test(params)
                 _join(record, scores, "the problem's test")
             if self.target == "both":
-                _join(record, means.metrics(), "the clients' own models")
-        _join(record, pooled.metrics(), "the training data")
+                _join(record, _means(weighed), "the clients' own models")
+        if self.train:
+            correct, size = map(sum, zip(*right, strict=True))
+            _join(record, {"train_accuracy": correct / size}, "the training data")
         if self.extra is not None:
             _join(record, self.extra(params), "the evaluator")
-        return self._with_clients(record, rows, pooled) if self.clients else Measured(record, {})
-
-    @staticmethod
-    def _with_clients(
-        record: dict[str, float], rows: Sequence[Mapping[str, float]], pooled: _Pooled
-    ) -> Measured:
+        if not self.clients:
+            return Measured(record, {})
         names = list(dict.fromkeys(name for row in rows for name in row))
         lists: dict[str, list[float | None]] = {n: [row.get(n) for row in rows] for n in names}
-        lists |= {"train_accuracy": [*pooled.shares]} if pooled.shares else {}
-        for name, values in lists.items():
-            known = [value for value in values if value is not None]
+        if self.train:
+            lists["train_accuracy"] = [correct / size for correct, size in right]
+        for name, found_values in lists.items():
+            known = [value for value in found_values if value is not None]
             _join(record, statistics_over_clients(name, known), "the statistics over clients")
         listed = lists if len(rows) <= LISTED else {}
-        return Measured(record, {f"{name}_by_client": values for name, values in listed.items()})
+        return Measured(record, {f"{name}_by_client": own for name, own in listed.items()})
 
 
 class _Piece(NamedTuple):
@@ -214,43 +213,18 @@ class _Piece(NamedTuple):
         return f"the evaluation {whose} failed"
 
 
-class _Means:
+def _means(weighed: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
     """Each metric's weighted mean over the clients that report it.
 
     A client without held-out rows reports none, and must not count as one that got all wrong.
     """
-
-    def __init__(self) -> None:
-        self._totals: dict[str, float] = {}
-        self._weights: dict[str, float] = {}
-
-    def add(self, weight: float, values: Mapping[str, float]) -> None:
-        """Add one client's metrics."""
+    totals: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for weight, values in weighed:
         for name, value in values.items():
-            self._totals[name] = self._totals.get(name, 0.0) + weight * value
-            self._weights[name] = self._weights.get(name, 0.0) + weight
-
-    def metrics(self) -> dict[str, float]:
-        return {name: total / self._weights[name] for name, total in self._totals.items()}
-
-
-class _Pooled:
-    """The clients' training rows together: how many there are, and how many were got right."""
-
-    def __init__(self) -> None:
-        self._correct = 0
-        self._rows = 0
-        self.shares: list[float] = []
-        """Which part of its rows each client got right."""
-
-    def add(self, correct: int, rows: int) -> None:
-        """Add one client's."""
-        self._correct += correct
-        self._rows += rows
-        self.shares.append(correct / rows)
-
-    def metrics(self) -> dict[str, float]:
-        return {"train_accuracy": self._correct / self._rows} if self._rows else {}
+            totals[name] = totals.get(name, 0.0) + weight * value
+            weights[name] = weights.get(name, 0.0) + weight
+    return {name: total / weights[name] for name, total in totals.items()}
 
 
 def _join(record: dict[str, float], metrics: Metrics, source: str) -> None:
