@@ -14,7 +14,6 @@ itself is loaded in the child, so that each run gets the code that came with it.
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import sys
@@ -79,9 +78,8 @@ def fork(work: Callable[[], object]) -> int:
         signals.accept_interrupts()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        random.seed()
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+            sys.modules["numpy"].random.seed()  # Python's own are new after a fork
         work()
         code = 0
     except SystemExit as end:
