@@ -315,6 +315,15 @@ def test_one_site_does_not_set_the_penalty_of_all(tmp_path, said):
     assert outcome.fitted == {"rho": pytest.approx(0.25 / 0.6)}
 
 
+def test_a_site_that_is_away_at_the_start_does_not_keep_the_others_from_it(tmp_path):
+    settings = federation(PER_WORK, rounds=2)
+    grid = FakeGrid(settings, tmp_path)
+    grid.offline = {3}
+    history = run_through(settings, grid, tmp_path)
+    assert history.trace == [[0, 1, 2]] * 2
+    assert history.outcome.fitted == {"rho": pytest.approx(0.25 / 0.6)}
+
+
 def test_a_site_that_approves_runs_says_nothing_of_its_work_before(tmp_path):
     settings = federation(PER_WORK)
     grid = FakeGrid(settings, tmp_path)

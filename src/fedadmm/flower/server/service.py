@@ -442,7 +442,12 @@ class Service:
 def _length(federation: Federation, exchange: Exchange, beside: Beside) -> float:
     """How long the sites' local work is: the mean of what they say, for a penalty that fits it."""
     roster, said = Roster(exchange, federation), dict[int, float]()
-    roster.wait_for(len(set(federation.members) - set(federation.leave_out)))
+    try:
+        roster.wait_for(len(set(federation.members) - set(federation.leave_out)))
+    except EngineError as error:
+        if not roster.online():
+            raise
+        _logger.warning("the penalty is fitted to the work of those who are there: %s", error)
     questions = {c: (seat.node, wire.hello(beside)) for c, seat in roster.online().items()}
     exchange.send("train", "work", questions, federation.patience.round)
     for arrival in exchange.arrivals(exchange.now() + federation.patience.round):
