@@ -10,7 +10,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core.errors import StateError
 from fedadmm.flower.server.app import configured
-from fedadmm.flower.server.state import ServerState
+from fedadmm.flower.server.state import ServerState, fingerprint
 
 from .harness import (
     Crash,
@@ -21,6 +21,7 @@ from .harness import (
     objectives,
     run_through,
     server_on_disk,
+    simulated,
     states_on_disk,
     tracked,
 )
@@ -165,3 +166,23 @@ def test_the_operator_names_them_in_the_run_configuration():
         configured(settings, {"take-out": "9"})
     with pytest.raises(fa.ParameterError, match="take_out names all clients"):
         replace(settings, take_out=[0, 1, 2, 3])
+
+
+def test_a_checkpoint_that_does_not_say_what_clients_count_goes_on(tmp_path):
+    """One that was written before sites could come and leave."""
+    settings = made(METHODS["fedadmm"])
+    play(settings, tmp_path)
+    known = fingerprint(settings, settings.server_job())
+    disk = ServerState(tmp_path / "server" / "checkpoint", False, known)
+    disk.save(server_on_disk(settings, tmp_path)._replace(weights=()), {})
+    longer = made(METHODS["fedadmm"], rounds=5)
+    assert torch.equal(play(longer, tmp_path).outcome.params, simulated(longer).params)
+
+
+def test_a_damaged_contribution_keeps_the_sites_as_they_are(tmp_path):
+    play(made(METHODS["fedadmm"]), tmp_path)
+    (path,) = (tmp_path / "server" / "checkpoint").glob("contribution-2-*")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StateError, match="so the sites of this run cannot change"):
+        play(made(METHODS["fedadmm"], rounds=4, take_out=[0]), tmp_path)
+    assert play(made(METHODS["fedadmm"], rounds=4), tmp_path).trace == [[0, 1, 2, 3]]

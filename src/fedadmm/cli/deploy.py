@@ -79,6 +79,13 @@ def local(
         lines = [[how, *(f"{100 * one:.1f} %" for one in own)] for how, own in values.items()]
         headings = ["trained", "mean", *compared["sites"]]
         print_table(Table("Accuracy on held-out patients", headings, lines))
+        mean = {how: 100 * own[0] for how, own in values.items()}
+        ours, pooled = mean.pop("federation"), mean.pop("pooled")
+        best = max(mean, key=lambda how: mean[how])
+        typer.echo(
+            f"in the mean the federation is {ours - mean[best]:+.1f} points from the best of "
+            f"those who train alone ({best}), and {ours - pooled:+.1f} from pooled rows"
+        )
     print_places(run=folder, report=page)
 
 

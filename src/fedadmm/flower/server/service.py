@@ -105,6 +105,7 @@ class Service:
         weights = [self.job.problem.weight(client) for client in range(federation.clients)]
         fresh = Saved(begun._replace(output=note), new_run(), {}, length=length, weights=weights)
         saved = self.disk.load(fresh.state, accept_sites=federation.accept_sites) or fresh
+        saved = saved._replace(weights=saved.weights or weights)
         if list(saved.weights) != weights:
             saved = self._with_sites(saved, weights, on_disk)
         self.saved = saved = saved._replace(boots=saved.boots + 1)
@@ -164,9 +165,7 @@ class Service:
                         ledger.run, client, entry, _message_template(self.job), before[client]
                     )
                 except DamageError as error:
-                    raise StateError(
-                        f"{error}, so that the sites of this run cannot change"
-                    ) from None
+                    raise StateError(f"{error}, so the sites of this run cannot change") from None
                 less = trees.scaled(past, 1 - weights[client] / before[client])
                 state = self._removed(state, less)
         for client in (c for c in range(len(weights)) if weights[c] == 0 < before[c]):
