@@ -17,7 +17,8 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Le
 
 from fedadmm.algorithms.aligned_admm import AlignedADMM
-from fedadmm.core.parts import part
+from fedadmm.core.parts import Positive, part
+from fedadmm.core.schedules import PerWork, Schedule
 
 
 @part("algorithm", "a-fedpd")
@@ -28,4 +29,5 @@ class AFedPD(AlignedADMM):
     paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024"
     accepts_regularizer: ClassVar[bool] = False
 
+    rho: Positive | Schedule | PerWork = 0.1
     sigma: Annotated[float, Ge(1), Le(1)] = 1.0

@@ -70,7 +70,8 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
     """FedADMM whose absent clients move along with the participants.
 
     Args:
-        rho: the penalty: a number, a schedule over rounds, or `PerWork` for the local work.
+        rho: the penalty: a number, a schedule over rounds, or `PerWork`, which fits it to the
+            local work, the default.
         sigma: the share of the participants' mean dual step that absent clients take.  "auto" is
             min(1, |S|/10) times the share of the clients seen so far: a mean of ten replies is good
             enough for everybody, but while most duals are zero h is momentum without damping.
@@ -82,7 +83,7 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
     paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024, for any sigma and g"
     accepts_regularizer: ClassVar[bool] = True
 
-    rho: Positive | Schedule | PerWork = 0.1
+    rho: Positive | Schedule | PerWork = PerWork(0.25)
     sigma: Annotated[float, Ge(0), Le(1)] | Literal["auto"] = "auto"
     members: Literal["all", "seen"] = "all"
     download: Literal["full", "half"] = "full"

@@ -45,7 +45,8 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     """FedADMM of Gong et al. and of Wang et al.
 
     Args:
-        rho: the penalty: a number, a schedule over rounds, or `PerWork` for the local work.
+        rho: the penalty: a number, a schedule over rounds, or `PerWork`, which fits it to the
+            local work, the default (Gong et al. take 0.01).
         step: the server step: "tracking", a number, or a schedule.
         members: the mean runs over "all" clients as printed, or over those "seen" so far.
     """
@@ -53,7 +54,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022; Wang et al., FedADMM, CDC 2022"
     accepts_regularizer: ClassVar[bool] = True
 
-    rho: Positive | Schedule | PerWork = 0.01
+    rho: Positive | Schedule | PerWork = PerWork(0.25)
     step: Literal["tracking"] | Positive | Schedule = "tracking"
     members: Literal["all", "seen"] = "all"
 

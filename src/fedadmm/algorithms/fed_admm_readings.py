@@ -76,6 +76,7 @@ class FedADMMReleased(FedADMM):
     paper: ClassVar[str] = "the program of Gong et al., FedADMM, ICDE 2022"
     weighted = False
 
+    rho: Positive | Schedule | PerWork = 0.01
     members: Literal["all"] = "all"
 
     @property

@@ -130,7 +130,7 @@ def _tried(name: str) -> AnyAlgorithm:
     """The method with its defaults; what has none gets a one, which is in every range."""
     kind = _known()[name]
     made: AnyAlgorithm = kind(**dict.fromkeys(_required(kind), 1.0))
-    return made
+    return made.resolve_penalty(lambda: 1.0)
 
 
 def _vectors(tree: Any) -> float:
