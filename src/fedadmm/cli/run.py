@@ -25,7 +25,9 @@ from fedadmm.cli.group import again, resumable
 from fedadmm.study import config
 
 if TYPE_CHECKING:
+    from fedadmm.run.experiment import Experiment
     from fedadmm.run.record import Record
+    from fedadmm.study.worth import Worth
 
 
 @app.command(
@@ -84,14 +86,30 @@ def run(
             how = {"resume": resume, "from_round_0": from_round_0}
             summary = run_experiment(chosen, folder, **how, callbacks=bars)
         page = draw(folder, report)
+        worth = _federating(chosen, folder) if csv else None
     if as_json:
-        print_json(summary | {"directory": str(folder), "report": page})
+        more = {} if worth is None else {"federating": worth.document()}
+        print_json(summary | {"directory": str(folder), "report": page} | more)
         return
     print_ending(summary)
     if profile:
         print_table(profile_table(history))
     print_data(folder)
+    if worth is not None:
+        print_table(worth.table())
     print_places(run=folder, report=page)
+
+
+def _federating(run: Experiment, folder: Path) -> Worth | None:
+    """What the last model of a run is worth beside models of single sites; written down, too."""
+    from fedadmm.study.formatting import write_tables
+    from fedadmm.study.rundir import RunDir
+    from fedadmm.study.worth import worth
+
+    found = worth(run, RunDir(folder).model(last=True).params)
+    if found is not None:
+        write_tables(folder, {"federating": found.table()})
+    return found
 
 
 _USUAL = ["fedavg", "fedprox", "scaffold", "fedadmm"]
@@ -156,6 +174,14 @@ def compare(
         with live(study.runs()) as watch:
             found = comparing.compare(study, folder, resume=resume, processes=count, watch=watch)
         page = draw(folder, report, found)
+        tables = [results_table(drawn(found))]
+        lead = found.results.lead
+        if csv and lead is not None:  # the first seed of the method that won
+            best = found.labels[lead[0].label][0]
+            worth = _federating(config.resolve(best.config), best.directory)
+            if worth is not None:
+                tables.append(worth.table())
+                found.document["federating"] = worth.document() | {"label": best.label}
     notes = []
     if (search := found.search) is not None:
         notes = [
@@ -164,4 +190,4 @@ def compare(
         ]
     if not as_json:
         print_data(found.runs[0].directory)
-    finish(found, page, as_json, [results_table(drawn(found))], notes, runs=folder)
+    finish(found, page, as_json, tables, notes, runs=folder)

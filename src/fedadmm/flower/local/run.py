@@ -11,10 +11,8 @@ from pathlib import Path
 from signal import SIGHUP, SIGTERM
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from fedadmm.algorithms import FedAvg
 from fedadmm.core import codec, signals
 from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.core.problem import Problem
@@ -31,9 +29,9 @@ from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.plan import Ending
 from fedadmm.run.record import Record
-from fedadmm.run.simulation import first_vector, simulate
 from fedadmm.study.records import RUNNING, Summary, clients, partition_of, rounds, summarise
 from fedadmm.study.rundir import CHECKPOINT, RunDir, create
+from fedadmm.study.worth import pooled, trained
 
 FOLDER = "deployment"
 """Where a run directory keeps everything that only the deployment needs."""
@@ -226,9 +224,9 @@ def compare(config: Experiment, params: Tensor) -> tuple[list[str], list[Row]]:
     problem = config.load_problem()
     names: list[str] = problem.data.client_names()
     rows = [Row("federation", _accuracies(problem, params))]
-    rows.append(Row("pooled", _accuracies(problem, _train(config, problem, _pooled(problem)))))
+    rows.append(Row("pooled", _accuracies(problem, trained(config, problem, pooled(problem)))))
     for client, name in enumerate(names):
-        alone = _train(config, problem, problem.clients[client])
+        alone = trained(config, problem, problem.clients[client])
         rows.append(Row(f"{name} alone", _accuracies(problem, alone)))
     return names, rows
 
@@ -236,24 +234,3 @@ def compare(config: Experiment, params: Tensor) -> tuple[list[str], list[Row]]:
 def _accuracies(problem: Problem, params: Tensor) -> list[float]:
     assert problem.client_tests is not None
     return [float(dict(test(params))["test_accuracy"]) for test in problem.client_tests]
-
-
-def _pooled(problem: Problem) -> Any:
-    first: Any = problem.clients[0]
-    inputs = torch.cat([client.inputs for client in problem.clients])  # type: ignore[attr-defined]
-    targets = torch.cat([client.targets for client in problem.clients])  # type: ignore[attr-defined]
-    return replace(first, inputs=inputs, targets=targets)
-
-
-def _train(config: Experiment, problem: Problem, objective: Any) -> Tensor:
-    alone = Problem([objective], initial=problem.initial)
-    return simulate(
-        FedAvg(),
-        alone,
-        config.rounds,
-        solver=config.local.solver,
-        stop=config.local.stop,
-        seed=config.seed,
-        initial=first_vector(config, problem),
-        evaluate=False,
-    ).params

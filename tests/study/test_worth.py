@@ -1,0 +1,95 @@
+"""Was federating worth it: each site alone, pooled and federated, on each site's held-out rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedadmm.study import config
+from fedadmm.study.rundir import RunDir
+from fedadmm.study.running import run
+from fedadmm.study.worth import Worth, worth
+
+
+def table(folder: Path, kind: str, noise: float = 0.3, rows: int = 15) -> dict[str, object]:
+    """Four small sites that share one rule in six columns, which none of them can learn alone."""
+    draws = np.random.default_rng(3)
+    rule = draws.normal(size=6)
+    for site in "abcd":
+        x = draws.normal(size=(rows, 6))
+        y = x @ rule + noise * draws.normal(size=rows)
+        shown = np.where(y > 0, "yes", "no") if kind == "classes" else y.round(4).astype(str)
+        lines = [
+            ",".join([*(f"{v:.4f}" for v in row), one]) for row, one in zip(x, shown, strict=True)
+        ]
+        (folder / f"{site}.csv").write_text("\n".join(["a,b,c,d,e,f,y", *lines]) + "\n")
+    return {
+        "name": "table",
+        "path": [str(folder / f"{site}.csv") for site in "abcd"],
+        "target": "y",
+        "kind": kind,
+        "model": "logistic" if kind == "classes" else "linear",
+        "preparation": "from-sums",
+        "test_fraction": 0.4,
+        "weights": "samples",
+    }
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_scores_are_those_of_each_site_s_own_held_out_rows(kind: str, tmp_path: Path) -> None:
+    solver = {"name": "sgd", "lr": 0.1, "batch_size": 5}
+    tree = {"problem": table(tmp_path, kind), "rounds": 30, "local": {"solver": solver}}
+    chosen = config.resolve(tree)
+    run(chosen, tmp_path / "run")
+    params = RunDir(tmp_path / "run").model(last=True).params
+    found = worth(chosen, params)
+    assert found is not None
+    tests = chosen.load_problem().client_tests
+    assert tests is not None
+    if kind == "classes":
+        expected = [dict(test(params))["test_accuracy"] for test in tests]
+    else:  # the loss is half the squared error
+        expected = [2 * dict(test(params))["test_loss"] for test in tests]
+    assert found.scores["federated"] == pytest.approx(expected, abs=1e-6)
+    assert (found.sites, found.sizes) == (list("abcd"), [6] * 4)
+    gain = np.mean(found.scores["federated"]) - np.mean(found.scores["alone"])
+    assert found.gain == pytest.approx(gain if kind == "classes" else -gain)
+    assert found.low <= found.gain <= found.high
+    if kind == "numbers":
+        assert found.verdict == "federating helps"
+        assert np.mean(found.scores["pooled"]) < np.mean(found.scores["alone"])
+    assert found.verdict in found.table().note
+
+
+def test_the_interval_is_that_of_resampled_rows(tmp_path: Path) -> None:
+    """A model that is never right gains minus the accuracy of the others, in every resample."""
+    tree = {"problem": table(tmp_path, "classes", noise=0.0, rows=40), "rounds": 20}
+    chosen = config.resolve(tree | {"local": {"solver": {"name": "sgd", "lr": 0.5}}})
+    problem = chosen.load_problem()
+    good = worth(chosen, torch.zeros(problem.num_parameters))
+    assert good is not None
+    right = np.concatenate(
+        [
+            np.repeat(own, size)
+            for own, size in zip(good.scores["federated"], good.sizes, strict=True)
+        ]
+    )
+    assert good.gain == pytest.approx(right.mean() - np.mean(good.scores["alone"]))
+    assert good.verdict == "federating does not help"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.01, 0.2, "federating helps"),
+        (0.0, 0.0, "no significant difference"),
+        (-0.1, 0.1, "no significant difference"),
+        (-0.2, -0.1, "federating does not help"),
+    ],
+)
+def test_nothing_is_claimed_from_an_interval_with_zero(low: float, high: float, words: str) -> None:
+    scores = {"alone": [0.5], "pooled": [0.6], "federated": [0.6]}
+    assert Worth(["a"], [10], scores, True, (low + high) / 2, low, high).verdict == words
