@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +112,47 @@ def test_a_run_on_rows_as_they_are_is_refused(tmp_path: Path) -> None:
     assert call("run", "quickstart", "--set", "rounds=1", "--out", place).exit_code == 0
     with pytest.raises(fa.DataError, match="its rows were taken as they are"):
         fa.Predictor(place)
+
+
+def test_an_exported_file_predicts_without_its_run(tmp_path: Path) -> None:
+    place = run(tmp_path)
+    expected = fa.Predictor(place).predict_proba(tmp_path / "new.csv")
+    out = tmp_path / "alone.safetensors"
+    assert call("export", place, "--format", "safetensors", "--out", out).exit_code == 0
+    assert call("export", place, "--format", "state-dict").exit_code == 0
+    said = json.loads((place / "state_dict.json").read_text())
+    assert (said["labels"], said["target"], said["model"]) == (["ill", "well"], "state", "logistic")
+    shutil.rmtree(place)
+    alone = fa.Predictor(out)
+    np.testing.assert_array_equal(alone.predict_proba(tmp_path / "new.csv"), expected)
+    shown = call("predict", out, tmp_path / "new.csv")
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.startswith("state,p(ill),p(well)\n")
+    (tmp_path / "other").write_bytes(b"something else")
+    with pytest.raises(fa.DataError, match="is neither the folder of a run nor a file that"):
+        fa.Predictor(tmp_path / "other")
+
+
+@pytest.mark.parametrize("target", ["state", "age"])
+def test_an_onnx_file_takes_raw_columns(target: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
+    numbers = ["--set", "problem.kind=numbers", "--set", "problem.model=linear"]
+    place = run(tmp_path, target, *(numbers if target == "age" else []))
+    told = call("export", place, "--format", "onnx")
+    assert told.exit_code == 0, told.stderr
+    session = onnxruntime.InferenceSession((place / "model.onnx").read_bytes())
+    about = json.loads(session.get_modelmeta().custom_metadata_map["fedadmm"])
+    words = {one["name"]: one.get("words") for one in about["preparation"]["columns"]}
+    table = {"age": [55.0, 41.0], "smoker": ["no", None], "dose": [2.0, np.nan]}
+    table["state"] = ["ill", None]
+    raw = [
+        [-1.0 if cell is None else words[name].index(cell) for cell in table[name]]
+        if words[name]
+        else table[name]
+        for name in words
+    ]
+    (outputs,) = session.run(None, {"rows": np.array(raw, np.float32).T})
+    model = fa.Predictor(place)
+    expected = model.outputs(table).numpy() if target == "state" else model.predict(table)
+    np.testing.assert_allclose(outputs.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
 from fedadmm.core.tables import flattened
+from fedadmm.data.preparation import Column, Scaled, Spread
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.client import own_model
 from fedadmm.run.experiment import Experiment
@@ -29,7 +31,8 @@ from fedadmm.run.stores.records import layout, rebuild, separate
 from fedadmm.study import config
 from fedadmm.study.config import resolve
 from fedadmm.study.formatting import csv_text
-from fedadmm.study.rundir import MODEL, RunDir, read_run, runs_below
+from fedadmm.study.predicting import ABOUT, columns_of, described
+from fedadmm.study.rundir import MODEL, RunDir, read_run, runs_below, write_json
 
 TABLES = ("csv", "parquet")
 ROWS = 8
@@ -80,11 +83,13 @@ def _parquet(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None
 
 
 class Restored(NamedTuple):
-    """A run's model as a module, and rows that it takes."""
+    """A run's model as a module, rows that it takes, and what else is needed to use it."""
 
     module: nn.Module
     rows: Tensor | None
     """None where a client's rows are no tensor, but batches of somebody's own."""
+    about: dict[str, Any]
+    """Architecture, labels and preparation, as `fedadmm.study.predicting.described` has them."""
 
 
 class Exported(NamedTuple):
@@ -124,7 +129,7 @@ def restore(directory: Path, last: bool = False, client: int | None = None) -> R
         first.flat.load_buffers(model.buffers)
     own = first if isinstance(first, ModelObjective) else None
     rows = None if own is None else own.prepared(own.inputs[:ROWS])
-    return Restored(first.flat.module.eval(), rows)
+    return Restored(first.flat.module.eval(), rows, described(directory))
 
 
 def _personal(
@@ -161,6 +166,8 @@ def export_model(
         about = {"client": client, "round": latest}
     data, more = encode(restored)
     files.write(path, data)
+    if kind == "state-dict":  # a state dict has no place for it
+        write_json(path.with_suffix(".json"), restored.about)
     return Exported(path, about | more)
 
 
@@ -171,11 +178,53 @@ def _state_dict(restored: Restored) -> tuple[bytes, dict[str, Any]]:
 
 
 def _safetensors(restored: Restored) -> tuple[bytes, dict[str, Any]]:
-    return save(separate(restored.module.state_dict()), {"format": "pt"}), {}
+    about = {"format": "pt", ABOUT: json.dumps(restored.about)}
+    return save(separate(restored.module.state_dict()), about), {}
+
+
+class _FromColumns(nn.Module):
+    """A module that takes raw columns, as they were before preparation, one number each.
+
+    A gap is NaN.  A word is its place in the list of words, from 0; -1 is none of them.
+    """
+
+    def __init__(self, columns: list[Column], module: nn.Module, target: Scaled | None) -> None:
+        super().__init__()
+        self.columns, self.module, self.target = columns, module, target
+
+    def forward(self, rows: Tensor) -> Tensor:
+        parts = []
+        for place, column in enumerate(self.columns):
+            own = rows[:, place : place + 1]
+            if isinstance(column, Spread):
+                parts.append((own == torch.arange(len(column.words))).to(rows.dtype))
+            else:
+                scaled = (own - column.mean) / column.deviation
+                parts.append(torch.where(torch.isnan(scaled), torch.zeros_like(scaled), scaled))
+        outputs: Tensor = self.module(torch.cat(parts, dim=1))
+        scale = self.target
+        return outputs if scale is None else outputs * scale.deviation + scale.mean
+
+    def raw(self, rows: Tensor) -> Tensor:
+        """Raw columns that become these rows."""
+        parts, begin = [], 0
+        for column in self.columns:
+            width = len(column.words) if isinstance(column, Spread) else 1
+            own = rows[:, begin : begin + width]
+            begin += width
+            if isinstance(column, Spread):
+                there = own.sum(1) > 0
+                parts.append(torch.where(there, own.argmax(1), -1).to(rows.dtype))
+            else:
+                parts.append(own[:, 0] * column.deviation + column.mean)
+        return torch.stack(parts, dim=1)
 
 
 def _onnx(restored: Restored) -> tuple[bytes, dict[str, Any]]:
-    """The module from its own input on; refused unless onnxruntime agrees with torch."""
+    """From raw columns where there are any, else from the module's own input on.
+
+    Refused unless onnxruntime agrees with torch.
+    """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - torch needs it
@@ -191,7 +240,12 @@ def _onnx(restored: Restored) -> tuple[bytes, dict[str, Any]]:
     kind = torch.float64 if restored.rows.dtype == torch.float64 else torch.float32
     module = restored.module.to(kind)
     rows = restored.rows.to(kind) if restored.rows.is_floating_point() else restored.rows
-    data = _traced(module, rows)
+    prepared = restored.about["preparation"]
+    if prepared is not None:
+        scale = Scaled(**prepared["target"]) if "target" in prepared else None
+        whole = _FromColumns(columns_of(restored.about), module, scale).eval()
+        module, rows = whole, whole.raw(rows)
+    data = _traced(module, rows, restored.about)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     some = rows[: max(1, len(rows) - 1)]  # another number of rows than it was traced with
     (outputs,) = session.run(None, {session.get_inputs()[0].name: some.contiguous().numpy()})
@@ -206,8 +260,8 @@ def _onnx(restored: Restored) -> tuple[bytes, dict[str, Any]]:
     return data, {"rows": len(some), "largest_difference": apart}
 
 
-def _traced(module: nn.Module, rows: Tensor) -> bytes:
-    """An ONNX model that takes any number of rows."""
+def _traced(module: nn.Module, rows: Tensor, about: Mapping[str, Any]) -> bytes:
+    """An ONNX model that takes any number of rows, with what is said of it as metadata."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)  # it tells of optional packages that nobody asked for
@@ -229,6 +283,7 @@ def _traced(module: nn.Module, rows: Tensor) -> bytes:
     finally:
         logger.setLevel(level)
     assert program is not None
+    program.model.metadata_props[ABOUT] = json.dumps(about)
     data: bytes = program.model_proto.SerializeToString()
     return data
 

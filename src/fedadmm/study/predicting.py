@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from fedadmm.core.errors import DataError
 from fedadmm.core.objectives.flat import FlatModule
@@ -20,48 +22,76 @@ from fedadmm.data.problems.federation import model_factory
 from fedadmm.study import config
 from fedadmm.study.rundir import RunDir
 
+ABOUT = "fedadmm"
+"""The key of an exported file's metadata that holds what `described` says, as JSON."""
+
+
+def described(run: Path) -> dict[str, Any]:
+    """What a model of a run needs to be used without it: architecture, labels, preparation."""
+    folder = RunDir(run)
+    if not folder.holds_run:
+        raise DataError(f"{run}: holds no config.toml, but must be the folder of one run")
+    problem, partition = config.read(str(run))["problem"], folder.partition()
+    return {
+        "problem": problem["name"],
+        "model": problem.get("model"),
+        "target": problem.get("target"),
+        "labels": [str(label) for label in partition.get("labels", ())],
+        "preparation": partition.get("preparation"),
+    }
+
+
+def columns_of(about: Mapping[str, Any]) -> list[Column]:
+    """The columns that a model takes, as they were prepared."""
+    return [
+        Spread(one["name"], tuple(one["words"])) if "words" in one else Scaled(**one)
+        for one in about["preparation"]["columns"]
+    ]
+
 
 class Predictor:
     """The model of a run on tables, with what it needs to read raw columns.
 
     Args:
-        run: the folder of a run that prepared its columns, as `fedadmm run --csv` does.
-        last: take the last model instead of the best one.
+        run: the folder of a run that prepared its columns, as `fedadmm run --csv` does; or a
+            safetensors file that `fedadmm export` made of such a run.
+        last: take the last model instead of the best one; a file holds only one.
     """
 
     def __init__(self, run: str | Path, last: bool = False) -> None:
-        folder = RunDir(Path(run))
-        if not folder.holds_run:
-            raise DataError(f"{run}: holds no config.toml, but must be the folder of one run")
-        problem = config.read(str(run))["problem"]
-        about = folder.partition().get("preparation")
-        if about is None:
+        path, state = Path(run), None
+        if path.is_file():
+            about, state = _exported(path)
+        else:
+            about = described(path)
+        if about["preparation"] is None:
             raise DataError(
-                f"{run}: the problem is {problem.get('name')!r} and its rows were taken as they "
+                f"{run}: the problem is {about['problem']!r} and its rows were taken as they "
                 "are; only a run whose columns were prepared can predict from raw columns (fedadmm "
                 "run --csv, or problem.preparation = 'from-sums')"
             )
-        self.target = str(problem["target"])
-        self.columns: list[Column] = [
-            Spread(one["name"], tuple(one["words"])) if "words" in one else Scaled(**one)
-            for one in about["columns"]
-        ]
-        self.labels: list[str] = [str(label) for label in folder.partition().get("labels", ())]
-        self._scale = Scaled(**about["target"]) if "target" in about else None
+        self.target = str(about["target"])
+        self.columns: list[Column] = columns_of(about)
+        self.labels: list[str] = about["labels"]
+        scale = about["preparation"].get("target")
+        self._scale = None if scale is None else Scaled(**scale)
         width = sum(len(c.words) if isinstance(c, Spread) else 1 for c in self.columns)
         blank = Dataset(
             torch.zeros(1, width), torch.zeros(1, dtype=torch.long), len(self.labels) or None
         )
-        model = folder.model(last)
-        flat = FlatModule(models.build(model_factory(problem["model"], blank, None)))
-        if flat.num_parameters != model.params.numel():
-            raise DataError(
-                f"{run}: the model has {model.params.numel()} parameters, but "
-                f"{problem['model']!r} for {width} columns has {flat.num_parameters}"
-            )
-        flat.to(model.params.dtype, "cpu")
-        flat.load(model.params)
-        self.module = flat.module.eval()
+        module = models.build(model_factory(about["model"], blank, None))
+        if state is not None:
+            module.to(next(iter(state.values())).dtype).load_state_dict(state)
+        else:
+            params, flat = RunDir(path).model(last).params, FlatModule(module)
+            if flat.num_parameters != params.numel():
+                raise DataError(
+                    f"{run}: the model has {params.numel()} parameters, but {about['model']!r} for "
+                    f"{width} columns has {flat.num_parameters}"
+                )
+            flat.to(params.dtype, "cpu")
+            flat.load(params)
+        self.module = module.eval()
 
     def outputs(self, rows: Any) -> torch.Tensor:
         """What the model returns for a CSV or Parquet file, a data frame or a table of columns."""
@@ -109,6 +139,19 @@ class Predictor:
             if isinstance(column, Spread):
                 column.refuse_unknown(cells[column.name])
         return cells
+
+
+def _exported(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What an exported file says of its model, and its state dict."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {})[ABOUT])
+            return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise DataError(
+            f"{path}: is neither the folder of a run nor a file that `fedadmm export --format "
+            f"safetensors` made ({error})"
+        ) from None
 
 
 def _column(values: Any) -> NDArray[Any]:
