@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,45 @@ def test_a_site_of_one_s_own_table_counts_by_its_rows(tmp_path: Path) -> None:
     run = configs.resolve(configs.read(str(tmp_path / "out")))
     weights = [run.load_problem().weight(client) for client in (0, 1)]
     assert weights == pytest.approx([8 / 80, 72 / 80])
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("sweep", ["--grid", "local.solver.lr=0.1,0.2", "--jobs", 1]),
+        ("tune", ["--keys", "local.solver.lr=0.1,0.2", "--trials", 2]),
+        ("advise", []),
+    ],
+)
+def test_other_commands_take_one_s_own_files_too(
+    command: str, more: list[object], tmp_path: Path
+) -> None:
+    given = [*noisy_sites(tmp_path, a=20, b=20), "--set", "rounds=2"]
+    out = [] if command == "advise" else ["--out", tmp_path / "out", "--no-report"]
+    result = call(command, *given, *more, *out)
+    assert result.exit_code == 0, result.stderr
+    if command == "advise":
+        line = shlex.split(result.stdout.splitlines()[0])
+        assert line[:3] == ["fedadmm", "run", "--csv"]
+        ran = call(*line[1:], "--out", tmp_path / "run", "--no-report")
+        assert ran.exit_code == 0, ran.stderr
+    else:
+        found = json.loads((tmp_path / "out/results.json").read_text())
+        assert [run["code"] for run in found["runs"]] == ["completed"] * 2
+        assert found["problem"] == "table"
+
+
+def test_all_columns_of_text_are_refused_at_once(tmp_path: Path) -> None:
+    lines = [f"{row},n{row},t{row},{'xy'[row % 2]}" for row in range(150)]
+    (tmp_path / "a.csv").write_text("\n".join(["size,name,text,label", *lines]) + "\n")
+    given = ["--csv", tmp_path / "a.csv", "--target", "label", "--set", "problem.partition=iid"]
+    given += ["--set", "problem.clients=2", "--rounds", 1, "--out", tmp_path / "out"]
+    refused = call("run", *given)
+    assert refused.exit_code == 2
+    assert "'name' holds" in refused.stderr
+    assert "'text' holds" in refused.stderr
+    remedy = shlex.split(refused.stderr.partition("leave them out: ")[2])
+    assert call("run", *given, *remedy, "--no-report").exit_code == 0
 
 
 def test_compare_says_which_methods_take_what_is_set(tmp_path: Path) -> None:

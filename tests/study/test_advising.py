@@ -261,7 +261,10 @@ def test_with_everybody_local_work_begins_at_the_global_model(tmp_path: Path):
 
 
 def test_a_person_reads_ranges_reasons_and_limits():
-    shown = call("advise", "saturating", "--clients", 2)
+    brief = call("advise", "saturating", "--clients", 2)
+    assert len(brief.stdout.splitlines()) <= 24, "more than a screen"
+    shown = call("advise", "saturating", "--clients", 2, "--why")
+    assert shown.stdout.startswith(brief.stdout)
     assert shown.exit_code == 0, shown.stderr
     text = " ".join(shown.stdout.split())
     for words in ("FedDR (Theorem 3.1)", "L 2.5 (known)", "has no guarantee", "gong: at most"):
@@ -324,7 +327,7 @@ def test_a_wanted_epsilon_is_what_the_proposed_noise_spends():
 def test_a_private_setting_is_shown_written_and_runs(tmp_path):
     path = tmp_path / "private.toml"
     line = ["digits", "--clients", 2, "--rows", 16, "--epsilon", 8, "--write", path]
-    shown = call("advise", *line)
+    shown = call("advise", *line, "--why")
     assert shown.exit_code == 0, shown.stderr
     words = " ".join(shown.stdout.split())
     for told in (f"fedadmm run {path}", "method fedavg", "rounds 80", "noise, multiplier"):

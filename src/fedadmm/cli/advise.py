@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from fedadmm.study.sweeping import Offer
 
 
-@app.command(epilog="Example: fedadmm advise digits --write config.toml")
+@app.command(cls=options.TakesFiles, epilog="Example: fedadmm advise digits --write config.toml")
 def advise(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="PROBLEM", help="Name a preset or a problem, or give a TOML file."),
-    ],
+    source: options.Source = None,
+    csv: options.Csv = None,
+    target: options.TargetColumn = None,
+    client: options.ClientColumn = None,
     clients: Annotated[
         int, typer.Option("--clients", min=1, help="Look at this many clients.")
     ] = 6,
@@ -45,14 +45,17 @@ def advise(
     write: Annotated[
         Path | None, typer.Option("--write", help="Write a ready configuration here.")
     ] = None,
+    why: Annotated[
+        bool, typer.Option("--why", help="Show the constants and the theorems' ranges behind it.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say which setting to use, then why: a problem's constants and the theorems' ranges."""
+    """Say which setting to use for a problem; --why shows its constants and theorems' ranges."""
     from fedadmm.study import rundir
     from fedadmm.study.advising import PRIVATE_ROUNDS, private
     from fedadmm.study.advising import advise as counsel_for
 
-    tree = config.run_only(config.read(source))
+    tree = config.run_only(options.begin(source))
     options.apply(tree)
     run = config.resolve(tree)
     with steps() as tell:
@@ -65,7 +68,7 @@ def advise(
     if as_json:
         print_json(_document(counsel))
         return
-    _print(counsel, source, write)
+    _print(counsel, source, write, why)
     if write is not None:
         typer.echo(f"config  {write}")
 
@@ -86,7 +89,7 @@ def _document(counsel: Counsel) -> dict[str, Any]:
     }
 
 
-def _print(counsel: Counsel, source: str, written: Path | None) -> None:
+def _print(counsel: Counsel, source: str | None, written: Path | None, why: bool) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -101,16 +104,21 @@ def _print(counsel: Counsel, source: str, written: Path | None) -> None:
         console.print(f"  {meaning:22} {value}", markup=False)
     for remark in counsel.remarks:
         console.print(remark)
-    console.print("\nWhere that comes from")
-    _print_estimate(counsel, console)
-    _print_theory(counsel, console)
+    if why:
+        console.print("\nWhere that comes from")
+        _print_estimate(counsel, console)
+        _print_theory(counsel, console)
 
 
-def _line(counsel: Counsel, source: str) -> str:
+def _line(counsel: Counsel, source: str | None) -> str:
     """The command that runs the recommended setting on what was looked at."""
     algorithm = counsel.config["algorithm"]
-    words = ["fedadmm", "run", source, "--algorithm", algorithm["name"]]
-    sets = [*(click.get_current_context().params["sets"] or ())]
+    given = click.get_current_context().params
+    words = ["fedadmm", "run", *([] if source is None else [source])]
+    words += ["--csv", *given["csv"]] if given["csv"] else []
+    words += [w for o in ("target", "client") if given[o] for w in (f"--{o}", given[o])]
+    words += ["--algorithm", algorithm["name"]]
+    sets = [*(given["sets"] or ())]
     sets += [f"algorithm.{key}={algorithm[key]}" for key in counsel.changed if key in algorithm]
     if "lr" in counsel.changed:
         sets.append(f"local.solver.lr={counsel.config['local']['solver']['lr']}")

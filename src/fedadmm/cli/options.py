@@ -211,8 +211,10 @@ class TakesFiles(TyperCommand):
         return super().parse_args(ctx, words)
 
 
-def begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tree:
-    """Where a run or a comparison begins; --csv puts its table in the place of the problem."""
+def begin(
+    source: str | None, out: Path | None = None, file: str = "", resume: bool = False
+) -> Tree:
+    """Where a run or a study begins; --csv puts its table in the place of the problem."""
     from fedadmm.study import config
 
     given = click.get_current_context().params

@@ -14,14 +14,15 @@ from fedadmm.study import config
 
 
 @app.command(
+    cls=options.TakesFiles,
     epilog="Example: fedadmm sweep quickstart --grid algorithm.rho=0.01,0.1 "
-    "--grid local.solver.lr=0.1,0.3 --out DIR"
+    "--grid local.solver.lr=0.1,0.3 --out DIR",
 )
 def sweep(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="CONFIG", help="A preset's name, a TOML file, or a run directory."),
-    ],
+    source: options.Source = None,
+    csv: options.Csv = None,
+    target: options.TargetColumn = None,
+    client: options.ClientColumn = None,
     grid: Annotated[
         list[str] | None,
         typer.Option("--grid", metavar="KEY=A,B", help="Every combination with the other grids."),
@@ -55,7 +56,7 @@ def sweep(
     from fedadmm.study import sweeping
     from fedadmm.study.outcome import runs_table
 
-    tree = config.run_only(config.read(source))
+    tree = config.run_only(options.begin(source))
     axes = [sweeping.axis(text, "--grid") for text in grid or ()]
     steps = [sweeping.axis(text, "--list") for text in lists or ()]
     numbers = options.seed_list(seeds)
@@ -75,14 +76,15 @@ def sweep(
 
 
 @app.command(
+    cls=options.TakesFiles,
     epilog="Example: fedadmm tune quickstart --keys 'local.solver.lr=0.01..1 log' "
-    "--keys algorithm.rho=0.01,0.1,1 --trials 20 --out DIR"
+    "--keys algorithm.rho=0.01,0.1,1 --trials 20 --out DIR",
 )
 def tune(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="CONFIG", help="Name a preset or a problem, or give a TOML file."),
-    ],
+    source: options.Source = None,
+    csv: options.Csv = None,
+    target: options.TargetColumn = None,
+    client: options.ClientColumn = None,
     keys: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,7 +128,7 @@ def tune(
     if resume and not (out / PLAN).is_file():
         raise typer.BadParameter(f"--out is '{out}', where there is no search to go on with")
     ranges = tuning.ranges_of(keys or [])
-    tree = config.run_only(config.read(source))
+    tree = config.run_only(options.begin(source))
     settings = options.settings()
     print_settings(tuning.named(tree, ranges, settings).reached)
     with resumable(again(out=out, resume=True)), live(trials) as watch:

@@ -118,7 +118,7 @@ def fit(
     *,
     weights: Sequence[Weights] | None = None,
     categories: Collection[str] = (),
-    remedy: str = "--set problem.leave_out=\"['{}']\"",
+    remedy: str = '--set problem.leave_out="[{}]"',
 ) -> list[Column]:
     """The columns from what every client sends, and from nothing else.
 
@@ -129,18 +129,23 @@ def fit(
     own = [None] * len(clients) if weights is None else weights
     answers = [summed(cells, wordy, mass) for cells, mass in zip(clients, own, strict=True)]
     columns: list[Column] = []
+    texts: dict[str, list[str]] = {}
     for name in clients[0]:
         heard = [answer[name] for answer in answers]
         if name in wordy:
             words = sorted(set[str]().union(*(one for one in heard if isinstance(one, set))))
             if len(words) > MOST_WORDS:
-                raise DataError(
-                    f"{origin}: {name!r} holds {len(words)} different words, as {words[0]!r}, but "
-                    f"a category has at most {MOST_WORDS}; leave it out: {remedy.format(name)}"
-                )
+                texts[name] = words
             columns.append(Spread(name, tuple(words)))
         else:
             columns.append(_scaled(name, (one for one in heard if isinstance(one, Numbers))))
+    if texts:
+        named = [f"{n!r} holds {len(w)} different words, as {w[0]!r}" for n, w in texts.items()]
+        aside = remedy.format(", ".join(map(repr, texts)))
+        raise DataError(
+            f"{origin}: {'; '.join(named)}, but a category has at most {MOST_WORDS}; leave "
+            f"{'it' if len(texts) == 1 else 'them'} out: {aside}"
+        )
     return columns
 
 

@@ -218,7 +218,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self.preparation_: list[Column] | None = None
         if self.preparation == "from-sums":
             told: dict[str, Any] = {"weights": masses, "categories": words}
-            remedy = "X.drop(columns='{}')"
+            remedy = "X.drop(columns=[{}])"
             self.preparation_ = preparation.fit(rows.clients(), "X", **told, remedy=remedy)
         self.clients_ = np.array(rows.names)
         self.history_: list[Record] = []
