@@ -364,6 +364,24 @@ def test_the_printed_command_resumes_the_same_deployment(given, tmp_path, monkey
     assert {name for name, holds in OPTIONS.items() if holds(after)} == set(given)
 
 
+def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):
+    rates = {"federation": [0.7, 0.8], "pooled": [0.8, 0.9], "A alone": [0.7, 0.6]}
+    rates |= {"B alone": [0.6, 0.72]}
+    means = {how: {"mean": sum(two) / 2, "sites": two} for how, two in rates.items()}
+    found = {"sites": ["A", "B"], "test_accuracy": means}
+    summary = {"status": "completed", "code": "completed", "algorithm": "fedadmm", "network": {}}
+    summary |= {"last": {}, "rounds": 1, "bytes_up": 0, "target": None, "label": "FedADMM"}
+    monkeypatch.setattr("fedadmm.flower.local.run.run_locally", lambda *_, **__: summary)
+    monkeypatch.setattr("fedadmm.cli.deploy._compared", lambda *_: found)
+    monkeypatch.setattr("fedadmm.cli.deploy.print_ending", lambda _: None)
+    given = ["deploy", "local", "hospitals", "--out", str(tmp_path), "--no-report"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "federation is +9.0 points from the best of those who train alone (B alone)" in said
+    assert "and -10.0 from pooled rows" in said
+
+
 def test_each_line_of_the_metrics_is_read_once(tmp_path, monkeypatch):
     parsed, shown = [], []
 
