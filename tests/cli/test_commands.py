@@ -306,7 +306,10 @@ def test_report_and_export_read_a_finished_run(tmp_path: Path) -> None:
     document("run", write_small(tmp_path / "a.toml"), "--out", out, "--no-report")
     shown = document("report", out, "--figures", tmp_path / "figures")
     assert Path(shown["report"]).is_file()
-    assert any(name.endswith(".svg") for name in shown["figures"])
+    kinds = {Path(name).suffix for name in shown["figures"]}
+    assert kinds == {".png", ".svg", ".pdf"}
+    pages = [Path(name).read_bytes() for name in shown["figures"] if name.endswith(".pdf")]
+    assert all(page.startswith(b"%PDF") for page in pages)
     assert "report" in call("report", out).stdout
     exported = document("export", out)
     assert (exported["rows"], exported["file"]) == (4, str(out / "metrics.csv"))

@@ -70,7 +70,7 @@ def test_every_method_has_a_line_of_80_columns_and_a_page(monkeypatch: pytest.Mo
     page = " ".join(call("algorithms", "fedadmm").stdout.split())
     assert "Gong et al., FedADMM, ICDE 2022" in page
     assert "algorithm.rho: > 0 and finite" in page
-    assert "the penalty: a number, a schedule over rounds, or `PerWork`, which fits it to the local work" in page
+    assert "a schedule over rounds, or `PerWork`, which fits it to the local work" in page
 
 
 @pytest.mark.parametrize("problem", ["quadratics", "saturating"])  # a theorem's method, aligned

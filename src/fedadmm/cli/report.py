@@ -18,7 +18,8 @@ def report(
         Path, typer.Argument(metavar="DIR", help="A run, or the folder of a comparison or sweep.")
     ],
     figures: Annotated[
-        Path | None, typer.Option("--figures", help="Also write every figure here as PNG and SVG.")
+        Path | None,
+        typer.Option("--figures", help="Also write all figures here as PNG, SVG and PDF."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -23,7 +23,7 @@ def write_report(
     Args:
         directory: a run directory (`metrics.jsonl` …) or that of a study (`results.json`).  A run
             or a comparison may still be going.
-        figures: where to put every figure as PNG and SVG; nowhere by default.
+        figures: where to put every figure as PNG, SVG and PDF; nowhere by default.
         found: what a study came to, when that need not be read from its folder.
     """
     from fedadmm.study.outcome import drawn, read_outcome

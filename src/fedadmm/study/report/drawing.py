@@ -1,4 +1,4 @@
-"""The report's figures as PNG and SVG, drawn by matplotlib without a browser."""
+"""The report's figures as PNG, SVG and PDF, drawn by matplotlib without a browser."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SETTINGS = {
 
 
 def draw_figures(content: Outcome, sections: list[Section], directory: Path) -> list[Path]:
-    """Every panel, on every axis it has, as `<panel>[-<axis>].png` and `.svg`."""
+    """Every panel, on every axis it has, as `<panel>[-<axis>].png`, `.svg` and `.pdf`."""
     import matplotlib
 
     chosen = styles_of(content)
@@ -106,10 +106,11 @@ def _file_name(name: str) -> str:
 
 
 def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
-    paths = [directory / f"{name}.{kind}" for kind in ("png", "svg")]
+    paths = [directory / f"{name}.{kind}" for kind in ("png", "svg", "pdf")]
     for path in paths:
         form, content = path.suffix[1:], io.BytesIO()
-        undated = {"Date": None} if form == "svg" else {}  # the same data give the same file
+        dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
+        undated = {} if dated is None else {dated: None}  # the same data give the same file
         figure.savefig(content, format=form, dpi=160, metadata=undated)
         files.write(path, content.getvalue())
     return paths
