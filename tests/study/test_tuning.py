@@ -165,3 +165,26 @@ def test_the_command_prints_the_trials_and_how_to_run_the_best(tmp_path: Path) -
     assert f"tune    {out}" in told.stdout
     assert (out / "tables/trials.tex").is_file()
     assert call("tune", config, "--out", out).exit_code == 2
+
+
+def test_a_folder_alone_says_how_a_search_goes_on(tmp_path: Path) -> None:
+    config, out = write_small(tmp_path / "c.toml"), tmp_path / "out"
+    given = [
+        "--keys",
+        KEYS[0],
+        "--keys",
+        "algorithm.name=fedavg,fedadmm",
+        "--set",
+        "algorithm.rho=2",
+    ]
+    begun = call("tune", config, *given, "--trials", 2, "--out", out, "--no-report")
+    assert begun.exit_code == 0, begun.stderr
+    on = call("tune", "--out", out, "--resume", "--trials", 4, "--no-report", "--json")
+    assert on.exit_code == 0, on.stderr
+    whole = call("tune", config, *given, "--trials", 4, "--out", tmp_path / "other", "--no-report")
+    assert whole.exit_code == 0, whole.stderr
+    one, other = (
+        json.loads((folder / "results.json").read_text()) for folder in (out, tmp_path / "other")
+    )
+    assert [run["set"] for run in one["runs"]] == [run["set"] for run in other["runs"]]
+    assert [run["final"] for run in one["runs"]] == [run["final"] for run in other["runs"]]

@@ -119,7 +119,8 @@ def tune(
     """Search a configuration for its best setting.
 
     A trial is a run; those that are behind half of the others in the same round are cut.  The same
-    command goes on with a search that was interrupted, or makes it longer by more --trials.
+    command goes on with a search that was interrupted, or makes it longer by more --trials; so does
+    --resume --out DIR without anything else.
     """
     from fedadmm.study import tuning
     from fedadmm.study.outcome import runs_table
@@ -127,9 +128,16 @@ def tune(
 
     if resume and not (out / PLAN).is_file():
         raise typer.BadParameter(f"--out is '{out}', where there is no search to go on with")
-    ranges = tuning.ranges_of(keys or [])
-    tree = config.run_only(options.begin(source))
     settings = options.settings()
+    if resume and source is None and not csv:  # the folder alone says what is searched
+        kept = config.table(out / PLAN)
+        tree = kept["config"]
+        config.refuse_code(out / PLAN, tree)
+        keys = keys or [f"{key}={text}" for key, text in kept["ranges"].items()]
+        settings = [*kept.get("set", {}).items(), *settings]
+    else:
+        tree = config.run_only(options.begin(source))
+    ranges = tuning.ranges_of(keys or [])
     print_settings(tuning.named(tree, ranges, settings).reached)
     with resumable(again(out=out, resume=True)), live(trials) as watch:
         found = tuning.tune(tree, ranges, out, trials, settings=settings, prune=prune, watch=watch)
