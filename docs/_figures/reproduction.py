@@ -24,7 +24,19 @@ ROWS = {
     "printed-global": ("FedADMM, step 1, from θ", "#cc79a7", ":"),
     "aligned-1": ("aligned ADMM, σ = 1", "#0072b2", "-"),
 }
-WORLDS = {"released-iid": "the released network", "sound-iid": "the network of the text"}
+METHODS = {
+    "printed": "FedADMM, printed",
+    "released": "FedADMM, released",
+    "printed-global": "FedADMM, step 1, from θ",
+    "tracking-global": "FedADMM, tracking, from θ",
+    "aligned-1": "aligned ADMM, σ = 1",
+    "aligned-auto": "aligned ADMM",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+}
+WORLDS = {"released": "the released network", "sound": "the network of the text"}
+SPLITS = {"iid": ("IID", "#0072b2", 0.16), "shards": ("two shards", "#d55e00", -0.16)}
 RUNGS = {
     "fedavg": "FedAvg",
     "momentum": "+ momentum 0.5",
@@ -50,10 +62,24 @@ def rows(identifier: str) -> dict[str, dict[str, Any]]:
 
 
 def curves() -> dict[str, dict[str, list[float]]]:
-    """World -> row -> the accuracy of seed 0 after every round."""
-    return {
-        world: {row: found[0]["curve"] for row in ROWS if (found := runs(f"{world}-{row}"))}
+    """World -> row -> the accuracy of seed 0 after every round, at the paper's size."""
+    found = {
+        world: {row: some[0]["curve"] for row in ROWS if (some := runs(f"{world}-iid-{row}"))}
         for world in WORLDS
+    }
+    return {world: some for world, some in found.items() if some}
+
+
+def worlds() -> dict[str, dict[str, list[float | None]]]:
+    """Setting -> row -> rounds of every seed at quick scale; None where the target was missed."""
+    known = rows("gong-worlds-quick")
+    return {
+        f"{world}-{split}": {
+            row: list(known[f"{world}-{split}/{row}"]["by_seed"]["rounds_to_target"].values())
+            for row in METHODS
+        }
+        for world in WORLDS
+        for split in SPLITS
     }
 
 
@@ -91,11 +117,38 @@ def starts() -> dict[str, dict[str, dict[str, float | None]]]:
 
 
 def worlds_figure() -> Figure:
-    """Accuracy by round in both worlds, seed 0."""
-    drawn = Figure(figsize=(8.4, 3.5), layout="constrained")
-    plots = drawn.subplots(1, 2, sharey=True)
-    for plot, (world, found) in zip(plots, curves().items(), strict=True):
-        for row, values in found.items():
+    """Rounds to the target in both worlds: seeds as ticks, their mean as a dot."""
+    drawn = Figure(figsize=(8.4, 3.8), layout="constrained")
+    plots = drawn.subplots(1, 2, sharey=True, sharex=True)
+    found = worlds()
+    for plot, (world, title) in zip(plots, WORLDS.items(), strict=True):
+        for split, (name, colour, shift) in SPLITS.items():
+            for place, row in enumerate(METHODS):
+                y = len(METHODS) - place + shift
+                seeds = found[f"{world}-{split}"][row]
+                met = [rounds for rounds in seeds if rounds is not None]
+                if len(met) < len(seeds):
+                    missed = f"{len(seeds) - len(met)} of {len(seeds)} missed"
+                    plot.text(42, y, missed, color=colour, fontsize=7, va="center")
+                plot.plot(met, [y] * len(met), "|", color=colour, ms=7)
+                if met:
+                    label = name if row == "fedavg" else None
+                    plot.plot(sum(met) / len(met), y, "o", color=colour, ms=5, label=label)
+        plot.set(xlabel="rounds to the target", xlim=(0, 54), ylim=(0.5, len(METHODS) + 0.6))
+        plot.set_xticks(range(0, 41, 10))
+        plot.set_title(title, fontsize=9.5)
+    plots[0].set_yticks(range(len(METHODS), 0, -1), list(METHODS.values()))
+    drawn.legend(*plots[1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return drawn
+
+
+def curves_figure() -> Figure:
+    """Accuracy by round at the paper's size, seed 0."""
+    found = curves()
+    drawn = Figure(figsize=(4.2 * len(found) + 1.8, 3.1), layout="constrained")
+    plots = drawn.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for plot, (world, some) in zip(plots, found.items(), strict=True):
+        for row, values in some.items():
             name, colour, line = ROWS[row]
             rounds = range(1, len(values) + 1)
             plot.plot(rounds, values, line, color=colour, label=name, lw=1.5)
@@ -105,7 +158,7 @@ def worlds_figure() -> Figure:
     plots[0].set_ylabel("test accuracy")
     lines = {line.get_label(): line for plot in plots for line in plot.get_lines()}
     shown = {name: lines[name] for name, *_ in ROWS.values() if name in lines}
-    drawn.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3, fontsize=9)
+    drawn.legend(shown.values(), shown.keys(), loc="outside right upper", fontsize=9)
     return drawn
 
 
@@ -155,7 +208,8 @@ def starts_figure() -> Figure:
 
 
 FIGURES = {
-    "gong-worlds": (worlds_figure, curves),
+    "gong-worlds": (worlds_figure, worlds),
+    "gong-curves": (curves_figure, curves),
     "gong-ladder": (ladder_figure, lambda: {"full": ladder(), "quick": quick_ladder()}),
     "gong-fig8": (starts_figure, starts),
 }

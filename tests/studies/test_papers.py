@@ -64,7 +64,7 @@ def test_gongs_runs_are_on_the_page_with_their_rounds() -> None:
     assert "| 19 |" in lines[0]
 
 
-@pytest.mark.parametrize("name", ["gong-worlds", "gong-ladder", "gong-fig8"])
+@pytest.mark.parametrize("name", ["gong-worlds", "gong-curves", "gong-ladder", "gong-fig8"])
 def test_the_figures_draw_the_committed_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs/_figures"))
     figures = import_module("reproduction")
