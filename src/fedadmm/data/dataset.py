@@ -242,11 +242,6 @@ class FederatedData:
         begin = int(self.partition.offsets[client])
         return self._slice(begin, begin + int(self.train_sizes[client]))
 
-    def train_weights(self, client: int) -> Tensor | None:
-        """What each of these rows counts, as a view; None when all count the same."""
-        weights, begin = self.rows.weights, int(self.partition.offsets[client])
-        return None if weights is None else weights[begin : begin + int(self.train_sizes[client])]
-
     def train_masses(self) -> Tensor:
         """What all training rows of each client count together: how many, or their weights' sum."""
         weights = self.rows.weights

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple
 
-from fedadmm.core.errors import ParameterError, StateError
+from fedadmm.core.errors import ParameterError
 from fedadmm.core.messages import ClientInfo, ClientStateStore
 from fedadmm.core.parts import name_of, role
 from fedadmm.core.sampling import Sampler
@@ -169,16 +169,6 @@ def _broken_off(error: BaseException | None) -> Ending:
         return Ending("interrupted", "interrupted")
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return Ending("failed", f"failed: {reason}")
-
-
-def check_notes(attached: Sequence[Attached], state: RunState) -> None:
-    """Refuse to measure from the middle of a run on."""
-    for callback, _ in attached:
-        if callback.measures and name_of(type(callback)) not in (state.notes or {}):
-            raise StateError(
-                f"the checkpoint of round {state.round} knows nothing of the callback "
-                f"{name_of(type(callback))}, but it must measure from the first round on"
-            )
 
 
 def measured(

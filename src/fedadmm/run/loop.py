@@ -68,14 +68,24 @@ def run(
     state: RunState,
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
-    state = _with_memory(sampler, state)
+    if sampler.looks_back and state.known is None and state.notes is not None:
+        raise StateError(
+            f"the checkpoint of round {state.round} does not say who took part in which round, but "
+            f"{type(sampler).__name__} looks back; start again from round 0"
+        )
+    state = state._replace(known=(state.known or {}) if sampler.looks_back else None)
     output = schedule.output
     if state.engine is not None:
         engine.restore(state.engine)
     if state.notes is None:
         notes = {name_of(type(one)): None for one, _ in schedule.callbacks if one.measures}
         state = state._replace(notes=notes, output=output.begin(offered(job.algorithm, state)))
-    callbacks.check_notes(schedule.callbacks, state)
+    for callback, _ in schedule.callbacks:
+        if callback.measures and name_of(type(callback)) not in (state.notes or {}):
+            raise StateError(
+                f"the checkpoint of round {state.round} knows nothing of the callback "
+                f"{name_of(type(callback))}, but it must measure from the first round on"
+            )
     endings.check_budget(schedule, state)
     first, watch = state.round, schedule.watch or Stopwatch()
     watch.taken()
@@ -134,18 +144,6 @@ def run(
             endings.check_measured(record, schedule, state)
         with watch.on("sampling"):
             ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
-
-
-def _with_memory(sampler: Sampler, state: RunState) -> RunState:
-    """The state with a memory exactly when the sampler looks back."""
-    if not sampler.looks_back:
-        return state._replace(known=None)
-    if state.known is None and state.notes is not None:
-        raise StateError(
-            f"the checkpoint of round {state.round} does not say who took part in which round, but "
-            f"{type(sampler).__name__} looks back; start again from round 0"
-        )
-    return state._replace(known=state.known or {})
 
 
 def _cohort(sampler: Sampler, job: Job, index: int, known: Known | None) -> Sequence[int]:

@@ -205,13 +205,16 @@ def summarise(
 
     `best` is what is told of the best model, `method` the algorithm as it ran.
     """
-    ending = ending or Ending(RUNNING, RUNNING)
+    ending, kind = ending or Ending(RUNNING, RUNNING), type(run.algorithm)
     return {
         "status": ending.sentence,
         "code": ending.code,
         "algorithm": run.name("algorithm"),
         "method": run.algorithm.title,
-        "baseline": is_baseline(run.algorithm),
+        # One's own subclass of FedAvg would otherwise be measured against itself.
+        "baseline": bool(
+            vars(kind).get("baseline") if is_external(name_of(kind)) else kind.baseline
+        ),
         "label": label or run.label,
         "seed": run.seed,
         "target": run.tree.get("target"),
@@ -223,17 +226,6 @@ def summarise(
         "fedadmm_version": fedadmm.__version__,
         "created": clock.timestamp(),
     }
-
-
-def is_baseline(method: AnyAlgorithm) -> bool:
-    """Whether others are measured against it; one's own method is a baseline only by its own word.
-
-    A subclass of FedAvg would otherwise be measured against itself.
-    """
-    kind = type(method)
-    return bool(
-        kind.__dict__.get("baseline", False) if is_external(name_of(kind)) else kind.baseline
-    )
 
 
 def fitted(asked: AnyAlgorithm, method: AnyAlgorithm | None) -> dict[str, float]:

@@ -103,8 +103,10 @@ class Split:
     def objective(self, client: int) -> ModelObjective:
         """One client's loss, from views of its training rows."""
         inputs, targets = self.data.train(client)
-        weights, loss = self.data.train_weights(client), self.loss
-        if weights is not None:
+        loss = self.loss
+        if self.data.rows.weights is not None:
+            begin = int(self.data.partition.offsets[client])
+            weights = self.data.rows.weights[begin : begin + len(targets)]
             loss = Weighted(loss, classes=self.data.rows.num_classes is not None)
             targets = torch.stack([targets.to(weights), weights / weights.mean()], dim=1)
         return ModelObjective(self.flat, loss, inputs, targets, self.data.rows.prepare)

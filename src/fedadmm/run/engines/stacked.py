@@ -117,7 +117,14 @@ class StackedRows:
             begin = step * batch_size
             width = min(batch_size, max(self.sizes[:count]) - begin)
             rows = self._take(order[:count, begin : begin + width])
-            yield Batch(*rows, self._weights_of(count, begin, width))
+            if (count, begin) not in self._weights:  # 1 / (a client's real rows) in every epoch
+                weights: Tensor | float = 1.0 / width
+                if min(self.sizes[:count]) - begin < width:
+                    real = (self._columns[0, :count, None] - begin).clamp(max=width)
+                    mask = torch.arange(width, device=real.device) < real
+                    weights = mask.to(self._dtype) / real
+                self._weights[count, begin] = weights
+            yield Batch(*rows, self._weights[count, begin])
 
     def chosen(self, rows: Sequence[Tensor]) -> Batch:
         """These rows of each of the first clients; the weights are 1, and 0 for padding."""
@@ -126,17 +133,6 @@ class StackedRows:
         real = torch.arange(index.shape[1], device=index.device) < counts
         begins = self._columns[1, : len(rows), None]
         return Batch(*self._take(index + begins), real.to(self._dtype))
-
-    def _weights_of(self, count: int, begin: int, width: int) -> Tensor | float:
-        """1 / (a client's real rows), the same in every epoch."""
-        if (count, begin) not in self._weights:
-            weights: Tensor | float = 1.0 / width
-            if min(self.sizes[:count]) - begin < width:
-                real = (self._columns[0, :count, None] - begin).clamp(max=width)
-                mask = torch.arange(width, device=real.device) < real
-                weights = mask.to(self._dtype) / real
-            self._weights[count, begin] = weights
-        return self._weights[count, begin]
 
     def _take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         flat = index.reshape(-1)
