@@ -153,15 +153,11 @@ def _slopes(objectives: Sequence[Objective], point: Tensor) -> _Slopes:
     return _Slopes(sum(squares) / count, together, math.sqrt(max(squares)))
 
 
-def _sample(objective: Objective, rows: int, key: Key) -> Tensor | None:
-    if objective.num_samples <= rows:
-        return None
-    return torch.randperm(objective.num_samples, generator=generator(key))[:rows]
-
-
 def _curvature(objective: Objective, start: Tensor, rows: int, key: Key) -> tuple[float, Tensor]:
     """At the start, and after a few gradient steps of length 1/L from it; and where that is."""
-    sample = _sample(objective, rows, derive(key, "rows"))
+    sample, size = None, objective.num_samples
+    if size > rows:
+        sample = torch.randperm(size, generator=generator(derive(key, "rows")))[:rows]
     first = _largest(objective, start, sample, derive(key, "first"))
     if first == 0.0:
         return 0.0, start

@@ -111,8 +111,10 @@ def measure(
     """One number for one run; None when it has none (diverged, target not met, no reference)."""
     if name.endswith("_to_target"):
         return own.to_target(name.removesuffix("_to_target"))
-    if name == "speedup":
-        return _speedup(own, reference)
+    if name == "speedup":  # how many times as many rounds the reference needs
+        rounds = own.to_target("rounds")
+        other = reference.to_target("rounds") if reference is not None else None
+        return None if rounds is None or other is None else other / rounds
     curve = _curve(own, metric)
     if not curve or own.diverged:
         return None
@@ -122,21 +124,14 @@ def measure(
         return max(curve) if records.metric(metric).up else min(curve)
     if name in ("epochs", "passes"):
         return records.work(own.records, name)
-    if reference is None or not (other := _curve(reference, metric)):
+    if reference is None or not (theirs := _curve(reference, metric)):
         return None
     if name in ("epoch_reduction", "pass_reduction"):
         counted = "epochs" if name == "epoch_reduction" else "passes"
         done, needed = (records.work(run.records, counted) for run in (own, reference))
         return None if done is None or not needed else 1.0 - done / needed
-    pairs = zip(curve, other, strict=False)
+    pairs = zip(curve, theirs, strict=False)
     return max((abs(a - b) / max(1.0, abs(b)) for a, b in pairs), default=math.nan)
-
-
-def _speedup(own: RecordedRun, reference: RecordedRun | None) -> float | None:
-    """How many times as many rounds the reference needs; None unless both met the target."""
-    other = reference.to_target("rounds") if reference is not None else None
-    rounds = own.to_target("rounds")
-    return None if rounds is None or other is None else other / rounds
 
 
 def _curve(run: RecordedRun, metric: str) -> list[float]:

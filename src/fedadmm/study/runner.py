@@ -202,13 +202,11 @@ def _rank(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int, float, float]:
         sum(row["code"] == "diverged" for row in rows),
         rounds.count(None),
         sum(math.log(one) for one in rounds if one is not None),
-        -sum(map(_worth, rows)),
+        sum(
+            math.inf if (best := row["best"]) is None else -best if row["more_is_better"] else best
+            for row in rows
+        ),
     )
-
-
-def _worth(row: Mapping[str, Any]) -> float:
-    best = row["best"]
-    return -math.inf if best is None else best if row["more_is_better"] else -best
 
 
 def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = nobody) -> list[RecordedRun]:

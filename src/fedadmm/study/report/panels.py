@@ -93,7 +93,10 @@ def _section(content: Outcome, name: str, known: list[Axis], panels: Iterator[Pa
     drawn: list[Panel] = []
     constants: list[str] = []
     for panel in panels:
-        if isinstance(panel, Lines) and all(map(_is_flat, panel.lines)):
+        # The same value in every round and for every seed; one point is no curve.
+        if isinstance(panel, Lines) and all(
+            len(line.y) > 1 and len({*line.y, *line.low, *line.high}) == 1 for line in panel.lines
+        ):
             constants.append(_constant(content, panel))
         elif isinstance(panel, Bars) and len(panel.values) > len(set(panel.values)) == 1:
             value = formatting.number(panel.values[0])
@@ -101,11 +104,6 @@ def _section(content: Outcome, name: str, known: list[Axis], panels: Iterator[Pa
         else:
             drawn.append(panel)
     return Section(name, *_ABOUT[name], known, drawn, constants)
-
-
-def _is_flat(line: Line) -> bool:
-    """Whether a curve has the same value in every round and for every seed; one point is none."""
-    return len(line.y) > 1 and len({*line.y, *line.low, *line.high}) == 1
 
 
 def _constant(content: Outcome, panel: Lines) -> str:
@@ -129,17 +127,13 @@ def metric_names(content: Outcome) -> list[str]:
         for name in records.metrics(record)
         if records.value(record, name) is not None
     )
-    if not _differ(content, "loss", "objective"):
-        names.pop("objective", None)
-    return sorted(names, key=lambda name: ("accuracy" not in name, "loss" not in name))
-
-
-def _differ(content: Outcome, one: str, other: str) -> bool:
-    return any(
-        records.value(record, one) != records.value(record, other)
+    if all(
+        records.value(record, "loss") == records.value(record, "objective")
         for run in content.runs
         for record in run.records
-    )
+    ):
+        names.pop("objective", None)
+    return sorted(names, key=lambda name: ("accuracy" not in name, "loss" not in name))
 
 
 def _learning(content: Outcome, known: list[Axis]) -> Iterator[Panel]:
