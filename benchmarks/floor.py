@@ -59,8 +59,8 @@ def measure(spec: SimpleNamespace, layout: Any) -> list[float]:
         process.start()
     seconds = []
     for _ in range(spec.warm_up + spec.rounds):
+        began = time.perf_counter()  # the others wait already; behind the barrier it may be late
         begin.wait(600)
-        began = time.perf_counter()
         done.wait(600)
         seconds.append(time.perf_counter() - began)
     for process in processes:

@@ -85,7 +85,7 @@ def test_ray_equals_sequential(algorithm: Any, monkeypatch: pytest.MonkeyPatch) 
         return get(store, client)
 
     monkeypatch.setattr(DiskStore, "get", noting)
-    result = run(5, engine=Ray(actors=2, cohort=1, timeout=PATIENCE), **options)
+    result = run(5, engine=Ray(actors=2, timeout=PATIENCE), **options)
     assert read == []
     assert_close(result, run(5, **options))
 
@@ -179,7 +179,7 @@ def test_clients_are_divided_by_their_rows() -> None:
 
 def test_lost_actors_are_replaced_and_their_clients_recovered(tmp_path: Path) -> None:
     """One dies in the middle of a client, another between two rounds."""
-    engine = Watched(actors=2, cohort=2, timeout=PATIENCE)
+    engine = Watched(actors=2, timeout=PATIENCE)
 
     def kill(report: RoundReport) -> None:
         if report.record["round"] == 2:

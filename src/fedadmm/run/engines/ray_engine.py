@@ -62,7 +62,6 @@ class Ray(EngineChoice):
         address: a running cluster, as `ray.init` takes it ("auto" finds one); None starts Ray on
             this machine, unless it runs in this process already.
         actors: how many; by default one a CPU, and never more than there are clients.
-        cohort: how many clients an actor runs before it sends their sum; all of them by default.
         timeout: how many seconds an answer may take.
     """
 
@@ -70,7 +69,6 @@ class Ray(EngineChoice):
 
     address: str | None = None
     actors: Count | None = None
-    cohort: Count | None = None
     timeout: Positive = 600.0
 
     def refuses(self, setup: Setup) -> Iterator[str]:
@@ -335,10 +333,9 @@ class RayEngine(Engine):
             yield reply.partial
 
     def _batches(self, ids: Sequence[int]) -> list[_Batch]:
-        """The clients in pieces; the first pieces of all actors come first.
+        """The largest client goes first, to the actor with the fewest rows so far.
 
-        The largest client goes first, to the actor with the fewest rows so far; among equal ones to
-        one that has its data.
+        Among equal ones to one that has its data.
         """
         problem, data = self._job.problem, cast(Any, self._job.problem.data)
         sizes = {
@@ -351,13 +348,7 @@ class RayEngine(Engine):
             place = next((one for one in free if client in queues[one][0].has), free[0])
             loads[place] += sizes[client]
             queues[place][1].append(client)
-        size = self._choice.cohort or max(1, len(ids))
-        return [
-            _Batch(actor, sorted(clients)[begin : begin + size])
-            for begin in range(0, len(ids), size)
-            for actor, clients in queues
-            if clients[begin:]
-        ]
+        return [_Batch(actor, sorted(clients)) for actor, clients in queues if clients]
 
     def _submit(self, batch: _Batch, broadcast: Any, round_index: int) -> tuple[int, Any]:
         """Give a batch to its actor, with the data of clients that are new to it."""
