@@ -16,7 +16,7 @@ from support.commands import call, write_small
 INTERRUPTER = "support.commands:Interrupter"
 SHARED = (
     *("--checkpoint-every", "2", "--engine", "workers", "--workers", "1"),
-    *("--set", "engine.mode=sync", "--set", f"callbacks=[{{name='{INTERRUPTER}'}}]"),
+    *("--set", "engine.timeout=600", "--set", f"callbacks=[{{name='{INTERRUPTER}'}}]"),
 )
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": (
@@ -89,7 +89,7 @@ def test_every_option_is_on_the_command_that_goes_on(
     changed = {} if command == "reproduce" else {"resume": True}
     assert after == before | changed
     options = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-    unused = {"--print-config", "--draw-only"}
+    unused = {"--print-config", "--draw-only", "--profile"}
     unused |= {"--from-round-0"}  # it gives up what there is to go on with
     unused |= {"--csv", "--target", "--client"}  # they stand in the place of CONFIG
     forgotten = {one.opts[0] for one in options if one.opts[0].startswith("--")} - set(given)
