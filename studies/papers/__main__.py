@@ -36,12 +36,10 @@ def kept(
     A row that was not run this time is the one that was kept before, if there is one.
     """
     wanted = (*ROW, *document["measures"], "rounds_to_target")
-    old = {row["name"]: row for row in before["table"]} if before else {}
-    table = [
-        {key: row[key] for key in wanted if key in row} if row["seeds"] else old[row["name"]]
-        for row in document["table"]
-        if row["seeds"] or row.get("name") in old
-    ]
+    ran = [row for row in document["table"] if row["seeds"]]
+    table = [{key: row[key] for key in wanted if key in row} for row in ran]
+    names = {row["name"] for row in table if "name" in row}
+    table += [row for row in (before or {"table": []})["table"] if row["name"] not in names]
     seeds = max(document["seeds"], before["seeds"], key=len) if before else document["seeds"]
     known = {**document, "table": table, "made": made, "seeds": seeds}
     return {key: known[key] for key in KEPT}
