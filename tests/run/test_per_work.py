@@ -157,8 +157,8 @@ def test_a_deployment_whose_server_can_load_the_rows_fits_it_too():
     steps = 2 * math.ceil(1437 / 6 / 20)
     assert settings.experiment.algorithm.rho == pytest.approx(0.5 / (0.1 * steps))
     hospitals = config(problem={"name": "heart-disease"}, sampler={"name": "full"})
-    with pytest.raises(ParameterError, match="does not see how many rows the sites have; give it"):
-        federation(hospitals, Deployment(4))
+    unseen = federation(hospitals, Deployment(4)).experiment.algorithm  # the sites say their work
+    assert isinstance(unseen.rho, fa.PerWork)
 
 
 def test_what_cannot_be_fitted_is_refused():
@@ -175,7 +175,5 @@ def test_what_cannot_be_fitted_is_refused():
         fa.simulate(method, problem(5, 5), 1, solver=fa.SGD([0.1, 0.1, 0.1]))
     with pytest.raises(ParameterError, match=r"PerWork\(pull=0.25\) is no number yet"):
         _ = method.prox_step
-    with pytest.raises(
-        ParameterError, match="the server does not see how many rows the sites have"
-    ):
-        Federation(method, 2, 3, initial=torch.zeros(DIMENSION), solver=fa.SGD(0.1))
+    with pytest.raises(PairingError, match="local steps, but solver is LBFGS; use SGD"):
+        Federation(method, 2, 3, initial=torch.zeros(DIMENSION), solver=fa.LBFGS())

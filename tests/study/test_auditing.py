@@ -379,7 +379,11 @@ def test_what_a_method_cannot_be_run_with_is_left_out_with_the_reason():
 
 def test_a_table_of_few_columns_is_audited_too():
     """Of 14 entries a hundredth is none, and a tenth may leave nothing of the bias."""
-    tree = {"problem": {"name": "heart"}, "local": {"solver": {"name": "lbfgs"}}}
+    tree = {
+        "problem": {"name": "heart"},
+        "algorithm": {"name": "fedadmm", "rho": 0.01},  # L-BFGS has no rate to fit a penalty to
+        "local": {"solver": {"name": "lbfgs"}},
+    }
     found = audit(resolve(SMALL | tree), rows=3, attack="analytic")
     assert list(found.left_out) == ["1 step, top-k 1 %"]
     assert "TopK: keep is 0.01, which is 0 of 14 entries" in found.left_out["1 step, top-k 1 %"]

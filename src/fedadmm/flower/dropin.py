@@ -367,6 +367,7 @@ class OwnLoop(LocalSolver):
     )  # the terms that a site approves are the same for every message
 
     averages_gradients = True
+    measures_length = True
 
     def length_of_a_round(self, flat: FlatModule) -> float:
         """Learning rate * steps of a round: the train function runs, and its result is dropped."""

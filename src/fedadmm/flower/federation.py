@@ -170,6 +170,10 @@ class Federation:
             )
         if not set(range(self.clients)) - set(self.take_out):
             raise ParameterError("Federation: take_out names all clients, but one must stay")
+        local = resolved_work(method, self.experiment.local)
+        measured = local.solver is None or local.solver.measures_length
+        if self.per_work and not measured:  # refused here, and not at the sites
+            client_length(1, local.solver, filled(local.stop), 0)
         if method.asynchronous and self.mode == "rounds":
             raise ParameterError(
                 f"Federation: mode is 'rounds', but {type(method).__name__} folds every "
