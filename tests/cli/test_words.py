@@ -112,7 +112,8 @@ def test_a_comparison_says_which_differences_are_more_than_chance() -> None:
     ]
     told = results.verdict(Results(None, "test_accuracy", base, rows))
     assert told == [
-        "differ from FedAvg by more than chance: FedADMM; FedPD · not told apart from FedAvg: FedDR"
+        "differ significantly from FedAvg: FedADMM; FedPD · "
+        "no significant difference from FedAvg: FedDR"
     ]
     assert results.verdict(Results(None, "test_accuracy", None, rows)) == []
 
@@ -127,10 +128,10 @@ def test_a_comparison_says_what_won_and_by_how_much() -> None:
 
     start = "FedADMM won: test accuracy 91.0 ± 1.4 %, +2.0 points against FedAvg "
     assert sentence(Difference(0.02, 0.01, 0.03, 2)) == (
-        f"{start}(95 % interval +1.0 to +3.0 over 2 seeds: more than chance)"
+        f"{start}(95 % interval +1.0 to +3.0 over 2 seeds: significant)"
     )
     assert sentence(Difference(0.02, -0.01, 0.05, 2)) == (
-        f"{start}(95 % interval −1.0 to +5.0 over 2 seeds: no more than chance explains)"
+        f"{start}(95 % interval −1.0 to +5.0 over 2 seeds: not significant)"
     )
     assert "one seed cannot show" in sentence(Difference(0.02, None, None, 1))
     assert "says nothing about chance" in sentence(Difference(0.02, 0.02, 0.02, 5))
@@ -141,7 +142,7 @@ def test_a_comparison_says_what_won_and_by_how_much() -> None:
     told = results.verdict(Results(target, "test_accuracy", None, [faster, second], lead))[0]
     assert told == (
         "FedADMM won: 11 rounds to the target, 4 fewer than FedAvg "
-        "(95 % interval −5 to −3 over 2 seeds: more than chance)"
+        "(95 % interval −5 to −3 over 2 seeds: significant)"
     )
 
 

@@ -112,7 +112,7 @@ def test_a_run_from_csv_files_says_how_they_were_prepared(tmp_path: Path) -> Non
     words = ("--target", "diagnosis", "--rounds", 8, "--no-report")
     ran = call("run", "--csv", *paths, *words, "--out", tmp_path / "run")
     assert ran.exit_code == 0, ran.stderr
-    assert "data    numbers are scaled and words spread" in ran.stdout
+    assert "data    numbers are standardised and text columns" in ran.stdout
     recorded = json.loads((tmp_path / "run" / "partition.json").read_text())
     assert recorded["names"] == ["site0", "site1", "site2"]
     assert recorded["labels"] == ["sick", "well"]
@@ -160,7 +160,7 @@ def test_a_comparison_takes_one_file_with_a_column_of_clients(tmp_path: Path) ->
     assert shown.exit_code == 0, shown.stderr
     for method in ("FedAvg", "FedProx", "SCAFFOLD", "FedADMM"):
         assert method.lower() in shown.stdout.lower()
-    assert "no row was moved" in " ".join(shown.stdout.split())
+    assert "no row left its client" in " ".join(shown.stdout.split())
 
 
 def test_files_come_before_or_after_other_words(tmp_path: Path) -> None:

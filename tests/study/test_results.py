@@ -217,7 +217,7 @@ def test_nothing_is_claimed_from_seeds_that_gave_the_same_run() -> None:
     assert told == [
         "mean won: test accuracy 52.0 ± 0.0 %, +2.0 points against dual "
         "(all seeds gave the same difference, which says nothing about chance)",
-        "cannot be told apart from mean, because all seeds gave the same difference: dual",
+        "cannot be compared with mean, because all seeds gave the same difference: dual",
     ]
     assert results.compared(found, row) == "−2.0 points (on all seeds)"
     other = results.results([*runs[:-1], recorded("dual", 4, [0.505])], None).rows[1].difference

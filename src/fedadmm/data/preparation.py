@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from fedadmm.core.errors import DataError
 
 SENTENCE = (
-    "numbers are scaled and words spread over columns, from counts, means, squared deviations "
-    "and lists of words that each client computed on its training rows; no row was moved"
+    "numbers are standardised and text columns one-hot encoded, from counts, means, squared "
+    "deviations and lists of categories of each client's training rows; no row left its client"
 )
 MOST_WORDS = 100
 """A column with more different words is a name or a text, and no category."""

@@ -332,8 +332,8 @@ def reached(found: Results, row: Row) -> str:
 
 
 def verdict(found: Results) -> list[str]:
-    """What won, by how much and whether that is more than chance; then who differs from whom."""
-    return [*filter(None, [_won(found), _told_apart(found)])]
+    """What won, by how much and whether that is significant; then who differs from whom."""
+    return [*filter(None, [_won(found), _significance(found)])]
 
 
 def _won(found: Results) -> str | None:
@@ -351,29 +351,29 @@ def _won(found: Results) -> str | None:
         shown = partial(_signed, share=metric.share)
         by = f"{shown(gap.mean)}{' points' if metric.share else ''} against"
     if gap.low is None or gap.high is None:
-        chance = "one seed cannot show whether that is more than chance; try --seeds 0,1,2,3,4"
+        chance = "one seed cannot show whether that is significant; try --seeds 0,1,2,3,4"
     elif gap.constant:
         chance = "all seeds gave the same difference, which says nothing about chance"
     else:
         chance = f"95 % interval {shown(gap.low)} to {shown(gap.high)} over {gap.seeds} seeds: "
-        chance += "more than chance" if gap.beyond_chance else "no more than chance explains"
+        chance += "significant" if gap.beyond_chance else "not significant"
     return f"{best.method} won: {what}, {by} {second.method} ({chance})"
 
 
-def _told_apart(found: Results) -> str | None:
-    """Which rows differ from the best baseline by more than chance."""
+def _significance(found: Results) -> str | None:
+    """Which rows differ significantly from the best baseline."""
     if found.baseline is None:
         return None
     against = found.baseline.method
     compared = [(row.method, row.difference) for row in found.rows if row.difference is not None]
     sides = {
-        f"differ from {against} by more than chance": [n for n, d in compared if d.beyond_chance],
-        f"not told apart from {against}": [
+        f"differ significantly from {against}": [n for n, d in compared if d.beyond_chance],
+        f"no significant difference from {against}": [
             name
             for name, one in compared
             if one.low is not None and not one.beyond_chance and not one.constant
         ],
-        f"cannot be told apart from {against}, because all seeds gave the same difference": [
+        f"cannot be compared with {against}, because all seeds gave the same difference": [
             name for name, one in compared if one.constant
         ],
     }
