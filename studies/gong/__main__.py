@@ -20,6 +20,7 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import fedadmm
@@ -28,8 +29,9 @@ from fedadmm.study.recipe import plan
 from fedadmm.study.study import Cell, cell_hash
 
 RATES = (0.01, 0.1, 0.2, 0.5)
-FIRST, SECOND = 2, 5  # rounds of the two halves of the search
-CAP = {"iid": 60, "shards": 100}
+HALVES = {"iid": (2, 5), "shards": (4, 12)}
+"""Rounds of the two halves of the search; two shards need more, until accuracies mean something."""
+CAP = {"iid": 60, "shards": 60}
 TARGET = 0.97
 RUNGS = ("momentum", "upload", "epochs", "duals")
 """Those between FedAvg and the released FedADMM, which are cells of gong-worlds."""
@@ -76,28 +78,30 @@ def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def search(cell: Cell) -> dict[str, Any]:
-    """The rate that is best on seed 1000: all for two rounds, the better half for five."""
-    scratch = Path(tempfile.mkdtemp())
+    """The rate that is best on seed 1000: all for a few rounds, the better half for more."""
+    scratch, split = Path(tempfile.mkdtemp()), cell.setting.partition("-")[2]
+    first, second = HALVES[split]
     try:
         curves = {}
         for lr in RATES:
-            tried = with_rate(cell, lr, 1000, FIRST, 2000)
-            curves[lr] = curve(simulated(tried, scratch / str(lr), False, FIRST))
+            tried = with_rate(cell, lr, 1000, first, 2000)
+            curves[lr] = curve(simulated(tried, scratch / str(lr), False, first))
         better = sorted(RATES, key=lambda lr: max(curves[lr], default=0), reverse=True)[:2]
         for lr in better:
-            if len(curves[lr]) == FIRST and max(curves[lr]) < TARGET:
-                tried = with_rate(cell, lr, 1000, SECOND, 2000)
-                curves[lr] += curve(simulated(tried, scratch / str(lr), True, SECOND))
-        best = max(better, key=lambda lr: worth(curves[lr]))
+            if len(curves[lr]) == first and max(curves[lr]) < TARGET:
+                tried = with_rate(cell, lr, 1000, second, 2000)
+                curves[lr] += curve(simulated(tried, scratch / str(lr), True, second))
+        last = 1 if split == "iid" else second - first  # two shards: one round says little
+        best = max(better, key=lambda lr: worth(curves[lr], last))
         return {"lr": best, "curves": {str(lr): values for lr, values in curves.items()}}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def worth(values: list[float]) -> tuple[bool, int, float]:
-    """The target first, then fewer rounds to it, then the last accuracy."""
+def worth(values: list[float], last: int) -> tuple[bool, int, float]:
+    """The target first, then fewer rounds to it, then the mean of the last accuracies."""
     reached = max(values) >= TARGET
-    return reached, -len(values) if reached else 0, values[-1]
+    return reached, -len(values) if reached else 0, fmean(values[-last:])
 
 
 def reported(cell: Cell, lr: float, seed: int, unfinished: Path) -> dict[str, Any]:
