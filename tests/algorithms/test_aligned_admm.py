@@ -376,7 +376,7 @@ def test_a_clock_is_taken_up_with_what_its_clients_missed(tmp_path: Path):
 def test_what_noise_hides_is_not_rounded_off():
     """Who took part would show in h, and in the next model."""
     upload = [fa.Clip(1.0), fa.GaussianNoise(1.0, delta=1e-3)]
-    with pytest.raises(fa.PairingError, match="AlignedADMM with download='half' corrects h"):
+    with pytest.raises(fa.PairingError, match="AlignedADMM with download='half' takes what"):
         run(fa.AlignedADMM(1.2, download="half"), federation(99), 2, upload=upload)
 
 

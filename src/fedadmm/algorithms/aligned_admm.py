@@ -23,8 +23,7 @@ A client that comes back receives the sum of the virtual steps that it missed (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Le
@@ -42,9 +41,6 @@ from fedadmm.core.protocols import (
     Round,
 )
 from fedadmm.core.schedules import PerWork, Schedule, at
-
-if TYPE_CHECKING:
-    from fedadmm.core.setup import Setup
 
 
 class Server(NamedTuple):
@@ -77,7 +73,7 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
             enough for everybody, but while most duals are zero h is momentum without damping.
         members: h runs over "all" clients, or over those "seen" so far.
         download: the virtual steps that a client missed are sent in "full" or in "half" precision.
-            The server takes what is rounded off out of h, so that h stays the mean of the duals.
+            What is rounded off is taken out of h, which stays the mean of the duals.
     """
 
     paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024, for any sigma and g"
@@ -88,14 +84,6 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
     members: Literal["all", "seen"] = "all"
     download: Literal["full", "half"] = "full"
     increments = ("step",)
-
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        yield from super().refuses(setup)
-        if self.download == "half" and setup.uploads.noise is not None:
-            yield (
-                f"{type(self).__name__} with download='half' corrects h by what it rounded off for "
-                "those who took part, whom the upload's noise is to hide; use 'full'"
-            )
 
     @property
     def prox_step(self) -> float:
@@ -141,13 +129,6 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
 
     def virtual_steps(self, server: Server) -> Tensor:
         return server.virtual
-
-    @property
-    def halves_missed(self) -> bool:
-        return self.download == "half"
-
-    def rounded_off(self, server: Server, lost: Tensor) -> Server:
-        return server._replace(h=server.h - lost)
 
     def catch_up(self, client: Client, missed: Tensor) -> Client:
         return client._replace(y=client.y + missed)

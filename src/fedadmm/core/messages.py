@@ -9,8 +9,9 @@ server keeps the sum of all virtual steps so far, and sends a client that comes 
 It does not get the virtual part of its own step.  Replies are never late here: a method with
 virtual steps does not tolerate them (`Algorithm.tolerates_stale`).
 
-Sent in half precision, a client gets `missed` rounded, and the server counts that it did: what was
-rounded away is taken out of its mean (`Algorithm.rounded_off`), which stays exact.
+Sent in half precision (`Algorithm.download`), a client gets `missed` rounded.  What was rounded off
+is taken out of the server's mean as a client's uploads are (`Algorithm.remove_client`), so that the
+mean stays exact.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Missed:
 def first_missed(algorithm: AnyAlgorithm, server: Any) -> Missed | None:
     """What clients have missed before the first round; None for a method without virtual steps."""
     total = algorithm.virtual_steps(server)
-    return None if total is None else Missed(total, half=algorithm.halves_missed)
+    return None if total is None else Missed(total, half=algorithm.download == "half")
 
 
 def restored(

@@ -330,16 +330,12 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
         )
 
     @property
-    def halves_missed(self) -> bool:
-        """Whether a client is sent what it missed in half precision."""
-        return False
+    def download(self) -> Literal["full", "half"]:
+        """The precision in which a client is sent the virtual steps that it missed.
 
-    def rounded_off(self, server: Server, lost: Tensor) -> Server:
-        """The server after clients were sent less than they missed; `lost` is a_i times that."""
-        raise StateError(
-            f"{type(self).__name__}: it rounds what clients missed, but does not say what that "
-            "does to the server"
-        )
+        "half" needs `contribution` and `remove_client`.
+        """
+        return "full"
 
     def contribution(self, message: Message, virtual: Tensor) -> Message:
         """What a folded upload leaves in the server's sums, as `remove_client` takes it out.

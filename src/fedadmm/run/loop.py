@@ -202,9 +202,11 @@ def run_round(
         total, received = noise.hidden_sum(job, total, infos, state, cast)
     if total is not None and replies.finite:
         if state.missed is not None and state.missed.half:
-            shares = [(info.client, problem.weight(info.client)) for info in infos]
-            lost = [share * state.missed.rounded_off(client) for client, share in shares]
-            server = algorithm.rounded_off(server, torch.stack(lost).sum(0))
+            there = [info.client for info in infos]
+            lost = [problem.weight(one) * state.missed.rounded_off(one) for one in there]
+            zero = trees.scaled(total.message, 0.0)
+            past = algorithm.contribution(zero, -torch.stack(lost).sum(0))
+            server = algorithm.remove_client(server, past, problem.regularizer)
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
