@@ -14,7 +14,7 @@ from support.commands import call
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    *("mnist", "fashion-mnist", "mnist-writers", "cifar10", "cifar10-small"),
+    *("mnist", "fashion-mnist", "mnist-writers", "cifar10"),
     *("femnist", "heart-disease", "shakespeare"),
 )
 SHORT = {"fmnist": "fashion-mnist", "heart": "heart-disease"}

@@ -13,7 +13,6 @@ import pytest
 from fedadmm.theory import (
     async_feddr_bound,
     feddr_bound,
-    feddr_corollary_bound,
     feddr_prox_start_excess,
     gong_bound,
 )
@@ -155,7 +154,7 @@ def test_printed_feddr_bound_fails_at_the_minimiser() -> None:
     for init in ("start", "prox"):
         schedule = uniform_clients(n, 1, 50, 3)
         models = feddr_models(problem, start, 1 / (3 * L), 1.0, schedule, init=init)
-        printed = feddr_corollary_bound(L, n, 50, problem.gap(start))
+        printed = feddr_bound(L, 1 / (3 * L), 1.0, 1 / n, 50, problem.gap(start))
         assert printed < 1e-9 < mean_square_gradient(problem, models)
 
 

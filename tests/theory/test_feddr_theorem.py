@@ -12,14 +12,13 @@ from fedadmm.theory import (
     feddr_best_steps,
     feddr_bound,
     feddr_constants,
-    feddr_corollary_bound,
     feddr_eta_max,
     feddr_prox_start_excess,
 )
 
 smoothness = st.floats(1e-3, 1e3)
 relaxation = st.floats(0.05, 1.7)
-slack = st.floats(0.0, 0.05)
+slack = st.floats(0.0, 10.0)
 fraction = st.floats(0.01, 0.98)
 
 
@@ -30,23 +29,21 @@ def test_general_constants_give_corollary_3_1() -> None:
         constants = feddr_constants(L, 1 / (3 * L), 1.0, 1 / n)
         assert constants.beta == pytest.approx(float(Q(3, 5)) * L / n)
         assert pytest.approx(float(Q(160, 3)) * L * n) == constants.C1
-        assert feddr_bound(L, 1 / (3 * L), 1.0, 1 / n, 50, 2.0) == pytest.approx(
-            feddr_corollary_bound(L, n, 50, 2.0)
-        )
-    assert feddr_corollary_bound(3.0, 10, 99, 2.0) == pytest.approx(32.0)  # 160*30/300 * 2
+    assert feddr_bound(3.0, 1 / 9, 1.0, 0.1, 99, 2.0) == pytest.approx(32.0)  # 160*30/300 * 2
 
 
 def test_constants_by_hand() -> None:
-    # L = 1, eta = alpha = p = 1/2, gamma1 = gamma2 = 1, gamma4 = 1/20:
-    # N = 2 - 3/4 - 1/2 - 1/4 = 1/2
-    # beta = (1/2)(1/2)(1/2) / (2 (1/2) 2 (5/4)) = 1/20
-    # rho1 = (9/4)/(1/4) [2 + 20 + (1/2)/(2 * 5/4)] = 9 * 22.2
-    # rho2 = rho1 + (1/2)(9/4)/(8/20 * 1/2) = rho1 + 45/8
-    # C1 = 2 (9/4) 2/((1/4)(1/20)) = 720, Q = (9/4) 2/(1/4) = 18
-    constants = feddr_constants(1.0, 0.5, 0.5, 0.5, gamma1=1.0, gamma2=1.0, gamma4=0.05)
-    rho1 = 9 * Q(222, 10)
-    rho2 = rho1 + Q(45, 8)
-    expected = (Q(1, 20), rho1, rho2, 720, rho1 * 720 + 18, rho2 * 720)
+    # L = 1, eta = alpha = p = 1/2, gamma1 = gamma2 = 1, and half of the largest gamma4, where
+    # 2 - 3/4 - 1/2 - 5 gamma4 = 0: gamma4 = 3/40
+    # N = 2 - 3/4 - 1/2 - 3/8 = 3/8
+    # beta = (1/2)(1/2)(3/8) / (2 (1/2) 2 (5/4)) = 3/80
+    # rho1 = (9/4)/(1/4) [2 + 40/3 + (3/8)/(2 * 5/4)] = 9 (2 + 40/3 + 3/20)
+    # rho2 = rho1 + (1/2)(9/4)/(8 * 3/40 * 1/2) = rho1 + 15/4
+    # C1 = 2 (9/4) 2/((1/4)(3/80)) = 960, Q = (9/4) 2/(1/4) = 18
+    constants = feddr_constants(1.0, 0.5, 0.5, 0.5, slack=1.0)
+    rho1 = 9 * (2 + Q(40, 3) + Q(3, 20))
+    rho2 = rho1 + Q(15, 4)
+    expected = (Q(3, 80), rho1, rho2, 960, rho1 * 960 + 18, rho2 * 960)
     assert constants == pytest.approx([float(value) for value in expected], rel=1e-12)
 
 
@@ -70,30 +67,26 @@ def test_bound_with_errors_by_hand() -> None:
 
 
 def test_constants_without_slack_do_not_bound_errors() -> None:
-    constants = feddr_constants(1.0, 0.25, 1.0, 0.5, gamma1=0.1, gamma2=0.1)
+    constants = feddr_constants(1.0, 0.25, 1.0, 0.5)
     assert math.isinf(constants.rho1)
     assert math.isinf(constants.C3)
 
 
-@given(smoothness, relaxation, slack)
-def test_eta_and_alpha_limits_are_inverse(L: float, alpha: float, gamma4: float) -> None:
-    eta = feddr_eta_max(L, alpha, gamma4)
-    assert feddr_alpha_max(L, eta, gamma4) == pytest.approx(alpha, rel=1e-9)
-
-
 @given(smoothness, relaxation)
-def test_exact_limit_is_linear(L: float, alpha: float) -> None:
-    # N = (1 + x)(2 - 2x - alpha)
-    assert feddr_eta_max(L, alpha) == pytest.approx((1 - alpha / 2) / L)
+def test_eta_and_alpha_limits_are_inverse(L: float, alpha: float) -> None:
+    eta = feddr_eta_max(L, alpha)
+    assert feddr_alpha_max(L, eta) == pytest.approx(alpha, rel=1e-9)
+    x = eta * L  # where N vanishes
+    assert 2 - alpha * (1 + x) - 2 * x**2 == pytest.approx(0.0, abs=1e-12)
 
 
 @given(smoothness, relaxation, slack, fraction)
 def test_beta_is_positive_inside_and_vanishes_at_the_limit(
-    L: float, alpha: float, gamma4: float, part: float
+    L: float, alpha: float, slack: float, part: float
 ) -> None:
-    limit = feddr_eta_max(L, alpha, gamma4)
-    assert feddr_constants(L, part * limit, alpha, gamma4=gamma4).beta > 0
-    near = feddr_constants(L, limit * (1 - 1e-7), alpha, gamma4=gamma4).beta
+    limit = feddr_eta_max(L, alpha)
+    assert feddr_constants(L, part * limit, alpha, slack=slack).beta > 0
+    near = feddr_constants(L, limit * (1 - 1e-7), alpha, slack=slack).beta
     assert near < 1e-4 * L * (1 + 1 / (limit * L))
 
 
@@ -159,21 +152,13 @@ def test_domain_errors_name_the_condition() -> None:
     with pytest.raises(ParameterError) as error:
         feddr_constants(2.0, 0.5, 1.0)
     assert str(error.value) == (
-        "feddr_constants: eta is 0.5, but Theorem 3.1 with alpha = 1 and gamma4 = 0 "
-        "needs eta < 0.25"
+        "feddr_constants: eta is 0.5, but Theorem 3.1 with alpha = 1 needs eta < 0.25"
     )
-    with pytest.raises(ParameterError, match=r"alpha is 2.0, but .* 0 < alpha < 2 - 4 gamma4 = 2"):
+    with pytest.raises(ParameterError, match=r"alpha is 2.0, but must be > 0 and < 2"):
         feddr_eta_max(1.0, 2.0)
-    with pytest.raises(ParameterError, match=r"alpha is 1.9, .* 2 - 4 gamma4 = 1.8"):
-        feddr_eta_max(1.0, 1.9, 0.05)
-    with pytest.raises(ParameterError, match=r"eta is 1.5, .* allows no alpha unless eta < 1"):
-        feddr_alpha_max(1.0, 1.5)
-    # gamma4 = 1/10: 2 - 2x² = (2/5)(1 + x²) at x² = 2/3
-    with pytest.raises(ParameterError, match=r"allows no alpha unless eta < 0.4082"):
-        feddr_alpha_max(2.0, 0.41, 0.1)
+    with pytest.raises(ParameterError, match=r"eta is 0.6, but must be > 0 and < 0.5"):
+        feddr_alpha_max(2.0, 0.6)
     with pytest.raises(ParameterError, match=r"eta is 0.5, but must be > 0 and < 0.5"):
         feddr_prox_start_excess(2.0, 0.5, 1.0)
     with pytest.raises(ParameterError, match=r"p_hat is 1.5"):
         feddr_constants(1.0, 0.1, 1.0, 1.5)
-    with pytest.raises(ParameterError, match=r"n is 2.5, but must be a whole number"):
-        feddr_corollary_bound(1.0, 2.5, 1, 1.0)  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ from fedadmm.theory import (
     insa_sigma_bound,
     noise_floor,
     recommend,
-    wang_constants,
 )
 
 
@@ -53,7 +52,7 @@ def test_theorem_rows_satisfy_their_theorems(situation: Situation) -> None:
     gong = gong_constants(L, find(rows, "FedADMM (Gong", "rho").recommended, p)
     epsilon = find(rows, "FedADMM (Gong", "epsilon").recommended
     assert gong.c3 * epsilon == pytest.approx(situation.accuracy / 2)
-    wang_constants(L, find(rows, "FedADMM (Wang", "rho").recommended, p)
+    feddr_constants(L, 1 / find(rows, "FedADMM (Wang", "rho").recommended, 1.0, p)
     eta = find(rows, "FedDR (Theorem", "eta").recommended
     feddr_constants(L, eta, find(rows, "FedDR (Theorem", "alpha").recommended, p)
     assert find(rows, "FedDR (Theorem", "eta").high * L == pytest.approx(

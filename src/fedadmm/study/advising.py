@@ -18,7 +18,14 @@ from fedadmm.run.simulation import first_vector
 from fedadmm.study.config import merged, resolve
 from fedadmm.study.estimating import Estimate, estimate
 from fedadmm.study.formatting import Telling, untold
-from fedadmm.theory import Advice, Situation, recommend, rounds_needed
+from fedadmm.theory import (
+    Advice,
+    Situation,
+    feddr_bound,
+    gong_bound,
+    recommend,
+    rounds_needed,
+)
 
 PRACTICE = "FedADMM, FedDR (practice)"
 CONVEX = "FedADMM, FedDR (convex losses)"
@@ -198,8 +205,8 @@ def _rounds(situation: Situation, found: Estimate, advice: tuple[Advice, ...]) -
         name: best["FedDR (Theorem 3.1)", name] for name in ("eta", "alpha")
     }
     return {
-        "gong": rounds_needed("gong", situation.accuracy, **gong, **start),
-        "feddr": rounds_needed("feddr", situation.accuracy, **feddr, **start),
+        "gong": rounds_needed(gong_bound, situation.accuracy, **gong, **start),
+        "feddr": rounds_needed(feddr_bound, situation.accuracy, **feddr, **start),
     }
 
 

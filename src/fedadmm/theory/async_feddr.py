@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Share, checked_arguments
-from fedadmm.theory.feddr import SLACK_SCALES, positive_root
+from fedadmm.theory.bounds import SLACKS
 
 
 class AsyncConstants(NamedTuple):
@@ -35,6 +35,13 @@ class AsyncConstants(NamedTuple):
     C_hat: float
     B: float = math.inf
     """It multiplies the start's gradients, which the printed theorem leaves out."""
+
+
+def _positive_root(constant: float, linear: float, quadratic: float) -> float:
+    """The x > 0 with constant - linear x - quadratic x² = 0, for positive coefficients."""
+    root = math.sqrt(linear**2 + 4.0 * quadratic * constant)
+    # The conjugate form of (root - linear) / (2 quadratic): no digits cancel for a small constant.
+    return 2.0 * constant / (linear + root)
 
 
 def _check(owner: str, step: str, value: float, limit: float, why: str) -> None:
@@ -94,7 +101,7 @@ def async_certificate(
     why = f"n = {n}, tau = {tau}, slack = {slack:g}"
     _check(owner, "alpha", alpha, alpha_bar, why)
     constant = 2.0 - alpha * (1.0 + wide * (1.0 + c))
-    eta_bar = positive_root(
+    eta_bar = _positive_root(
         constant, alpha * (1.0 + 2.0 * wide * c), wide * (2.0 + alpha * (1.0 + c))
     )
     eta_bar /= L
@@ -152,4 +159,4 @@ def async_feddr_bound(
         certificate = async_certificate(n, tau, T, p_hat, L, alpha, eta, slack=slack)
         return certificate.C_hat * gap + certificate.B * start_gradient
 
-    return min(total(scale) for scale in SLACK_SCALES) / (rounds + 1)
+    return min(total(scale) for scale in SLACKS) / (rounds + 1)

@@ -1,83 +1,47 @@
-"""One door to every theorem: its bound after a number of rounds, and the rounds for an accuracy."""
+"""What the theorems share: a ladder of slacks, a search, and the rounds for an accuracy."""
 
 from __future__ import annotations
 
-import inspect
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Literal
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, checked_arguments
-from fedadmm.core.validation import check
-from fedadmm.theory.async_feddr import async_feddr_bound
-from fedadmm.theory.feddr import feddr_bound, feddr_corollary_bound, wang_bound
-from fedadmm.theory.gong import gong_bound
 
-_BOUNDS: dict[str, Callable[..., float]] = {
-    "gong": gong_bound,
-    "feddr": feddr_bound,
-    "feddr_corollary": feddr_corollary_bound,
-    "wang": wang_bound,
-    "async_feddr": async_feddr_bound,
-}
-THEOREMS = tuple(_BOUNDS)
-
-_ROUNDS_LIMIT = 10**15
+SLACKS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+"""A bound under local errors takes the best of these."""
+_MOST_ROUNDS = 10**15
 
 
-def _checked_bound(theorem: str, quantities: dict[str, float]) -> Callable[..., float]:
-    check("bound", "theorem", theorem, Literal[THEOREMS])
-    function = _BOUNDS[theorem]
-    parameters = inspect.signature(function).parameters
-    known = [name for name in parameters if name != "rounds"]
-    unknown = sorted(set(quantities) - set(known))
-    missing = [
-        name
-        for name in known
-        if parameters[name].default is inspect.Parameter.empty and name not in quantities
-    ]
-    if unknown or missing:
-        wrong = f"does not know {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
-        raise ParameterError(f"bound: theorem {theorem!r} {wrong}; it takes {', '.join(known)}")
-    return function
+def minimiser(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with one minimum on [low, high] is smallest."""
+    from scipy.optimize import minimize_scalar
 
-
-def bound(theorem: str, rounds: int, **quantities: float) -> float:
-    """The right-hand side of a theorem after `rounds` rounds.
-
-    Args:
-        theorem: "gong" bounds the mean of V^t/n over the states before each of the rounds; "feddr",
-            "feddr_corollary", "wang" and "async_feddr" the mean of ||G_eta(xbar^k)||² over the
-            rounds + 1 models that the server has had.
-        rounds: communication rounds; server steps for "async_feddr".
-        **quantities: what the theorem's own function takes: `gong_bound`, `feddr_bound`,
-            `feddr_corollary_bound`, `wang_bound`, `async_feddr_bound`.
-    """
-    return _checked_bound(theorem, quantities)(rounds=rounds, **quantities)
+    options = {"xatol": 1e-7 * high}
+    found = minimize_scalar(function, bounds=(low, high), method="bounded", options=options)
+    return float(found.x)
 
 
 @checked_arguments
-def rounds_needed(theorem: str, accuracy: Positive, **quantities: float) -> int:
-    """The smallest number of rounds after which the theorem's bound is at most `accuracy`.
+def rounds_needed(bound: Callable[..., float], accuracy: Positive, **quantities: float) -> int:
+    """The smallest number of rounds after which a theorem's bound is at most `accuracy`.
 
     Args:
-        theorem: as in `bound`.
+        bound: `gong_bound`, `feddr_bound` or `async_feddr_bound`.
         accuracy: the wanted mean of the squared measure (eps² of FedDR's Definition 2.2).
-        **quantities: as in `bound`.
+        **quantities: what the bound takes besides `rounds`.
     """
-    function = _checked_bound(theorem, quantities)
 
     def enough(rounds: int) -> bool:  # once true, true for more rounds
-        return function(rounds=rounds, **quantities) <= accuracy
+        return bound(rounds=rounds, **quantities) <= accuracy
 
     high = 1
     while not enough(high):
-        if high >= _ROUNDS_LIMIT:
-            floor = function(rounds=high, **quantities)
+        if high >= _MOST_ROUNDS:
+            floor = bound(rounds=high, **quantities)
             raise ParameterError(
-                f"rounds_needed: accuracy is {accuracy!r}, but the bound of {theorem!r} stays "
-                f"above {floor:.4g} however many rounds are made"
+                f"rounds_needed: accuracy is {accuracy!r}, but {bound.__name__} stays above "
+                f"{floor:.4g} for any number of rounds"
             )
-        high = min(2 * high, _ROUNDS_LIMIT)
+        high = min(2 * high, _MOST_ROUNDS)
     return bisect_left(range(high), True, lo=high // 2 + 1, key=enough)

@@ -7,11 +7,11 @@ number of clients cancels from both sides of equation (8).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, NotNegative, Positive, Share, checked_arguments
+from fedadmm.theory.bounds import minimiser
 
 
 class GongConstants(NamedTuple):
@@ -99,23 +99,6 @@ def gong_bound(
     return (c2 / c1 * descent + unseen) / rounds + c3 * epsilon_max
 
 
-def minimise_unimodal(function: Callable[[float], float], low: float, high: float) -> float:
-    """The minimiser of a function with one minimum on [low, high], by golden-section search."""
-    shrink = (math.sqrt(5.0) - 1.0) / 2.0
-    left, right = high - shrink * (high - low), low + shrink * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > 1e-7 * high:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - shrink * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + shrink * (high - low)
-            at_right = function(right)
-    return (low + high) / 2.0
-
-
 def gong_best_rho(L: float) -> float:
     """The rho that makes c2/c1, and with it the bound for exact solves, smallest.
 
@@ -127,7 +110,7 @@ def gong_best_rho(L: float) -> float:
         c1, c2, _ = gong_constants(L, rho, 1.0)
         return c2 / c1
 
-    return minimise_unimodal(ratio, low * (1.0 + 1e-6), 20.0 * max(low, 1.0))
+    return minimiser(ratio, low * (1.0 + 1e-6), 20.0 * max(low, 1.0))
 
 
 @checked_arguments

@@ -25,14 +25,9 @@ from fedadmm.core.parts import (
 from fedadmm.core.schedules import PerWork
 from fedadmm.core.validation import check
 from fedadmm.theory.async_feddr import AsyncConstants, async_alpha_bar, async_certificate
-from fedadmm.theory.feddr import (
-    feddr_alpha_max,
-    feddr_best_steps,
-    feddr_constants,
-    feddr_eta_max,
-    wang_eta_min,
-)
-from fedadmm.theory.gong import gong_best_rho, gong_constants, gong_rho_min, minimise_unimodal
+from fedadmm.theory.bounds import minimiser
+from fedadmm.theory.feddr import feddr_alpha_max, feddr_best_steps, feddr_constants, feddr_eta_max
+from fedadmm.theory.gong import gong_best_rho, gong_constants, gong_rho_min
 
 
 @checked_arguments
@@ -189,16 +184,14 @@ def _gong_rows(situation: Situation) -> list[Advice]:
 
 def _wang_rows(situation: Situation) -> list[Advice]:
     method, L = "FedADMM (Wang, Theorem 2)", situation.safe_smoothness
-    step = minimise_unimodal(
-        lambda eta: feddr_constants(L, eta, 1.0).C1, 1e-3 / L, (0.5 - 1e-6) / L
-    )
+    step = minimiser(lambda eta: feddr_constants(L, eta, 1.0).C1, 1e-3 / L, (0.5 - 1e-6) / L)
     factor = feddr_constants(L, step, 1.0, situation.p_hat).C1
     note = (
         f"With accurate local solves the mean of ||G||² falls as {factor:.3g} gap / rounds, also "
         "with a regulariser; this rho makes the factor smallest."
     )
     return [
-        Advice(method, "rho", wang_eta_min(L), math.inf, 1.0 / step, note),
+        Advice(method, "rho", 1.0 / feddr_eta_max(L), math.inf, 1.0 / step, note),
         _learning_rate_row(situation, method, 1.0 / step),
     ]
 
@@ -256,14 +249,10 @@ def _best_async_steps(situation: Situation, tau: int) -> tuple[float, float, Asy
 
     def best_eta(alpha: float) -> float:
         limit = certificate(alpha, 1e-12 / L).eta_bar
-        return minimise_unimodal(
-            lambda eta: certificate(alpha, eta).C_hat, 1e-3 * limit, 0.999 * limit
-        )
+        return minimiser(lambda eta: certificate(alpha, eta).C_hat, 1e-3 * limit, 0.999 * limit)
 
     limit = async_alpha_bar(n, tau)
-    alpha = minimise_unimodal(
-        lambda a: certificate(a, best_eta(a)).C_hat, 1e-3 * limit, 0.999 * limit
-    )
+    alpha = minimiser(lambda a: certificate(a, best_eta(a)).C_hat, 1e-3 * limit, 0.999 * limit)
     eta = best_eta(alpha)
     return alpha, eta, certificate(alpha, eta)
 
@@ -317,7 +306,7 @@ def _practice_rows(situation: Situation) -> list[Advice]:
     )
     eta_note = "FedDR's step is 1/rho, and the same is lost."
     return [
-        Advice(method, "rho", 0.0, wang_eta_min(L), rho, rho_note),
+        Advice(method, "rho", 0.0, 1.0 / feddr_eta_max(L), rho, rho_note),
         Advice(method, "eta", feddr_eta_max(L), math.inf, 1.0 / rho, eta_note),
         _learning_rate_row(situation, method, rho),
     ]
@@ -336,6 +325,6 @@ def _per_work_rows(situation: Situation) -> list[Advice]:
         "work that begins at the global model (docs/participation.md): measured, not proven."
     )
     return [
-        Advice(method, "rho", 0.0, wang_eta_min(L), rho, note),
+        Advice(method, "rho", 0.0, 1.0 / feddr_eta_max(L), rho, note),
         _learning_rate_row(situation, method, rho),
     ]

@@ -5,7 +5,6 @@ from fedadmm.data.problems import recorded as recorded
 from fedadmm.data.problems import theory as theory
 from fedadmm.data.problems.federation import SplitOptions as SplitOptions
 from fedadmm.data.problems.federation import from_data as from_data
-from fedadmm.data.problems.registry import Extras as Extras
 from fedadmm.data.problems.registry import NamedProblem as NamedProblem
 from fedadmm.data.problems.registry import Sites as Sites
 from fedadmm.data.problems.registry import canonical as canonical

@@ -31,7 +31,7 @@ from fedadmm.core.validation import check
 from fedadmm.data import models, partitions
 from fedadmm.data.dataset import Dataset, FederatedData, Prepare, Rows, TrainTest, align
 from fedadmm.data.partitions import Partition
-from fedadmm.data.problems.registry import Extras, NamedProblem
+from fedadmm.data.problems.registry import NamedProblem
 
 
 def choose_loss(outputs: Tensor, num_classes: int | None, name: str) -> Loss:
@@ -187,8 +187,8 @@ class RowsProblem(SplitOptions, NamedProblem):
     def rows(self) -> TrainTest:
         """The rows of all clients; may read files."""
 
-    def make(self, extras: Extras) -> Problem:
-        return federate(self.rows(), self, name=self.name, **extras._asdict())
+    def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
+        return federate(self.rows(), self, regularizer=regularizer, name=self.name, **given)
 
 
 def split(dataset: Dataset, options: SplitOptions) -> Partition:

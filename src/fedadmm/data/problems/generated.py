@@ -1,9 +1,9 @@
-"""Rows from random generators, and the problems made of them: synthetic users, mixed rows."""
+"""Problems whose rows are drawn at random: synthetic(alpha, beta) and InSa's regression."""
 
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,47 +15,94 @@ from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.closed_form import LeastSquares
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import Loss, ModelObjective
-from fedadmm.core.parts import Count, Natural, NotNegative, checked, part
+from fedadmm.core.parts import Count, Natural, NotNegative, part
 from fedadmm.core.problem import LazyClients, Problem
+from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data import models
 from fedadmm.data.dataset import Dataset, Rows, TrainTest
 from fedadmm.data.problems.federation import HeldOut, RowsProblem, fit_loss, model_factory
-from fedadmm.data.problems.registry import Extras, NamedProblem
+from fedadmm.data.problems.registry import NamedProblem
 
 _FEATURES, _CLASSES = 60, 10
+_TESTED = 100
+"""The held-out rows of this many users make the test set of a lazy problem."""
 
 
-@checked
-class SyntheticUsers:
-    """synthetic(alpha, beta) of Li et al. (FedProx), as the well-known generator draws it.
+@part("problem", "synthetic")
+class SyntheticOptions(RowsProblem):
+    """synthetic(alpha, beta) of Li et al. (FedProx) with the perceptron of Wang et al. and FedDR.
 
         n_i = int(LogNormal(4, 2)) + 50
         u_i ~ N(0, alpha),  B_i ~ N(0, beta)            alpha, beta are standard deviations
         W_i, b_i ~ N(u_i, 1),  v_i ~ N(B_i, 1)
         x ~ N(v_i, diag(j^-1.2)),  y = argmax(x W_i + b_i)
 
-    alpha moves the users' models apart, beta their inputs.  In the iid variant all users share one
-    W, b ~ N(0, 1), and v_i = 0.  The first 90 % of a user's rows are for training.  Each user is a
-    function of the seed and of its number: any one can be drawn alone.
+    alpha moves the users' models apart, beta their inputs.  The first 90 % of a user's rows are for
+    training.  A user depends on the seed and its number only, so any one can be drawn alone.
     """
 
+    summary: ClassVar[str] = "synthetic(α, β): 30 users, 60 features"
+    clients: Count = 30
+    partition: str = "natural"
+    model: str = "mlp-60-32-10"
     alpha: NotNegative = 0.0
     beta: NotNegative = 0.0
     iid: bool = False
-    users: Count = 30
-    seed: Natural = 0
+    """synthetic-iid: all users share one W, b ~ N(0, 1), and v_i = 0."""
+    data_seed: Natural = 0
     max_samples: Annotated[int, Ge(2)] | None = None
     """No user holds more rows; the law has a heavy tail, a few users among many are huge."""
+    lazy: bool = False
+    """Draw a user's rows whenever they are asked for, instead of keeping everybody's; the held-out
+    rows of the first hundred users make the test set."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lazy and (self.partition != "natural" or self.validation or self.max_train):
+            raise ParameterError(
+                "SyntheticOptions: lazy is True, but works only with partition 'natural', without "
+                "validation and max_train"
+            )
+
+    def rows(self) -> TrainTest:
+        return self.some(range(self.clients))
+
+    def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
+        return (self._lazy if self.lazy else super().load)(regularizer, **given)
+
+    def _lazy(
+        self,
+        regularizer: Regularizer | None = None,
+        model: models.Model | None = None,
+        **given: Any,
+    ) -> Problem:
+        test = self.some(range(min(_TESTED, self.clients))).test
+        assert test is not None
+        make = model_factory(model or self.model, test, self.as_released)
+        flat = FlatModule(models.build(make))
+        loss = fit_loss(flat.module, test)
+        return Problem(
+            clients=LazyClients(self.clients, partial(self._objective, flat, loss)),
+            regularizer=regularizer or Zero(),
+            weights=torch.from_numpy(self.train_sizes) if self.weights == "samples" else None,
+            test=HeldOut(flat, loss, test.inputs, test.targets),
+            initial=partial(models.initial_vector, make),
+            buffers=given.get("buffers"),
+            name=self.name,
+        )
+
+    def _objective(self, flat: FlatModule, loss: Loss, user: int) -> Objective:
+        return ModelObjective(flat, loss, *self.draw(user)[0])
 
     def _generator(self, purpose: str, *indices: int) -> np.random.Generator:
-        return numpy_generator(derive(self.seed, f"synthetic/{purpose}", *indices))
+        return numpy_generator(derive(self.data_seed, f"synthetic/{purpose}", *indices))
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """n_i, how many rows each user holds."""
-        drawn = self._generator("sizes").lognormal(4.0, 2.0, self.users).astype(np.int64) + 50
+        drawn = self._generator("sizes").lognormal(4.0, 2.0, self.clients).astype(np.int64) + 50
         return drawn if self.max_samples is None else np.minimum(drawn, self.max_samples)
 
     @cached_property
@@ -67,8 +114,8 @@ class SyntheticUsers:
     def _centres(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """u_i and B_i."""
         return (
-            self._generator("models").normal(0.0, self.alpha, self.users),
-            self._generator("inputs").normal(0.0, self.beta, self.users),
+            self._generator("models").normal(0.0, self.alpha, self.clients),
+            self._generator("inputs").normal(0.0, self.beta, self.clients),
         )
 
     def draw(self, user: int) -> tuple[Rows, Rows]:
@@ -91,10 +138,6 @@ class SyntheticUsers:
         cut = int(self.train_sizes[user])
         return (inputs[:cut], targets[:cut]), (inputs[cut:], targets[cut:])
 
-    def everybody(self) -> TrainTest:
-        """All users' rows."""
-        return self.some(range(self.users))
-
     def some(self, users: range) -> TrainTest:
         """The rows of some users."""
         drawn = [self.draw(user) for user in users]
@@ -112,121 +155,14 @@ def _dataset(rows: list[Rows], users: range) -> Dataset:
     )
 
 
-@checked
-class MixedRows:
-    """The linear regression of FedADMM-InSa: rows from three distributions, dealt at random.
+@part("problem", "insa-regression")
+class InsaOptions(NamedProblem):
+    """The linear regression of FedADMM-InSa: 50,000 rows of 5,000 features, 200 clients.
 
     A third of the rows is drawn from Student's t with five degrees of freedom, a third uniformly
     from (-5, 5), a third from N(0, 1): features and target alike, without any linear relation
     between them.  The rows are then shuffled and dealt evenly.  One client is drawn at a time.
     """
-
-    clients: Count = 200
-    rows: Count = 50_000
-    features: Count = 5_000
-    ridge: NotNegative = 0.01
-    seed: Natural = 0
-
-    def __post_init__(self) -> None:
-        if self.rows % self.clients:
-            raise ParameterError(
-                f"MixedRows: rows is {self.rows}, but must be a multiple of the {self.clients} "
-                "clients"
-            )
-
-    @cached_property
-    def kinds(self) -> NDArray[np.int8]:
-        """Each row's distribution (0: t, 1: uniform, 2: normal), client by client."""
-        third = -(-self.rows // 3)
-        kinds = np.full(self.rows, 2, np.int8)
-        kinds[:third] = 0
-        kinds[third : 2 * third] = 1
-        shuffled: NDArray[np.int8] = numpy_generator(derive(self.seed, "mixed/kinds")).permutation(
-            kinds
-        )
-        return shuffled
-
-    def draw(self, client: int) -> LeastSquares:
-        """f_i(w) = ||A w - b||^2 / (2m) + ridge ||w||^2 / 2, in float32."""
-        each = self.rows // self.clients
-        kinds = self.kinds[client * each : (client + 1) * each]
-        generator = numpy_generator(derive(self.seed, "mixed/client", client))
-        values = np.empty((each, self.features + 1), np.float32)
-        student, uniform, normal = (np.flatnonzero(kinds == kind) for kind in range(3))
-        width = self.features + 1
-        values[student] = generator.standard_t(5, (len(student), width))
-        values[uniform] = generator.uniform(-5, 5, (len(uniform), width))
-        values[normal] = generator.standard_normal((len(normal), width), np.float32)
-        table = torch.from_numpy(values)
-        return LeastSquares(table[:, :-1].contiguous(), table[:, -1].contiguous(), self.ridge)
-
-
-@part("problem", "synthetic")
-class SyntheticOptions(RowsProblem):
-    """synthetic(alpha, beta) of Li et al. with the perceptron of Wang et al. and FedDR."""
-
-    summary: ClassVar[str] = "synthetic(α, β): 30 users, 60 features"
-    clients: Count = 30
-    partition: str = "natural"
-    model: str = "mlp-60-32-10"
-    alpha: NotNegative = 0.0
-    beta: NotNegative = 0.0
-    iid: bool = False
-    """synthetic-iid: one model and one input distribution for all."""
-    data_seed: Natural = 0
-    max_samples: Annotated[int, Ge(2)] | None = None
-    """No user holds more rows."""
-    lazy: bool = False
-    """Draw a user's rows whenever they are asked for, instead of keeping everybody's; the held-out
-    rows of the first hundred users make the test set."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lazy and (self.partition != "natural" or self.validation or self.max_train):
-            raise ParameterError(
-                "SyntheticOptions: lazy is True, but works only with partition 'natural', without "
-                "validation and max_train"
-            )
-
-    def users(self) -> SyntheticUsers:
-        """The generator."""
-        return SyntheticUsers(
-            self.alpha, self.beta, self.iid, self.clients, self.data_seed, self.max_samples
-        )
-
-    def rows(self) -> TrainTest:
-        return self.users().everybody()
-
-    def make(self, extras: Extras) -> Problem:
-        return _lazy_synthetic(self, extras) if self.lazy else super().make(extras)
-
-
-def _draw_user(users: SyntheticUsers, flat: FlatModule, loss: Loss, user: int) -> Objective:
-    return ModelObjective(flat, loss, *users.draw(user)[0])
-
-
-def _lazy_synthetic(options: SyntheticOptions, extras: Extras) -> Problem:
-    users = options.users()
-    test = users.some(range(min(100, users.users))).test
-    assert test is not None
-    make = model_factory(extras.model or options.model, test, options.as_released)
-    flat = FlatModule(models.build(make))
-    loss = fit_loss(flat.module, test)
-    weights = torch.from_numpy(users.train_sizes) if options.weights == "samples" else None
-    return Problem(
-        clients=LazyClients(users.users, partial(_draw_user, users, flat, loss)),
-        regularizer=extras.regularizer or Zero(),
-        weights=weights,
-        test=HeldOut(flat, loss, test.inputs, test.targets),
-        initial=partial(models.initial_vector, make),
-        buffers=extras.buffers,
-        name=options.name,
-    )
-
-
-@part("problem", "insa-regression")
-class InsaOptions(NamedProblem):
-    """The linear regression of FedADMM-InSa: 50,000 rows of 5,000 features, 200 clients."""
 
     costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "least squares, 50,000 × 5,000, 200 clients"
@@ -238,16 +174,42 @@ class InsaOptions(NamedProblem):
     data_seed: Natural = 0
 
     def __post_init__(self) -> None:
-        self.table()
+        if self.rows % self.clients:
+            raise ParameterError(
+                f"InsaOptions: rows is {self.rows}, but must be a multiple of the {self.clients} "
+                "clients"
+            )
 
-    def table(self) -> MixedRows:
-        """The generator."""
-        return MixedRows(self.clients, self.rows, self.features, self.ridge, self.data_seed)
-
-    def make(self, extras: Extras) -> Problem:
+    def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
         return Problem(
-            clients=LazyClients(self.clients, self.table().draw, keep=True),  # 1 GB at full size
-            regularizer=extras.regularizer or Zero(),
+            clients=LazyClients(self.clients, self.draw, keep=True),  # 1 GB at full size
+            regularizer=regularizer or Zero(),
             initial=partial(models.initial_vector, "linear", inputs=self.features, bias=False),
             name=self.name,
         )
+
+    @cached_property
+    def kinds(self) -> NDArray[np.int8]:
+        """Each row's distribution (0: t, 1: uniform, 2: normal), client by client."""
+        third = -(-self.rows // 3)
+        kinds = np.full(self.rows, 2, np.int8)
+        kinds[:third] = 0
+        kinds[third : 2 * third] = 1
+        shuffled: NDArray[np.int8] = numpy_generator(
+            derive(self.data_seed, "mixed/kinds")
+        ).permutation(kinds)
+        return shuffled
+
+    def draw(self, client: int) -> LeastSquares:
+        """f_i(w) = ||A w - b||^2 / (2m) + ridge ||w||^2 / 2, in float32."""
+        each = self.rows // self.clients
+        kinds = self.kinds[client * each : (client + 1) * each]
+        generator = numpy_generator(derive(self.data_seed, "mixed/client", client))
+        values = np.empty((each, self.features + 1), np.float32)
+        student, uniform, normal = (np.flatnonzero(kinds == kind) for kind in range(3))
+        width = self.features + 1
+        values[student] = generator.standard_t(5, (len(student), width))
+        values[uniform] = generator.uniform(-5, 5, (len(uniform), width))
+        values[normal] = generator.standard_normal((len(normal), width), np.float32)
+        table = torch.from_numpy(values)
+        return LeastSquares(table[:, :-1].contiguous(), table[:, -1].contiguous(), self.ridge)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fedadmm.core.errors import DataError
 from fedadmm.core.parts import Count, Fraction, Natural, Probability, part
 from fedadmm.core.problem import Problem
+from fedadmm.core.protocols import Regularizer
 from fedadmm.data.dataset import TrainTest, hold_out
 from fedadmm.data.loaders.heart import (
     COLUMNS,
@@ -20,19 +21,10 @@ from fedadmm.data.loaders.heart import (
     read_site,
 )
 from fedadmm.data.loaders.leaf import femnist, shakespeare
-from fedadmm.data.loaders.pictures import (
-    HALVES,
-    NORMALISE,
-    cifar10,
-    cifar10_small,
-    digits,
-    fashion_mnist,
-    mnist,
-    mnist_writers,
-)
+from fedadmm.data.loaders.pictures import cifar10, digits, fashion_mnist, mnist, mnist_writers
 from fedadmm.data.loaders.tabular import AUTO, prepared_table, tabular
 from fedadmm.data.problems.federation import RowsProblem, federate
-from fedadmm.data.problems.registry import Extras, Sites
+from fedadmm.data.problems.registry import Sites
 
 
 @part("problem", "digits")
@@ -92,22 +84,9 @@ class CifarOptions(MnistOptions):
 
     summary: ClassVar[str] = "CIFAR-10 pictures"
     model: str = "cnn2"
-    pixels: Literal["statistics", "halves"] = "statistics"
-    """Normalise by the channels' mean and deviation, or by 0.5 and 0.5 as Gong's program does."""
 
     def rows(self) -> TrainTest:
-        return cifar10(HALVES if self.pixels == "halves" else NORMALISE)
-
-
-@part("problem", "cifar10-small")
-class CifarSmallOptions(CifarOptions):
-    """Gong's setting: 100 clients, two label shards each, CNN 2."""
-
-    costly_objective: ClassVar[bool] = False
-    summary: ClassVar[str] = "a tenth of CIFAR-10"
-
-    def rows(self) -> TrainTest:
-        return cifar10_small(prepare=HALVES if self.pixels == "halves" else NORMALISE)
+        return cifar10()
 
 
 @part("problem", "femnist")
@@ -206,9 +185,9 @@ class TableOptions(RowsProblem):
     """Chooses the held-out rows, and the clients of a random split; None for the run's seed, so
     that the seeds of a comparison hold out different rows."""
 
-    def make(self, extras: Extras) -> Problem:
+    def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
         own = self if self.partition_seed is not None else replace(self, partition_seed=0)
-        return RowsProblem.make(own, extras)
+        return RowsProblem.load(own, regularizer, **given)
 
     def rows(self) -> TrainTest:
         target, client, kind = self.target, self.client, self.kind

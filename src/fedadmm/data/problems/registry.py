@@ -6,24 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import FAMILIES
-from fedadmm.core.problem import Buffers, Problem
+from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Regularizer
-from fedadmm.data import models
-from fedadmm.data.partitions import Partition
 from fedadmm.data.sources import SOURCES
-
-
-class Extras(NamedTuple):
-    """What a caller may hand over as an object instead of a name."""
-
-    model: models.Model | None = None
-    partition: Partition | None = None
-    regularizer: Regularizer | None = None
-    buffers: Buffers | None = None
 
 
 @dataclass(frozen=True)
@@ -56,12 +45,12 @@ class NamedProblem(ABC):
     """Whether the training objective, two passes over all the data, is not measured by default."""
 
     @abstractmethod
-    def make(self, extras: Extras) -> Problem:
-        """The problem; may read files."""
+    def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
+        """The problem; may read files.
 
-    def load(self, regularizer: Regularizer | None = None) -> Problem:
-        """The problem with this regulariser; may read files."""
-        return self.make(Extras(regularizer=regularizer))
+        `given` are objects that only Python can hand over: `buffers`, and to problems made from
+        rows a `model` and a `partition`.
+        """
 
     @classmethod
     def dataset(cls) -> str | None:
@@ -87,33 +76,19 @@ def options(name: str) -> type[NamedProblem]:
     return chosen
 
 
-def load(
-    name: str,
-    *,
-    regularizer: Regularizer | None = None,
-    buffers: Buffers | None = None,
-    **choices: Any,
-) -> Problem:
-    """The named problem; `choices` are the fields of its options.
+def load(name: str, **choices: Any) -> Problem:
+    """The named problem; `choices` are the fields of its options, `regularizer` and `buffers`.
 
     `model` may also be a module or a function that makes one, `partition` also a `Partition`.
     """
     chosen: Any = options(name)
-    model, partition = choices.get("model"), choices.get("partition")
-    if model is not None and not isinstance(model, str):
-        del choices["model"]
-    if isinstance(partition, Partition):
-        del choices["partition"]
     known = [field.name for field in fields(chosen)]
-    objects = {"model": model, "partition": partition}
-    for field in [*choices, *(key for key, value in objects.items() if value is not None)]:
+    given = {key: choices.pop(key, None) for key in ("regularizer", "buffers")}
+    for field in choices:
         if field not in known:
             raise ParameterError(f"{name}: there is no option {field!r}, but {', '.join(known)}")
-    extras = Extras(
-        model=None if isinstance(model, str) else model,
-        partition=partition if isinstance(partition, Partition) else None,
-        regularizer=regularizer,
-        buffers=buffers,
-    )
-    problem: Problem = chosen(**choices).make(extras)
+    for key in ("model", "partition"):
+        if not isinstance(choices.get(key, ""), str):
+            given[key] = choices.pop(key)
+    problem: Problem = chosen(**choices).load(**given)
     return problem

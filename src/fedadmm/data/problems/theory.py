@@ -18,7 +18,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
 from annotated_types import Ge
@@ -32,7 +32,7 @@ from fedadmm.core.problem import Facts, LazyClients, Problem
 from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, generator
-from fedadmm.data.problems.registry import Extras, NamedProblem
+from fedadmm.data.problems.registry import NamedProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +223,8 @@ class TheoryOptions(NamedProblem):
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
         """(L, m): the eigenvalues of every f_i's Hessians lie in [-m, L]."""
 
-    def make(self, extras: Extras) -> Problem:
-        regularizer, free = extras.regularizer or Zero(), self.optimum()
+    def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
+        regularizer, free = regularizer or Zero(), self.optimum()
         optimum = regularizer.prox(free, 1.0)
         smoothness, weak_convexity = self.curvature(optimum)
         return Problem(
