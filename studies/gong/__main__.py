@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from fnmatch import fnmatch
@@ -23,16 +22,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import fedadmm
-from fedadmm.run.simulation import Result
 from fedadmm.study.recipe import plan
-from fedadmm.study.study import Cell, cell_hash
+from fedadmm.study.rundir import RecordedRun, read_run
+from fedadmm.study.runner import run_study
+from fedadmm.study.running import run_recorded
+from fedadmm.study.study import Cell, Search, Study, Try, cell_hash
 
 RATES = (0.01, 0.1, 0.2, 0.5)
 HALVES = {"iid": (2, 5), "shards": (4, 12)}
 """Rounds of the two halves of the search; two shards need more, until accuracies mean something."""
-CAP = {"iid": 60, "shards": 60}
+CAP = 60
 TARGET = 0.97
+HOW = {"threads": 1, "checkpoint.every": 5}
 RUNGS = ("momentum", "upload", "epochs", "duals")
 """Those between FedAvg and the released FedADMM, which are cells of gong-worlds."""
 
@@ -44,23 +45,14 @@ def planned() -> dict[str, Cell]:
     return worlds | {cell.name.replace("/", "-ladder-"): cell for cell in rungs}
 
 
-def with_rate(cell: Cell, lr: float, seed: int, rounds: int, rows: int | None = None) -> Cell:
-    """The cell at a learning rate, which is the server's for FedSGD; `rows` are evaluated."""
-    rate = "algorithm.lr" if cell.name.endswith("/fedsgd") else "local.solver.lr"
-    return cell.chosen(
-        {rate: lr, "seed": seed, "rounds": rounds, "threads": 1, "problem.max_test": rows}
-    )
+def rated(cell: Cell, lr: float) -> dict[str, Any]:
+    """The learning rate as a setting; it is the server's for FedSGD."""
+    return {"algorithm.lr" if cell.name.endswith("/fedsgd") else "local.solver.lr": lr}
 
 
-def simulated(cell: Cell, folder: Path, resume: bool, every: int) -> Result:
-    """Run a cell; the folder keeps its checkpoints, so that it can go on."""
-    kept = fedadmm.Checkpoints(folder, every)
-    return fedadmm.simulate(cell.run, checkpoints=kept, resume=resume)
-
-
-def curve(result: Result) -> list[float]:
-    """The accuracy after every round."""
-    return [round(record["metrics"].get("test_accuracy", 0.0), 5) for record in result.history]
+def with_rate(cell: Cell, lr: float, seed: int, rounds: int) -> Cell:
+    """The cell as it is run with a seed."""
+    return cell.chosen(rated(cell, lr) | {"seed": seed, "rounds": rounds, **HOW})
 
 
 def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -77,25 +69,30 @@ def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def search(cell: Cell) -> dict[str, Any]:
+def curve(run: RecordedRun) -> list[float]:
+    """The accuracy after every round."""
+    found = [record["metrics"].get("test_accuracy", 0.0) for record in run.records]
+    return [round(value, 5) for value in found]
+
+
+def search(cell: Cell, folder: Path) -> dict[str, Any]:
     """The rate that is best on seed 1000: all for a few rounds, the better half for more."""
-    scratch, split = Path(tempfile.mkdtemp()), cell.setting.partition("-")[2]
-    first, second = HALVES[split]
-    try:
-        curves = {}
-        for lr in RATES:
-            tried = with_rate(cell, lr, 1000, first, 2000)
-            curves[lr] = curve(simulated(tried, scratch / str(lr), False, first))
-        better = sorted(RATES, key=lambda lr: max(curves[lr], default=0), reverse=True)[:2]
-        for lr in better:
-            if len(curves[lr]) == first and max(curves[lr]) < TARGET:
-                tried = with_rate(cell, lr, 1000, second, 2000)
-                curves[lr] += curve(simulated(tried, scratch / str(lr), True, second))
-        last = 1 if split == "iid" else second - first  # two shards: one round says little
-        best = max(better, key=lambda lr: worth(curves[lr], last))
-        return {"lr": best, "curves": {str(lr): values for lr, values in curves.items()}}
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    iid = cell.setting.endswith("-iid")
+    first, second = HALVES["iid" if iid else "shards"]
+    also = {"seed": 1000, "rounds": second, "problem.max_test": 2000, **HOW}
+    tries = [Try(cell.name, cell, rated(cell, lr), also) for lr in RATES]
+    study = Study("sweep", [], search=Search(1000, tries, halve_after=[first]))
+    tried = run_study(study, folder).search["tried"]
+    better, curves = [], {}
+    for lr, point, row in zip(RATES, tries, tried, strict=True):
+        whole, short = (one.directory(folder) for one in (point.cell, point.cell.shortened(first)))
+        curves[lr] = curve(read_run(whole if whole.exists() else short))
+        if row["dropped_after"] is None:
+            better.append(lr)
+    last = 1 if iid else second - first  # two shards: one round says little
+    best = max(better, key=lambda lr: worth(curves[lr], last))
+    shutil.rmtree(folder)
+    return {"lr": best, "curves": {str(lr): values for lr, values in curves.items()}}
 
 
 def worth(values: list[float], last: int) -> tuple[bool, int, float]:
@@ -107,16 +104,19 @@ def worth(values: list[float], last: int) -> tuple[bool, int, float]:
 def reported(cell: Cell, lr: float, seed: int, unfinished: Path) -> dict[str, Any]:
     """The run of a seed until the target, or as many rounds as there are at most.
 
-    Its checkpoints are kept in `unfinished` until it ends, so that a stopped run goes on.
+    It is kept in `unfinished` until it ends, so that a stopped run goes on.
     """
-    chosen = with_rate(cell, lr, seed, CAP[cell.setting.partition("-")[2]])
-    result = simulated(chosen, unfinished, unfinished.exists(), every=5)
-    shutil.rmtree(unfinished, ignore_errors=True)
-    values = curve(result)
-    reached = next((number for number, value in enumerate(values, 1) if value >= TARGET), None)
-    epochs = sum(record["work"]["epochs"] for record in result.history)
-    found = {"lr": lr, "hash": cell_hash(chosen.run), "code": result.code, "epochs": epochs}
-    return found | {"rounds_to_target": reached, "curve": values}
+    run = with_rate(cell, lr, seed, CAP).run
+    found = run_recorded(run, unfinished, resume=True)
+    shutil.rmtree(unfinished)
+    return {
+        "lr": lr,
+        "hash": cell_hash(run),
+        "code": found.code,
+        "epochs": sum(record["work"]["epochs"] for record in found.records),
+        "rounds_to_target": found.to_target("rounds"),
+        "curve": curve(found),
+    }
 
 
 def main() -> None:
@@ -130,10 +130,12 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in [name for one in arguments.cells for name in known if fnmatch(name, one)]:
         tuned = f"{known[name].setting}-fedavg" if "-ladder-" in name else name  # one rate for all
-        lr = kept(folder / f"{tuned}-search.json", partial(search, known[tuned]))["lr"]
+        cache = Path(".cache/gong")
+        make = partial(search, known[tuned], cache / f"{tuned}-search")
+        lr = kept(folder / f"{tuned}-search.json", make)["lr"]
         for seed in range(arguments.seeds):
             run = f"{name}-seed{seed}"
-            make = partial(reported, known[name], lr, seed, Path(".cache/gong") / run)
+            make = partial(reported, known[name], lr, seed, cache / f"{run}-{lr}")
             found = kept(folder / f"{run}.json", make)
             rounds, seconds = found["rounds_to_target"], found["seconds"]
             print(f"{run}: lr {lr}, {rounds} rounds, {seconds} s", flush=True)

@@ -8,9 +8,16 @@ import pytest
 
 from fedadmm.core.schedules import Piecewise
 from fedadmm.study.config import resolve
-from studies.gong.__main__ import RUNGS, curve, planned, search, with_rate, worth
+from fedadmm.study.running import run_recorded
+from studies.gong import __main__ as gong
+from studies.gong.__main__ import RUNGS, planned, with_rate
 
 RESULTS = Path(__file__).parents[2] / "studies" / "gong" / "results"
+SMALL = {
+    "problem": {"name": "digits", "clients": 10, "model": "mlp-64-32-10"},
+    "engine": {"name": "sequential"},
+}
+"""The digits and a perceptron in place of MNIST and CNN 1."""
 OLDER = sorted(path for path in RESULTS.glob("*-seed0.json") if '"local": {' in path.read_text())
 
 
@@ -23,7 +30,28 @@ def test_the_recipes_describe_the_runs_that_were_made(path: Path) -> None:
     cell = planned()[path.stem.removesuffix("-seed0")]
     lr = made.local.solver.lr
     now = with_rate(cell, lr, made.seed, made.rounds).run
-    assert replace(now, engine=made.engine, seed=made.seed) == made
+    how = {"engine": made.engine, "checkpoint": made.checkpoint}
+    assert replace(now, seed=made.seed, **how) == made
+
+
+def test_a_stopped_run_goes_on_and_keeps_its_whole_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = planned()["sound-iid-fedavg"].chosen(SMALL)
+    monkeypatch.setattr(gong, "CAP", 6)
+    whole = gong.reported(cell, 0.1, 0, tmp_path / "whole")
+    assert len(whole["curve"]) == 6
+    assert whole["epochs"] == 6 * 5.0
+    run = with_rate(cell, 0.1, 0, 6).run
+
+    def stop(report):
+        if report.record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_recorded(run, tmp_path / "stopped", callbacks=[stop])
+    assert gong.reported(cell, 0.1, 0, tmp_path / "stopped") == whole
+    assert not (tmp_path / "stopped").exists()
 
 
 def test_each_rung_of_the_ladder_changes_one_thing() -> None:
@@ -46,31 +74,24 @@ def test_each_rung_of_the_ladder_changes_one_thing() -> None:
     assert runs[0].problem.as_released == "gong"
 
 
-def test_the_better_half_of_the_rates_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    class Made:
-        def __init__(self, cell, resume):
-            lr, rounds = cell.run.local.solver.lr, cell.run.rounds
-            first = 2 if resume else 0
-            made.append((lr, rounds, resume))
-            self.history = [
-                {"metrics": {"test_accuracy": lr if lr < 0.5 else 0.15 + t / 1000}}
-                for t in range(first, rounds)
-            ]
-
-    monkeypatch.setattr(
-        "studies.gong.__main__.simulated", lambda cell, folder, resume, every: Made(cell, resume)
-    )
-    found = search(planned()["released-iid-fedavg"])
-    assert found["lr"] == 0.2
-    assert made == [
-        *((lr, 2, False) for lr in (0.01, 0.1, 0.2, 0.5)),
-        *((lr, 5, True) for lr in (0.2, 0.5)),
-    ]
-    assert [len(values) for values in found["curves"].values()] == [2, 2, 5, 5]
+def test_the_better_half_of_the_rates_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = planned()["released-shards-fedavg"].chosen(SMALL)
+    monkeypatch.setitem(gong.HALVES, "shards", (1, 3))
+    found = gong.search(cell, tmp_path / "scratch")
+    curves = {float(lr): values for lr, values in found["curves"].items()}
+    assert list(curves) == list(gong.RATES)
+    better = sorted(curves, key=lambda lr: curves[lr][0], reverse=True)[:2]
+    assert {lr: len(values) for lr, values in curves.items()} == {
+        lr: 3 if lr in better else 1 for lr in curves
+    }
+    assert found["lr"] == max(better, key=lambda lr: sum(curves[lr][1:]))
+    assert not (tmp_path / "scratch").exists()
 
 
 def test_a_rate_that_reaches_the_target_sooner_is_worth_more() -> None:
-    assert worth([0.5, 0.98]) > worth([0.5, 0.9, 0.98]) > worth([0.96, 0.969, 0.9695, 0.9699])
-    assert curve(type("R", (), {"history": [{"metrics": {}}]})()) == [0.0]
+    order = [[0.5, 0.98], [0.5, 0.9, 0.98], [0.96, 0.969, 0.9695, 0.9699], [0.9699, 0.96]]
+    worths = [gong.worth(values, 1) for values in order]
+    assert worths == sorted(worths, reverse=True)
+    assert gong.worth([0.9, 0.1, 0.5], 2) < gong.worth([0.1, 0.4, 0.3], 2)

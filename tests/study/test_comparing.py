@@ -13,7 +13,7 @@ from fedadmm.study import config as configs
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.study import folder_names
-from support.commands import SMALL
+from support.commands import SMALL, call, write_small
 
 TREE: dict[str, Any] = SMALL | {
     "seeds": [0, 1],
@@ -219,3 +219,23 @@ def test_a_method_without_rounds_keeps_its_engine_and_a_name_reaches_who_has_non
 def test_a_seed_that_is_named_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"seeds is \[0, 1, 0\], but must not hold 0 twice"):
         plan(TREE, settings=[("seeds", [0, 1, 0])])
+
+
+def test_a_comparison_halves_its_search_and_says_what_it_dropped(tmp_path: Path) -> None:
+    search = {"values": [0.01, 0.05, 0.1], "rounds": 3, "halve_after": [1]}
+    path = write_small(tmp_path / "c.toml", search=search)
+    done = call("compare", path, "--out", tmp_path / "out", "--jobs", 1)
+    assert done.exit_code == 0, done.stderr
+    assert "the search dropped after 1 rounds: fedadmm 0.01" in " ".join(done.stdout.split())
+    folders = {folder.name for folder in (tmp_path / "out/search").iterdir()}
+    assert folders == {
+        *(f"fedadmm-{value}-1-rounds" for value in (0.01, 0.05, 0.1)),
+        *("fedadmm-0.05", "fedadmm-0.1"),
+    }
+    again = plan(configs.read(str(tmp_path / "out/study.toml")))
+    assert again.search is not None
+    assert list(again.search.halve_after) == [1]
+    search["halve_after"] = [3]
+    refusal = r"search.halve_after is \[3\], but each must be below the 3 rounds of the search"
+    with pytest.raises(ConfigError, match=refusal):
+        plan({**SMALL, "search": search})

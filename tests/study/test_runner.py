@@ -12,7 +12,7 @@ import pytest
 from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.runner import Began, Event, Recorded, choose, run_study
-from fedadmm.study.study import Cell, Study
+from fedadmm.study.study import Cell, Search, Study, Try
 from support.commands import SMALL, call, write_small
 
 
@@ -71,6 +71,82 @@ def test_a_search_prefers_rounds_then_worth_and_never_divergence() -> None:
     assert choose([row(1, None, 0.8), row(2, None, 0.9), row(3, None, None)])["m"]["value"] == 2
     assert choose([row(1, 5, 0.99, "diverged"), row(2, None, 0.1)])["m"]["value"] == 2
     assert choose([row(1, 20, 0.9), row(2, 20, 0.9)])["m"]["value"] == 1
+
+
+def searched(values: list[float], halve_after: list[int], **changes: Any) -> Study:
+    """FedSGD on ‖x - x*‖² / 2, whose loss after t rounds is (1 - lr)^2t times that of round 0."""
+    tables = {
+        "rounds": 8,
+        "precision": "float64",
+        "problem": {"name": "quadratics", "clients": 2, "dimension": 3, "conditioning": 1.0},
+        "algorithm": {"name": "fedsgd", "lr": 0.1},
+        "checkpoint": {"every": 3},
+    }
+    cell = Cell("m", resolve(tables | changes), "m", tuned="m")
+    tries = [Try("m", cell, {"algorithm.lr": value}, {"seed": 1000}) for value in values]
+    return Study("comparison", [cell], [0], Search(1000, tries, halve_after=halve_after))
+
+
+def rounds_run(heard: list[Event]) -> list[int]:
+    return [event.record["round"] for event in heard if isinstance(event, Recorded)]
+
+
+def test_the_better_half_of_a_search_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    rates = [0.3, 0.9, 3.0, 1.5, 0.6]
+    found = run_study(searched(rates, [2, 4]), tmp_path, watch=heard.append)
+    tried = {row["value"]["algorithm.lr"]: row for row in found.search["tried"]}
+    by_loss = sorted(rates, key=lambda lr: abs(1 - lr))
+    dropped = {**dict.fromkeys(by_loss[:2]), by_loss[2]: 4, **dict.fromkeys(by_loss[3:], 2)}
+    assert {lr: row["dropped_after"] for lr, row in tried.items()} == dropped
+    assert found.search["chosen"]["m"]["value"] == {"algorithm.lr": 0.9}
+    start = tried[0.3]["best"] / 0.7**4
+    for lr, row in tried.items():
+        expected = start * (1 - lr) ** (2 * (dropped[lr] or 8))
+        assert row["best"] == pytest.approx(expected, abs=1e-12)
+    # five points for two rounds, three for two more, two for four more, and the reported seed
+    assert rounds_run(heard) == 5 * [1, 2] + 3 * [3, 4] + 2 * [5, 6, 7, 8] + [*range(1, 9)]
+    assert found.dropped == [
+        "the search dropped after 2 rounds: m 0.3, 3.0",
+        "the search dropped after 4 rounds: m 1.5",
+    ]
+    again = run_study(searched(rates, [2, 4]), tmp_path, only_cached=True)
+    assert again.document == found.document
+
+
+def test_halving_may_choose_what_is_better_early(tmp_path: Path) -> None:
+    """With curvatures 1 and 0.1 the rate 1 is better at first and 1.8 in the end."""
+    table = {"name": "quadratics", "clients": 1, "dimension": 2, "heterogeneity": 0.0}
+    for name, halve_after, best in (("whole", [], 1.8), ("halved", [1], 1.0)):
+        wanted = searched([1.0, 1.8], halve_after, problem=table, rounds=30)
+        found = run_study(wanted, tmp_path / name)
+        assert found.search["chosen"]["m"]["value"] == {"algorithm.lr": best}
+
+
+@pytest.mark.parametrize("stop", [1, 5, 10, 11, 14, 16, 19, 24])
+def test_a_search_that_was_stopped_chooses_what_a_whole_one_does(tmp_path: Path, stop: int) -> None:
+    wanted = searched([0.3, 0.9, 3.0, 1.5, 0.6], [2, 4])
+    heard: list[Event] = []
+
+    def watch(event: Event) -> None:
+        heard.append(event)
+        if len(rounds_run(heard)) == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(wanted, tmp_path / "broken", watch=watch)
+    assert not run_study(wanted, tmp_path / "broken", only_cached=True).search["tried"]
+    resumed = run_study(wanted, tmp_path / "broken")
+    assert resumed.search == run_study(wanted, tmp_path / "whole").search
+
+
+def test_diverged_points_are_dropped_first_and_never_run_on(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    found = run_study(searched([1e9, 1e8, 0.01], [3]), tmp_path, watch=heard.append)
+    ends = [(row["code"], row["dropped_after"]) for row in found.search["tried"]]
+    assert ends == [("diverged", 3), ("diverged", None), ("completed", None)]
+    assert found.search["chosen"]["m"]["value"] == {"algorithm.lr": 0.01}
+    assert rounds_run(heard) == [1, 2, 1, 2, *range(1, 9), *range(1, 9)]
 
 
 def test_a_comparison_reads_no_run_that_it_has_computed_and_a_finished_one_once(

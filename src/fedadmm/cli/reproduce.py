@@ -70,7 +70,7 @@ def reproduce(
         count = options.processes(jobs, study)
         with live(study.runs()) as watch:
             made = run(study, folder, processes=count, watch=watch, only_cached=draw_only)
-    rows, notes = made.document["table"], [NOTE, *reductions(made.document)]
+    rows, notes = made.document["table"], [NOTE, *reductions(made.document), *made.dropped]
     if missing := sum(len(row["missing"]) for row in rows):
         notes.append(f"missing {missing} of {len(rows) * len(made.document['seeds'])} runs")
     page, tables = str(folder / REPORT), list(measured_tables(made.document).values())

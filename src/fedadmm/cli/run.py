@@ -186,7 +186,8 @@ def compare(
     if (search := found.search) is not None:
         notes = [
             f"every method chose from {search['values']} on seed {search['seed']}, "
-            f"{search['rounds']} rounds at most: {search['rule']}"
+            f"{search['rounds']} rounds at most: {search['rule']}",
+            *found.dropped,
         ]
     if not as_json:
         print_data(found.runs[0].directory)

@@ -27,7 +27,7 @@ from fedadmm.study.config import USUAL, resolve
 from fedadmm.study.methods import own_engine
 from fedadmm.study.outcome import Outcome, write_results
 from fedadmm.study.rundir import create, write_toml
-from fedadmm.study.runner import Watch, nobody, run_study
+from fedadmm.study.runner import Watch, no_watch, run_study
 from fedadmm.study.study import (
     PLAN,
     Cell,
@@ -74,12 +74,15 @@ class SearchTable:
         key: the key that is chosen for each method.
         seed: not one of the seeds that are reported.
         rounds: as many as the runs when absent.
+        halve_after: after each of these rounds only the better half of a method's values goes on,
+            from its checkpoints (successive halving).
     """
 
     values: Sequence[Any]
     key: str = "local.solver.lr"
     seed: Natural = 1000
     rounds: Count | None = None
+    halve_after: Sequence[Count] = ()
 
     def __post_init__(self) -> None:
         _not_empty(self, "values", self.values)
@@ -241,12 +244,18 @@ def _search(
         for cell in cells
         for value in wanted.values
     ]
+    rounds = wanted.rounds or first.rounds
+    if any(one >= rounds for one in wanted.halve_after):
+        raise ConfigError(
+            f"search.halve_after is {list(wanted.halve_after)}, but each must be below the "
+            f"{rounds} rounds of the search"
+        )
     about = {
         "values": list(wanted.values),
-        "rounds": wanted.rounds or first.rounds,
+        "rounds": rounds,
         "rule": _ranking(first.tree.get("target")),
     }
-    return Search(wanted.seed, tries, about)
+    return Search(wanted.seed, tries, about, wanted.halve_after)
 
 
 def _ranking(target: Mapping[str, Any] | None) -> str:
@@ -265,7 +274,7 @@ def compare(
     *,
     resume: bool = False,
     processes: int = 1,
-    watch: Watch = nobody,
+    watch: Watch = no_watch,
 ) -> Outcome:
     """Search, run everything, and write results.json."""
     if (out / PLAN).is_file() and not resume:

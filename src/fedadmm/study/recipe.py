@@ -104,7 +104,8 @@ class SearchTable:
     """The values of every key that methods try, on a seed that is not reported.
 
     At smoke scale only the first value is tried: the search is exercised, not believed.  `budget`
-    is how many points every method that is tuned must try.
+    is how many points every method that is tuned must try.  At full scale only the better half of a
+    method's points goes on after each number of rounds in `halve_after`.
     """
 
     values: Values
@@ -113,6 +114,7 @@ class SearchTable:
     rounds: Count | None = None
     quick_rounds: Count | None = None
     budget: Count | None = None
+    halve_after: Sequence[Count] = ()
 
     def grid(self, wanted: Sequence[str] | Values, scale: str) -> list[Tree]:
         """Every combination of the keys' values: a method's own, or those that all share."""
@@ -271,9 +273,10 @@ def study_of(
             rounds = min(recipe.search.rounds_at(scale) or place.run.rounds, place.run.rounds)
             also = {"seed": recipe.search.seed, "rounds": rounds}
             tries[group, place.name] = [Try(group, place, values, also) for values in points]
+    rungs = recipe.search.halve_after if scale == "full" else ()
     about = {"values": recipe.search.values, "rounds": recipe.search.rounds_at(scale)}
     every = [one for some in tries.values() for one in some]
-    return study._replace(cells=tuned, search=Search(recipe.search.seed, every, about))
+    return study._replace(cells=tuned, search=Search(recipe.search.seed, every, about, rungs))
 
 
 def _places(recipe: Recipe, setting: Setting, scale: str) -> list[Setting]:

@@ -16,7 +16,7 @@ from fedadmm.study.recipe import READINGS, Measure
 from fedadmm.study.report import write_report
 from fedadmm.study.results import Spread, spread
 from fedadmm.study.rundir import RecordedRun, write_text
-from fedadmm.study.runner import Chosen, Watch, nobody, run_study
+from fedadmm.study.runner import Chosen, Watch, no_watch, run_study
 from fedadmm.study.study import Cell, Study
 
 NOTE = f"{formatting.SPREAD}; a seed that diverged did not reach the target, and no mean holds it."
@@ -30,7 +30,7 @@ def reproduce(
     out: Path,
     *,
     processes: int = 1,
-    watch: Watch = nobody,
+    watch: Watch = no_watch,
     only_cached: bool = False,
 ) -> Outcome:
     """Run what is missing, and write results.json, results.md, their tables and a report.

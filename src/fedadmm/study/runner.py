@@ -6,6 +6,7 @@ to is told from the runs that it has in memory; nothing is read back.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -13,12 +14,13 @@ import shutil
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from fedadmm.core import signals
@@ -28,9 +30,9 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
 from fedadmm.study import records
 from fedadmm.study.outcome import Outcome, outcome
-from fedadmm.study.rundir import RecordedRun, RunDir, create, read_run
+from fedadmm.study.rundir import SUMMARY, RecordedRun, RunDir, create, read_run
 from fedadmm.study.running import run_recorded
-from fedadmm.study.study import Cell, Search, Study
+from fedadmm.study.study import Cell, Search, Study, Try
 
 _PATIENCE = 30.0
 """Seconds that a worker has to leave its checkpoint."""
@@ -71,9 +73,12 @@ Event = Began | Recorded | Ended
 Watch = Callable[[Event], None]
 
 
-def nobody(event: Event) -> None:
-    """A watch that looks away."""
+def no_watch(event: Event) -> None:
+    """Ignore every event."""
 
+
+Row = dict[str, Any]
+"""How one point of a search did, as results.json has it."""
 
 Chosen = dict[str, dict[str, Any]]
 """By search: the values that it chose, and how well they did."""
@@ -85,7 +90,7 @@ def run_study(
     *,
     fresh: bool = False,
     processes: int = 1,
-    watch: Watch = nobody,
+    watch: Watch = no_watch,
     only_cached: bool = False,
 ) -> Outcome:
     """Search, then run every cell with every seed.
@@ -148,19 +153,50 @@ def _complete(
 
 def _search(
     search: Search, out: Path, processes: int, watch: Watch, only_cached: bool
-) -> list[dict[str, Any]]:
-    """How every point did that is finished, in the order of the points."""
-    cells = [point.cell for point in search.tries]
-    runs = _complete([(cell, None) for cell in cells], out, processes, watch, only_cached)
-    return [
-        {"label": point.tuned, "place": point.place.name, "value": dict(point.values)}
-        | _standing(cell, run)
-        for point, cell, run in zip(search.tries, cells, runs, strict=True)
-        if run is not None
-    ]
+) -> list[Row]:
+    """How every point did, in the order of the points; a label with a missing run is left out.
+
+    With `halve_after` this is successive halving: after each of these rounds the better half of a
+    label's values goes on from its checkpoints.  A run that met its target or diverged is over.
+    """
+    rows: dict[int, Row] = {}
+    going = dict(enumerate(point.cell for point in search.tries))
+    begun: dict[int, Path] = {}
+    for rounds in (*sorted(search.halve_after), math.inf):
+        cells = {number: cell.shortened(rounds) for number, cell in going.items()}
+        folders = {number: cell.directory(out) for number, cell in cells.items()}
+        for number, shorter in begun.items():
+            if number in folders and not only_cached:
+                _begin_from(shorter, folders[number])
+        begun = folders
+        wanted = [(cell, None) for cell in cells.values()]
+        runs = _complete(wanted, out, processes, watch, only_cached)
+        found = {n: run for n, run in zip(cells, runs, strict=True) if run is not None}
+        missing = {search.tries[number].tuned for number in cells.keys() - found.keys()}
+        rows |= {n: _standing(search.tries[n], cells[n], run) for n, run in found.items()}
+        rows = {n: row for n, row in sorted(rows.items()) if row["label"] not in missing}
+        if rounds < math.inf:
+            for some in _by_label(rows.values()).values():
+                values = _ranked(some)
+                for row in itertools.chain(*values[(len(values) + 1) // 2 :]):
+                    row["dropped_after"] = rounds
+        over = [n for n, r in rows.items() if r["dropped_after"] or r["code"] != "completed"]
+        going = {n: cell for n, cell in going.items() if n in rows and n not in over}
+    return list(rows.values())
 
 
-def _standing(cell: Cell, run: RecordedRun) -> dict[str, Any]:
+def _begin_from(shorter: Path, folder: Path) -> None:
+    """Give a run the rounds and the checkpoint of a shorter one, unless it has begun."""
+    if RunDir(folder).holds_run:
+        return
+    with TemporaryDirectory(dir=folder.parent) as scratch:
+        left_out = shutil.ignore_patterns(SUMMARY)  # with it the copy would count as finished
+        copy = shutil.copytree(shorter, Path(scratch) / "run", ignore=left_out)
+        with suppress(OSError):  # another process was first
+            copy.rename(folder)
+
+
+def _standing(point: Try, cell: Cell, run: RecordedRun) -> Row:
     """What a search needs to know about one of its runs."""
     target = cell.target
     metric = records.primary(list(run.final), target) or "loss"
@@ -169,33 +205,48 @@ def _standing(cell: Cell, run: RecordedRun) -> dict[str, Any]:
     if target is None:
         values = values[-1:]
     return {
+        "label": point.tuned,
+        "place": point.place.name,
+        "value": dict(point.values),
         "rounds_to_target": run.tally["rounds_to_target"],
         "metric": metric,
         "best": (max(values) if up else min(values)) if values else None,
         "more_is_better": up,
         "code": run.code,
+        "dropped_after": None,
     }
 
 
-def choose(tried: Sequence[Mapping[str, Any]]) -> Chosen:
+def choose(tried: Sequence[Row]) -> Chosen:
     """The best values for each label; of equals, those that were tried first.
 
-    Values that a label tried in several places are judged by all of them, and only when they were
-    tried in as many places as any other.
+    Values that a label tried in several places are judged by all of them.
     """
     chosen: Chosen = {}
-    for label in dict.fromkeys(row["label"] for row in tried):
-        values: dict[str, list[Mapping[str, Any]]] = {}
-        for row in tried:
-            if row["label"] == label:
-                values.setdefault(json.dumps(row["value"]), []).append(row)
-        most = max(map(len, values.values()))
-        best = min((rows for rows in values.values() if len(rows) == most), key=_rank)[0]
+    for label, rows in _by_label(tried).items():
+        best = _ranked(rows)[0][0]
         chosen[label] = {key: best[key] for key in ("value", "rounds_to_target", "best")}
     return chosen
 
 
-def _rank(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int, float, float]:
+def _by_label(tried: Iterable[Row]) -> dict[str, list[Row]]:
+    """The points of each label that were not dropped."""
+    found: dict[str, list[Row]] = {}
+    for row in tried:
+        if row.get("dropped_after") is None:
+            found.setdefault(row["label"], []).append(row)
+    return found
+
+
+def _ranked(rows: Sequence[Row]) -> list[list[Row]]:
+    """The points of a label by their values, the best first."""
+    values: dict[str, list[Row]] = {}
+    for row in rows:
+        values.setdefault(json.dumps(row["value"]), []).append(row)
+    return sorted(values.values(), key=_rank)
+
+
+def _rank(rows: Sequence[Row]) -> tuple[int, int, float, float]:
     """Fewest diverged, fewest that missed the target, then geometrically fewest rounds."""
     rounds = [row["rounds_to_target"] for row in rows]
     return (
@@ -209,7 +260,7 @@ def _rank(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int, float, float]:
     )
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = nobody) -> list[RecordedRun]:
+def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = no_watch) -> list[RecordedRun]:
     """Run all jobs and return them in order; the first refusal ends everything.
 
     A worker gets one job at a time through its pipe and sends back records and the whole run.  It

@@ -65,6 +65,14 @@ class Cell(NamedTuple):
         """The cell with what a search chose."""
         return self._replace(run=changed(self.run, values, f"{self.name}: ")) if values else self
 
+    def shortened(self, rounds: float) -> Cell:
+        """The cell with at most this many rounds, in a folder of its own."""
+        if rounds >= self.run.rounds:
+            return self
+        folder = self.folder and f"{self.folder}-{rounds}-rounds"
+        run = changed(self.run, {"rounds": rounds}, f"{self.name}: ")
+        return self._replace(run=run, folder=folder)
+
     def directory(self, out: Path, seed: int | None = None) -> Path:
         """Where the run of a seed is kept; without a seed that of its own."""
         if not self.folder:
@@ -101,6 +109,8 @@ class Search(NamedTuple):
     tries: Sequence[Try]
     about: Mapping[str, Any] = {}
     """What the results say of it besides."""
+    halve_after: Sequence[int] = ()
+    """Numbers of rounds after each of which only the better half of the points goes on."""
 
 
 class Study(NamedTuple):
@@ -120,7 +130,8 @@ class Study(NamedTuple):
 
     def runs(self) -> int:
         """How many runs it takes at the most, those of the search among them."""
-        tried = len(self.search.tries) if self.search is not None else 0
+        search = self.search
+        tried = 0 if search is None else len(search.tries) * (1 + len(search.halve_after))
         return len(self.cells) * max(len(self.seeds), 1) + tried
 
 

@@ -16,7 +16,7 @@ from fedadmm.core.tables import Tree
 from fedadmm.study import config, formatting
 from fedadmm.study.config import resolve, toml_tables
 from fedadmm.study.outcome import Outcome, runs_table, write_results
-from fedadmm.study.runner import Watch, nobody, run_study
+from fedadmm.study.runner import Watch, no_watch, run_study
 from fedadmm.study.study import (
     Cell,
     Setting,
@@ -105,7 +105,7 @@ def cell_of(
 
 
 def sweep(
-    study: Study, out: Path, *, fresh: bool = False, processes: int = 1, watch: Watch = nobody
+    study: Study, out: Path, *, fresh: bool = False, processes: int = 1, watch: Watch = no_watch
 ) -> Outcome:
     """Run every cell that is not finished, and write results.json and its table."""
     found = run_study(study, out, fresh=fresh, processes=processes, watch=watch)
@@ -207,7 +207,7 @@ def plan_offer(tree: Tree, of: Offer) -> Study:
 
 
 def buy(
-    study: Study, of: Offer, out: Path, *, processes: int = 1, watch: Watch = nobody
+    study: Study, of: Offer, out: Path, *, processes: int = 1, watch: Watch = no_watch
 ) -> dict[str, Any]:
     """Run every reward; the rows with their bills, and the cheapest that reaches the target."""
     swept = sweep(study, out, processes=processes, watch=watch).document["runs"]

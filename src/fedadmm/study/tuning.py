@@ -24,7 +24,7 @@ from fedadmm.run.record import Record, value
 from fedadmm.study import config, formatting
 from fedadmm.study.outcome import Outcome, outcome, runs_table, write_results
 from fedadmm.study.rundir import RecordedRun, create, read_run, write_toml
-from fedadmm.study.runner import Began, Ended, Job, Recorded, Watch, execute, nobody
+from fedadmm.study.runner import Began, Ended, Job, Recorded, Watch, execute, no_watch
 from fedadmm.study.study import PLAN, Cell, Setting, Study, below
 from fedadmm.study.sweeping import axis, cell_of
 from fedadmm.study.sweeping import plan as plan_sweep
@@ -128,7 +128,7 @@ def tune(
     *,
     settings: Sequence[Setting] = (),
     prune: bool = True,
-    watch: Watch = nobody,
+    watch: Watch = no_watch,
 ) -> Outcome:
     """Try until there are `trials`, those of before among them, and write results.json.
 

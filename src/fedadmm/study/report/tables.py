@@ -124,6 +124,8 @@ def search_table(content: Outcome) -> Table | None:
         score, label = row["best"], row["label"]
         shown = formatting.NOTHING if score is None else formatting.metric(row["metric"], score)
         mark = " ✓" if search["chosen"][label]["value"] == row["value"] else ""
+        if (rounds := row.get("dropped_after")) is not None:
+            mark = f" (dropped after {rounds} rounds)"
         value = ", ".join(json.dumps(value) for value in row["value"].values())
         rows.setdefault(content.names.get(label, label), {})[value] = shown + mark
     values = list(dict.fromkeys(value for cells in rows.values() for value in cells))
