@@ -181,7 +181,7 @@ class Live:
             self._first[event.job] = None
         elif isinstance(event, Recorded):
             self._bytes[event.job] += records.sent([event.record])
-            number, now = records.number(event.record), time.monotonic()
+            number, now = event.record["round"], time.monotonic()
             first, since = self._first[event.job] or (number, now)
             self._first[event.job] = (first, since)
             speed = f"{(number - first) / (now - since):.3g}/s " if now > since else ""

@@ -3,7 +3,7 @@
     {"round": 3, "cohort": …, "work": …, "traffic": …, "clock": …, "metrics": {…}}
 
 and, where there are any, "callbacks", "network", "clients" and "privacy".  A metric is what
-stands under "metrics", whatever it is called; elsewhere its name may mean something else.
+is in "metrics", whatever it is called; elsewhere its name may mean something else.
 """
 
 from __future__ import annotations
@@ -134,6 +134,15 @@ GROUPS = (
 _ALWAYS = GROUPS[:5]
 _OTHERS = [group for group in GROUPS if group != "metrics"]
 _MOST_BYTES = 2**63 - 1
+_LISTS: tuple[tuple[str, str, Any, str], ...] = (
+    ("cohort", "clients", int, "whole numbers"),
+    ("work", "penalty_quartiles", float | int | None, "numbers"),
+    ("clock", "staleness_quantiles", float | int | None, "numbers"),
+    ("clock", "delays", int, "whole numbers"),
+    ("clock", "intervals", list, "lists"),
+    ("callbacks", "warnings", str, "texts"),
+)
+"""The entries that are lists, and what they hold."""
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
@@ -173,6 +182,14 @@ def read(found: Mapping[str, Any]) -> Record | str:
     for name, sent in found.get("traffic", {}).items():
         if type(sent) is not int or not 0 <= sent <= _MOST_BYTES:
             return f"says that traffic.{name} is {str(sent)[:40]}, but it must be 0 … {_MOST_BYTES}"
+    for group, name, kind, what in _LISTS:
+        held = found.get(group, {}).get(name, [])
+        if not isinstance(held, list) or not all(isinstance(one, kind) for one in held):
+            return f"says that {group}.{name} is {str(held)[:40]}, but it must list {what}"
+    for group, name in (("clock", "seconds"), ("cohort", "participants")):
+        given = found.get(group, {}).get(name)
+        if given is not None and as_number(given) is None:
+            return f"says that {group}.{name} is {str(given)[:40]}, but it must be a number"
     record: Any = {key: {} for key in ("round", *_ALWAYS)} | dict(found)
     whole: Record = record
     return whole

@@ -1,13 +1,12 @@
-"""What the records of a run say, and what they come to: summary.json.
+"""Sums over the records of a run, and what is made of them: summary.json and partition.json.
 
-`fedadmm.run.record` defines what a record looks like, and `fedadmm.run.metrics` what is known of a
-metric; nothing else of this room knows their keys.
+`fedadmm.run.record` defines a record and checks it when it is read, `fedadmm.run.metrics` says
+what is known of a metric.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -32,56 +31,25 @@ if TYPE_CHECKING:
     from fedadmm.run.experiment import Experiment
 
 
-def number(record: Record) -> int:
-    """The round's number, from 1; 0 for an initial round with everybody."""
-    return record["round"]
-
-
 def rounds(records: Sequence[Record]) -> list[Record]:
     """The records without the one of an initial round, which leads to where rounds start."""
-    return [record for record in records if number(record) > 0]
+    return [record for record in records if record["round"] > 0]
 
 
-def metrics(record: Record) -> dict[str, Any]:
-    """What the evaluation of a round measured."""
-    return record["metrics"]
+def clients(record: Record) -> list[int]:
+    """Who took part."""
+    return record["cohort"].get("clients", [])
 
 
-def further(record: Record) -> Iterator[str]:
-    """The names of the numbers that callbacks and networks added."""
-    for group in (record.get("callbacks", {}), record.get("network", {})):
-        yield from (key for key, found in group.items() if as_number(found) is not None)
-
-
-def reached(record: Record, target: Target) -> bool:
-    """Whether a round meets a target; one without the metric does not, nor does an initial one."""
-    return number(record) > 0 and target.reached(value(record, target.metric))
-
-
-def bytes_up(records: Sequence[Record]) -> int:
-    """Bytes that clients sent."""
-    return sum(record["traffic"].get("bytes_up", 0) for record in records)
-
-
-def bytes_down(records: Sequence[Record]) -> int:
-    """Bytes that were sent to clients."""
-    return sum(record["traffic"].get("bytes_down", 0) for record in records)
-
-
-def privacy(record: Record, name: str) -> float | None:
-    """What a record says about privacy: epsilon, delta or clip; None for runs without noise."""
-    return as_number(record.get("privacy", {}).get(name))
+def total(records: Sequence[Record], group: str, *names: str) -> Any:
+    """The sum of some numbers of a group over rounds: bytes, seconds; null counts nothing."""
+    groups = [cast(Any, record)[group] for record in records]
+    return sum(own.get(name) or 0 for own in groups for name in names)
 
 
 def sent(records: Sequence[Record]) -> int:
     """Bytes up and down."""
-    return bytes_up(records) + bytes_down(records)
-
-
-def seconds(records: Sequence[Record]) -> float:
-    """The time of training, without evaluation."""
-    found = (as_number(record["clock"].get("seconds")) for record in records)
-    return sum(one for one in found if one is not None and math.isfinite(one))
+    return int(total(records, "traffic", "bytes_up", "bytes_down"))
 
 
 def work(records: Sequence[Record], name: str) -> float | None:
@@ -92,63 +60,14 @@ def work(records: Sequence[Record], name: str) -> float | None:
     if any(name not in record["work"] for record in records):
         return None
     return sum(
-        (as_number(record["work"].get(name)) or 0.0)
-        * (as_number(record["cohort"].get("participants")) or 0.0)
+        (as_number(record["work"].get(name)) or 0.0) * record["cohort"].get("participants", 0)
         for record in records
     )
 
 
-def clients(record: Record) -> list[int]:
-    """Who took part."""
-    return [i for i in _listed(record["cohort"].get("clients")) if isinstance(i, int) and i >= 0]
-
-
-def by_client(record: Record) -> dict[str, list[float | None]]:
-    """Each client's own value of the metrics that were measured so, by the metrics' names."""
-    return {
-        name.removesuffix("_by_client"): [as_number(one) for one in _listed(found)]
-        for name, found in record.get("clients", {}).items()
-    }
-
-
-def virtual_time(record: Record) -> float | None:
-    """When the round ended on a virtual clock; None on a real one."""
-    return as_number(record["clock"].get("virtual_time"))
-
-
-def penalty_quartiles(record: Record) -> list[float] | None:
-    """Those of the participants' penalties."""
-    return _triple(record["work"].get("penalty_quartiles"))
-
-
-def staleness_quantiles(record: Record) -> list[float] | None:
-    """The median, the 90 % quantile and the largest of all delays so far; None without delays."""
-    return _triple(record["clock"].get("staleness_quantiles"))
-
-
-def delays(record: Record) -> list[int]:
-    """The delay of every reply that was folded, in server steps."""
-    return [delay for delay in _listed(record["clock"].get("delays")) if isinstance(delay, int)]
-
-
-def intervals(record: Record) -> list[list[float]]:
-    """Pieces of work that ended: client, begin, end, and whether they were folded."""
-    return [one for one in _listed(record["clock"].get("intervals")) if isinstance(one, list)]
-
-
-def warnings(record: Record) -> list[str]:
-    """What an instrument found worth a warning."""
-    found = record.get("callbacks", {}).get("warnings")
-    return [one for one in _listed(found) if isinstance(one, str)]
-
-
-def _listed(found: object) -> Sequence[Any]:
-    return found if isinstance(found, list | tuple) else ()
-
-
-def _triple(found: object) -> list[float] | None:
-    values = [one for one in map(as_number, _listed(found)) if one is not None]
-    return values if len(values) == len(_listed(found)) == 3 else None
+def privacy(record: Record, name: str) -> float | None:
+    """What a record says about privacy: epsilon, delta or clip; None for runs without noise."""
+    return as_number(record.get("privacy", {}).get(name))
 
 
 Summary = dict[str, Any]
@@ -164,26 +83,30 @@ MOST_CLIENTS = 200
 
 def tally(records: Sequence[Record], target: Target | None) -> Summary:
     """What some records come to; the same for a run that ended and for one that goes on."""
-    met = (i for i, record in enumerate(records) if target is not None and reached(record, target))
+    met = (
+        place
+        for place, one in enumerate(records)
+        if target is not None and one["round"] > 0 and target.reached(value(one, target.metric))
+    )
     hit = next(met, None)
     until = None if hit is None else records[: hit + 1]
     found: Summary = {
         "rounds": len(rounds(records)),
-        "final": next(filter(None, map(metrics, reversed(records))), {}),
-        "rounds_to_target": None if until is None else number(until[-1]),
+        "final": next(filter(None, (one["metrics"] for one in reversed(records))), {}),
+        "rounds_to_target": None if until is None else until[-1]["round"],
         "bytes_to_target": None if until is None else sent(until),
-        "uploads_to_target": None if until is None else bytes_up(until),
-        "seconds_to_target": None if until is None else seconds(until),
+        "uploads_to_target": None if until is None else total(until, "traffic", "bytes_up"),
+        "seconds_to_target": None if until is None else total(until, "clock", "seconds"),
         "passes_to_target": None if until is None else work(until, "passes"),
-        "bytes_up": bytes_up(records),
-        "bytes_down": bytes_down(records),
-        "seconds": seconds(records),
-        "warnings": [text for record in records for text in warnings(record)],
+        "bytes_up": total(records, "traffic", "bytes_up"),
+        "bytes_down": total(records, "traffic", "bytes_down"),
+        "seconds": total(records, "clock", "seconds"),
+        "warnings": [w for one in records for w in one.get("callbacks", {}).get("warnings", [])],
     }
     if not records:
         return found
-    if (end := virtual_time(records[-1])) is not None:
-        there = virtual_time(until[-1]) if until is not None else None
+    if (end := besides(records[-1], "virtual_time")) is not None:
+        there = besides(until[-1], "virtual_time") if until is not None else None
         found |= {"virtual_time": end, "virtual_time_to_target": there}
     spent = {name: privacy(records[-1], name) for name in ("epsilon", "delta")}
     if None not in spent.values():  # a run with noise, which hides clients or their rows

@@ -154,7 +154,7 @@ class RunDir:
 
         Lines that a power cut took stay away: the model has them, and goes on without.
         """
-        records = [one for one in self.records() if reading.number(one) <= rounds]
+        records = [one for one in self.records() if one["round"] <= rounds]
         kept = len(reading.rounds(records))
         if kept < rounds:
             _logger.warning(

@@ -205,7 +205,7 @@ class _Session(Callback):
         if due and every > 0:
             self._keep_model()
         # A target that no round measures would never be met: refuse it in the first one.
-        target, record, measured = self._run.target, report.record, records.metrics(report.record)
+        target, record, measured = self._run.target, report.record, report.record["metrics"]
         if target is not None and measured and target.metric not in flat(record) | measured:
             near = suggestion(target.metric, measured)
             raise ConfigError(f"target.metric is {target.metric!r}, which is not measured; {near}")

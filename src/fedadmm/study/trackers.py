@@ -20,7 +20,6 @@ from fedadmm.core.tables import flattened
 from fedadmm.run.callbacks import Callback, Run
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.record import numbers
-from fedadmm.study import records
 
 
 @part("callback", "tensorboard")
@@ -34,7 +33,7 @@ class TensorBoard(Callback):
 
     def round(self, report: RoundReport, live: Any) -> None:
         for key, value in numbers(report.record).items():
-            live.add_scalar(key, value, records.number(report.record))
+            live.add_scalar(key, value, report.record["round"])
 
     def end(self, summary: Mapping[str, Any], live: Any) -> None:
         live.close()
@@ -67,7 +66,7 @@ class MLflow(Callback):
         client, number = live
         metric = _needed("mlflow.entities", "mlflow").Metric
         now = round(1000 * datetime.fromisoformat(clock.timestamp()).timestamp())
-        step = records.number(report.record)
+        step = report.record["round"]
         found = [metric(key, value, now, step) for key, value in numbers(report.record).items()]
         client.log_batch(number, metrics=found)  # one transaction a round
 
@@ -94,7 +93,7 @@ class WeightsAndBiases(Callback):
         )
 
     def round(self, report: RoundReport, live: Any) -> None:
-        live.log(numbers(report.record), step=records.number(report.record))
+        live.log(numbers(report.record), step=report.record["round"])
 
     def end(self, summary: Mapping[str, Any], live: Any) -> None:
         told = ("code", "status", "rounds", "best", "rounds_to_target")

@@ -199,7 +199,7 @@ class Watched:
             self._since, self._record = clock.now(), record
             for name in ("refused", "missing", "bytes_up", "bytes_down"):
                 self._sums[name] += int(reading.besides(record, name) or 0)
-            self._heard |= dict.fromkeys(reading.clients(record), reading.number(record))
+            self._heard |= dict.fromkeys(reading.clients(record), record["round"])
             for event in record.get("network", {}).get("events", ()):
                 self._refusals[event["client"], event["word"]] += 1
 
@@ -208,7 +208,7 @@ class Watched:
         patience = self._federation.patience
         with self._lock:
             quiet = clock.now() - self._since
-            number = reading.number(self._record) if self._record is not None else 0
+            number = self._record["round"] if self._record is not None else 0
         return {
             "healthy": quiet <= patience.start + 2 * patience.round,
             "round": number,

@@ -294,8 +294,8 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         if result.buffers is not None:
             flat.load_buffers(result.buffers)
         self.module_: nn.Module = flat.module
-        again = {records.number(one) for one in result.history}  # a round that was given up
-        kept = [one for one in self.history_ if records.number(one) not in again]
+        again = {one["round"] for one in result.history}  # a round that was given up
+        kept = [one for one in self.history_ if one["round"] not in again]
         self.history_ = kept + result.history
         self._ending = {"status": result.status, "code": result.code}
         self._partition = partition_of(problem)

@@ -58,7 +58,7 @@ def axes(runs: Sequence[RecordedRun]) -> list[Axis]:
     if most_bytes:
         unit, divisor = _unit(most_bytes, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
         found.append(Axis("bytes", f"communication, up and down ({unit})", divisor))
-    seconds = max((records.seconds(run.records) for run in runs), default=0.0)
+    seconds = max((records.total(run.records, "clock", "seconds") for run in runs), default=0.0)
     if seconds:
         unit, divisor = _unit(seconds, (("h", 3600.0), ("min", 60.0), ("s", 1.0)))
         found.append(Axis("time", f"training time without evaluation ({unit})", divisor))
@@ -101,15 +101,15 @@ def _track(run: RecordedRun, known: list[Axis], value: Value) -> Track:
     moved = seconds = 0.0
     for record in run.records:
         moved += records.sent([record])
-        seconds += records.seconds([record])
-        number = records.number(record)
+        seconds += records.total([record], "clock", "seconds")
+        number = record["round"]
         y = value(record)
         if number and y is not None and math.isfinite(y):
             where = {
                 "rounds": number,
                 "bytes": moved,
                 "time": seconds,
-                "virtual": records.virtual_time(record) or 0.0,
+                "virtual": records.besides(record, "virtual_time") or 0.0,
             }
             track[number] = (y, [where[axis.name] / axis.divisor for axis in known])
     return track

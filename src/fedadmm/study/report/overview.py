@@ -133,8 +133,8 @@ def _means(runs: list[RecordedRun], base: str) -> dict[int, float]:
     """Client -> its last value, a mean over the seeds that did not diverge."""
     lists: list[list[float | None]] = []
     for run in runs:
-        found = (records.by_client(record).get(base) for record in reversed(run.records))
-        lists += [] if run.diverged else [next(filter(None, found), [])]
+        own = (one.get("clients", {}).get(f"{base}_by_client") for one in reversed(run.records))
+        lists += [] if run.diverged else [next(filter(None, own), [])]
     clients = range(min(map(len, lists), default=0))
     columns = {client: [values[client] for values in lists] for client in clients}
     return {

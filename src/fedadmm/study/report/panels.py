@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
-from fedadmm.run.record import Record, profile
+from fedadmm.run.record import Record, as_number, profile
 from fedadmm.study import formatting, records
 from fedadmm.study.outcome import Outcome
 from fedadmm.study.report.figures import (
@@ -124,7 +124,7 @@ def metric_names(content: Outcome) -> list[str]:
         name
         for run in content.runs
         for record in run.records
-        for name in records.metrics(record)
+        for name in record["metrics"]
         if records.value(record, name) is not None
     )
     if all(
@@ -160,7 +160,12 @@ def _more(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     names = metric_names(content)
     unknown = [n for n in names if not records.metric(n).known and n not in _fair(names)]
     further = dict.fromkeys(
-        name for r in content.runs for record in r.records for name in records.further(record)
+        name
+        for run in content.runs
+        for record in run.records
+        for group in (record.get("callbacks", {}), record.get("network", {}))
+        for name, found in group.items()
+        if as_number(found) is not None
     )
     for get, found in ((_metric, unknown), (besides, further)):
         families: dict[str, list[str]] = {}
@@ -224,28 +229,22 @@ class Curves(NamedTuple):
     """Whether seeds that diverged are drawn, too."""
 
 
-def _quantile(of: Callable[[Record], list[float] | None], index: int) -> Value:
+def _quantile(group: str, name: str, index: int) -> Value:
+    """One of three quantiles; None where a record has none, or the method no penalty."""
+
     def value(record: Record) -> float | None:
-        found = of(record)
-        return None if found is None else found[index]
+        found = [q for q in cast(Any, record)[group].get(name, ()) if q is not None]
+        positive = group == "clock" or min(found, default=0) > 0
+        return found[index] if len(found) == 3 and positive else None
 
     return value
 
 
-def _penalties(record: Record) -> list[float] | None:
-    """The quartiles, for methods that have a penalty."""
-    found = records.penalty_quartiles(record)
-    return found if found is not None and min(found) > 0 else None
-
-
-def _positive(name: str) -> Value:
-    """What a log axis can show: a residual that is exactly zero has no place on it."""
-    return lambda record: records.besides(record, name) or None
-
-
 def _residual(name: str, note: str) -> Curves:
-    title = records.metric(name).title
-    return Curves(name, title, note, [_positive(name)], log=True, diverged=True)
+    def value(record: Record) -> float | None:  # a log axis has no place for zero
+        return records.besides(record, name) or None
+
+    return Curves(name, records.metric(name).title, note, [value], log=True, diverged=True)
 
 
 def _spent(name: str, title: str, note: str) -> Curves:
@@ -275,7 +274,7 @@ _CURVES = {
             "Penalties βᵢ",
             "The weight of the quadratic term in the local problems: the median participant, the "
             "band from the first to the third quartile. Methods without one are left out.",
-            [_quantile(_penalties, index) for index in range(3)],
+            [_quantile("work", "penalty_quartiles", index) for index in range(3)],
             log=True,
         ),
         _mean("epochs", "Local epochs", "The epochs that a participant trained, on average."),
@@ -294,7 +293,7 @@ _CURVES = {
             "Staleness",
             "Server steps between a broadcast and its reply: the median so far, the band up to the "
             "largest.",
-            [_quantile(records.staleness_quantiles, index) for index in (0, 0, 2)],
+            [_quantile("clock", "staleness_quantiles", index) for index in (0, 0, 2)],
             zero=True,
         ),
         _mean("idle", "Idle time", "The share of the clients' time so far without work.", True),
@@ -346,7 +345,8 @@ def _work(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
 def _clock(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     """What a virtual clock tells: delays, idle time, and who worked when."""
     yield from _curves(content, rounds, "clock")
-    counts = Counter(d for run in content.runs for r in run.records for d in records.delays(r))
+    history = (record["clock"] for run in content.runs for record in run.records)
+    counts = Counter(delay for clock in history for delay in clock.get("delays", ()))
     if counts:
         delays = range(max(counts) + 1)
         note = "How many replies came with each delay, in server steps."
@@ -373,7 +373,7 @@ def _bars(run: RecordedRun) -> list[list[float]]:
     chosen: set[float] = set()
     bars: list[list[float]] = []
     for record in run.records:
-        for client, begin, end, folded in records.intervals(record):
+        for client, begin, end, folded in record["clock"].get("intervals", ()):
             if client not in chosen and len(chosen) == STRIP_CLIENTS:
                 continue
             chosen.add(client)
