@@ -56,37 +56,32 @@ def flamby() -> TrainTest:
     tables = [np.delete(read_hospital(path), (10, 11, 12), axis=1) for path in hospital_files()]
     tables = [table[~np.isnan(table).any(axis=1)] for table in tables]
     categories = {c: np.unique(np.concatenate([t[:, c] for t in tables]))[1:] for c in (2, 6)}
-    parts: tuple[list[Table], list[Table]] = ([], [])
-    for index, table in enumerate(tables):
+    sites = []
+    for table in tables:
         ones = [table[:, c : c + 1] == values for c, values in categories.items()]
         features = np.hstack([np.delete(table[:, :-1], list(categories), axis=1), *ones])
         sick = (table[:, -1] > 0).astype(np.float64)
         stratify = sick if np.unique(sick, return_counts=True)[1].min() > 2 else None
-        chosen = train_test_split(
+        train, test = train_test_split(
             np.arange(len(table)), train_size=0.66, random_state=43, stratify=stratify
         )
-        fitted = features[chosen[0]]
+        fitted = features[train]
         scaled = (features - fitted.mean(axis=0)) / (fitted.std(axis=0, ddof=1) + 1e-9)
-        whole = np.column_stack([scaled, sick, np.full(len(table), float(index))])
-        for rows, into in zip(chosen, parts, strict=True):
-            into.append(whole[rows])
-    return _train_test(np.concatenate(parts[0]), np.concatenate(parts[1]), tuple(_FILES))
+        whole = np.column_stack([scaled, sick])
+        sites.append((whole[train], whole[test]))
+    return _train_test(sites, tuple(_FILES))
 
 
 def read_hospitals(paths: dict[str, Path], test_fraction: float, seed: int) -> TrainTest:
     """The hospitals' files, each split into training and test rows with equal shares of disease."""
-    parts: tuple[list[Table], list[Table]] = ([], [])
-    for index, path in enumerate(paths.values()):
-        for rows, into in zip(_prepared(path, index, test_fraction, seed), parts, strict=True):
-            into.append(np.hstack([rows, np.full((len(rows), 1), float(index))]))
-    return _train_test(np.concatenate(parts[0]), np.concatenate(parts[1]), tuple(paths))
+    files = enumerate(paths.values())
+    sites = [_prepared(path, index, test_fraction, seed) for index, path in files]
+    return _train_test(sites, tuple(paths))
 
 
 def read_site(path: str | Path, index: int, test_fraction: float, seed: int) -> TrainTest:
     """One hospital's file alone, split and scaled exactly as `heart` does it for that hospital."""
-    parts = _prepared(Path(path), index, test_fraction, seed)
-    train, test = (np.hstack([rows, np.zeros((len(rows), 1))]) for rows in parts)
-    return _train_test(train, test, (tuple(_FILES)[index],))
+    return _train_test([_prepared(Path(path), index, test_fraction, seed)], (tuple(_FILES)[index],))
 
 
 def hospital_names() -> tuple[str, ...]:
@@ -109,8 +104,23 @@ def _prepared(path: Path, index: int, test_fraction: float, seed: int) -> tuple[
     return whole[train], whole[test]
 
 
-def _train_test(train: Table, test: Table, names: tuple[str, ...]) -> TrainTest:
-    return TrainTest(_dataset(train, names), _dataset(test, names) if len(test) else None)
+def _train_test(sites: list[tuple[Table, Table]], names: tuple[str, ...]) -> TrainTest:
+    """Training and test rows of all sites; the last column is the diagnosis."""
+    parts = (np.concatenate(tables) for tables in zip(*sites, strict=True))
+    sizes = np.array([[len(table) for table in site] for site in sites])
+    datasets = [
+        Dataset(
+            torch.from_numpy(rows[:, :-1].astype(np.float32)),
+            torch.from_numpy(rows[:, -1].astype(np.int64)),
+            num_classes=2,
+            groups=np.repeat(np.arange(len(sites)), own),
+            group_names=names,
+            name="heart-disease",
+        )
+        for rows, own in zip(parts, sizes.T, strict=True)
+        if len(rows)
+    ]
+    return TrainTest(*datasets)
 
 
 def read_hospital(path: str | Path) -> Table:
@@ -167,14 +177,3 @@ def _fit(table: Table) -> tuple[Table, Table, Table]:
     filled = np.where(np.isnan(table), fill, table)
     deviation = filled.std(axis=0)
     return fill, filled.mean(axis=0), np.where(deviation > 0, deviation, 1.0)
-
-
-def _dataset(rows: Table, hospitals: tuple[str, ...]) -> Dataset:
-    return Dataset(
-        torch.from_numpy(rows[:, :-2].astype(np.float32)),
-        torch.from_numpy(rows[:, -2].astype(np.int64)),
-        num_classes=2,
-        groups=rows[:, -1].astype(np.int64),
-        group_names=hospitals,
-        name="heart-disease",
-    )
