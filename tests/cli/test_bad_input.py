@@ -147,7 +147,7 @@ def test_run_says_what_is_wrong(
         (("config", "show", "quick"), "there is no preset 'quick'; did you mean quickstart?"),
         (("sweep", "quickstart"), "Invalid value: --grid is missing, as in --grid algorithm.rho=0"),
         (("export", "nowhere", "--format", "onnx"), "nowhere: no such folder"),
-        (("--set",), "No such option '--set'. (an option of a command stands behind the command; "),
+        (("--set",), "No such option '--set'. (an option of a command comes after the command; "),
     ],
 )
 def test_every_command_says_what_is_wrong(arguments: tuple[str, ...], message: str) -> None:

@@ -10,8 +10,8 @@ Federated Learning via Adaptive Bias Estimation, ECCV 2022, Algorithm 1.
 
 t_i is the step of the client's last reply.  The paper evaluates and hands out m; theta, which the
 clients start from, is m carried on by beta times its last move.  Here `global_params` is theta and
-m stands beside it in the server's state.  t counts the server's steps: a round without replies
-changes nothing, and ages nobody.
+m is beside it in the server's state.  t counts the server's steps: a round without replies
+changes nothing, and no client grows older.
 
 The limit is not the optimum.  With everybody in every round the memories add up to
 mu (1 - beta) (x0 - m), so that m comes to rest at argmin f(x) + (mu (1 - beta) / 2) ||x - x0||^2:

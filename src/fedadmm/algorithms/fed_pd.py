@@ -1,4 +1,4 @@
-"""FedPD: primal-dual with all clients, and rounds in which nobody communicates.
+"""FedPD: primal-dual with all clients, and rounds without communication.
 
 Zhang, Hong, Dhople, Yin, Liu: FedPD: A Federated Learning Framework with Adaptivity to Non-IID
 Data, IEEE TSP 2021; Algorithm 1 in Zhang and Hong, On the connection between FedDyn and FedPD.

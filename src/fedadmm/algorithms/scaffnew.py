@@ -9,7 +9,7 @@ Communication Acceleration! Finally!, ICML 2022, Algorithm 2.
     server   theta <- theta + sum a_i ((p/lr)(w_i - theta) - h_i) / sum a_i (p/lr)
 
 The coin is the same for all clients: after every local step the round ends with probability p, so
-that a round has 1/p steps in the mean.  It stands in the broadcast, and the stopping rule is not
+that a round has 1/p steps in the mean.  It is part of the broadcast, and the stopping rule is not
 asked.  The server's line is the paper's mean of w_i - (lr/p) h_i; z_i means the paper's
 h_i + (p/lr)(theta - w_i), which a client can only form when it knows the next theta.  With one
 learning rate for all clients the h_i add up to zero; with a rate per client the sums above keep

@@ -176,8 +176,8 @@ def _print_estimate(counsel: Counsel, console: Console) -> None:
     )
     accuracy, active = counsel.situation.accuracy, counsel.situation.p_hat * counsel.clients
     orders = table_one(accuracy, counsel.clients, active, of_means, found.gradient_bound)
-    told = ", ".join(f"{name} {value:.2g}" for name, value in orders.items())
-    console.print(f"Table I's orders of rounds to {accuracy:.2g}, without constants: {told}")
+    shown = ", ".join(f"{name} {value:.2g}" for name, value in orders.items())
+    console.print(f"Table I's orders of rounds to {accuracy:.2g}, without constants: {shown}")
 
 
 def _print_theory(counsel: Counsel, console: Console) -> None:

@@ -183,7 +183,7 @@ def gateway(
         Path, typer.Option("--keys", metavar="DIR", help="Holds ca.crt, server.crt, server.key.")
     ] = Path("keys"),
 ) -> None:
-    """Let the sites' nodes reach a SuperLink, and nobody reach anything else of it."""
+    """Let the sites' nodes reach a SuperLink, and nothing else of it be reached."""
     from fedadmm.flower.local.gateway import run_gateway
 
     run_gateway(listen, superlink, keys)
@@ -212,8 +212,8 @@ def rotate_key(
     from fedadmm.flower.local.keys import rotate_node_key
 
     made = rotate_node_key(site)
-    told = f"carry   {made.public}  (to the server, which registers it for the old one)"
-    _written({"private": str(made.private), "public": str(made.public)}, told, as_json)
+    text = f"carry   {made.public}  (to the server, which registers it for the old one)"
+    _written({"private": str(made.private), "public": str(made.public)}, text, as_json)
 
 
 @commands.command(epilog="Example: fedadmm deploy identity sites/client-0")
@@ -225,8 +225,8 @@ def identity(
     from fedadmm.flower.local.keys import make_identity
 
     public = make_identity(site)
-    told = f"public  {public}  (for peers.json of every site; not by way of the server)"
-    _written({"private": str(site / "identity"), "public": public}, told, as_json)
+    text = f"public  {public}  (for peers.json of every site; not by way of the server)"
+    _written({"private": str(site / "identity"), "public": public}, text, as_json)
 
 
 @commands.command("rotate-certificates", epilog="Example: fedadmm deploy rotate-certificates keys")
@@ -240,15 +240,15 @@ def rotate_certificates(
     from fedadmm.flower.local.keys import rotate_certificates as rotate
 
     made = rotate(keys)
-    told = f"carry   {made.public}  (to every site, as its ca.crt, before the server changes)"
-    _written({"private": str(made.private), "public": str(made.public)}, told, as_json)
+    text = f"carry   {made.public}  (to every site, as its ca.crt, before the server changes)"
+    _written({"private": str(made.private), "public": str(made.public)}, text, as_json)
 
 
-def _written(files: dict[str, Any], told: str, as_json: bool) -> None:
+def _written(files: dict[str, Any], text: str, as_json: bool) -> None:
     if as_json:
         print_json(files)
     else:
-        typer.echo(told)
+        typer.echo(text)
 
 
 @commands.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")

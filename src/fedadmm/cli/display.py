@@ -143,7 +143,7 @@ def profile_table(history: Sequence[Record]) -> Table:
 
 
 def _cell(text: str) -> Text:
-    """A cell as it stands; one in `**` is bold."""
+    """A cell as text; one in `**` is bold."""
     from rich.text import Text
 
     bold = text.removeprefix("**").removesuffix("**")
@@ -221,7 +221,7 @@ def live(runs: int = 1) -> Iterator[Watch]:
 
 @contextmanager
 def one_bar(chosen: Experiment) -> Iterator[Callable[[Record], None]]:
-    """The bar of a single run, which is told of every record."""
+    """The bar of a single run; every record moves it."""
     from fedadmm.study.runner import Began, Recorded
 
     with live() as watch:
@@ -231,7 +231,7 @@ def one_bar(chosen: Experiment) -> Iterator[Callable[[Record], None]]:
 
 @contextmanager
 def steps(otherwise: Callable[[str], None] = lambda what: None) -> Iterator[Telling]:
-    """One bar over steps, with the time left; `otherwise` is told of them without a terminal."""
+    """One bar over steps, with the time left; `otherwise` gets them without a terminal."""
     with _bars() as progress:
         if progress is None:
             yield lambda what, done, total: otherwise(what)

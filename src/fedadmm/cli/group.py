@@ -81,7 +81,7 @@ def _set_aside() -> Iterator[TextIO]:
     real.flush()
     try:
         number = real.fileno()
-    except (OSError, ValueError):  # not a file, so that nobody can reach it by its number
+    except (OSError, ValueError):  # not a file, so it has no number
         with redirect_stdout(sys.stderr):
             yield real
         return
@@ -113,7 +113,7 @@ def _usage(error: click.ClickException) -> str:
         return error.format_message()
     hint = f"see {context.command_path} --help"
     if isinstance(error, click.NoSuchOption) and isinstance(context.command, click.Group):
-        hint = f"an option of a command stands behind the command; {hint}"
+        hint = f"an option of a command comes after the command; {hint}"
     return f"{error.format_message()} ({hint})"
 
 
@@ -139,8 +139,8 @@ def resumable(command: Sequence[str], folder: Path | None = None) -> Iterator[No
             from fedadmm.study.rundir import RunDir
 
             found = RunDir(folder).summary() if folder is not None else {}
-            told = found["status"] if found.get("code") == "interrupted" else "interrupted"
-            sys.stderr.write(f"{told}; go on with: {shlex.join(command)}\n")
+            ending = found["status"] if found.get("code") == "interrupted" else "interrupted"
+            sys.stderr.write(f"{ending}; go on with: {shlex.join(command)}\n")
             raise typer.Exit(TERMINATED if received else INTERRUPTED) from None
 
 

@@ -1,1 +1,1 @@
-"""What everything stands on: roles, parts, objectives, solvers, samplers; imports nobody above."""
+"""What all rooms use: roles, parts, objectives, solvers, samplers; it imports no other room."""

@@ -99,7 +99,7 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def exists(self, path: Path) -> bool:
-        """Whether there is something of that name; what cannot be told is an error."""
+        """Whether there is something of that name; an error where that cannot be found out."""
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -267,7 +267,7 @@ def refuse_link(path: Path) -> None:
 
 
 def make_private_directory(path: Path) -> None:
-    """A folder of ours that nobody else on the machine can look into."""
+    """A folder of ours that no other user of the machine can look into."""
     make_own_directory(path)
     with explained("protect", path):
         _disk.protect(path, 0o700)
@@ -296,7 +296,7 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Take away what a crash left half-written; nobody else may be at work in the folder."""
+    """Take away what a crash left half-written; no other process may be at work in the folder."""
     for name in names(folder):
         if _LEFTOVER.fullmatch(name):
             remove(folder / name)
@@ -333,13 +333,13 @@ def _owner(path: Path) -> str:
     with explained("read", path):
         try:
             text = _disk.read(path)[:20].decode(errors="replace").strip()
-        except PermissionError:  # Windows lets nobody read what is locked
+        except PermissionError:  # Windows refuses to read what is locked
             text = ""
     return text if text.isdecimal() else "unknown"
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether there is nothing in a folder but a lock that nobody holds."""
+    """Whether there is nothing in a folder but a lock that is free."""
     if names(folder) != [_LOCK]:
         return False
     try:

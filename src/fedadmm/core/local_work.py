@@ -46,7 +46,7 @@ class SolveInfo(NamedTuple):
     """
     status: str
     accuracy: float
-    """The norm of the local problem's full gradient at the result; NaN when nobody asked."""
+    """The norm of the local problem's full gradient at the result; NaN when not needed."""
 
 
 class SolveContext(NamedTuple):
@@ -112,7 +112,7 @@ class LocalSolver(Part, ABC):
         return None
 
     def length(self, steps: int, client: int) -> float | None:
-        """The sum of the sizes of this many steps of a first round; None where nobody can tell."""
+        """The sum of the sizes of this many steps of a first round; None where it is not known."""
         return None
 
     @abstractmethod

@@ -202,7 +202,7 @@ def check_shares(subject: str, shares: Sequence[Share], pinned: Mapping[int, byt
 
 
 def set_digest(subject: str, shares: Sequence[Share]) -> str:
-    """What stands for a set: for whom, and under which keys, a sum is made."""
+    """What identifies a set: for whom, and under which keys, a sum is made."""
     members = "".join(f"\n{share.client} {share.public.hex()}" for share in shares)
     return hashlib.sha256(f"fedadmm set 1\n{subject}{members}".encode()).hexdigest()
 

@@ -163,7 +163,7 @@ class ClientInfo(NamedTuple):
     finite: bool
     """False when the client produced a NaN or an infinity."""
     loss: float = float("nan")
-    """f_i(theta) before the solve; NaN when nobody asked."""
+    """f_i(theta) before the solve; NaN when not needed."""
     noised: int = 0
     """All noised steps that the client made in this run, where it counts them itself because
     replies may get lost; 0 where the loop does."""

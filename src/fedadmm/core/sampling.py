@@ -1,7 +1,7 @@
 """Who takes part in a round, whatever happened in earlier ones.
 
-Every scheme here is a function of (seed, round); where p_i = P(i in S) does not change it is told.
-A scheme in which some client can never take part is not proper, and is refused.
+Every scheme here is a function of (seed, round). Where p_i = P(i in S) stays the same,
+`probabilities` gives it.  A scheme in which some client can never take part is refused.
 """
 
 from __future__ import annotations

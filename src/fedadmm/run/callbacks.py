@@ -120,7 +120,7 @@ class Attached(NamedTuple):
 
 
 Summarise = Callable[[Ending, Any], Mapping[str, Any]]
-"""(ending, result or None) -> what callbacks are told at the end."""
+"""(ending, result or None) -> the summary that callbacks get at the end."""
 
 
 class Callbacks:

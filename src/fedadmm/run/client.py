@@ -148,7 +148,7 @@ def client_round(
 ) -> ClientRound:
     """One client's round: record and download in, record and upload out.
 
-    Who keeps the record is nobody's business here; a client without one starts afresh.
+    It does not know who keeps the record; a client without one starts afresh.
     """
     first = is_first(record, download)
     record = caught_up(job, client, record, download)
@@ -216,7 +216,7 @@ def message_template(job: Job, cast: Any) -> Any:
 def reported_loss(
     job: Job, objective: Objective, download: Download, problem: LocalProblem
 ) -> float:
-    """f_i at theta, or at the start of the solve when theta was not sent; NaN if nobody asks."""
+    """f_i at theta, or at the solve's start when theta was not sent; NaN if it is not needed."""
     if not job.asks_losses:
         return float("nan")
     theta = global_vector(job, download)

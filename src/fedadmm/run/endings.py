@@ -121,7 +121,7 @@ def taken_up(ending: Ending | None, state: RunState, schedule: Schedule) -> Endi
 
 
 def check_measured(record: Record, schedule: Schedule, state: RunState) -> None:
-    """Refuse an early end that waits for something nobody measures."""
+    """Refuse an early end that waits for something that is not measured."""
     target, judge = schedule.target, schedule.judge
     ends = target is not None and target.end_run
     waited = [("target", one) for one in target.metrics] if target is not None and ends else []

@@ -151,18 +151,18 @@ def _cohort(sampler: Sampler, job: Job, index: int, known: Known | None) -> Sequ
     clients = job.problem.num_clients
     if index < 0:
         return range(clients)
-    told = sampler.sample(job.seed, index, clients, known)
-    if isinstance(told, range) and told == range(clients):
-        return told
+    chosen = sampler.sample(job.seed, index, clients, known)
+    if isinstance(chosen, range) and chosen == range(clients):
+        return chosen
     try:
-        ids = [operator.index(one) for one in told]  # NumPy's whole numbers become Python's
+        ids = [operator.index(one) for one in chosen]  # NumPy's whole numbers become Python's
         right = all(0 <= one < clients for one in ids)
     except TypeError:
         ids, right = [], False
     if not right or any(a >= b for a, b in itertools.pairwise(ids)):
         raise ParameterError(
-            f"{type(sampler).__name__}: sample is {reprlib.repr(told)} in round {index}, but must "
-            f"be ids from 0 to {clients - 1}, sorted, without repetition"
+            f"{type(sampler).__name__}: sample is {reprlib.repr(chosen)} in round {index}, but "
+            f"must be ids from 0 to {clients - 1}, sorted, without repetition"
         )
     return ids
 

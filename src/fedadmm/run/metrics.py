@@ -160,7 +160,7 @@ class Judge(NamedTuple):
     def after(self, best: Best | None, record: Record, model: Iterate) -> Best | None:
         """The best after a round that handed out this model; one not measured changes nothing."""
         if self.target is not None and best is not None and best.metric != self.target.metric:
-            best = None  # resumed with another target: nobody has the earlier models any more
+            best = None  # resumed with another target: the earlier models are gone
         names = list(record["metrics"])
         name = best.metric if best is not None else primary(names, self.target)
         found = value(record, name) if name is not None and record["round"] else None

@@ -142,7 +142,7 @@ def hidden(job: Job, sampler: Sampler) -> tuple[Job, Spending | None]:
     weight = sum(p * a for p, a in zip(chances.tolist(), weights, strict=True))
     expected = Expected(float(chances.sum()), weight, max(weights))
     job.uploads.vector_noise(expected.replies)  # refuses a count with too little noise
-    # Whoever adds up masked uploads knows whose they are: coins hide nobody from it.
+    # Whoever adds up masked uploads knows whose they are: coins hide no client from it.
     poisson = isinstance(sampler, BernoulliSampling) and not job.aggregate.hides
     accountant = Accountant(
         noise.multiplier,

@@ -84,7 +84,7 @@ def advise(
         config: what is to be run.
         clients: how many clients are looked at.
         rows: how many rows of each the curvature is taken over.
-        tell: told how far it is.
+        tell: called with how far it is.
     """
     problem = config.load_problem()
     initial = first_vector(config, problem)
@@ -275,7 +275,7 @@ def _written(
     elif partial and not convex:
         changes["algorithm"] = {"name": "aligned-admm", "rho": rho}
         changes["output"] = {"name": "participants-mean"}
-    else:  # nobody is absent, or the theorem's method
+    else:  # all clients take part, or the theorem's method
         changes["algorithm"] = {"name": "fedadmm", "rho": rho}
         changes["algorithm"] |= {"members": "seen"} if partial else {}
     changes["local"] = {"start": "global"}

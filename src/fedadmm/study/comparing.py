@@ -212,7 +212,7 @@ def _cells(trees: Sequence[Tree], entries: Sequence[MethodTable], tuned: bool) -
     labels = [label for label, _ in runs]
     for label in labels:
         if labels.count(label) > 1:
-            raise ConfigError(f"methods: label {label!r} stands twice, but must be unique")
+            raise ConfigError(f"methods: label {label!r} is used twice, but must be unique")
     names = folder_names(labels)
     return [
         Cell(label, run, label, folder=f"runs/{names[label]}", tuned=label if tuned else "")

@@ -36,7 +36,7 @@ REGISTERED = (
 )
 """Importing these modules of the package fills the families of parts."""
 _LONGEST, _DEEPEST = 10**7, 1000
-"""Characters of a TOML text, and dots of a key: nobody writes this many."""
+"""Characters of a TOML text, and dots of a key: far more than people write."""
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""")
 

@@ -86,7 +86,7 @@ def estimate(
         rows: how many rows of each the curvature is taken over.
         batch_size: of the mini-batches whose noise is wanted; None for full gradients.
         seed: which clients and rows.
-        tell: told how far it is.
+        tell: called with how far it is.
     """
     check("estimate", "clients", clients, Count)
     check("estimate", "rows", rows, Count)

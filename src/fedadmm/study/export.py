@@ -110,7 +110,7 @@ def restore(directory: Path, last: bool = False, client: int | None = None) -> R
         raise DataError(f"{directory}: no such folder")
     if not folder.holds_run:
         raise DataError(
-            f"{directory}: holds no config.toml, so that nobody knows which module its vector "
+            f"{directory}: holds no config.toml, so that it is not known which module its vector "
             "belongs to; name the folder of one run"
         )
     model = folder.model(last)
@@ -264,7 +264,7 @@ def _traced(module: nn.Module, rows: Tensor, about: Mapping[str, Any]) -> bytes:
     """An ONNX model that takes any number of rows, with what is said of it as metadata."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it tells of optional packages that nobody asked for
+    logger.setLevel(logging.ERROR)  # it warns of optional packages that are not needed
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's exporter warns of torch's own habits

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedadmm.study.results import Spread
 
 Telling = Callable[[str, int, int], None]
-"""Told what is being done, how many steps are done, and how many there are."""
+"""Called with what is being done, how many steps are done, and how many there are."""
 
 NOTHING = "–"
 SPREAD = "± is the standard deviation over the seeds"
@@ -34,7 +34,7 @@ def number(value: float, share: bool = False) -> str:
 
 
 def untold(what: str, done: int, steps: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 def metric(name: str, value: float) -> str:

@@ -255,8 +255,8 @@ def study_of(
             f"--cells is {', '.join(patterns)!r}, but matches none of {', '.join(pairs)}"
         )
     cells = {name: _cell(recipe, *pair, scale) for name, pair in wanted.items()}
-    told = ("title", "source", "notes", "reference", "measures")
-    study = Study("reproduction", list(cells.values()), about={k: getattr(recipe, k) for k in told})
+    keys = ("title", "source", "notes", "reference", "measures")
+    study = Study("reproduction", list(cells.values()), about={k: getattr(recipe, k) for k in keys})
     if recipe.search is None or not searching:
         return study
     tries: dict[tuple[str, str], list[Try]] = {}

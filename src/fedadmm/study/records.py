@@ -126,7 +126,7 @@ def summarise(
 ) -> Summary:
     """The content of summary.json; without an ending that of a run that goes on.
 
-    `best` is what is told of the best model, `method` the algorithm as it ran.
+    `best` describes the best model, `method` is the algorithm as it ran.
     """
     ending, kind = ending or Ending(RUNNING, RUNNING), type(run.algorithm)
     return {
@@ -159,7 +159,7 @@ def fitted(asked: AnyAlgorithm, method: AnyAlgorithm | None) -> dict[str, float]
     return {n: getattr(method, n) for n in names if getattr(method, n) != getattr(asked, n)}
 
 
-def told(best: Best | None) -> dict[str, Any] | None:
+def best_model(best: Best | None) -> dict[str, Any] | None:
     """Which round's model model.safetensors is, and why; None for the last, nothing measured."""
     if best is None:
         return None

@@ -213,11 +213,11 @@ def side_by_side(
     lines = []
     for names, found in groups.items():
         row = next(iter(found.values()))
-        told = row["paper"] if number == 0 else row["paper_speedup"]
-        if told is not None and not isinstance(told, str):
-            told = f"{told:g}" if number == 0 else f"{told:.1f}×"
+        printed = row["paper"] if number == 0 else row["paper_speedup"]
+        if printed is not None and not isinstance(printed, str):
+            printed = f"{printed:g}" if number == 0 else f"{printed:.1f}×"
         values = [shown(measure, found[r]) if r in found else "" for r in readings]
-        lines.append([*names, *([told or ""] if papers else []), *values])
+        lines.append([*names, *([printed or ""] if papers else []), *values])
     return ["setting", "method", *papers, *readings], lines
 
 

@@ -312,7 +312,7 @@ def final(row: Row, name: str) -> str:
 
 
 def spread_of(row: Row, metric: str | None) -> Spread:
-    """A row's final values of a metric; none when nobody measured it."""
+    """A row's final values of a metric; none when it was not measured."""
     return row.final.get(metric or "", spread([None] * row.seeds))
 
 

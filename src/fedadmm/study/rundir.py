@@ -32,7 +32,7 @@ from fedadmm.run.record import Record, read
 from fedadmm.run.stores.records import separate
 from fedadmm.study import records as reading
 from fedadmm.study.config import CONFIG, toml_tables
-from fedadmm.study.records import FAILED, INTERRUPTED, RUNNING, Summary, tally, told
+from fedadmm.study.records import FAILED, INTERRUPTED, RUNNING, Summary, best_model, tally
 
 METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "metrics.jsonl",
@@ -176,7 +176,7 @@ class RunDir:
         other = dict(trees.named_tensors(last._replace(mean=None)))
         if not all(torch.equal(value, other[name]) for name, value in named.items()):
             named |= {f"last.{name}": value for name, value in other.items()}
-        about: dict[str, Plain] = {"best": json.dumps(plain(told(best)), allow_nan=False)}
+        about: dict[str, Plain] = {"best": json.dumps(plain(best_model(best)), allow_nan=False)}
         codec.write(self.path / MODEL, Packed(separate(named), about))
 
     def best(self) -> dict[str, Any] | None:

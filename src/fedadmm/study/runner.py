@@ -1,7 +1,7 @@
 """Run a study: what is missing is run, what is there is read once.
 
 A finished run is never run again, an interrupted one goes on where it stopped.  What a study came
-to is told from the runs that it has in memory; nothing is read back.
+to is computed from the runs in memory; nothing is read back.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from fedadmm.run.stores import DiskStore, MemoryStore, params_sha256
 from fedadmm.study import config as configs
 from fedadmm.study import formatting, records
 from fedadmm.study.config import resolve, toml_tables
-from fedadmm.study.records import INTERRUPTED, Summary, partition_of, summarise, told
+from fedadmm.study.records import INTERRUPTED, Summary, best_model, partition_of, summarise
 from fedadmm.study.rundir import RecordedRun, RunDir, as_recorded, create, plain, read_run
 
 _logger = logging.getLogger("fedadmm")
@@ -218,7 +218,7 @@ class _Session(Callback):
             self._latest = _Models(Iterate(result.params, result.buffers), result.best)
         self._keep_model()
         if result is not None:
-            done, best = self._records, plain(told(result.best))
+            done, best = self._records, plain(best_model(result.best))
         else:  # an interrupt may have come between the file and the list
             done = self._folder.records()
             best = self._folder.best() if done else None

@@ -96,8 +96,8 @@ class WeightsAndBiases(Callback):
         live.log(numbers(report.record), step=report.record["round"])
 
     def end(self, summary: Mapping[str, Any], live: Any) -> None:
-        told = ("code", "status", "rounds", "best", "rounds_to_target")
-        live.summary.update({key: summary[key] for key in told if key in summary})
+        keys = ("code", "status", "rounds", "best", "rounds_to_target")
+        live.summary.update({key: summary[key] for key in keys if key in summary})
         failed = summary["code"] in ("diverged", "failed", "interrupted")
         live.finish(exit_code=int(failed))
 

@@ -158,7 +158,7 @@ def tune(
         if one.state.name == "RUNNING":
             memory.tell(one.number, state=optuna.trial.TrialState.FAIL)
     runs: dict[Path, RecordedRun] = {}
-    while (done := len(_told(memory))) < trials:
+    while (done := len(_finished(memory))) < trials:
         # A sampler a trial: a resumed search draws what an uninterrupted one would have.
         memory.sampler = optuna.samplers.TPESampler(seed=first.run.seed + done)
         trial = memory.ask(space)
@@ -199,7 +199,7 @@ def _refuse_another(out: Path, plan: Tree) -> None:
         )
 
 
-def _told(memory: Any) -> list[Any]:
+def _finished(memory: Any) -> list[Any]:
     return [one for one in memory.trials if one.state.name in ("COMPLETE", "PRUNED")]
 
 
@@ -241,8 +241,8 @@ def _try(
 def _result(
     memory: Any, draw: Draw, plan: Tree, out: Path, runs: Mapping[Path, RecordedRun]
 ) -> Outcome:
-    told = _told(memory)
-    cells = [draw(one.params) for one in told]
+    finished = _finished(memory)
+    cells = [draw(one.params) for one in finished]
     found = []
     for cell in cells:
         directory = cell.directory(out)
@@ -250,7 +250,7 @@ def _result(
         found.append((cell, run.judged(cell.label, cell.target, cell.baseline)))
     result = outcome(Study("tuning", cells), found, out)
     rows = result.document["runs"]
-    for number, (row, one) in enumerate(zip(rows, told, strict=True)):
+    for number, (row, one) in enumerate(zip(rows, finished, strict=True)):
         cut = one.state.name == "PRUNED" and row["code"] != "diverged"
         row |= {"trial": number, "state": "cut" if cut else row["code"], "score": one.value}
     ranked = sorted((row for row in rows if row["score"] is not None), key=lambda row: row["score"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Rows = Any
 """A mini-batch, as `Objective.mini_batches` yields it and `Objective.gradient` takes it.
 
-Row numbers, unless the objective says otherwise; nobody in between looks inside.
+Row numbers, unless the objective says otherwise; no code in between looks inside.
 """
 
 

@@ -50,7 +50,7 @@ class _Passes:
 
     @cached_property
     def length(self) -> int:
-        """How many batches a pass has; they are counted once where nobody says it."""
+        """How many batches a pass has; counted once where it is not given."""
         if self._given is not None:
             return self._given
         try:

@@ -81,7 +81,7 @@ class Linear(NamedTuple):
 
 
 class ReLU(NamedTuple):
-    """max(inputs, 0), in place where nobody else needs the inputs."""
+    """max(inputs, 0), in place where the inputs are not needed again."""
 
     in_place: bool
 

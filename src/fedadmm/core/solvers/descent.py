@@ -3,7 +3,7 @@
 It runs for one client and for a stack of clients alike.  All clients of a stack begin an epoch
 together.  They are kept in order of falling work, so that those still at work are the first k of
 the stack: a client that has fewer steps in this epoch, or has met its stopping rule, costs nothing
-and is waited for by nobody.
+and no client waits for it.
 """
 
 from __future__ import annotations

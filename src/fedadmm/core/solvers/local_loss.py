@@ -74,7 +74,7 @@ class Stepper(ABC):
 
     @abstractmethod
     def step(self, rows: Any) -> Tensor | None:
-        """Make one step; return the gradient of f_i that it used, unless nobody wanted it."""
+        """Make one step; return the gradient of f_i that it used, if it is needed."""
 
     @property
     def memory(self) -> tuple[Tensor, ...] | None:

@@ -23,7 +23,7 @@ class UploadStage(Part, ABC):
     """One thing that is done to what a client sends."""
 
     place: ClassVar[str]
-    """Where in the pipeline it stands: clip, select, code or noise, in this order, once each."""
+    """Its place in the pipeline: clip, select, code or noise, in this order, once each."""
 
     def refuses(self, setup: Setup) -> Iterator[str]:
         """A vector of the wrong length, and a message that the stage would bias."""

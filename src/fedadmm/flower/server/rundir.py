@@ -16,7 +16,7 @@ from fedadmm.core.errors import DataError
 from fedadmm.core.outputs import Iterate
 from fedadmm.flower.protocol.ledger import RefusedError, Word
 from fedadmm.run.plan import RoundReport
-from fedadmm.study.records import told
+from fedadmm.study.records import best_model
 from fedadmm.study.rundir import RunDir, create
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class RunDirectory:
             "status": outcome.ending.sentence,
             "code": outcome.ending.code,
             "rounds": outcome.state.round,
-            "best": told(best),
+            "best": best_model(best),
             "fitted": outcome.fitted,
             "params_sha256": params_sha256(outcome.params),
             "network": outcome.counts,

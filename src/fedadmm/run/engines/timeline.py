@@ -72,7 +72,7 @@ class Timeline:
     def advance(self, ids: Iterable[int], step: int) -> list[Flight]:
         """One server step without rounds: start who is free, then take the replies that come next.
 
-        There are `buffer` of them, fewer when nobody else is at work, and more when the policy is
+        There are `buffer` of them, fewer when no other client works, and more when the policy is
         to wait for a client that would become too stale.
         """
         self._begin()
@@ -93,7 +93,7 @@ class Timeline:
     def whole_round(self, ids: Sequence[int], step: int, *, sure: bool = False) -> list[Flight]:
         """One synchronous round: it lasts until its slowest client, or the deadline, is over.
 
-        With a limit on concurrency the clients queue.  `sure` is a round that nobody can miss.
+        With a limit on concurrency the clients queue.  `sure` is a round that no client can miss.
         """
         self._begin()
         rules, opened = self._rules, self.clock

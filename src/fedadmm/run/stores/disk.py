@@ -126,7 +126,7 @@ class DiskStore(SnapshotStore):
         segment = self._opened()
         try:
             place = self._reader().write(segment, self._sizes[segment], client, record)
-        except StateError:  # nobody knows where the segment ends now
+        except StateError:  # where the segment ends is unknown now
             self._close()
             raise
         self.adopt(client, place)

@@ -134,9 +134,9 @@ def labels(
     """The labels of a client's rows, sorted, from the gradient of the last layer.
 
     A class whose entry is negative was there for certain.  The others share what is left by
-    n_c = n (mean p_c - entry), where p is what the model says about made-up rows.  Nobody knows how
-    long a message was that was `cut` to a norm; but a class that is not there has the entry
-    mean p_c, so that most of the positive ones tell.
+    n_c = n (mean p_c - entry), where p is what the model says about made-up rows.  The length
+    of a message that was `cut` to a norm is unknown; but a class that is not there has the entry
+    mean p_c, so that the median of the positive ones gives it.
     """
     assert model.classes is not None
     made_up = torch.rand((_DRAWS, *model.shape), generator=dice) * (model.high - model.low)

@@ -114,7 +114,7 @@ def audit(
         round_number: the round whose upload is attacked; the server remembers all earlier ones.
         attack: one of `attacks.ATTACKS`; by default the analytic and the weighted one, as far as
             they suit the model, of which the better is shown.
-        tell: told the title of every setting before it is tried.
+        tell: called with the title of every setting before it is tried.
     """
     check("audit", "round", round_number, Count)
     problem = run.load_problem()

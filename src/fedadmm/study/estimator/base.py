@@ -217,9 +217,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self._learn_targets(rows, masses, classes)
         self.preparation_: list[Column] | None = None
         if self.preparation == "from-sums":
-            told: dict[str, Any] = {"weights": masses, "categories": words}
+            given: dict[str, Any] = {"weights": masses, "categories": words}
             remedy = "X.drop(columns=[{}])"
-            self.preparation_ = preparation.fit(rows.clients(), "X", **told, remedy=remedy)
+            self.preparation_ = preparation.fit(rows.clients(), "X", **given, remedy=remedy)
         self.clients_ = np.array(rows.names)
         self.history_: list[Record] = []
         self._kept: Kept = {}
@@ -306,10 +306,10 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         }
         self._own = {name: own for name, own in owns.items() if own is not None}
         if result.code == "diverged":
-            told = (
+            warning = (
                 f"{type(self).__name__}: {result.status}; a smaller lr than {self.lr_:g} may help"
             )
-            warnings.warn(told, ConvergenceWarning, stacklevel=4)
+            warnings.warn(warning, ConvergenceWarning, stacklevel=4)
 
     def _outputs(self, X: ArrayLike, groups: ArrayLike | None = None) -> Tensor:
         """What the model says of every row, or that of the row's own client, if it is named."""

@@ -84,8 +84,10 @@ def _pictures(one: Outcome, model: Exposed) -> str:
         )
     )
     kind = "setting" if model.is_picture else "setting strips"
-    told = f"{best.attack}, {best.recovered} of {one.setting.rows} recovered"
-    return f'<div class="{kind}"><h3>{escape(one.setting.title)}</h3>{paragraph(told)}{pairs}</div>'
+    result = f"{best.attack}, {best.recovered} of {one.setting.rows} recovered"
+    return (
+        f'<div class="{kind}"><h3>{escape(one.setting.title)}</h3>{paragraph(result)}{pairs}</div>'
+    )
 
 
 def _image(row: Tensor, model: Exposed, name: str) -> str:

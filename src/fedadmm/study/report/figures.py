@@ -44,11 +44,11 @@ class Line(NamedTuple):
     low: list[float]
     high: list[float]
     ended: bool = False
-    """A seed that diverged: it stands alone, outside the mean."""
+    """A seed that diverged: it is drawn alone, outside the mean."""
     part: str = ""
     """What the curve is, when a panel shows several quantities."""
     behind: bool = False
-    """Whether it stands pale behind the others, to compare them with."""
+    """Whether it is drawn pale behind the others, to compare them with."""
 
 
 def axes(runs: Sequence[RecordedRun]) -> list[Axis]:
@@ -213,7 +213,7 @@ class Strip(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """The mean rank of every label, best first, and how close ranks are not told apart."""
+    """The mean rank of every label, best first, and the least significant difference."""
 
     name: str
     title: str
@@ -238,7 +238,7 @@ class Section(NamedTuple):
     constants: list[str]
     """What never changed, in sentences instead of flat lines."""
     columns: int = 0
-    """How many small figures stand side by side; 0 for figures of the usual size."""
+    """How many small figures are side by side; 0 for figures of the usual size."""
 
 
 class Style(NamedTuple):

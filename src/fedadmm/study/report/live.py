@@ -78,7 +78,7 @@ def _handler(answer: Callable[[str], Answer]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(found.body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Nobody wants a line for every look."""
+            """Print no line for every request."""
 
     return Handler
 

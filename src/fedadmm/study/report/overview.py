@@ -163,8 +163,8 @@ def rank_panels(content: Outcome) -> Iterator[Panel]:
     note = (
         f"Mean ranks over {len(shared)} seeds by {what}; 1 is the best. A line reaches as far as "
         f"Nemenyi's critical difference of {found.critical:.2f} (5 %): methods whose dots lie over "
-        f"one line are not told apart. Among equals such ranks come up with probability "
-        f"{found.chance:.2g} (Friedman). Seeds of one problem tell nothing about others."
+        f"one line do not differ significantly. Equally good methods would differ as much with "
+        f"probability {found.chance:.2g} (Friedman). Seeds of one problem say nothing about others."
     )
     yield Ranks("ranks", "Mean ranks", note, found.names, found.ranks, found.critical)
 
@@ -183,7 +183,7 @@ def _loss(content: Outcome, run: RecordedRun) -> float:
 def rank_picture(
     names: Sequence[str], ranks: Sequence[float], critical: float | None, looks: Sequence[str] = ()
 ) -> str:
-    """HTML: a dot at every mean rank, and a line over the ranks that it is not told apart from.
+    """HTML: a dot at every mean rank, and a line over ranks that do not differ significantly.
 
     Two rows whose dots both lie over one line may be equally good.  `looks` are the rows' styles.
     """
@@ -201,8 +201,8 @@ def rank_picture(
         rows.append(
             f"<span>{escape(name)}</span><svg{style}>{reach}{dot}</svg><span>{rank:.2f}</span>"
         )
-    told = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(names, ranks, strict=True))
-    label = escape(f"Mean ranks: {told}.")
+    listed = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(names, ranks, strict=True))
+    label = escape(f"Mean ranks: {listed}.")
     return f'<div class="rank-rows" role="img" aria-label="{label}">{"".join(rows)}</div>'
 
 
@@ -210,7 +210,7 @@ CONFIDENCE = 0.95
 
 
 class Ranking(NamedTuple):
-    """How several methods stand over several problems (Demšar, JMLR 2006)."""
+    """The ranks of several methods over several problems (Demšar, JMLR 2006)."""
 
     names: list[str]
     """The best mean rank first."""
@@ -221,7 +221,7 @@ class Ranking(NamedTuple):
     """How often the Friedman test would see such differences among equals; None for fewer than
     three methods or two problems."""
     critical: float | None
-    """Nemenyi's critical difference at 5 %: mean ranks that are closer are not told apart."""
+    """Nemenyi's critical difference at 5 %: mean ranks that are closer do not differ."""
 
 
 def ranking(table: Mapping[str, Sequence[float]]) -> Ranking:
@@ -270,8 +270,8 @@ def sweep_sections(content: Outcome, known: list[Axis], whole: Lines | None) -> 
     best = (max if up else min)(finals, key=lambda label: finals[label])
     panels = list(_overview(content, finals))
     if panels:
-        told = formatting.metric(content.results.metric or "", finals[best])
-        note = f"What each setting ended with; the best is {best}, with {told}."
+        value = formatting.metric(content.results.metric or "", finals[best])
+        note = f"What each setting ended with; the best is {best}, with {value}."
         yield Section("sweep", "Sweep", note, [], panels, [])
     if whole is not None and len(content.labels) > 1:
         multiples: list[Panel] = list(_multiples(content, whole, best))

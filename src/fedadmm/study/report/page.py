@@ -154,7 +154,7 @@ def _ranks(panel: Ranks, chosen: dict[str, Style]) -> str:
 
 
 def _alternative(panel: Lines | Bars | Heat | Strip, names: dict[str, str]) -> str:
-    """What a reader who cannot see the figure is told."""
+    """The text for readers who cannot see the figure."""
     if isinstance(panel, Lines):
         ends = [
             f"{names[line.label]}{' (a diverged seed)' if line.ended else ''} "
