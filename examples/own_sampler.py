@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedadmm import SGD, Epochs, FedADMM, Sampler, problems, simulate
-from fedadmm.core.sampling import Known, Seen
+from fedadmm.core.sampling import Seen, SeenClients
 
 NEVER = Seen(asked=-2, drift=0.0)
 
@@ -18,7 +18,7 @@ class AwayOrAdrift(Sampler):
     pairs: int
 
     def sample(
-        self, seed: int, round_index: int, clients: int, known: Known | None = None
+        self, seed: int, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         assert known is not None
         everybody = [(client, known.get(client, NEVER)) for client in range(clients)]

@@ -92,7 +92,7 @@ def test_steps_are_a_bar_on_a_terminal_and_sentences_elsewhere(
 def test_an_estimate_tells_how_far_it_is() -> None:
     told: list[tuple[int, int]] = []
     chosen = problem()
-    estimate(chosen, chosen.start(0), clients=3, tell=lambda what, *far: told.append(far))
+    estimate(chosen, chosen.start(0), clients=3, on_progress=lambda what, *far: told.append(far))
     assert told == [(done, 7) for done in range(7)]  # three clients, and four points
 
 

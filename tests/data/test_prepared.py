@@ -14,7 +14,7 @@ from fedadmm import data
 from fedadmm.core.errors import DataError
 from fedadmm.data import problems
 from fedadmm.data.loaders.tabular import prepared_table
-from fedadmm.data.preparation import Numbers, Scaled, Spread, fit, summed
+from fedadmm.data.preparation import Numbers, OneHot, Standardised, fit, statistics
 from support.commands import call
 
 
@@ -41,19 +41,19 @@ def test_joined_sums_are_those_of_all_rows_together() -> None:
     clients = [{"x": np.array([repr(float(v)) for v in part], dtype=str)} for part in parts]
     (column,) = fit(clients, "here")
     together = np.concatenate(parts)
-    assert isinstance(column, Scaled)
+    assert isinstance(column, Standardised)
     assert column.mean == pytest.approx(together.mean(), rel=1e-14)
     assert column.deviation == pytest.approx(together.std(), rel=1e-10)
 
 
 def test_a_client_tells_sums_and_lists_and_no_row() -> None:
     cells = {"age": np.array(["1", "3", "?"]), "ward": np.array(["b", "a", "b"])}
-    assert summed(cells, {"ward"}) == {"age": Numbers(2, 2.0, 2.0), "ward": {"a", "b"}}
+    assert statistics(cells, {"ward"}) == {"age": Numbers(2, 2.0, 2.0), "ward": {"a", "b"}}
 
 
 def test_one_site_s_word_makes_the_column_words_everywhere() -> None:
     clients = [{"ward": np.array(["1", "2"])}, {"ward": np.array(["x", "NA"])}]
-    assert fit(clients, "here") == [Spread("ward", ("1", "2", "x"))]
+    assert fit(clients, "here") == [OneHot("ward", ("1", "2", "x"))]
 
 
 def test_rows_are_filled_spread_and_scaled_and_the_held_out_ones_teach_nothing(

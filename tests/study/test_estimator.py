@@ -132,8 +132,8 @@ def test_a_data_frame_is_made_ready_from_what_each_site_tells(frame: pd.DataFram
     assert model.feature_names_in_.tolist() == x.columns.tolist()
     age, ward, scanner, smokes, visits = model.preparation_
     assert (age.mean, age.deviation) == pytest.approx((x["age"].mean(), x["age"].std(ddof=0)))
-    assert ward.words == ("north", "south")
-    assert scanner.words == ("1", "2", "3")
+    assert ward.categories == ("north", "south")
+    assert scanner.categories == ("1", "2", "3")
     assert smokes.mean == pytest.approx(x["smokes"].mean())
     assert visits.mean == pytest.approx(x["visits"].mean())
     assert model.score(x, y) > 0.9

@@ -143,7 +143,7 @@ def test_an_onnx_file_takes_raw_columns(target: str, tmp_path: Path) -> None:
     assert told.exit_code == 0, told.stderr
     session = onnxruntime.InferenceSession((place / "model.onnx").read_bytes())
     about = json.loads(session.get_modelmeta().custom_metadata_map["fedadmm"])
-    words = {one["name"]: one.get("words") for one in about["preparation"]["columns"]}
+    words = {one["name"]: one.get("categories") for one in about["preparation"]["columns"]}
     table = {"age": [55.0, 41.0], "smoker": ["no", None], "dose": [2.0, np.nan]}
     table["state"] = ["ill", None]
     raw = [

@@ -19,7 +19,7 @@ from fedadmm.study import config
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedadmm.study.advising import Counsel
+    from fedadmm.study.advising import Recommendation
     from fedadmm.study.sweeping import Offer
 
 
@@ -53,86 +53,88 @@ def advise(
     """Say which setting to use for a problem; --why shows its constants and theorems' ranges."""
     from fedadmm.study import rundir
     from fedadmm.study.advising import PRIVATE_ROUNDS, private
-    from fedadmm.study.advising import advise as counsel_for
+    from fedadmm.study.advising import advise as advise_on
 
     tree = config.run_only(options.begin(source))
     options.apply(tree)
     run = config.resolve(tree)
-    with steps() as tell:
-        counsel = counsel_for(run, clients=clients, rows=rows, tell=tell)
+    with steps() as report:
+        recommended = advise_on(run, clients=clients, rows=rows, on_progress=report)
     if epsilon is not None:
         rounds = run.rounds if "rounds" in tree else PRIVATE_ROUNDS
-        counsel = private(counsel, run.sampler, rounds, epsilon, delta)
+        recommended = private(recommended, run.sampler, rounds, epsilon, delta)
     if write is not None:
-        rundir.write_toml(write, counsel.config)
+        rundir.write_toml(write, recommended.config)
     if as_json:
-        print_json(_document(counsel))
+        print_json(_document(recommended))
         return
-    _print(counsel, source, write, why)
+    _print(recommended, source, write, why)
     if write is not None:
         typer.echo(f"config  {write}")
 
 
-def _document(counsel: Counsel) -> dict[str, Any]:
-    found = counsel.estimate
+def _document(recommended: Recommendation) -> dict[str, Any]:
+    found = recommended.estimate
     return {
-        "problem": counsel.problem,
-        "clients": counsel.clients,
-        "parameters": counsel.parameters,
+        "problem": recommended.problem,
+        "clients": recommended.clients,
+        "parameters": recommended.parameters,
         "estimate": found._asdict() | {"L": found.largest, "L_spread": found.spread},
-        "situation": asdict(counsel.situation),
-        "advice": [row._asdict() for row in counsel.advice],
-        "rounds": counsel.rounds,
-        "remarks": counsel.remarks,
-        "config": counsel.config,
-        "privacy": None if counsel.privacy is None else counsel.privacy._asdict(),
+        "situation": asdict(recommended.situation),
+        "advice": [row._asdict() for row in recommended.advice],
+        "rounds": recommended.rounds,
+        "remarks": recommended.remarks,
+        "config": recommended.config,
+        "privacy": None if recommended.privacy is None else recommended.privacy._asdict(),
     }
 
 
-def _print(counsel: Counsel, source: str | None, written: Path | None, why: bool) -> None:
+def _print(
+    recommended: Recommendation, source: str | None, written: Path | None, why: bool
+) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    if counsel.privacy is None:
-        line = _line(counsel, source)
+    if recommended.privacy is None:
+        line = _line(recommended, source)
     elif written is not None:
         line = shlex.join(["fedadmm", "run", str(written)])
     else:  # a setting with tables of its own, which a file must hold
         line = "fedadmm run private.toml, which --write private.toml makes:"
     console.print(line, markup=False, soft_wrap=True)
-    for meaning, value in _numbers(counsel):
+    for meaning, value in _numbers(recommended):
         console.print(f"  {meaning:22} {value}", markup=False)
-    for remark in counsel.remarks:
+    for remark in recommended.remarks:
         console.print(remark)
     if why:
         console.print("\nWhere that comes from")
-        _print_estimate(counsel, console)
-        _print_theory(counsel, console)
+        _print_estimate(recommended, console)
+        _print_theory(recommended, console)
 
 
-def _line(counsel: Counsel, source: str | None) -> str:
+def _line(recommended: Recommendation, source: str | None) -> str:
     """The command that runs the recommended setting on what was looked at."""
-    algorithm = counsel.config["algorithm"]
+    algorithm = recommended.config["algorithm"]
     given = click.get_current_context().params
     words = ["fedadmm", "run", *([] if source is None else [source])]
     words += ["--csv", *given["csv"]] if given["csv"] else []
     words += [w for o in ("target", "client") if given[o] for w in (f"--{o}", given[o])]
     words += ["--algorithm", algorithm["name"]]
     sets = [*(given["sets"] or ())]
-    sets += [f"algorithm.{key}={algorithm[key]}" for key in counsel.changed if key in algorithm]
-    if "lr" in counsel.changed:
-        sets.append(f"local.solver.lr={counsel.config['local']['solver']['lr']}")
+    sets += [f"algorithm.{key}={algorithm[key]}" for key in recommended.changed if key in algorithm]
+    if "lr" in recommended.changed:
+        sets.append(f"local.solver.lr={recommended.config['local']['solver']['lr']}")
     if algorithm["name"] == "fedadmm":
-        sets.append(f"local.start={counsel.config['local']['start']}")
+        sets.append(f"local.start={recommended.config['local']['start']}")
     if algorithm["name"] == "aligned-admm":
-        sets.append(f"output.name={counsel.config['output']['name']}")
+        sets.append(f"output.name={recommended.config['output']['name']}")
     return shlex.join([*words, *(word for one in sets for word in ("--set", one))])
 
 
-def _numbers(counsel: Counsel) -> list[tuple[str, str]]:
+def _numbers(recommended: Recommendation) -> list[tuple[str, str]]:
     """The numbers to use: penalty, or what noise takes; learning rate, local steps."""
-    algorithm, solver = counsel.config["algorithm"], counsel.config["local"]["solver"]
-    if (chosen := counsel.privacy) is not None:
+    algorithm, solver = recommended.config["algorithm"], recommended.config["local"]["solver"]
+    if (chosen := recommended.privacy) is not None:
         rows = [
             ("method", algorithm["name"]),
             ("rounds", str(chosen.rounds)),
@@ -141,17 +143,18 @@ def _numbers(counsel: Counsel) -> list[tuple[str, str]]:
             ("clip", "adaptive-clip"),
         ]
     else:
-        penalty = "eta" if "eta" in counsel.changed else "rho"
+        penalty = "eta" if "eta" in recommended.changed else "rho"
         rows = [(f"penalty, {penalty}", f"{algorithm[penalty]:g}")]
-    if "lr" in counsel.changed:
+    if "lr" in recommended.changed:
         rows.append(("learning rate, lr", f"{solver['lr']:g}"))
-    return [*rows, ("local steps per round", str(counsel.situation.local_steps))]
+    return [*rows, ("local steps per round", str(recommended.situation.local_steps))]
 
 
-def _print_estimate(counsel: Counsel, console: Console) -> None:
-    found = counsel.estimate
+def _print_estimate(recommended: Recommendation, console: Console) -> None:
+    found = recommended.estimate
     console.print(
-        f"{counsel.problem}: {counsel.clients} clients, {counsel.parameters:,} parameters"
+        f"{recommended.problem}: {recommended.clients} clients, "
+        f"{recommended.parameters:,} parameters"
     )
     kind = {None: "not known to be convex", 0.0: "convex"}.get(
         found.convexity, f"strongly convex, {found.convexity or 0:.3g}"
@@ -167,37 +170,42 @@ def _print_estimate(counsel: Counsel, console: Console) -> None:
     )
     from fedadmm.theory import table_one
 
-    of_means = math.sqrt(counsel.clients) * found.dissimilarity
+    of_means = math.sqrt(recommended.clients) * found.dissimilarity
     console.print(
         f"B {found.dissimilarity:.3g} in Σ‖∇f_i‖² ≤ B²‖Σ∇f_i‖² and G {found.gradient_bound:.3g} in "
         "‖∇f_i‖ ≤ G (Gong et al., (9), (10) and Table I): the largest met, so at least that; with "
         f"means instead of sums, as FedProx has it, B is {of_means:.3g}. "
         "FedADMM's and FedDR's theorems need neither."
     )
-    accuracy, active = counsel.situation.accuracy, counsel.situation.p_hat * counsel.clients
-    orders = table_one(accuracy, counsel.clients, active, of_means, found.gradient_bound)
+    accuracy, active = (
+        recommended.situation.accuracy,
+        recommended.situation.p_hat * recommended.clients,
+    )
+    orders = table_one(accuracy, recommended.clients, active, of_means, found.gradient_bound)
     shown = ", ".join(f"{name} {value:.2g}" for name, value in orders.items())
     console.print(f"Table I's orders of rounds to {accuracy:.2g}, without constants: {shown}")
 
 
-def _print_theory(counsel: Counsel, console: Console) -> None:
+def _print_theory(recommended: Recommendation, console: Console) -> None:
     from fedadmm.study.formatting import Table
 
     lines = []
-    for row in counsel.advice:
+    for row in recommended.advice:
         allowed = f"({row.low:.3g}, {'∞' if math.isinf(row.high) else f'{row.high:.3g}'})"
         lines.append([row.method, row.parameter, allowed, f"{row.recommended:.3g}"])
     print_table(Table("", ["method", "parameter", "allowed", "recommended"], lines), "left")
-    notes = dict.fromkeys(f"{row.parameter}, {row.method}: {row.note}" for row in counsel.advice)
+    notes = dict.fromkeys(
+        f"{row.parameter}, {row.method}: {row.note}" for row in recommended.advice
+    )
     for note in notes:
         console.print(f"· {note}")
-    for theorem, rounds in counsel.rounds.items():
+    for theorem, rounds in recommended.rounds.items():
         console.print(
-            f"{theorem}: at most {rounds:,} rounds to a mean of {counsel.situation.accuracy:.2g} "
-            "(a worst case; runs are usually far quicker)"
+            f"{theorem}: at most {rounds:,} rounds to a mean of "
+            f"{recommended.situation.accuracy:.2g} (a worst case; runs are usually far quicker)"
         )
-    if counsel.privacy is not None:
-        chosen = counsel.privacy
+    if recommended.privacy is not None:
+        chosen = recommended.privacy
         console.print(
             f"privacy: {chosen.rounds} rounds of about {chosen.cohort:.3g} clients (each with "
             f"probability {chosen.probability:g}), an adaptive clip, and noise with multiplier "

@@ -55,9 +55,14 @@ def audit(
     options.apply(tree)
     run = config.resolve(tree)
     folder = options.output_folder(out, f"audit-{run.label}-{run.name('problem')}", resume=False)
-    with steps() as tell:
+    with steps() as report:
         found = auditing.audit(
-            run, client=client, rows=rows, round_number=round_number, attack=attack, tell=tell
+            run,
+            client=client,
+            rows=rows,
+            round_number=round_number,
+            attack=attack,
+            on_progress=report,
         )
     document = auditing.document(found)
     rundir.create(folder)

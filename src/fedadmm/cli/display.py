@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fedadmm.run.experiment import Experiment
     from fedadmm.run.record import Record
-    from fedadmm.study.formatting import Table, Telling
+    from fedadmm.study.formatting import OnProgress, Table
     from fedadmm.study.outcome import Outcome
     from fedadmm.study.runner import Event, Watch
 
@@ -230,7 +230,7 @@ def one_bar(chosen: Experiment) -> Iterator[Callable[[Record], None]]:
 
 
 @contextmanager
-def steps(otherwise: Callable[[str], None] = lambda what: None) -> Iterator[Telling]:
+def steps(otherwise: Callable[[str], None] = lambda what: None) -> Iterator[OnProgress]:
     """One bar over steps, with the time left; `otherwise` gets them without a terminal."""
     with _bars() as progress:
         if progress is None:

@@ -17,10 +17,10 @@ from annotated_types import Ge, Gt, Le
 from fedadmm.core.parts import Count, Positive, Share, check_one_each, part
 from fedadmm.core.rng import Key
 from fedadmm.core.sampling import (
-    Known,
     Probabilities,
     Sampler,
     Seen,
+    SeenClients,
     capped_shares,
     count_of,
     draws_of,
@@ -47,7 +47,7 @@ class LeastRecentlySeenSampling(Sampler):
     size: Count | Share
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         assert known is not None
         never = Seen(asked=-2)
@@ -79,12 +79,12 @@ class LossSampling(Sampler):
     floor: Share
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         assert known is not None
         return systematic(draws_of(seed, round_index), self.inclusion(clients, known))
 
-    def inclusion(self, clients: int, known: Known) -> Probabilities:
+    def inclusion(self, clients: int, known: SeenClients) -> Probabilities:
         """p_i of the next round."""
         losses = np.full(clients, np.nan)
         for client, seen in known.items():
@@ -127,7 +127,7 @@ class EnergySampling(Sampler):
     recovery: Positive | Sequence[Positive] = 0.1
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         capacities = tuple(float(of_client(self.capacity, i)) for i in range(clients))
         recoveries = tuple(float(of_client(self.recovery, i)) for i in range(clients))

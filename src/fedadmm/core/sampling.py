@@ -39,7 +39,7 @@ class Seen(NamedTuple):
     """f_i(theta) in that round, for a sampler that asks for losses."""
 
 
-Known = Mapping[int, Seen]
+SeenClients = Mapping[int, Seen]
 """What the server knows of every client that was ever asked, by its id."""
 
 
@@ -72,7 +72,7 @@ class Sampler(Part, ABC):
 
     @abstractmethod
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         """The ids of round `round_index`, sorted, without repetition.
 
@@ -125,7 +125,7 @@ class FullParticipation(Sampler):
     takes_everybody = True
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         return range(clients)
 
@@ -140,7 +140,7 @@ class UniformSampling(Sampler):
     size: Count | Share
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         count = count_of(self, self.size, clients)
         return _sorted(draws_of(seed, round_index).choice(clients, count, replace=False))
@@ -162,7 +162,7 @@ class BernoulliSampling(Sampler):
     probability: Share | Schedule | Sequence[Share | Schedule]
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         coins = draws_of(seed, round_index).random(clients)
         return _sorted(np.flatnonzero(coins < self.coins(round_index, clients)))
@@ -201,7 +201,7 @@ class WeightedSampling(Sampler):
     size: Count
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         return systematic(draws_of(seed, round_index), self.probabilities(clients))
 
@@ -245,7 +245,7 @@ class NonOverlappingSampling(Sampler):
     blocks: Count
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         order = numpy_generator(derive(seed, "sampler-blocks")).permutation(clients)
         block = int(draws_of(seed, round_index).integers(self.blocks))
@@ -267,7 +267,7 @@ class DoublyUniformSampling(Sampler):
     """A uniform size from 1..n, then a uniform set of that size."""
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         draws = draws_of(seed, round_index)
         size = int(draws.integers(1, clients + 1))
@@ -286,7 +286,7 @@ class CyclicSampling(Sampler):
     size: Count | Share
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         count = count_of(self, self.size, clients)
         return sorted((round_index * count + offset) % clients for offset in range(count))
@@ -315,7 +315,7 @@ class TraceSampling(Sampler):
                 raise ParameterError(f"TraceSampling: rounds[{index}] names a client twice")
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         return sorted(self.rounds[round_index % len(self.rounds)])
 

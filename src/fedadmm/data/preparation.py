@@ -1,13 +1,13 @@
-"""Columns made ready for training, without a row's leaving its client.
+"""Standardise numbers, one-hot encode text and impute missing values; no row leaves its client.
 
-Every client first says which columns of its training rows hold words.  Then it sends, for a column
-of numbers, their count, mean and squared deviations; for a column of words, the list of words.
-Joined, these scale the numbers as all rows together would, and spread the words over columns of
-zeros and ones.  What is missing becomes zero: the mean, or none of the words.  Rows may have
+Every client first says which columns of its training rows hold text.  Then it sends, for a column
+of numbers, their count, mean and squared deviations; for a column of text, the list of categories.
+Joined, these give the scale that all rows together would give, and one column of zeros and ones a
+category.  A missing value becomes zero: the mean, or none of the categories.  Rows may have
 weights: one of weight two counts as two rows.
 
-A column is an array of text, in which some words mean a gap, or one of numbers, in which NaN
-does.
+A column is an array of text, where some words mean that a value is missing, or one of numbers,
+where NaN does.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SENTENCE = (
     "numbers are standardised and text columns one-hot encoded, from counts, means, squared "
     "deviations and lists of categories of each client's training rows; no row left its client"
 )
-MOST_WORDS = 100
-"""A column with more different words is a name or a text, and no category."""
+MOST_CATEGORIES = 100
+"""A column with more different values is a name or a text, and no category."""
 _NAMES_ROWS = re.compile(r"(^|[_. -])(id|no|nr|num|number|index|key|code)$", re.IGNORECASE)
 _GAPS = ("", "?", "na", "n/a", "nan", "null", "none")
 
@@ -61,8 +61,8 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """A column of numbers: (x - mean) / deviation, and zero where it is missing."""
+class Standardised:
+    """A column of numbers: (x - mean) / deviation, and zero where a value is missing."""
 
     name: str
     mean: float
@@ -74,40 +74,37 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A column of words: one column of zeros and ones for each word of the training rows."""
+class OneHot:
+    """A column of text: one column of zeros and ones for each category of the training rows."""
 
     name: str
-    words: tuple[str, ...]
+    categories: tuple[str, ...]
 
     def apply(self, cells: NDArray[Any]) -> NDArray[np.float64]:
-        same: NDArray[np.bool_] = _text(cells)[:, None] == np.array(self.words, dtype=str)[None, :]
+        same: NDArray[np.bool_] = (
+            _text(cells)[:, None] == np.array(self.categories, dtype=str)[None, :]
+        )
         return same.astype(np.float64)
 
     def refuse_unknown(self, cells: NDArray[Any]) -> None:
-        """Refuse a word that no training row had; a gap is none of the words."""
-        unknown = sorted(_words(cells) - set(self.words))
+        """Refuse a category that no training row had; a missing value is allowed."""
+        unknown = sorted(_categories(cells) - set(self.categories))
         if unknown:
             raise DataError(
                 f"{self.name!r} is {unknown[0]!r} in some row, which no training row had; it must "
-                f"be one of {', '.join(self.words)}, or empty"
+                f"be one of {', '.join(self.categories)}, or empty"
             )
 
 
-Column = Scaled | Spread
+Column = Standardised | OneHot
 
 
-def words_in(cells: Cells) -> set[str]:
-    """The first message of a client: which of its columns hold words."""
-    return {name for name, column in cells.items() if not _is_numeric(column)}
-
-
-def summed(
-    cells: Cells, wordy: Collection[str], weights: Weights | None = None
+def statistics(
+    cells: Cells, text: Collection[str], weights: Weights | None = None
 ) -> dict[str, Numbers | set[str]]:
-    """The second message of a client: sums of its numbers, lists of its words."""
+    """What a client sends: sums of its numbers, lists of its categories."""
     return {
-        name: _words(column) if name in wordy else _sums(column, name, weights)
+        name: _categories(column) if name in text else _sums(column, name, weights)
         for name, column in cells.items()
     }
 
@@ -122,28 +119,29 @@ def fit(
 ) -> list[Column]:
     """The columns from what every client sends, and from nothing else.
 
-    `categories` names columns that hold words, even if these look like numbers.  `origin` and
+    `categories` names columns of text, even if it looks like numbers.  `origin` and
     `remedy` say, in a refusal, where a column comes from and how to leave it out.
     """
-    wordy = set(categories).union(*map(words_in, clients))
+    columns_of_text = ({n for n, one in cells.items() if not _is_numeric(one)} for cells in clients)
+    text = set(categories).union(*columns_of_text)
     own = [None] * len(clients) if weights is None else weights
-    answers = [summed(cells, wordy, mass) for cells, mass in zip(clients, own, strict=True)]
+    answers = [statistics(cells, text, mass) for cells, mass in zip(clients, own, strict=True)]
     columns: list[Column] = []
     texts: dict[str, list[str]] = {}
     for name in clients[0]:
         heard = [answer[name] for answer in answers]
-        if name in wordy:
+        if name in text:
             words = sorted(set[str]().union(*(one for one in heard if isinstance(one, set))))
-            if len(words) > MOST_WORDS:
+            if len(words) > MOST_CATEGORIES:
                 texts[name] = words
-            columns.append(Spread(name, tuple(words)))
+            columns.append(OneHot(name, tuple(words)))
         else:
             columns.append(_scaled(name, (one for one in heard if isinstance(one, Numbers))))
     if texts:
         named = [f"{n!r} holds {len(w)} different words, as {w[0]!r}" for n, w in texts.items()]
         aside = remedy.format(", ".join(map(repr, texts)))
         raise DataError(
-            f"{origin}: {'; '.join(named)}, but a category has at most {MOST_WORDS}; leave "
+            f"{origin}: {'; '.join(named)}, but a category has at most {MOST_CATEGORIES}; leave "
             f"{'it' if len(texts) == 1 else 'them'} out: {aside}"
         )
     return columns
@@ -151,7 +149,7 @@ def fit(
 
 def fit_numbers(
     name: str, clients: Sequence[NDArray[Any]], weights: Sequence[Weights] | None = None
-) -> Scaled:
+) -> Standardised:
     """One column of numbers alone, as the targets of a regression."""
     own = [None] * len(clients) if weights is None else weights
     return _scaled(name, (_sums(x, name, mass) for x, mass in zip(clients, own, strict=True)))
@@ -162,8 +160,8 @@ def apply(columns: Sequence[Column], cells: Cells) -> NDArray[np.float64]:
     return np.hstack([column.apply(cells[column.name]) for column in columns])
 
 
-def said(columns: Sequence[Column], target: Scaled | None = None) -> dict[str, Any]:
-    """What a record says of it; `target` where the model learns a scaled one."""
+def described(columns: Sequence[Column], target: Standardised | None = None) -> dict[str, Any]:
+    """The preparation for partition.json; `target` where the model learns a standardised one."""
     described = {"how": SENTENCE, "columns": [vars(column) for column in columns]}
     return described if target is None else described | {"target": vars(target)}
 
@@ -190,20 +188,20 @@ def identifiers(clients: Sequence[Cells]) -> list[str]:
     ]
 
 
-def _scaled(name: str, heard: Iterable[Numbers]) -> Scaled:
+def _scaled(name: str, heard: Iterable[Numbers]) -> Standardised:
     total = Numbers(0, 0.0, 0.0)
     for one in heard:
         total = total.joined(one)
     deviation = math.sqrt(total.squares / total.count) if total.count else 0.0
-    return Scaled(name, total.mean, deviation or 1.0)
+    return Standardised(name, total.mean, deviation or 1.0)
 
 
-def _words(column: NDArray[Any]) -> set[str]:
+def _categories(column: NDArray[Any]) -> set[str]:
     return set(_text(column[~_gaps(column)]).tolist())
 
 
 def _text(column: NDArray[Any]) -> NDArray[np.str_]:
-    """Words as they are; numbers that mean words without a point where they need none."""
+    """Text as it is; numbers that are categories without a point where they need none."""
     if column.dtype.kind == "U":
         return column
     return np.array([np.format_float_positional(one, trim="-") for one in column], dtype=str)
@@ -231,7 +229,7 @@ def _numbers(column: NDArray[Any]) -> NDArray[np.float64]:
 def _values(column: NDArray[Any], name: str) -> NDArray[np.float64]:
     try:
         values = _numbers(column)
-    except ValueError as error:  # only held-out or new rows can hold a word here
+    except ValueError as error:  # only held-out or new rows can hold text here
         raise DataError(
             f"table: {name!r} held numbers in all training rows, and must hold numbers or gaps "
             f"here too ({error})"

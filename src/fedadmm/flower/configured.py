@@ -30,7 +30,7 @@ from fedadmm.flower.federation import (
 )
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
-from fedadmm.run.experiment import Experiment, filled
+from fedadmm.run.experiment import Experiment, not_none
 from fedadmm.run.simulation import local_length
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
@@ -115,7 +115,7 @@ def federation(
 
 def as_it_runs(config: Experiment, problem: Problem) -> AnyAlgorithm:
     """The algorithm, fitted to the clients' local work."""
-    rule = filled(config.local.stop)
+    rule = not_none(config.local.stop)
     return config.algorithm.resolve_penalty(
         partial(local_length, problem, config.local.solver, rule)
     )
@@ -142,7 +142,7 @@ def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> E
     model = models.factory(make, **sizes)
     start = models.initial_vector(model, config.seed)
     clients = LazyClients(deployment.clients, lambda _: Elsewhere(start.numel(), None))
-    problem = Problem(clients, filled(config.regularizer), initial=start)
+    problem = Problem(clients, not_none(config.regularizer), initial=start)
     return replace(config, problem=problem, regularizer=None)
 
 

@@ -25,7 +25,7 @@ from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.protocol.admission import Admission
 from fedadmm.run.client import Job
-from fedadmm.run.experiment import Experiment, described, filled, resolved_work
+from fedadmm.run.experiment import Experiment, described, not_none, resolved_work
 from fedadmm.run.simulation import check_pairing, client_length, first_vector, make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
@@ -173,7 +173,7 @@ class Federation:
         local = resolved_work(method, self.experiment.local)
         measured = local.solver is None or local.solver.measures_length
         if self.per_work and not measured:  # refused here, and not at the sites
-            client_length(1, local.solver, filled(local.stop), 0)
+            client_length(1, local.solver, not_none(local.stop), 0)
         if method.asynchronous and self.mode == "rounds":
             raise ParameterError(
                 f"Federation: mode is 'rounds', but {type(method).__name__} folds every "
@@ -223,7 +223,7 @@ class Federation:
         """How long a site's local work is: learning rate * steps of a round."""
         local = self.experiment.local
         rule = resolved_work(self.experiment.algorithm, local).stop
-        return client_length(objective.num_samples, local.solver, filled(rule), client)
+        return client_length(objective.num_samples, local.solver, not_none(rule), client)
 
     def fitted(self, length: float) -> Federation:
         """The federation with a number for every penalty per work; `length` is the sites' mean."""

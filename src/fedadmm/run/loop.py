@@ -37,7 +37,7 @@ from fedadmm.core.messages import (
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.parts import name_of
 from fedadmm.core.protocols import AnyAlgorithm, Received
-from fedadmm.core.sampling import Known, Sampler, Seen
+from fedadmm.core.sampling import Sampler, Seen, SeenClients
 from fedadmm.run import callbacks, endings, noise
 from fedadmm.run.client import Job, bound_tensor, this_round
 from fedadmm.run.plan import RoundReport, RunState, Schedule
@@ -146,7 +146,7 @@ def run(
             ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
 
 
-def _cohort(sampler: Sampler, job: Job, index: int, known: Known | None) -> Sequence[int]:
+def _cohort(sampler: Sampler, job: Job, index: int, known: SeenClients | None) -> Sequence[int]:
     """Who takes part: in an initial round all, else whom a sampler says, maybe somebody's own."""
     clients = job.problem.num_clients
     if index < 0:

@@ -16,7 +16,7 @@ from fedadmm.core.codec import Packed, pack, unpack
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.messages import ClientInfo, Download, EngineState, Missed
 from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate
-from fedadmm.core.sampling import Known, Seen
+from fedadmm.core.sampling import Seen, SeenClients
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.metrics import Best, Judge
 from fedadmm.run.record import Record, Stopwatch
@@ -52,7 +52,7 @@ class RunState(NamedTuple):
     """The clock and the work in flight of an engine that has them."""
     notes: dict[str, Any] | None = None
     """What callbacks that measure remember, as plain values by name."""
-    known: Known | None = None
+    known: SeenClients | None = None
     """What a sampler that looks back may know of the clients; None for others."""
     output: Any = None
     """What the output remembers, as tensors."""

@@ -29,7 +29,7 @@ from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.client import Job, own_model
 from fedadmm.run.engines.choice import EngineChoice, chosen_threads, torch_threads
-from fedadmm.run.experiment import Experiment, described, filled, resolved, resolved_work
+from fedadmm.run.experiment import Experiment, described, not_none, resolved, resolved_work
 from fedadmm.run.loop import offered, run
 from fedadmm.run.metrics import Best, Judge
 from fedadmm.run.noise import hidden
@@ -125,7 +125,7 @@ def simulate(
             "dataclasses.replace(experiment, …)"
         )
     chosen = resolved(experiment)
-    choice, sampler, evaluation = filled(chosen.engine), chosen.sampler, chosen.evaluate
+    choice, sampler, evaluation = not_none(chosen.engine), chosen.sampler, chosen.evaluate
     with ExitStack() as held:
         callbacks = held.enter_context(Callbacks(chosen.callbacks, summarise or _summary))
         loaded = chosen.load_problem(problem if isinstance(problem, Problem) else None)
@@ -213,7 +213,7 @@ def make_job(
     check_initial(initial, problem.num_parameters)
     start = initial.detach().clone()
     work = resolved_work(algorithm, local)
-    rule = filled(work.stop)
+    rule = not_none(work.stop)
     converted = problem.to(start.dtype, start.device)
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None

@@ -1,4 +1,4 @@
-"""The counsel: estimates, the theorems' ranges, a setting to start from, and what it costs."""
+"""What `fedadmm advise` recommends, from estimates and the theorems' ranges, and what it costs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedadmm.core.problem import Problem
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.tables import Tree, flattened
 from fedadmm.core.validation import Positive, check
-from fedadmm.run.experiment import Experiment, filled
+from fedadmm.run.experiment import Experiment, not_none
 from fedadmm.run.simulation import first_vector
 from fedadmm.study.config import merged, resolve
 from fedadmm.study.estimating import Estimate, estimate
-from fedadmm.study.formatting import Telling, untold
+from fedadmm.study.formatting import OnProgress, ignore_progress
 from fedadmm.theory import (
     Advice,
     Situation,
@@ -52,7 +52,7 @@ class Private(NamedTuple):
     """The norm of the noise on a round's mean, in units of the clip."""
 
 
-class Counsel(NamedTuple):
+class Recommendation(NamedTuple):
     """What `fedadmm advise` has to say."""
 
     problem: str
@@ -73,8 +73,12 @@ class Counsel(NamedTuple):
 
 
 def advise(
-    config: Experiment, *, clients: int = 6, rows: int = 64, tell: Telling = untold
-) -> Counsel:
+    config: Experiment,
+    *,
+    clients: int = 6,
+    rows: int = 64,
+    on_progress: OnProgress = ignore_progress,
+) -> Recommendation:
     """Look at a configuration's problem, and set its method, penalty and learning rate.
 
     Everything else stays as the configuration has it: the clients that take part, the batches and
@@ -84,13 +88,19 @@ def advise(
         config: what is to be run.
         clients: how many clients are looked at.
         rows: how many rows of each the curvature is taken over.
-        tell: called with how far it is.
+        on_progress: called with how far it is.
     """
     problem = config.load_problem()
     initial = first_vector(config, problem)
     batch = None if config.local.solver is None else config.local.solver.batch_size
     found = estimate(
-        problem, initial, clients=clients, rows=rows, batch_size=batch, seed=config.seed, tell=tell
+        problem,
+        initial,
+        clients=clients,
+        rows=rows,
+        batch_size=batch,
+        seed=config.seed,
+        on_progress=on_progress,
     )
     if not 0.0 < found.largest < math.inf:
         raise PairingError(
@@ -99,7 +109,7 @@ def advise(
         )
     situation = _situation(config, problem, found, batch)
     advice = recommend(situation)
-    return Counsel(
+    return Recommendation(
         config.name("problem"),
         problem.num_clients,
         problem.num_parameters,
@@ -131,29 +141,29 @@ def _situation(
         strong_convexity=None if convexity is None else min(convexity, found.largest),
         local_steps=_local_steps(config, problem, found, batch),
         accuracy=max(ACCURACY * found.mean_gradient, 1e-12),
-        tau=filled(config.engine).expected_delay(problem.num_clients),
+        tau=not_none(config.engine).expected_delay(problem.num_clients),
     )
 
 
 def private(
-    counsel: Counsel, sampler: Sampler, rounds: int, epsilon: float, delta: float
-) -> Counsel:
-    """The counsel with noise that spends epsilon over this many rounds.
+    recommended: Recommendation, sampler: Sampler, rounds: int, epsilon: float, delta: float
+) -> Recommendation:
+    """The recommendation with noise that spends epsilon over this many rounds.
 
     The method is FedAvg, whose moves are fresh in every round and forget the noise of earlier ones,
     with steps of 1/L; an average over rounds is handed out.  The cohort is the smallest one, from
     the configuration's upwards in doublings, with which the noise on a round's mean is at most half
     as much again as with everybody.
     """
-    check("advise", "delta", delta, Annotated[float, Gt(0), Lt(1 / counsel.clients)])
+    check("advise", "delta", delta, Annotated[float, Gt(0), Lt(1 / recommended.clients)])
     check("advise", "epsilon", epsilon, Positive)
-    method = counsel.config["algorithm"]
+    method = recommended.config["algorithm"]
     if "rho" not in method:
         raise ConfigError(
             f"--epsilon is {epsilon:g}, but noise is accounted for by rounds, and {method['name']} "
             "has none; advise for a method with rounds"
         )
-    chances = sampler.probabilities(counsel.clients)
+    chances = sampler.probabilities(recommended.clients)
     q = 1.0 if chances is None else float(chances.mean())
     everybody = multiplier_for(epsilon, delta, 1.0, rounds)
     z = multiplier_for(epsilon, delta, q, rounds)
@@ -161,9 +171,9 @@ def private(
         q = min(1.0, 2 * q)
         z = multiplier_for(epsilon, delta, q, rounds)
     q, z = _rounded(q), math.ceil(1000 * z) / 1000
-    noise = z * math.sqrt(counsel.parameters) / (q * counsel.clients)
-    found = Private(epsilon, delta, rounds, q, q * counsel.clients, z, noise)
-    tree = counsel.config | {
+    noise = z * math.sqrt(recommended.parameters) / (q * recommended.clients)
+    found = Private(epsilon, delta, rounds, q, q * recommended.clients, z, noise)
+    tree = recommended.config | {
         "rounds": rounds,
         "algorithm": {"name": "fedavg"},
         "output": {"name": "averaged"},
@@ -173,17 +183,17 @@ def private(
             {"name": "gaussian", "multiplier": z, "delta": delta, "budget": epsilon},
         ],
     }
-    tree["local"] = counsel.config["local"] | {"start": "global"}
-    if "lr" in counsel.changed:
-        rate = _rounded(1 / counsel.situation.safe_smoothness)
+    tree["local"] = recommended.config["local"] | {"start": "global"}
+    if "lr" in recommended.changed:
+        rate = _rounded(1 / recommended.situation.safe_smoothness)
         tree["local"] |= {"solver": tree["local"]["solver"] | {"lr": rate}}
-    remarks = [*_of_estimate(counsel.estimate), WHY_FRESH]
+    remarks = [*_of_estimate(recommended.estimate), WHY_FRESH]
     if noise > 1:
         remarks.append(
             f"The noise on a round's mean is {noise:.3g} times the clip: what a client sends "
             "drowns in it. More clients, a smaller model or a larger epsilon help, in this order."
         )
-    return counsel._replace(privacy=found, config=resolve(tree).tree, remarks=remarks)
+    return recommended._replace(privacy=found, config=resolve(tree).tree, remarks=remarks)
 
 
 def _local_steps(config: Experiment, problem: Problem, found: Estimate, batch: int | None) -> int:

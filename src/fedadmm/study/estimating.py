@@ -20,7 +20,7 @@ from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Problem
 from fedadmm.core.rng import Key, derive, generator, numpy_generator
 from fedadmm.core.validation import Count, check
-from fedadmm.study.formatting import Telling, untold
+from fedadmm.study.formatting import OnProgress, ignore_progress
 
 PROBE_STEPS = 10
 """Gradient steps after which the curvature is looked at a second time: it tends to grow."""
@@ -75,7 +75,7 @@ def estimate(
     rows: int = 64,
     batch_size: int | None = None,
     seed: Key = 0,
-    tell: Telling = untold,
+    on_progress: OnProgress = ignore_progress,
 ) -> Estimate:
     """Look at some clients of a problem around its start.
 
@@ -86,7 +86,7 @@ def estimate(
         rows: how many rows of each the curvature is taken over.
         batch_size: of the mini-batches whose noise is wanted; None for full gradients.
         seed: which clients and rows.
-        tell: called with how far it is.
+        on_progress: called with how far it is.
     """
     check("estimate", "clients", clients, Count)
     check("estimate", "rows", rows, Count)
@@ -97,7 +97,7 @@ def estimate(
     curvatures, points, noises, values = [], [initial], [], []
     with torch.no_grad():
         for done, client in enumerate(chosen):
-            tell(f"curvature of client {client}", done, 2 * count + 1)
+            on_progress(f"curvature of client {client}", done, 2 * count + 1)
             objective, key = converted.clients[client], derive(seed, "advise", client)
             values.append(float(objective.value(initial)))
             curvature, point = _curvature(objective, initial, rows, key)
@@ -107,7 +107,7 @@ def estimate(
         objectives = [converted.clients[client] for client in chosen]
         slopes = []
         for done, point in enumerate(points, count):
-            tell("gradients", done, 2 * count + 1)
+            on_progress("gradients", done, 2 * count + 1)
             slopes.append(_slopes(objectives, point))
     average, together = slopes[0].average, slopes[0].together
     value = sum(values) / count + float(problem.regularizer.value(initial))

@@ -21,7 +21,7 @@ from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
 from fedadmm.core.tables import flattened
-from fedadmm.data.preparation import Column, Scaled, Spread
+from fedadmm.data.preparation import Column, OneHot, Standardised
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.client import own_model
 from fedadmm.run.experiment import Experiment
@@ -185,10 +185,12 @@ def _safetensors(restored: Restored) -> tuple[bytes, dict[str, Any]]:
 class _FromColumns(nn.Module):
     """A module that takes raw columns, as they were before preparation, one number each.
 
-    A gap is NaN.  A word is its place in the list of words, from 0; -1 is none of them.
+    A missing value is NaN.  A category is its place in the list, from 0; -1 is none of them.
     """
 
-    def __init__(self, columns: list[Column], module: nn.Module, target: Scaled | None) -> None:
+    def __init__(
+        self, columns: list[Column], module: nn.Module, target: Standardised | None
+    ) -> None:
         super().__init__()
         self.columns, self.module, self.target = columns, module, target
 
@@ -196,8 +198,8 @@ class _FromColumns(nn.Module):
         parts = []
         for place, column in enumerate(self.columns):
             own = rows[:, place : place + 1]
-            if isinstance(column, Spread):
-                parts.append((own == torch.arange(len(column.words))).to(rows.dtype))
+            if isinstance(column, OneHot):
+                parts.append((own == torch.arange(len(column.categories))).to(rows.dtype))
             else:
                 scaled = (own - column.mean) / column.deviation
                 parts.append(torch.where(torch.isnan(scaled), torch.zeros_like(scaled), scaled))
@@ -209,10 +211,10 @@ class _FromColumns(nn.Module):
         """Raw columns that become these rows."""
         parts, begin = [], 0
         for column in self.columns:
-            width = len(column.words) if isinstance(column, Spread) else 1
+            width = len(column.categories) if isinstance(column, OneHot) else 1
             own = rows[:, begin : begin + width]
             begin += width
-            if isinstance(column, Spread):
+            if isinstance(column, OneHot):
                 there = own.sum(1) > 0
                 parts.append(torch.where(there, own.argmax(1), -1).to(rows.dtype))
             else:
@@ -242,7 +244,7 @@ def _onnx(restored: Restored) -> tuple[bytes, dict[str, Any]]:
     rows = restored.rows.to(kind) if restored.rows.is_floating_point() else restored.rows
     prepared = restored.about["preparation"]
     if prepared is not None:
-        scale = Scaled(**prepared["target"]) if "target" in prepared else None
+        scale = Standardised(**prepared["target"]) if "target" in prepared else None
         whole = _FromColumns(columns_of(restored.about), module, scale).eval()
         module, rows = whole, whole.raw(rows)
     data = _traced(module, rows, restored.about)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedadmm.run.evaluation import Target
     from fedadmm.study.results import Spread
 
-Telling = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps are done, and how many there are."""
 
 NOTHING = "–"
@@ -33,7 +33,7 @@ def number(value: float, share: bool = False) -> str:
     return text.replace("-", "−")
 
 
-def untold(what: str, done: int, steps: int) -> None:
+def ignore_progress(what: str, done: int, steps: int) -> None:
     """Ignore the progress."""
 
 

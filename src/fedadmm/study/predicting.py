@@ -17,7 +17,7 @@ from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.data import models, preparation
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.loaders.tabular import read_columns
-from fedadmm.data.preparation import Column, Scaled, Spread
+from fedadmm.data.preparation import Column, OneHot, Standardised
 from fedadmm.data.problems.federation import model_factory
 from fedadmm.study import config
 from fedadmm.study.rundir import RunDir
@@ -44,7 +44,9 @@ def described(run: Path) -> dict[str, Any]:
 def columns_of(about: Mapping[str, Any]) -> list[Column]:
     """The columns that a model takes, as they were prepared."""
     return [
-        Spread(one["name"], tuple(one["words"])) if "words" in one else Scaled(**one)
+        OneHot(one["name"], tuple(one["categories"]))
+        if "categories" in one
+        else Standardised(**one)
         for one in about["preparation"]["columns"]
     ]
 
@@ -74,8 +76,8 @@ class Predictor:
         self.columns: list[Column] = columns_of(about)
         self.labels: list[str] = about["labels"]
         scale = about["preparation"].get("target")
-        self._scale = None if scale is None else Scaled(**scale)
-        width = sum(len(c.words) if isinstance(c, Spread) else 1 for c in self.columns)
+        self._scale = None if scale is None else Standardised(**scale)
+        width = sum(len(c.categories) if isinstance(c, OneHot) else 1 for c in self.columns)
         blank = Dataset(
             torch.zeros(1, width), torch.zeros(1, dtype=torch.long), len(self.labels) or None
         )
@@ -136,7 +138,7 @@ class Predictor:
                 )
             cells = {name: _column(rows[name]) for name in wanted}
         for column in self.columns:
-            if isinstance(column, Spread):
+            if isinstance(column, OneHot):
                 column.refuse_unknown(cells[column.name])
         return cells
 

@@ -1,6 +1,6 @@
 """Your own tables: files of CSV, Parquet or npz with a column of clients.
 
-They are taken as they are, or with gaps and words made ready by `fedadmm.data.preparation`.
+Numbers are taken as they are, or columns are prepared by `fedadmm.data.preparation`.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def prepared_table(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> TrainTest:
-    """Rows of CSV or Parquet files with gaps and words in them, ready for a model.
+    """Rows of CSV or Parquet files with missing values and text, prepared for a model.
 
     The held-out rows are chosen first, so that nothing is learnt from them.
     """
@@ -299,7 +299,7 @@ def prepared_table(
     if train.num_classes is None:
         numbers = train.targets.numpy()
         scale = preparation.fit_numbers(target, [numbers[own] for own in theirs])
-    made = preparation.said(columns, scale)
+    made = preparation.described(columns, scale)
     assert rows.groups is not None
     sites = [rows.groups == group for group in np.unique(rows.groups)]
     whole = [{name: column[own] for name, column in cells.items()} for own in sites]

@@ -132,8 +132,8 @@ class HeartOptions(RowsProblem):
     test_fraction: Fraction = 0.2
     """Which part of each hospital's patients is held out, chosen by `partition_seed`."""
     preparation: Literal["filled", "flamby"] = "filled"
-    """Fill gaps with the hospital's own values; or leave rows and columns with gaps out and split
-    as the benchmark FLamby does, whatever `test_fraction` and `partition_seed` are."""
+    """Impute missing values from the hospital's own; or leave out rows and columns with missing
+    values and split as the benchmark FLamby does, whatever the other options are."""
 
     def rows(self) -> TrainTest:
         if self.preparation == "flamby":
@@ -177,8 +177,8 @@ class TableOptions(RowsProblem):
     test_fraction: Probability = 0.2
     """Which part of each client's rows is held out, chosen by `partition_seed`; 0 for none."""
     preparation: Literal["as-is", "from-sums"] = "as-is"
-    """Take numbers as they are, none missing; or fill gaps, spread words and scale numbers, from
-    sums and lists that every client computes on its training rows."""
+    """Take numbers as they are, none missing; or impute, one-hot encode text and standardise
+    numbers, from sums and lists that every client computes on its training rows."""
     leave_out: Sequence[str] = ()
     """from-sums: columns that are no features."""
     partition_seed: Natural | None = None  # type: ignore[assignment]

@@ -33,7 +33,7 @@ from fedadmm.study.auditing.inference import (
     with_rows,
 )
 from fedadmm.study.config import merged, resolve
-from fedadmm.study.formatting import Telling, untold
+from fedadmm.study.formatting import OnProgress, ignore_progress
 
 ROWS = 4
 """This many of the client's rows are trained on, unless another number is asked for."""
@@ -103,7 +103,7 @@ def audit(
     rows: int | None = None,
     round_number: int = 1,
     attack: str | None = None,
-    tell: Telling = untold,
+    on_progress: OnProgress = ignore_progress,
 ) -> Audit:
     """Attack one client's upload as the configuration has it, then with more and less protection.
 
@@ -114,7 +114,7 @@ def audit(
         round_number: the round whose upload is attacked; the server remembers all earlier ones.
         attack: one of `attacks.ATTACKS`; by default the analytic and the weighted one, as far as
             they suit the model, of which the better is shown.
-        tell: called with the title of every setting before it is tried.
+        on_progress: called with the title of every setting before it is tried.
     """
     check("audit", "round", round_number, Count)
     problem = run.load_problem()
@@ -129,7 +129,7 @@ def audit(
     auditor = _Auditor(problem, client, round_number - 1, chosen)
     wanted = list(settings_of(run, rows, available))
     for done, setting in enumerate(wanted):
-        tell(setting.title, done, len(wanted))
+        on_progress(setting.title, done, len(wanted))
         try:
             outcomes.append(auditor.outcome(run, setting))
         except (PairingError, ParameterError) as error:

@@ -29,7 +29,7 @@ from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Lazy, Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult
 from fedadmm.core.rng import Dice, Key, derive, generator
-from fedadmm.core.sampling import Known, Sampler
+from fedadmm.core.sampling import Sampler, SeenClients
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.uploads import noised
 from fedadmm.run.client import Job, caught_up, client_key, global_vector
@@ -272,7 +272,7 @@ class _Attending(Sampler):
     last: int
 
     def sample(
-        self, seed: Key, round_index: int, clients: int, known: Known | None = None
+        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
     ) -> Sequence[int]:
         if round_index == self.last:
             return [self.client]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.data import preparation
-from fedadmm.data.preparation import Scaled, Weights
+from fedadmm.data.preparation import Standardised, Weights
 from fedadmm.study.estimator.base import Federated
 from fedadmm.study.estimator.rows import Rows, is_gap
 
@@ -44,7 +44,7 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         epochs: how often a client goes through its rows in a round.
         participation: the share of clients that takes part in a round.
         clients: how many clients the rows are dealt out to when `groups` is not given.
-        preparation: "from-sums" fills gaps, spreads words over columns and scales numbers, from
+        preparation: "from-sums" imputes, one-hot encodes text and standardises numbers, from
             sums and lists that every client tells; "as-is" takes finite numbers as they are.
         regularizer: a g that is added to the loss, for methods that take one.
         engine: how clients are run, as in `fedadmm.simulate`.
@@ -133,7 +133,7 @@ class FederatedRegressor(RegressorMixin, Federated):  # type: ignore[misc]
     def _learn_targets(
         self, rows: Rows, masses: Sequence[Weights] | None, classes: ArrayLike | None
     ) -> None:
-        self._scale = Scaled("y", 0.0, 1.0)
+        self._scale = Standardised("y", 0.0, 1.0)
         if self.preparation == "from-sums":
             self._scale = preparation.fit_numbers("y", rows.of_clients(rows.y), masses)
 

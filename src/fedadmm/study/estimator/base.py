@@ -238,7 +238,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             rows.owners,
             rows.names,
             name=type(self).__name__,
-            preparation=preparation.said(self.preparation_) if self.preparation_ else None,
+            preparation=preparation.described(self.preparation_) if self.preparation_ else None,
             weights=None if rows.weights is None else torch.from_numpy(rows.weights),
             class_names=classes,
         )
