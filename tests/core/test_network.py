@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fedadmm.core.objectives import losses
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.objectives.layers import Sink
+from fedadmm.core.objectives.layers import Sink, by_cross_entropy
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.objectives.networks import compile_network
 from fedadmm.data import models
@@ -153,3 +154,17 @@ def test_rows_of_another_shape_are_left_to_autograd() -> None:
     losses.half_squared_error(reference(inputs), objective.targets).backward()
     expected = torch.cat([p.grad.reshape(-1) for p in reference.parameters()])
     torch.testing.assert_close(objective.gradient(objective.flat.vector), expected)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_large_scores_give_the_exact_softmax(clients: int) -> None:
+    """exp would overflow at 1,000: the gradient is softmax - one-hot, times the rows' weights."""
+    scores = torch.tensor([[1000.0, 999.0, -1000.0], [-5000.0, -5000.0, -5000.0]])
+    share = 1 / (1 + math.exp(-1.0))
+    expected = torch.tensor([[share - 1, 1 - share, 0.0], [1 / 3, 1 / 3, -2 / 3]])
+    targets = torch.tensor([[0, 2]]).expand(clients, -1)
+    weights = torch.tensor([[0.5, 0.25]]).expand(clients, -1)
+    found = by_cross_entropy(scores.expand(clients, -1, -1), targets, weights)
+    torch.testing.assert_close(found, (expected * weights[0, :, None]).expand(clients, -1, -1))
+    plain = by_cross_entropy(scores.expand(clients, -1, -1), targets, 0.5)
+    torch.testing.assert_close(plain, (expected * 0.5).expand(clients, -1, -1))

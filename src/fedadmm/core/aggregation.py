@@ -52,7 +52,7 @@ class Aggregation(Part, ABC):
         if self.needs == "sum":
             return
         needs, method = f"{type(self).__name__} needs each reply by itself", setup.algorithm
-        if list(trees.tensors(method.init_client(setup.initial))):
+        if trees.tensors(method.init_client(setup.initial)):
             yield (
                 f"{needs}, but the clients of {type(method).__name__} keep a state that fits the "
                 "server's only if the sum of what they send is folded; use Sum, or a method "

@@ -41,9 +41,13 @@ def uniform(key: Key) -> float:
     return float(torch.rand((), generator=generator(key), dtype=torch.float64))
 
 
-def permutation(key: Key, epoch: int, length: int) -> Tensor:
-    """The order in which one epoch visits the samples of one client."""
-    return torch.randperm(length, generator=generator(derive(key, "epoch", epoch)))
+def permutation(key: Key, epoch: int, length: int, draws: torch.Generator | None = None) -> Tensor:
+    """The order in which one epoch visits the samples of one client.
+
+    A generator costs as much as the order: whoever wants many may give one, which is seeded anew.
+    """
+    draws = torch.Generator() if draws is None else draws
+    return torch.randperm(length, generator=draws.manual_seed(derive(key, "epoch", epoch)))
 
 
 class Dice(NamedTuple):

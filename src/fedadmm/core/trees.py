@@ -28,13 +28,17 @@ def map_tensors(function: Callable[[Any], Any], tree: Tree, kind: type = Tensor)
     return tree
 
 
-def tensors(tree: object) -> Iterator[Tensor]:
+def tensors(tree: object) -> list[Tensor]:
     """Every tensor of a nested tuple, in order."""
     if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, tuple):
-        for part in tree:
-            yield from tensors(part)
+        return [tree]
+    found: list[Tensor] = []
+    for part in tree if isinstance(tree, tuple) else ():
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, tuple):
+            found += tensors(part)
+    return found
 
 
 def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -49,7 +53,7 @@ def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]
 
 def stack(trees: Sequence[Tree]) -> Tree:
     """The clients' trees as one: vectors (D,) become (K, D), scalars (1,) become (K, 1)."""
-    columns = [list(tensors(tree)) for tree in trees]
+    columns = [tensors(tree) for tree in trees]
     stacked = iter([torch.stack(column) for column in zip(*columns, strict=True)])
     return map_tensors(lambda _: next(stacked), trees[0])
 
@@ -57,6 +61,15 @@ def stack(trees: Sequence[Tree]) -> Tree:
 def select(tree: Tree, clients: Tensor | slice | int) -> Tree:
     """Some clients of a stack, or one; what has no client dimension belongs to all of them."""
     return map_tensors(lambda leaf: leaf[clients] if leaf.ndim == 2 else leaf, tree)
+
+
+def unstack(tree: Tree, count: int) -> list[Tree]:
+    """The trees of a stack's clients, as views: `select` of each of them, at once."""
+    columns = [leaf.unbind() if leaf.ndim == 2 else (leaf,) * count for leaf in tensors(tree)]
+    if not columns:
+        return [tree] * count
+    leaves = iter([leaf for row in zip(*columns, strict=True) for leaf in row])
+    return [map_tensors(lambda _: next(leaves), tree) for _ in range(count)]
 
 
 def clone(tree: Tree) -> Tree:
@@ -78,7 +91,7 @@ def add_scaled_(total: Tree, tree: Tree, factor: float) -> Tree:
 
 def num_bytes(tree: object) -> int:
     """The bytes that the tensors of a message occupy on the wire."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in tensors(tree))
+    return sum(leaf.nbytes for leaf in tensors(tree))
 
 
 def all_finite(tree: object) -> bool:

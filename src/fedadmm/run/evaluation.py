@@ -105,6 +105,8 @@ class Evaluation:
         by_client = self.target != "global" or self.clients or self.objective or self.train
         clients = range(problem.num_clients if by_client else 0)
         test = problem.test if self.test and not local else None
+        if not by_client and test is None and self.extra is None:
+            return Measured({}, {})
         parts = test.num_parts if isinstance(test, EvaluatorInParts) else 0
         piece, shared = _Piece(replace(self, extra=None)), (params, buffers)
         numbers = [*clients, *(-1 - part for part in range(parts))]

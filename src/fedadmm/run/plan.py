@@ -93,7 +93,7 @@ def unpack_state(
 
     A checkpoint of another method, or of another output, is refused.
     """
-    device = next(trees.tensors(template.server)).device
+    device = trees.tensors(template.server)[0].device
     packed = Packed({name: tensor.to(device) for name, tensor in tensors.items()}, values["plain"])
     number, steps = packed.plain["round"], values["downloads"]
     needed = sorted(name for name, _ in trees.named_tensors(template.output, "output"))

@@ -154,18 +154,20 @@ def cohort(infos: Sequence[ClientInfo]) -> Cohort:
 def work(infos: Sequence[ClientInfo], job: Job, weight: float, move: float) -> Work:
     """What participants of this total weight did, while the global model moved so far."""
     penalties = torch.tensor([info.weight for info in infos] or [0.0], dtype=torch.float64)
+    mean, low, high = float(penalties.mean()), float(penalties.min()), float(penalties.max())
+    quartiles = [low] * 3 if low == high else penalties.quantile(_QUARTILES).tolist()
     shares = [job.problem.weight(info.client) for info in infos]
     drift = sum(a * info.drift**2 for a, info in zip(shares, infos, strict=True))
     return {
         "primal_residual": math.sqrt(drift / weight) if weight else 0.0,
-        "dual_residual": float(penalties.mean()) * move,
+        "dual_residual": mean * move,
         "epochs": sum(info.solve.epochs for info in infos) / max(len(infos), 1),
         "passes": sum(info.solve.passes for info in infos) / max(len(infos), 1),
         "steps": sum(info.solve.steps for info in infos),
-        "penalty_mean": float(penalties.mean()),
-        "penalty_min": float(penalties.min()),
-        "penalty_max": float(penalties.max()),
-        "penalty_quartiles": [float(q) for q in penalties.quantile(_QUARTILES)],
+        "penalty_mean": mean,
+        "penalty_min": low,
+        "penalty_max": high,
+        "penalty_quartiles": quartiles,
     }
 
 

@@ -34,6 +34,11 @@ class _Work(NamedTuple):
     per_epoch: int
     budget: int
 
+    def rows(self, steps: int, batch_size: int | None) -> int:
+        """The rows of this many steps."""
+        epochs, rest = divmod(steps, self.per_epoch)
+        return epochs * self.size + min(rest * (batch_size or 0), self.size)
+
 
 class Descent:
     """Clients at work, and the results of those that have finished.
@@ -65,7 +70,6 @@ class Descent:
         self._all = self._work
         self._first = self._loss = LocalLoss(objectives, problem)
         self._steps = [0] * len(keys)
-        self._rows = [0] * len(keys)
         self._asked = [0] * len(keys)
         self._reached = [False] * len(keys)
         self._accuracy = [float("nan")] * len(keys)
@@ -95,34 +99,34 @@ class Descent:
     def run(self) -> tuple[LocalResult, list[SolveInfo]]:
         """Make steps until the stopping rule or the budget has ended every client's solve."""
         epoch = 0
-        while self._end_finished():
+        while self._end_finished(epoch):
             self._run_epoch(epoch)
             epoch += 1
         result = LocalResult(self._params, self._start_gradient, self._mean_gradient())
         needs, infos = self._context.needs, []
+        sentences = {met: self._stop.sentence(met) for met in set(self._reached)}
         for place, work in enumerate(self._all):
-            steps = self._steps[place]
+            steps, sentence = self._steps[place], sentences[self._reached[place]]
             # A mean of no steps is one gradient too.
             asked = self._asked[place] + needs.start_gradient + (needs.mean_gradient and not steps)
-            passes = self._stepper.passes(self._rows[place] / work.size) + asked
-            sentence, accuracy = self._stop.sentence(self._reached[place]), self._accuracy[place]
-            infos.append(SolveInfo(steps, steps / work.per_epoch, passes, sentence, accuracy))
+            rows = work.rows(steps, self._batch_size)
+            passes = self._stepper.passes(rows / work.size) + asked
+            epochs, accuracy = steps / work.per_epoch, self._accuracy[place]
+            infos.append(SolveInfo(steps, epochs, passes, sentence, accuracy))
         return result._replace(memory=self._memory), infos
 
-    def _end_finished(self) -> bool:
+    def _end_finished(self, epoch: int) -> bool:
         """Let those leave that met the rule or spent their budget; whether anybody stays."""
-        reached = self._ask()
-        stays = [
-            not met and self._steps[work.place] < work.budget
-            for work, met in zip(self._work, reached, strict=True)
-        ]
-        if not all(stays):
-            self._keep_results([index for index, stay in enumerate(stays) if not stay])
-            if any(stays):
-                self._keep([index for index, stay in enumerate(stays) if stay])
-            else:
-                self._work = []
-        return bool(self._work)
+        stays, gone = list[int](), list[int]()
+        for index, (work, met) in enumerate(zip(self._work, self._ask(), strict=True)):
+            made = epoch * work.per_epoch
+            (gone if met or made >= work.budget else stays).append(index)
+            self._steps[work.place] = min(made, work.budget)
+        if gone:
+            self._keep_results(gone)
+            if stays:
+                self._keep(stays)
+        return bool(stays)
 
     def _keep_results(self, gone: list[int]) -> None:
         """Put what those have who leave into its place."""
@@ -172,16 +176,12 @@ class Descent:
         if size is None or (size >= max(objectives.sizes) and not objectives.draws_rows):
             self._arrange([work.size for work in self._work])
             self._step(len(self._work), None)
-            left = [1] * len(self._work)
         else:
             left = [min(w.per_epoch, w.budget - self._steps[w.place]) for w in self._work]
             left = self._arrange(left)
             keys = [work.key for work in self._work]
             for clients, rows in self._loss.objectives.batches(keys, epoch, size, left):
                 self._step(clients, rows)
-        for work, steps in zip(self._work, left, strict=True):
-            self._steps[work.place] += steps
-            self._rows[work.place] += work.size if size is None else min(steps * size, work.size)
 
     def _step(self, clients: int, rows: Any) -> None:
         whole = clients == len(self._work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -59,19 +60,21 @@ class StackedRows:
         self._weights: dict[tuple[int, int], Tensor | float] = {}
 
     @classmethod
-    def gather(cls, parts: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype) -> StackedRows:
-        """All clients' inputs and targets, one client after the other."""
-        sizes = [targets.shape[0] for _, targets in parts]
-        begins = [0]
-        for size in sizes[:-1]:
-            begins.append(begins[-1] + size)
-        inputs = torch.cat([inputs for inputs, _ in parts])
-        return cls(inputs, torch.cat([targets for _, targets in parts]), sizes, begins, dtype)
+    def gather(
+        cls,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        dtype: torch.dtype,
+        prepare: Callable[[Tensor], Tensor] | None = None,
+    ) -> StackedRows:
+        """All clients' inputs and targets, one client after the other.
 
-    def prepared(self, prepare: Callable[[Tensor], Tensor]) -> StackedRows:
-        """The same rows with other inputs, made from all of them at once."""
-        inputs = prepare(self._inputs)
-        return StackedRows(inputs, self._targets, self.sizes, self._begins, self._dtype)
+        `prepare` makes the inputs from the stored ones, all at once.
+        """
+        sizes = [targets.shape[0] for _, targets in parts]
+        begins = [0, *itertools.accumulate(sizes[:-1])]
+        inputs = torch.cat([inputs for inputs, _ in parts])
+        targets = torch.cat([targets for _, targets in parts])
+        return cls(prepare(inputs) if prepare else inputs, targets, sizes, begins, dtype)
 
     def column(self, values: Sequence[float]) -> Tensor:
         """One number a client as a (K, 1) tensor."""
@@ -104,8 +107,9 @@ class StackedRows:
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
     ) -> Iterator[Batch]:
         """The mini-batches of one epoch; client i makes `limits[i]` steps, which never rise."""
+        draws = torch.Generator()
         orders = [
-            permutation(key, epoch, size) if size > batch_size else torch.arange(size)
+            permutation(key, epoch, size, draws) if size > batch_size else torch.arange(size)
             for key, size in zip(keys, self.sizes, strict=True)
         ]
         order = torch.stack(orders) if len(set(self.sizes)) == 1 else _padded(orders)

@@ -19,6 +19,7 @@ from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.parts import Count, names_of, part
 from fedadmm.core.problem import LazyClients
 from fedadmm.core.protocols import LocalProblem, LocalResult, norm
+from fedadmm.core.rng import Key
 from fedadmm.core.solvers.sgd import IterativeSolver
 from fedadmm.run.client import (
     ClientRound,
@@ -121,29 +122,28 @@ class VectorisedEngine(Engine):
     def _run_stack(
         self, ids: list[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        algorithm = self._job.algorithm
+        job, algorithm = self._job, self._job.algorithm
         stack = self._gather(ids, download)
-        local = self._job.local
-        problem = local.problem(algorithm, download.cast, stack.state, stack.first)
-        losses = self._losses(stack, problem, download) if self._job.asks_losses else None
-        result, solves = self._solve(stack, problem, download, round_index)
+        keys = [client_key(job, round_index, client) for client in stack.clients]
+        problem = job.local.problem(algorithm, download.cast, stack.state, stack.first)
+        losses = self._losses(stack, problem, download) if job.asks_losses else None
+        result, solves = self._solve(stack, problem, download, round_index, keys)
         state, message = algorithm.client_update(download.cast, stack.state, result)
-        infos = _describe(
-            stack.clients, problem, result, solves, global_vector(self._job, download)
-        )
+        infos = _describe(stack.clients, problem, result, solves, global_vector(job, download))
         if losses is not None:
             infos = [info._replace(loss=loss) for info, loss in zip(infos, losses, strict=True)]
+        parts = (state, result.memory, message)
+        states, memories, messages = (trees.unstack(part, len(ids)) for part in parts)
         position = {client: index for index, client in enumerate(stack.clients)}
         for client in ids:
             index = position[client]
-            record = None
-            if infos[index].finite:
-                own = trees.clone(trees.select(state, index))  # a view would keep the whole stack
-                memory = trees.clone(trees.select(result.memory, index))
+            info, record = infos[index], None
+            if info.finite:
+                # A view would keep the whole stack.
+                own, memory = trees.clone(states[index]), trees.clone(memories[index])
                 record = ClientRecord(own, None, stack.rests[index], memory)
-            upload = Upload(trees.select(message, index))
-            key = client_key(self._job, round_index, client)
-            done = staged(self._job, ClientRound(record, upload, infos[index]), download, key)
+            done = ClientRound(record, Upload(messages[index]), info)
+            done = staged(job, done, download, keys[index])
             if done.record is not None:
                 self._store.commit(client, done.record, round_index)
             yield client, done.upload, done.info
@@ -157,7 +157,12 @@ class VectorisedEngine(Engine):
         ]
 
     def _solve(
-        self, stack: _Stack, problem: LocalProblem, download: Download, round_index: int
+        self,
+        stack: _Stack,
+        problem: LocalProblem,
+        download: Download,
+        round_index: int,
+        keys: list[Key],
     ) -> tuple[LocalResult, list[SolveInfo]]:
         job, count = self._job, len(stack.clients)
         needs, start = job.algorithm.needs, problem.start.expand(count, -1)
@@ -165,7 +170,6 @@ class VectorisedEngine(Engine):
             info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
             return LocalResult(start, stack.objective.gradient(start)), [info] * count
         assert isinstance(job.solver, IterativeSolver)
-        keys = [client_key(job, round_index, client) for client in stack.clients]
         own = job.algorithm.local_params(stack.state)
         theta = global_vector(job, download)
         g = job.problem.regularizer
@@ -186,15 +190,18 @@ def _describe(
     """What callbacks may know about each client's round."""
     anchor = problem.start if theta is None else theta
     weights = torch.as_tensor(problem.weight, dtype=result.params.dtype).reshape(-1)
-    leaves = [leaf for leaf in trees.tensors(result) if leaf.numel() > 0]
-    bounds = [bound for leaf in leaves for bound in torch.aminmax(leaf, dim=-1)]  # NaN stays NaN
+    moves = norm(result.params - problem.start)
+    drifts = moves if anchor is problem.start else norm(result.params - anchor)
+    finite = [True] * len(clients)
+    if not trees.all_finite(result):
+        finite = [trees.all_finite(own) for own in trees.unstack(result, len(clients))]
     columns = zip(
         clients,
         solves,
         weights.expand(len(clients)).tolist(),
-        norm(result.params - problem.start).reshape(-1).tolist(),
-        norm(result.params - anchor).reshape(-1).tolist(),
-        torch.isfinite(torch.stack(bounds)).all(dim=0).tolist(),
+        moves.reshape(-1).tolist(),
+        drifts.reshape(-1).tolist(),
+        finite,
         strict=True,
     )
     return [ClientInfo(*column) for column in columns]
@@ -269,11 +276,12 @@ class Stacker:
             if not _alike(self._first, objective):
                 raise PairingError(f"Vectorised: {_UNLIKE.format(client)}")
         if isinstance(self._first, ModelObjective):
-            rows = StackedRows.gather([(o.inputs, o.targets) for o in objectives], self._dtype)
-            return StackedObjective(self._core, rows.prepared(self._first.prepared))
+            pairs = [(o.inputs, o.targets) for o in objectives]
+            rows = StackedRows.gather(pairs, self._dtype, self._first.prepared)
+            return StackedObjective(self._core, rows)
         if isinstance(self._first, Quadratic):
-            parts = [(o.A.unsqueeze(0), o.b.unsqueeze(0)) for o in objectives]
-            return StackedObjective(self._core, StackedRows.gather(parts, self._dtype))
+            pairs = [(o.A.unsqueeze(0), o.b.unsqueeze(0)) for o in objectives]
+            return StackedObjective(self._core, StackedRows.gather(pairs, self._dtype))
         rows = StackedRows.gather([(o.features, o.targets) for o in objectives], self._dtype)
         ridges = rows.column([o.ridge for o in objectives])
         return StackedObjective(self._core, rows, ridges if bool(ridges.any()) else None)
