@@ -209,10 +209,10 @@ def test_hospitals_need_no_data_at_the_server(monkeypatch, tmp_path):
 
 
 def test_a_hospital_alone_has_the_rows_it_has_among_others(tmp_path):
-    from fedadmm.data.loaders.heart import hospital_names, read_hospitals, read_site
+    from fedadmm.data.loaders.heart import HOSPITALS, read_hospitals, read_site
 
     paths = {}
-    for number, name in enumerate(hospital_names()):
+    for number, name in enumerate(HOSPITALS):
         generator = torch.Generator().manual_seed(number)
         rows = torch.rand(30, 14, generator=generator)
         rows[:, -1] = (rows[:, -1] > 0.5).float()

@@ -240,7 +240,8 @@ class FederatedData:
     def train(self, client: int) -> Rows:
         """The training rows of a client, as views."""
         begin = int(self.partition.offsets[client])
-        return self._slice(begin, begin + int(self.train_sizes[client]))
+        end = begin + int(self.train_sizes[client])
+        return self.rows.inputs[begin:end], self.rows.targets[begin:end]
 
     def train_masses(self) -> Tensor:
         """What all training rows of each client count together: how many, or their weights' sum."""
@@ -253,9 +254,7 @@ class FederatedData:
     def validation(self, client: int) -> Rows:
         """The rows of a client that are kept from training, as views; there may be none."""
         begin = int(self.partition.offsets[client]) + int(self.train_sizes[client])
-        return self._slice(begin, int(self.partition.offsets[client + 1]))
-
-    def _slice(self, begin: int, end: int) -> Rows:
+        end = int(self.partition.offsets[client + 1])
         return self.rows.inputs[begin:end], self.rows.targets[begin:end]
 
     def label_counts(self) -> NDArray[np.int64]:

@@ -26,6 +26,8 @@ _FILES = {
     "Switzerland": "processed.switzerland.data",
     "Long Beach VA": "processed.va.data",
 }
+HOSPITALS = tuple(_FILES)
+"""In the order of the clients."""
 
 Table = NDArray[np.float64]
 
@@ -69,7 +71,7 @@ def flamby() -> TrainTest:
         scaled = (features - fitted.mean(axis=0)) / (fitted.std(axis=0, ddof=1) + 1e-9)
         whole = np.column_stack([scaled, sick])
         sites.append((whole[train], whole[test]))
-    return _train_test(sites, tuple(_FILES))
+    return _train_test(sites, HOSPITALS)
 
 
 def read_hospitals(paths: dict[str, Path], test_fraction: float, seed: int) -> TrainTest:
@@ -81,12 +83,7 @@ def read_hospitals(paths: dict[str, Path], test_fraction: float, seed: int) -> T
 
 def read_site(path: str | Path, index: int, test_fraction: float, seed: int) -> TrainTest:
     """One hospital's file alone, split and scaled exactly as `heart` does it for that hospital."""
-    return _train_test([_prepared(Path(path), index, test_fraction, seed)], (tuple(_FILES)[index],))
-
-
-def hospital_names() -> tuple[str, ...]:
-    """The hospitals, in the order of the clients."""
-    return tuple(_FILES)
+    return _train_test([_prepared(Path(path), index, test_fraction, seed)], (HOSPITALS[index],))
 
 
 def hospital_files() -> list[Path]:

@@ -1,13 +1,54 @@
 """Every experiment by name: `load("mnist", clients=100, partition="shards")`."""
 
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import FAMILIES
+from fedadmm.core.problem import Problem
 from fedadmm.data.problems import generated as generated
 from fedadmm.data.problems import recorded as recorded
 from fedadmm.data.problems import theory as theory
+from fedadmm.data.problems.federation import NamedProblem as NamedProblem
+from fedadmm.data.problems.federation import Sites as Sites
 from fedadmm.data.problems.federation import SplitOptions as SplitOptions
 from fedadmm.data.problems.federation import from_data as from_data
-from fedadmm.data.problems.registry import NamedProblem as NamedProblem
-from fedadmm.data.problems.registry import Sites as Sites
-from fedadmm.data.problems.registry import canonical as canonical
-from fedadmm.data.problems.registry import load as load
-from fedadmm.data.problems.registry import names as names
-from fedadmm.data.problems.registry import options as options
+from fedadmm.data.sources import SOURCES
+
+
+def names() -> list[str]:
+    """The names of all problems."""
+    return sorted(FAMILIES["problem"])
+
+
+def canonical(name: str) -> str:
+    """The name that a data set's short form means; any other name as it is."""
+    return next((one.name for one in SOURCES.values() if name in one.aliases), name)
+
+
+def options(name: str) -> type[NamedProblem]:
+    """The part that a name, or a short form of it, means."""
+    chosen = FAMILIES["problem"].get(canonical(name))
+    if chosen is None:
+        raise ParameterError(f"problem: name is {name!r}, but must be one of {', '.join(names())}")
+    return chosen
+
+
+def load(name: str, **choices: Any) -> Problem:
+    """The named problem; `choices` are the fields of its options, `regularizer` and `buffers`.
+
+    `model` may also be a module or a function that makes one, `partition` also a `Partition`.
+    """
+    chosen: Any = options(name)
+    known = [field.name for field in fields(chosen)]
+    given = {key: choices.pop(key, None) for key in ("regularizer", "buffers")}
+    for field in choices:
+        if field not in known:
+            raise ParameterError(f"{name}: there is no option {field!r}, but {', '.join(known)}")
+    for key in ("model", "partition"):
+        if not isinstance(choices.get(key, ""), str):
+            given[key] = choices.pop(key)
+    problem: Problem = chosen(**choices).load(**given)
+    return problem

@@ -1,14 +1,15 @@
-"""From rows to a problem: split, model, loss, weights, evaluation."""
+"""What a named problem is, and how rows become one: split, model, loss, weights, evaluation."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from abc import abstractmethod
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,23 +32,50 @@ from fedadmm.core.validation import check
 from fedadmm.data import models, partitions
 from fedadmm.data.dataset import Dataset, FederatedData, Prepare, Rows, TrainTest, align
 from fedadmm.data.partitions import Partition
-from fedadmm.data.problems.registry import NamedProblem
+from fedadmm.data.sources import SOURCES
 
 
-def choose_loss(outputs: Tensor, num_classes: int | None, name: str) -> Loss:
-    """The loss that fits a model's outputs for one row and the kind of targets."""
-    width = outputs.shape[-1] if outputs.ndim == 2 else None
-    if num_classes is None and width == 1:
-        return half_squared_error
-    if num_classes == 2 and width == 1:
-        return binary_cross_entropy
-    if num_classes is not None and width == num_classes:
-        return cross_entropy
-    wanted = "one number" if num_classes is None else f"{num_classes} scores"
-    raise DataError(
-        f"{name}: the model returns shape {tuple(outputs.shape)} for one row, but must return "
-        f"{wanted} a row"
-    )
+@dataclass(frozen=True)
+class Sites:
+    """What a deployment asks of a problem whose clients hold one file each, and no other's.
+
+    The server holds no file at all: of the rows it knows only how wide they are.
+    """
+
+    names: tuple[str, ...]
+    """The clients, in their order."""
+    inputs: int
+    """Numbers in a row."""
+    classes: int
+    files: Callable[[], list[Path]]
+    """Finds every client's file, for a demonstration on a machine that has all of them."""
+    load: Callable[[Any, Path, int], Problem]
+    """Makes the problem of one client alone, from the options, its file and its number."""
+
+
+class NamedProblem(ABC):
+    """What a part of the family `problem` is: its fields are what a configuration may set."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    sites: ClassVar[Sites | None] = None
+    """How its clients can be deployed without anybody's seeing another's rows, if they can."""
+
+    costly_objective: ClassVar[bool] = False
+    """Whether the training objective, two passes over all the data, is not measured by default."""
+
+    @abstractmethod
+    def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
+        """The problem; may read files.
+
+        `given` are objects that only Python can hand over: `buffers`, and to problems made from
+        rows a `model` and a `partition`.
+        """
+
+    @classmethod
+    def dataset(cls) -> str | None:
+        """The data set it is made from, which has its name; None when nothing has to be fetched."""
+        return cls.name if cls.name in SOURCES else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +373,18 @@ def fit_loss(module: nn.Module, rows: Dataset) -> Loss:
             f"{rows.name}: the model cannot read rows of shape {tuple(row.shape[1:])} and type "
             f"{row.dtype} ({error})"
         ) from None
-    return choose_loss(outputs, rows.num_classes, rows.name)
+    classes, width = rows.num_classes, outputs.shape[-1] if outputs.ndim == 2 else None
+    if classes is None and width == 1:
+        return half_squared_error
+    if classes == 2 and width == 1:
+        return binary_cross_entropy
+    if classes is not None and width == classes:
+        return cross_entropy
+    wanted = "one number" if classes is None else f"{classes} scores"
+    raise DataError(
+        f"{rows.name}: the model returns shape {tuple(outputs.shape)} for one row, but must return "
+        f"{wanted} a row"
+    )
 
 
 def _client_tests(data: FederatedData, test: Dataset | None) -> FederatedData | None:

@@ -22,8 +22,13 @@ from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data import models
 from fedadmm.data.dataset import Dataset, Rows, TrainTest
-from fedadmm.data.problems.federation import HeldOut, RowsProblem, fit_loss, model_factory
-from fedadmm.data.problems.registry import NamedProblem
+from fedadmm.data.problems.federation import (
+    HeldOut,
+    NamedProblem,
+    RowsProblem,
+    fit_loss,
+    model_factory,
+)
 
 _FEATURES, _CLASSES = 60, 10
 _TESTED = 100

@@ -14,17 +14,16 @@ from fedadmm.core.protocols import Regularizer
 from fedadmm.data.dataset import TrainTest, hold_out
 from fedadmm.data.loaders.heart import (
     COLUMNS,
+    HOSPITALS,
     flamby,
     heart,
     hospital_files,
-    hospital_names,
     read_site,
 )
 from fedadmm.data.loaders.leaf import femnist, shakespeare
 from fedadmm.data.loaders.pictures import cifar10, digits, fashion_mnist, mnist, mnist_writers
 from fedadmm.data.loaders.tabular import AUTO, prepared_table, tabular
-from fedadmm.data.problems.federation import RowsProblem, federate
-from fedadmm.data.problems.registry import Sites
+from fedadmm.data.problems.federation import RowsProblem, Sites, federate
 
 
 @part("problem", "digits")
@@ -124,9 +123,7 @@ class HeartOptions(RowsProblem):
     """Four hospitals and logistic regression: 14 parameters."""
 
     summary: ClassVar[str] = "heart disease, four hospitals"
-    sites: ClassVar[Sites | None] = Sites(
-        hospital_names(), len(COLUMNS), 2, hospital_files, _hospital
-    )
+    sites: ClassVar[Sites | None] = Sites(HOSPITALS, len(COLUMNS), 2, hospital_files, _hospital)
     partition: str = "natural"
     model: str = "logistic"
     test_fraction: Fraction = 0.2

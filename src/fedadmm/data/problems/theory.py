@@ -32,7 +32,7 @@ from fedadmm.core.problem import Facts, LazyClients, Problem
 from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, generator
-from fedadmm.data.problems.registry import NamedProblem
+from fedadmm.data.problems.federation import NamedProblem
 
 
 @dataclass(frozen=True, eq=False)
