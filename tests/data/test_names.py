@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedadmm.data import problems
-from fedadmm.data.sources import SOURCES, source
+from fedadmm.data.download import SOURCES, source
 from fedadmm.study.config import resolve
 from support.commands import call
 

@@ -10,13 +10,13 @@ from data_files import idx_bytes, write
 
 from fedadmm.core.errors import DataError
 from fedadmm.data import Normalise, idx_folder
+from fedadmm.data.download import SHIPPED
 from fedadmm.data.loaders.pictures import (
     read_batch,
     read_batches,
     read_idx,
     with_writers,
 )
-from fedadmm.data.sources import SHIPPED
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

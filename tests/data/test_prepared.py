@@ -56,7 +56,7 @@ def test_one_site_s_word_makes_the_column_words_everywhere() -> None:
     assert fit(clients, "here") == [OneHot("ward", ("1", "2", "x"))]
 
 
-def test_rows_are_filled_spread_and_scaled_and_the_held_out_ones_teach_nothing(
+def test_rows_are_imputed_encoded_and_scaled_and_held_out_ones_teach_nothing(
     tmp_path: Path,
 ) -> None:
     paths = [str(path) for path in write_sites(tmp_path)]
@@ -65,7 +65,7 @@ def test_rows_are_filled_spread_and_scaled_and_the_held_out_ones_teach_nothing(
     assert made.train.group_names == ("site0", "site1", "site2")
     assert made.train.preparation is not None
     columns = {one["name"]: one for one in made.train.preparation["columns"]}
-    assert columns["ward"]["words"] == ("north", "south", "west")
+    assert columns["ward"]["categories"] == ("north", "south", "west")
     assert columns["room"]["mean"] == 7.0
     assert columns["room"]["deviation"] == 1.0
     x = made.train.inputs.numpy()

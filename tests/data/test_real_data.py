@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedadmm import data
-from fedadmm.data import sources
+from fedadmm.data import download
 from fedadmm.data.loaders.heart import flamby
 
 pytestmark = pytest.mark.skipif(
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.skipif(
 
 def need(*names: str) -> None:
     for name in names:
-        if not {i.name: i for i in sources.list_datasets()}[name].present:
+        if not {i.name: i for i in download.list_datasets()}[name].present:
             pytest.skip(f"{name} is not in FEDADMM_DATA")
 
 
-@pytest.mark.parametrize("name", sorted(sources.SOURCES))
+@pytest.mark.parametrize("name", sorted(download.SOURCES))
 def test_checksums(name: str) -> None:
-    rows = sources.check(name)
+    rows = download.check(name)
     if all(row.status == "missing" for row in rows):
         pytest.skip(f"{name} is not in FEDADMM_DATA")
     assert {row.status for row in rows} == {"ok"}
@@ -119,7 +119,7 @@ def test_shakespeare() -> None:
     from fedadmm.data.files import read_text
     from fedadmm.data.loaders.leaf import speeches
 
-    text = read_text(next(sources.path("shakespeare").glob("tinyshakespeare.txt*")))
+    text = read_text(next(download.path("shakespeare").glob("tinyshakespeare.txt*")))
     assert len(speeches(text)) == 299
 
 

@@ -93,10 +93,10 @@ app.add_typer(data_commands, name="data", epilog="Example: fedadmm data show dig
 @data_commands.command("list", epilog="Example: fedadmm data list")
 def list_(as_json: options.AsJson = False) -> None:
     """List the data sets, whether they are on this machine, and the named problems."""
-    from fedadmm.data import problems, sources
+    from fedadmm.data import download, problems
     from fedadmm.study.formatting import Table
 
-    found = sources.list_datasets()
+    found = download.list_datasets()
     entries = [problems.options(name) for name in problems.names()]
     if as_json:
         rows = [info._asdict() | {"folder": str(info.folder)} for info in found]
@@ -121,9 +121,9 @@ def fetch(name: _Name, as_json: options.AsJson = False) -> None:
     """Download a data set unless it is on this machine, and check every file."""
     import sys
 
-    from fedadmm.data import sources
+    from fedadmm.data import download
 
-    folder, found = sources.fetch(name, progress=sys.stderr.isatty()), sources.source(name).name
+    folder, found = download.fetch(name, progress=sys.stderr.isatty()), download.source(name).name
     if as_json:
         print_json({"name": found, "folder": str(folder)})
         return
@@ -133,11 +133,11 @@ def fetch(name: _Name, as_json: options.AsJson = False) -> None:
 @data_commands.command(epilog="Example: fedadmm data path mnist")
 def path(name: _Name, as_json: options.AsJson = False) -> None:
     """Print the folder of a data set that is on this machine."""
-    from fedadmm.data import sources
+    from fedadmm.data import download
 
-    folder = sources.path(name)
+    folder = download.path(name)
     if as_json:
-        print_json({"name": sources.source(name).name, "folder": str(folder)})
+        print_json({"name": download.source(name).name, "folder": str(folder)})
         return
     typer.echo(str(folder))
 
@@ -150,9 +150,9 @@ def check(
     as_json: options.AsJson = False,
 ) -> None:
     """Verify the files that are here; a damaged one makes the exit code 2."""
-    from fedadmm.data import sources
+    from fedadmm.data import download
 
-    rows = sources.check(name)
+    rows = download.check(name)
     damaged = [row for row in rows if row.status == "damaged"]
     if as_json:
         print_json({"files": [row._asdict() for row in rows]})
@@ -178,7 +178,7 @@ def show_problem(
     as_json: options.AsJson = False,
 ) -> None:
     """Draw labels × clients and print how different the clients of a problem are."""
-    from fedadmm.data.summary import describe
+    from fedadmm.data.heterogeneity import describe
 
     tree: dict[str, Any] = {"problem": {"name": problem}}
     for text in sets or ():

@@ -16,7 +16,7 @@ _EXPORTS = {
     "fedadmm.data.loaders.pictures": "cifar10 digits fashion_mnist idx_folder mnist mnist_writers",
     "fedadmm.data.loaders.tabular": "tabular",
     "fedadmm.data.partitions": "Partition",
-    "fedadmm.data.summary": "Summary summarise",
+    "fedadmm.data.heterogeneity": "Summary summarise",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 

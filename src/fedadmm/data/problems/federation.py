@@ -31,8 +31,8 @@ from fedadmm.core.regularizers import Zero
 from fedadmm.core.validation import check
 from fedadmm.data import models, partitions
 from fedadmm.data.dataset import Dataset, FederatedData, Prepare, Rows, TrainTest, align
+from fedadmm.data.download import SOURCES
 from fedadmm.data.partitions import Partition
-from fedadmm.data.sources import SOURCES
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedadmm.core.errors import DataError, ParameterError
-from fedadmm.data import sources
-from fedadmm.data.sources import SOURCES, File, Source
+from fedadmm.data import download
+from fedadmm.data.download import SOURCES, File, Source
 
 CONTENT = bytes(range(256)) * 1500
 
@@ -83,7 +83,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     data, cache = tmp_path / "data", tmp_path / "cache"
     data.mkdir()
     monkeypatch.setenv("FEDADMM_DATA", str(data))
-    monkeypatch.setattr(sources, "cache_folder", lambda: cache)
+    monkeypatch.setattr(download, "cache_folder", lambda: cache)
     return data, cache
 
 
@@ -146,9 +146,9 @@ def test_a_damaged_file_is_refused_by_name(
 def test_a_folder_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDADMM_DATA", "/nowhere/at/all")
     with pytest.raises(DataError, match=r"FEDADMM_DATA is '/nowhere/at/all'"):
-        sources.data_folder()
+        download.data_folder()
     monkeypatch.delenv("FEDADMM_DATA")
-    assert sources.data_folder() is None
+    assert download.data_folder() is None
 
 
 def test_a_download_lands_in_the_cache_and_nothing_else(
@@ -300,26 +300,26 @@ def test_the_catalogue_lists_fetches_and_checks(
     for name in list(SOURCES):
         monkeypatch.delitem(SOURCES, name)
     monkeypatch.setitem(SOURCES, "thing", one)
-    assert [(row.status, row.file) for row in sources.check()] == [("missing", "file.bin")]
-    info = sources.list_datasets()[0]
+    assert [(row.status, row.file) for row in download.check()] == [("missing", "file.bin")]
+    info = download.list_datasets()[0]
     assert (info.name, info.present, info.folder) == ("thing", False, places[0] / "thing")
     with pytest.raises(DataError, match=r"thing: is not \(completely\) on this machine"):
-        sources.path("thing")
-    assert sources.fetch("thing") == places[1] / "thing"
-    assert sources.path("thing") == places[1] / "thing"
-    assert sources.list_datasets()[0].present
+        download.path("thing")
+    assert download.fetch("thing") == places[1] / "thing"
+    assert download.path("thing") == places[1] / "thing"
+    assert download.list_datasets()[0].present
     (places[1] / "thing/file.bin").write_bytes(CONTENT[1:])
-    row = sources.check("thing")[0]
+    row = download.check("thing")[0]
     assert row.status == "damaged"
     assert "has 383999 bytes" in row.detail
     with pytest.raises(ParameterError, match="name is 'other', but must be one of thing"):
-        sources.fetch("other")
+        download.fetch("other")
 
 
 def test_a_leaf_folder_counts_as_femnist(places: tuple[Path, Path]) -> None:
     (places[0] / "femnist/data/train").mkdir(parents=True)
-    assert sources.fetch("femnist") == places[0] / "femnist/data"
-    assert {i.name: i.present for i in sources.list_datasets()}["femnist"]
+    assert download.fetch("femnist") == places[0] / "femnist/data"
+    assert {i.name: i.present for i in download.list_datasets()}["femnist"]
 
 
 def test_every_known_file_has_a_checksum_and_either_an_address_or_none() -> None:
@@ -336,10 +336,10 @@ def test_heart_disease_comes_with_the_package(
 ) -> None:
     monkeypatch.delenv("FEDADMM_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(sources, "download", None)
-    folder = sources.fetch("heart")
-    assert folder == sources.SHIPPED / "heart-disease"
-    assert [row.status for row in sources.check("heart")] == ["ok"] * 4
+    monkeypatch.setattr(download, "download", None)
+    folder = download.fetch("heart")
+    assert folder == download.SHIPPED / "heart-disease"
+    assert [row.status for row in download.check("heart")] == ["ok"] * 4
     told = (folder / "README.md").read_text("utf-8")
     assert SOURCES["heart-disease"].licence in told
     assert "10.24432/C52P4X" in told
@@ -352,4 +352,4 @@ def test_a_damaged_file_of_your_own_is_not_replaced_by_the_shipped_one(
     (tmp_path / "heart-disease").mkdir()
     (tmp_path / "heart-disease" / "processed.va.data").write_text("1,2,3\n")
     with pytest.raises(DataError, match=r"processed\.va\.data: has 6 bytes"):
-        sources.fetch("heart")
+        download.fetch("heart")

@@ -1,6 +1,7 @@
-"""Where files come from: FEDADMM_DATA, the user's cache, the package, their canonical address.
+"""Data sets by name: where their files are found, how they are downloaded and checked.
 
-Also the functions behind `fedadmm data list|fetch|path|check`.
+They are sought in FEDADMM_DATA, the user's cache and the package, in this order; what is missing comes
+from its canonical address.  `fedadmm data list|fetch|path|check` call these functions.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import pytest
 
 from fedadmm.core.errors import DataError
 from fedadmm.data import Dataset, FederatedData, partitions, summarise
+from fedadmm.data.heterogeneity import describe, draw, gini
 from fedadmm.data.problems import from_data, load
-from fedadmm.data.summary import describe, draw, gini
 
 
 def test_gini_is_half_the_mean_absolute_difference_over_the_mean() -> None:
