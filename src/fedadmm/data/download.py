@@ -1,7 +1,7 @@
 """Data sets by name: where their files are found, how they are downloaded and checked.
 
-They are sought in FEDADMM_DATA, the user's cache and the package, in this order; what is missing comes
-from its canonical address.  `fedadmm data list|fetch|path|check` call these functions.
+They are sought in FEDADMM_DATA, the user's cache and the package, in this order; what is missing
+comes from its canonical address.  `fedadmm data list|fetch|path|check` call these functions.
 """
 
 from __future__ import annotations
