@@ -69,12 +69,8 @@ class Facts(NamedTuple):
     optimum: Tensor | None = None
     """A minimiser of F."""
     weak_convexity: float | None = None
-    """A modulus m such that every f_i + (m/2) ||x||² is convex; 0 when the f_i are convex."""
-
-    @property
-    def least_modulus(self) -> float | None:
-        """The smallest m that is known: L is one for L-smooth f_i, whatever their shape."""
-        return self.smoothness if self.weak_convexity is None else self.weak_convexity
+    """A modulus m such that every f_i + (m/2) ||x||² is convex; 0 when the f_i are convex.
+    L is such a modulus."""
 
 
 NOTHING_KNOWN = Facts()

@@ -52,7 +52,12 @@ def from_table(kind: type[Made], table: object, where: str = "", title: str = ""
     try:
         return kind(**given)
     except ParameterError as error:
-        raise ConfigError(_with_key(where, str(error))) from None
+        # A class's own refusal is `Class: field is …`; the configuration's key takes its place.
+        message = str(error)
+        found = re.match(r"\w+: (?=\S+( \([^)]*\))? (is|has|adds?|names|must|needs)\b)", message)
+        if found is not None:
+            raise ConfigError(_join(where, message[found.end() :])) from None
+        raise ConfigError(f"{where}: {message}" if where else message) from None
 
 
 def part_from(family: str, table: object, where: str) -> Any:
@@ -140,14 +145,6 @@ def _from_mapping(value: Mapping[str, Any], choices: Sequence[Any], where: str) 
 
 def _join(where: str, key: object) -> str:
     return f"{where}.{key}" if where else str(key)
-
-
-def _with_key(where: str, message: str) -> str:
-    """A class's own refusal, `Class: field is …`, with the configuration's key in its place."""
-    found = re.match(r"\w+: (?=\S+( \([^)]*\))? (is|has|adds?|names|must|needs)\b)", message)
-    if found is None:
-        return f"{where}: {message}" if where else message
-    return _join(where, message[found.end() :])
 
 
 def _spelled(value: Any) -> str:

@@ -228,7 +228,15 @@ def allowed(annotation: Any) -> str:
         most = "" if high is None else f" and at most {high}"
         return "a whole number" + ("" if low is None else f" of at least {low}") + most
     if kind is float:
-        return " and ".join(_bounds(rules)) or "a number"
+        bounds = [
+            f"{sign} {getattr(rule, limit):g}"
+            for rule in rules
+            for bound, limit, _, sign, _ in BOUNDS
+            if isinstance(rule, bound)
+        ]
+        if bounds and not any(isinstance(rule, Le | Lt) for rule in rules):
+            bounds.append("finite")
+        return " and ".join(bounds) or "a number"
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return "a table"
     if isinstance(kind, type) and issubclass(kind, Sequence) and kind is not str:
@@ -238,17 +246,6 @@ def allowed(annotation: Any) -> str:
 
 
 _PLAIN = {bool: "True or False", str: "text", type(None): "None", Any: "anything"}
-
-
-def _bounds(rules: tuple[Any, ...]) -> list[str]:
-    bounds = [
-        f"{sign} {getattr(rule, limit):g}"
-        for rule in rules
-        for kind, limit, _, sign, _ in BOUNDS
-        if isinstance(rule, kind)
-    ]
-    open_above = bounds and not any(isinstance(rule, Le | Lt) for rule in rules)
-    return [*bounds, "finite"] if open_above else bounds
 
 
 def _kind_words(value: object, kind: Any) -> str:

@@ -110,12 +110,14 @@ def estimate(
             on_progress("gradients", done, 2 * count + 1)
             slopes.append(_slopes(objectives, point))
     average, together = slopes[0].average, slopes[0].together
+    convexities = map(_convexity, objectives)
+    known = [value for value in convexities if value is not None]
     value = sum(values) / count + float(problem.regularizer.value(initial))
     return Estimate(
         chosen,
         curvatures,
         problem.facts.smoothness,
-        _convexity(objectives),
+        min(known) if len(known) == count else None,
         slopes[0].heterogeneity,
         average,
         together,
@@ -183,13 +185,7 @@ def _noise(objective: Objective, start: Tensor, batch_size: int | None, key: Key
     return total / BATCHES
 
 
-def _convexity(objectives: Sequence[Objective]) -> float | None:
-    found = [_own_convexity(objective) for objective in objectives]
-    known = [value for value in found if value is not None]
-    return min(known) if len(known) == len(found) else None
-
-
-def _own_convexity(objective: Any) -> float | None:
+def _convexity(objective: Any) -> float | None:
     """From the kind of objective; a curvature at one point proves nothing about others."""
     if isinstance(objective, LeastSquares | LogisticRegression):
         return float(objective.ridge)

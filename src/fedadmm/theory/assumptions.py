@@ -52,7 +52,8 @@ def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
     from the initial round, in which everybody solves, adds eps² / p_i.
     """
     stop, everyone = job.stop, job.algorithm.starts_with_everyone
-    modulus = job.problem.facts.least_modulus
+    facts = job.problem.facts
+    modulus = facts.smoothness if facts.weak_convexity is None else facts.weak_convexity
     if isinstance(job.solver, ExactSolver):
         return EXACT
     assert modulus is not None

@@ -37,13 +37,6 @@ class AsyncConstants(NamedTuple):
     """It multiplies the start's gradients, which the printed theorem leaves out."""
 
 
-def _positive_root(constant: float, linear: float, quadratic: float) -> float:
-    """The x > 0 with constant - linear x - quadratic x² = 0, for positive coefficients."""
-    root = math.sqrt(linear**2 + 4.0 * quadratic * constant)
-    # The conjugate form of (root - linear) / (2 quadratic): no digits cancel for a small constant.
-    return 2.0 * constant / (linear + root)
-
-
 def _check(owner: str, step: str, value: float, limit: float, why: str) -> None:
     if not 0.0 < value < limit:
         raise ParameterError(
@@ -101,10 +94,10 @@ def async_certificate(
     why = f"n = {n}, tau = {tau}, slack = {slack:g}"
     _check(owner, "alpha", alpha, alpha_bar, why)
     constant = 2.0 - alpha * (1.0 + wide * (1.0 + c))
-    eta_bar = _positive_root(
-        constant, alpha * (1.0 + 2.0 * wide * c), wide * (2.0 + alpha * (1.0 + c))
-    )
-    eta_bar /= L
+    linear, quadratic = alpha * (1.0 + 2.0 * wide * c), wide * (2.0 + alpha * (1.0 + c))
+    # Where constant - linear x - quadratic x² = 0, in the form without cancelling digits.
+    root = math.sqrt(linear**2 + 4.0 * quadratic * constant)
+    eta_bar = 2.0 * constant / (linear + root) / L
     _check(owner, "eta", eta, eta_bar, f"alpha = {alpha:g}, {why}")
     x = eta * L
     moves = wide * (1.0 + x) ** 2

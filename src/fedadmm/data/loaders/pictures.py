@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +74,20 @@ def idx_folder(
     folder: str | Path, num_classes: int = 10, prepare: Normalise | None = None
 ) -> TrainTest:
     """Your own folder of four idx files named as MNIST's, plain or .gz, without checksums."""
-    return _four(partial(_either, Path(folder)), num_classes, prepare or Normalise())
+
+    def find(name: str) -> Path:
+        for path in (Path(folder) / name, Path(folder) / f"{name}.gz"):
+            if path.is_file():
+                return path
+        raise DataError(f"{folder}: holds neither {name} nor {name}.gz")
+
+    return _four(find, num_classes, prepare or Normalise())
 
 
 def _four(find: Callable[[str], Path], num_classes: int, prepare: Normalise) -> TrainTest:
     """Training and test rows from four files that are found by MNIST's names for them."""
     paths = ((find(f"{p}-images-idx3-ubyte"), find(f"{p}-labels-idx1-ubyte")) for p in _PREFIXES)
     return TrainTest(*(read_images(*both, num_classes, prepare) for both in paths))
-
-
-def _either(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise DataError(f"{folder}: holds neither {name} nor {name}.gz")
 
 
 def _known(name: str, prepare: Normalise) -> TrainTest:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -209,7 +208,11 @@ def matching(
     points = known.points if weighted else (known.start,)
     models = [model.flat.views(point.to(live)) for point in points]
     wanted = model.flat.views(known.gradient.to(live))
-    weights = _depths(model.flat) if weighted else [1.0] * len(wanted)
+    weights = [1.0] * len(wanted)
+    if weighted:  # a parameter's weight falls with the depth of its layer from 10 to 1
+        own = [slot.name.rpartition(".")[0] for slot in model.flat.slots]
+        layers = list(dict.fromkeys(own))
+        weights = [10 - 9 * layers.index(one) / max(1, len(layers) - 1) for one in own]
     span = model.high - model.low
     begin = torch.rand((len(targets), *model.shape), generator=dice).to(live)
     sought = (model.low + span * begin).requires_grad_()
@@ -221,7 +224,8 @@ def matching(
             loss = _distance(model, models, wanted, weights, sought, targets)
             if model.is_picture:  # the prior leads the way, and has no say in the end
                 prior = SMOOTHNESS * slower.get_last_lr()[0] / RATE / span
-                loss = loss + prior * _variation(sought) / span
+                variation = sought.diff(dim=-2).abs().mean() + sought.diff(dim=-1).abs().mean()
+                loss = loss + prior * variation / span
             (sought.grad,) = torch.autograd.grad(loss, sought)
         adam.step()
         slower.step()
@@ -251,19 +255,6 @@ def _distance(
     mine = torch.stack([w * a.square().sum() for w, a, _ in pairs]).sum()
     theirs = torch.stack([w * b.square().sum() for w, _, b in pairs]).sum()
     return 1 - inner / (mine * theirs).clamp(min=1e-30).sqrt()
-
-
-def _depths(flat: FlatModule) -> list[float]:
-    """A weight for every parameter, which falls with the depth of its layer from 10 to 1."""
-    layers = list(dict.fromkeys(slot.name.rpartition(".")[0] for slot in flat.slots))
-    deepest = max(1, len(layers) - 1)
-    return [10 - 9 * layers.index(slot.name.rpartition(".")[0]) / deepest for slot in flat.slots]
-
-
-def _variation(pictures: Tensor) -> Tensor:
-    """The mean absolute difference of neighbouring pixels."""
-    down, across = pictures.diff(dim=-2).abs().mean(), pictures.diff(dim=-1).abs().mean()
-    return down + across
 
 
 RECOGNISED = 20.0
@@ -316,9 +307,3 @@ def ssim(picture: Tensor, found: Tensor, span: float, window: int = 7) -> float:
     c1, c2 = (0.01 * span) ** 2, (0.03 * span) ** 2
     top = (2 * at * bt + c1) * (2 * both + c2)
     return float((top / ((at * at + bt * bt + c1) * (va + vb + c2))).mean())
-
-
-def share_of(labels: Tensor, found: Tensor) -> float:
-    """The share of the labels that were recovered, counted with their repetitions."""
-    common = Counter(labels.tolist()) & Counter(found.tolist())
-    return sum(common.values()) / len(labels)

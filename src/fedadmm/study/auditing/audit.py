@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -214,7 +215,8 @@ class _Auditor:
             private = job.solver is not None and job.solver.noise is not None
             cut = job.uploads.clip is not None or private
             guessed = attacks.labels(model, known, setting.rows, dice, cut=cut)
-            share = attacks.share_of(targets, guessed)
+            common = Counter(targets.tolist()) & Counter(guessed.tolist())
+            share = common.total() / len(targets)
         attempts = [self._attempt(name, model, known, rows, guessed, dice) for name in self._chosen]
         return Outcome(setting, heard[-1].steps, share, rows, attempts)
 
@@ -256,29 +258,28 @@ def document(found: Audit) -> dict[str, Any]:
         "parameters": found.model.flat.num_parameters,
         "recovered_from_decibels": attacks.RECOGNISED,
         "blind_psnr": statistics.median(one.psnr for one in found.blind),
-        "settings": [_outcome(one) for one in found.outcomes],
-        "left_out": found.left_out,
-    }
-
-
-def _outcome(one: Outcome) -> dict[str, Any]:
-    return {
-        "title": one.setting.title,
-        "observer": OBSERVERS[one.setting.in_sum],
-        "changes": one.setting.changes,
-        "rows": one.setting.rows,
-        "steps": one.steps,
-        "labels": one.labels,
-        "best": one.best.attack,
-        "attacks": {
-            attempt.attack: {
-                "recovered": attempt.recovered,
-                "psnr": attempt.psnr,
-                "ssim": attempt.ssim,
-                "each": [score._asdict() for score in attempt.each],
+        "settings": [
+            {
+                "title": one.setting.title,
+                "observer": OBSERVERS[one.setting.in_sum],
+                "changes": one.setting.changes,
+                "rows": one.setting.rows,
+                "steps": one.steps,
+                "labels": one.labels,
+                "best": one.best.attack,
+                "attacks": {
+                    attempt.attack: {
+                        "recovered": attempt.recovered,
+                        "psnr": attempt.psnr,
+                        "ssim": attempt.ssim,
+                        "each": [score._asdict() for score in attempt.each],
+                    }
+                    for attempt in one.attempts
+                },
             }
-            for attempt in one.attempts
-        },
+            for one in found.outcomes
+        ],
+        "left_out": found.left_out,
     }
 
 
@@ -340,8 +341,4 @@ def settings_of(run: Experiment, rows: int, available: int) -> Iterator[Setting]
         for multiplier in _NOISE:
             private = {"name": "dp-sgd", "clip": 1.0, "multiplier": multiplier, "delta": 1e-12}
             solver = exposed | private
-            yield Setting(
-                f"1 step, DP-SGD {multiplier:g}",
-                rows,
-                local(1, solver),
-            )
+            yield Setting(f"1 step, DP-SGD {multiplier:g}", rows, local(1, solver))

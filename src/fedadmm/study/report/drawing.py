@@ -67,7 +67,9 @@ def draw_figures(content: Outcome, sections: list[Section], directory: Path) -> 
             for axis in choices:
                 ending = f"-{axis.name}" if axis and len(section.axes) > 1 else ""
                 for name, figure in _figures(section, axis, chosen):
-                    written += _save(figure, directory, _file_name(name) + ending)
+                    # A metric may be called anything; a file may not.
+                    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+                    written += _save(figure, directory, safe + ending)
     return written
 
 
@@ -98,11 +100,6 @@ def _multiples(section: Section, axis: Axis | None, chosen: dict[str, Style]) ->
         plot.set_xlabel("")
     figure.supxlabel(axis.title if axis else "", fontsize=9)
     return figure
-
-
-def _file_name(name: str) -> str:
-    """A metric may be called anything; a file may not."""
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 
 def _save(figure: Figure, directory: Path, name: str) -> list[Path]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from fedadmm.run.record import Record
@@ -117,32 +118,22 @@ def _track(run: RecordedRun, known: list[Axis], value: Value) -> Track:
 
 def _mean(label: str, known: list[Axis], tracks: list[Track], most: int) -> Line:
     """Mean, lowest and highest over the tracks that reach a round."""
-    rounds = _thinned(sorted(set().union(*tracks)), most)
+    rounds: list[int] = sorted(set().union(*tracks))
+    if len(rounds) > most:  # evenly, with the first and the last
+        rounds = [rounds[round(i * (len(rounds) - 1) / (most - 1))] for i in range(most)]
     points = [[track[number] for track in tracks if number in track] for number in rounds]
     values = [[value for value, _ in point] for point in points]
     spread = len(tracks) > 1
     return Line(
         label=label,
         x={
-            axis.name: [short(_average([where[i] for _, where in point])) for point in points]
+            axis.name: [short(fmean([where[i] for _, where in point])) for point in points]
             for i, axis in enumerate(known)
         },
-        y=[short(_average(group)) for group in values],
+        y=[short(fmean(group)) for group in values],
         low=[short(min(group)) for group in values] if spread else [],
         high=[short(max(group)) for group in values] if spread else [],
     )
-
-
-def _average(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _thinned(rounds: list[int], most: int) -> list[int]:
-    """At most this many of them, evenly, with the first and the last."""
-    if len(rounds) <= most:
-        return rounds
-    step = (len(rounds) - 1) / (most - 1)
-    return [rounds[round(i * step)] for i in range(most)]
 
 
 def short(value: float) -> float:

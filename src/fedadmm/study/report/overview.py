@@ -263,14 +263,17 @@ MOST_OVERLAID = 12
 
 def sweep_sections(content: Outcome, known: list[Axis], whole: Lines | None) -> Iterator[Section]:
     """The sections of a sweep; `whole` holds the curves of all settings."""
-    finals = _finals(content)
+    metric = content.results.metric or ""
+    spreads = {row.label: row.final.get(metric) for row in content.results.rows}
+    # Settings that diverged have no final value.
+    finals = {label: one.mean for label, one in spreads.items() if one and one.mean is not None}
     if not content.settings or not finals:
         return
-    up = records.metric(content.results.metric or "").up
+    up = records.metric(metric).up
     best = (max if up else min)(finals, key=lambda label: finals[label])
     panels = list(_overview(content, finals))
     if panels:
-        value = formatting.metric(content.results.metric or "", finals[best])
+        value = formatting.metric(metric, finals[best])
         note = f"What each setting ended with; the best is {best}, with {value}."
         yield Section("sweep", "Sweep", note, [], panels, [])
     if whole is not None and len(content.labels) > 1:
@@ -281,13 +284,6 @@ def sweep_sections(content: Outcome, known: list[Axis], whole: Lines | None) -> 
         columns = len(dict.fromkeys(list(one.values())[-1] for one in content.settings.values()))
         title = f"{whole.title}, one by one"
         yield Section("multiples", title, note, known, multiples, [], min(columns, 6))
-
-
-def _finals(content: Outcome) -> dict[str, float]:
-    """The final value of the compared metric, by label; settings that diverged have none."""
-    metric = content.results.metric or ""
-    rows = {row.label: row.final.get(metric) for row in content.results.rows}
-    return {label: one.mean for label, one in rows.items() if one and one.mean is not None}
 
 
 def _overview(content: Outcome, finals: dict[str, float]) -> Iterator[Panel]:
