@@ -26,7 +26,6 @@ from fedadmm.study.auditing.attacks import (
     matching,
     paired,
     score,
-    share_of,
     ssim,
 )
 from fedadmm.study.auditing.audit import _attacks as suited
@@ -192,7 +191,7 @@ def test_labels_of_a_batch_are_counted():
     _, targets = own_rows(job)
     assert len(set(targets.tolist())) == 3
     model = expose(small_federation().clients[CLIENT])
-    assert share_of(targets, labels(model, known_after(job), 9, dice())) == 1.0
+    assert labels(model, known_after(job), 9, dice()).tolist() == sorted(targets.tolist())
 
 
 def labelled(targets: list[int], *, bias: bool = True, upload: Any = ()) -> tuple[Any, Any]:
@@ -342,7 +341,6 @@ def test_scores_are_those_of_their_definitions():
     assert paired(rows, torch.tensor([[2.2], [0.1], [0.9]])).flatten().tolist() == pytest.approx(
         [0.1, 0.9, 2.2]
     )
-    assert share_of(torch.tensor([1, 1, 2, 3]), torch.tensor([1, 2, 2, 3])) == 0.75
 
 
 SMALL = {
