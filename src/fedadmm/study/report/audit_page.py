@@ -16,16 +16,6 @@ from fedadmm.study.report.page import paragraph, plain_page, table_html
 
 SHOWN = 8
 """This many rows of a setting are shown."""
-_STYLE = """
-.pair { display: inline-grid; gap: 4px; margin: .4rem .5rem .8rem 0; font-size: .8rem; }
-.pair img { width: 80px; height: 80px; image-rendering: pixelated; border: 1px solid var(--line); }
-.strips .pair img { width: 260px; height: 24px; }
-.settings { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24em), 1fr)); }
-.setting { margin: 1rem 0; }
-main { padding-block: 1rem; }
-h2 { margin-top: 1.6rem; }
-main p { margin: .5rem 0; max-width: 75ch; }
-"""
 
 
 def audit_page(found: Audit) -> str:
@@ -43,7 +33,7 @@ def audit_page(found: Audit) -> str:
     shown = [_pictures(one, model) for one in found.outcomes]
     parts = [paragraph(lead), table_html(table(found)), paragraph(table(found).note), *missing]
     heading = '<h2>Originals above, reconstructions below</h2><div class="settings">'
-    return plain_page(title, [*parts, heading, *shown, "</div>"], _STYLE)
+    return plain_page(title, [*parts, heading, *shown, "</div>"])
 
 
 def table(found: Audit) -> Table:

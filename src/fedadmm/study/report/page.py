@@ -187,17 +187,11 @@ def plotly() -> str:
     return re.sub(r"</(script)", r"<\\/\1", source, flags=re.IGNORECASE)
 
 
-_SPACING = """main { padding-block: 1.2rem 3rem; }
-h2 { margin-top: 2rem; }
-p { margin-top: .6rem; max-width: 60rem; }
-.wide td, .wide th { padding: .15rem .6rem; text-align: left; }"""
-
-
-def plain_page(title: str, parts: Iterable[str], style: str = "") -> str:
+def plain_page(title: str, parts: Iterable[str]) -> str:
     """A page of its parts, one below the other, in the report's style and without any script."""
-    shared = (files(__package__) / "style.css").read_text(encoding="utf-8")
+    shared, own = ((files(__package__) / f"{name}.css").read_text() for name in ("style", "plain"))
     dark = shared.split(':root[data-theme="dark"]')[1].split("}")[0] + "}"
-    own = f"@media (prefers-color-scheme: dark) {{ :root {dark} }}\n{_SPACING}\n{style}"
+    own += f"@media (prefers-color-scheme: dark) {{ :root {dark} }}"
     name = escape(title)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
