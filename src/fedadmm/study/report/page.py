@@ -189,7 +189,9 @@ def plotly() -> str:
 
 def plain_page(title: str, parts: Iterable[str]) -> str:
     """A page of its parts, one below the other, in the report's style and without any script."""
-    shared, own = ((files(__package__) / f"{name}.css").read_text() for name in ("style", "plain"))
+    shared, own = (
+        (files(__package__) / f"{name}.css").read_text("utf-8") for name in ("style", "plain")
+    )
     dark = shared.split(':root[data-theme="dark"]')[1].split("}")[0] + "}"
     own += f"@media (prefers-color-scheme: dark) {{ :root {dark} }}"
     name = escape(title)
