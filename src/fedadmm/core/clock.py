@@ -1,4 +1,4 @@
-"""Time as whoever waits asks for it; a simulation puts its own in its place."""
+"""The time, for everything that waits; a simulation replaces it by its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clock:
         time.sleep(seconds)
 
     def date(self) -> datetime:
-        """What people call now: it may leap either way, so that nothing waits for it."""
+        """The wall clock; it may jump, so that nothing waits by it."""
         return datetime.now(UTC)
 
 
@@ -44,7 +44,7 @@ def timestamp() -> str:
 
 @contextmanager
 def using(clock: Clock) -> Iterator[None]:
-    """Ask another clock."""
+    """Use another clock."""
     global _clock
     before, _clock = _clock, clock
     try:

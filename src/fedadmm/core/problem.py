@@ -76,14 +76,14 @@ class Facts(NamedTuple):
 NOTHING_KNOWN = Facts()
 
 _COUNTED = 10_000
-"""Of more clients than these, this many tell whether somebody has a batch of one row."""
+"""At most this many clients are checked for a batch of one row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem(Part):
     """The clients' objectives, their weights, and what they share.
 
-    `clients` may be any sequence: one that builds a client when it is asked for (`LazyClients`)
+    `clients` may be any sequence: one that builds clients on demand (`LazyClients`)
     describes a million clients without making them.  `weights` are a_i up to a common factor;
     None means 1/n each.  `test` maps a parameter vector to metrics on held-out data,
     `client_tests` does so for each client.  `initial` is a start vector, or a function of the
@@ -131,7 +131,7 @@ class Problem(Part):
                 f"the model has buffers ({names}), but the problem has no policy for them; choose "
                 "buffers='keep-local' or buffers='average'"
             )
-        first.check()  # of clients that are made when they are asked for, one
+        first.check()  # of lazy clients only the first
         if (layer := first.needs_two_rows()) is None:
             return
         solver = setup.local.solver if setup.algorithm.needs.local_solve else None
@@ -205,7 +205,7 @@ class Problem(Part):
         return made
 
     def without(self, clients: Collection[int]) -> Problem:
-        """The same problem, in which these clients count nothing and all keep their numbers."""
+        """The same problem with weight zero for these clients; all keep their numbers."""
         count = len(self.clients)
         kept = [0.0 if client in clients else self.weight(client) for client in range(count)]
         made = copy(self)
@@ -223,7 +223,7 @@ class Problem(Part):
 
 
 class Lazy(Sequence[Item]):
-    """`count` items that `build(i)` makes when they are asked for.
+    """`count` items that `build(i)` makes on demand.
 
     Iteration makes one at a time.  Nothing stays, unless `keep` is set; what is kept does not
     travel to another process, which makes its own.
@@ -254,9 +254,9 @@ class Lazy(Sequence[Item]):
 
 
 class LazyClients(Lazy[Objective]):
-    """Clients that are drawn from their number alone, so that the recipe may travel in their place.
+    """Clients that are made from their number alone: other processes get the function, not clients.
 
-    Clients that are made from stored rows are `Lazy` only: with the recipe all rows would travel.
+    Clients that are made from stored rows are `Lazy` only: with the function all rows would travel.
     """
 
 

@@ -1,4 +1,4 @@
-"""The parts of a run side by side, so that each can say what of the others it cannot work with."""
+"""The parts of a run together, so that each can refuse what it cannot work with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a part's `refuses` is asked about, before round 0."""
+    """What a part's `refuses` gets before round 0."""
 
     algorithm: AnyAlgorithm
     problem: Problem
@@ -53,7 +53,7 @@ class Setup:
 
     @cached_property
     def sent_as_it_is(self) -> dict[str, Tensor]:
-        """What a message holds besides moves and increments; the numbers mean nothing."""
+        """The tensors of a message besides moves and increments; only their shapes matter."""
         client, method = self.algorithm.init_client(self.initial), self.algorithm
         result = LocalResult.like(self.initial.new_zeros(self.initial.shape))
         message = method.client_update(self.first_cast, client, result)[1]

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: who is interrupted by them, and when.
+"""Ctrl-C, SIGTERM and SIGHUP: which process they interrupt, and when.
 
 Handlers belong to the main thread.  In any other thread these contexts do nothing.
 """

@@ -65,7 +65,7 @@ BOUNDS = (
 
 
 class Refused(NamedTuple):
-    """A value, what is allowed in its place, and where in its field it is."""
+    """A value that is not allowed, what is allowed, and where in the field it is."""
 
     value: object
     allowed: str

@@ -1,4 +1,4 @@
-"""What every loader gives: rows, targets, and who they belong to; and the same client by client."""
+"""Rows and targets, with the client that each belongs to: what every loader returns."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Normalise:
 
 
 def _kind(values: object) -> str:
-    """What somebody gave, with the type of its values where it has one."""
+    """The class of a value, with its dtype where it has one."""
     dtype = getattr(values, "dtype", None)
     return f"{type(values).__name__}" + (f" of {dtype}" if dtype is not None else "")
 
@@ -73,9 +73,8 @@ class Dataset:
     `num_classes` is None for a regression.  `groups` says which natural client (writer, hospital,
     speaker) each row belongs to, as numbers that index `group_names`.  `prepare` turns stored rows
     into the model's input.  `name` is what error messages call the data.  `preparation` says how
-    the rows were made from what was recorded, where that is more than reading them.  `weights` says
-    what each row counts in its client's loss; None means one each.  `class_names` are what the
-    classes are called, where they have names.
+    the rows were prepared (see `fedadmm.data.preparation`).  `weights` is the weight of each row in
+    its client's loss; None means one each.  `class_names` are the names of the classes, if any.
     """
 
     inputs: Tensor
@@ -244,7 +243,7 @@ class FederatedData:
         return self.rows.inputs[begin:end], self.rows.targets[begin:end]
 
     def train_masses(self) -> Tensor:
-        """What all training rows of each client count together: how many, or their weights' sum."""
+        """The number of each client's training rows, or the sum of their weights."""
         weights = self.rows.weights
         if weights is None:
             return torch.from_numpy(self.train_sizes)

@@ -1,4 +1,4 @@
-"""Reading files that may be damaged or hostile, without ever trusting what a header promises.
+"""Read files that may be damaged or hostile: what a header promises is checked first.
 
 A header is compared with the size of the file before anything is allocated; a compressed file
 may promise at most what its compressor could have packed into it, and has a limit of its own.

@@ -1,7 +1,7 @@
 """Who gets which rows: pure functions of (labels or groups, clients, seed).
 
 Every function returns a `Partition`: disjoint lists of row numbers, one a client, in random order
-within a client.  Unless its docstring says otherwise, every row belongs to somebody.
+within a client.  Unless its docstring says otherwise, every row belongs to a client.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def dirichlet(
     """Divide each label among the clients in proportions drawn from Dirichlet(alpha).
 
     Small alpha: few labels a client; large alpha: iid.  A client below `min_size` receives random
-    rows of the client that is largest at that moment, so that the promise holds whenever
+    rows of the client that is largest at that moment, so that this works whenever
     clients * min_size rows exist.
     """
     values = _labels("dirichlet", labels, clients)

@@ -1,4 +1,4 @@
-"""What a theorem wants to know of a problem, estimated on a sample of clients and rows.
+"""The constants that a theorem needs, estimated on a sample of clients and rows.
 
 The largest curvature of a client's objective comes from a power iteration on Hessian-vector
 products.
@@ -29,7 +29,7 @@ BATCHES = 4
 
 
 class Estimate(NamedTuple):
-    """What was found; clients were drawn, and so were their rows."""
+    """Estimates from clients and rows that were drawn at random."""
 
     clients: list[int]
     smoothness: list[float]

@@ -82,7 +82,7 @@ MOST_CLIENTS = 200
 
 
 def tally(records: Sequence[Record], target: Target | None) -> Summary:
-    """What some records come to; the same for a run that ended and for one that goes on."""
+    """Rounds, bytes, seconds and final metrics of some records, of a run that ended or not."""
     met = (
         place
         for place, one in enumerate(records)
@@ -124,7 +124,7 @@ def summarise(
     best: Mapping[str, Any] | None = None,
     method: AnyAlgorithm | None = None,
 ) -> Summary:
-    """The content of summary.json; without an ending that of a run that goes on.
+    """The content of summary.json; without an ending that of a run in progress.
 
     `best` describes the best model, `method` is the algorithm as it ran.
     """

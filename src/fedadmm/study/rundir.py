@@ -6,7 +6,7 @@ another.
 
 `RunDir` is its only reader and writer.  Whole files appear under their name only when they are
 complete; metrics.jsonl grows by one flushed line a round; summary.json is there from the first
-second on, with the code "running".  So a run can be read, drawn and copied while it goes on.
+second on, with the code "running".  So a run can be read, drawn and copied while it runs.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class RunDir:
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run was begun here, which can be gone on with."""
+        """Whether a run was begun here, which can be resumed."""
         return (self.path / CONFIG).is_file()
 
     @property
@@ -130,7 +130,7 @@ class RunDir:
         summary: Summary,
         partition: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say what is run before the first round; `summary` has the code "running"."""
+        """Write what is run, before the first round; `summary` has the code "running"."""
         write_toml(self.path / CONFIG, config)
         if partition is not None:
             write_json(self.path / PARTITION, partition)
@@ -152,7 +152,7 @@ class RunDir:
     def keep(self, rounds: int) -> list[Record]:
         """Keep the records up to round `rounds`, -1 for none, so that a resumed run repeats none.
 
-        Lines that a power cut took stay away: the model has them, and goes on without.
+        Lines that a power cut lost are not made again: the model has those rounds.
         """
         records = [one for one in self.records() if one["round"] <= rounds]
         kept = len(reading.rounds(records))
@@ -200,11 +200,11 @@ class RunDir:
         return Iterate(tensors[f"{prefix}params"], tensors.get(f"{prefix}buffers"))
 
     def close(self, summary: Summary) -> None:
-        """Say what the run came to."""
+        """Write the final summary."""
         write_json(self.path / SUMMARY, summary)
 
     def documents(self) -> dict[str, bytes | None]:
-        """What `begin` writes over, as it is; None for what is not there."""
+        """The files that `begin` overwrites, as they are; None for a missing one."""
         return {
             name: files.read_if_there(self.path / name) for name in (CONFIG, SUMMARY, PARTITION)
         }
@@ -258,7 +258,7 @@ class RunDir:
         return list(_lines(path, files.read_if_there(path) or b""))
 
     def news(self) -> list[Record]:
-        """The records that were not there at the last call, without reading the others again."""
+        """The records since the last call, without reading the others again."""
         path = self.path / METRICS
         if not path.is_file():
             return []
@@ -317,7 +317,7 @@ class RecordedRun:
     summary: Summary
     config: Mapping[str, Any]
     tally: Summary
-    """What the records come to, whether or not the run has ended."""
+    """The sums over the records, whether or not the run has ended."""
     title: str = ""
     """The method's own name."""
 
@@ -334,7 +334,7 @@ class RecordedRun:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run ended in nonsense, so that it must not enter any mean."""
+        """Whether the run diverged, so that it enters no mean."""
         return self.code == "diverged"
 
     @property

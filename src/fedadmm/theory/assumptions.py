@@ -34,9 +34,9 @@ class LocalErrors(NamedTuple):
 
     total: Callable[[int], float]
     """K -> (1/n) sum_i sum_k E[eps_{i,k}²] up to k = K + 1: from k = 0 when an initial round with
-    everybody made the x_i^0, or else from k = 1."""
+    all clients made the x_i^0, or else from k = 1."""
     initial: float
-    """The largest eps_{i,0} of an initial round with everybody; 0 without one."""
+    """The largest eps_{i,0} of an initial round with all clients; 0 without one."""
     gradient: float
     """The largest ||grad L_i||²."""
 
@@ -49,7 +49,7 @@ def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
 
     A client that sits a round out keeps its error.  It solves in round k with probability p_i and
     keeps that error for an expected 1/p_i rounds, so that the rounds add eps_k² each; what it has
-    from the initial round, in which everybody solves, adds eps² / p_i.
+    from the initial round, in which all clients solve, adds eps² / p_i.
     """
     stop, everyone = job.stop, job.algorithm.starts_with_everyone
     facts = job.problem.facts
@@ -92,10 +92,10 @@ Law = Callable[[Record | None], tuple[int, int, float]]
 
 
 def arrival_law(job: Job, sampler: Sampler, engine: EngineChoice) -> Law:
-    """Who replies when in a run without rounds: set by a law that is given, or else measured.
+    """Who replies when in a run without rounds: by a given law, or else as measured.
 
-    Under a clock tau and T are the delays and absences that did occur; the schedule has no dice
-    left, so that p_hat is 1.
+    Under a clock tau and T are the delays and absences that did occur; the schedule is no longer
+    random, so p_hat is 1.
     """
     if isinstance(engine, GivenDelays):
         turns = _turns(job, sampler)

@@ -67,7 +67,7 @@ class Note(NamedTuple):
 
 @part("callback", "certificate")
 class Certificate(Callback):
-    """Measure in every round what a theorem bounds, beside the bound.
+    """Record in every round the quantity that a theorem bounds, and the bound.
 
     Args:
         theorem: the theorem whose bound the run carries; "auto" is the one that covers it.
@@ -128,7 +128,7 @@ class Covered:
 
 
 class _Watched(NamedTuple):
-    """A covered run, its clients' states, and the note that its first round goes on from."""
+    """A covered run, its clients' states, and the note before its first round."""
 
     covered: Covered
     store: ClientStateStore
@@ -258,7 +258,7 @@ def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start
     law = arrival_law(job, sampler, engine)
     eta, alpha = job.algorithm.prox_step, job.algorithm.relaxation
     gap, gradients, n = start.gap, start.gradients, start.clients
-    # Refuses what the theorem does not cover, or what no delay could mend.
+    # Refuses what the theorem does not cover, whatever the delays.
     tau, T, p_hat = law(None)
     async_certificate(n, tau, T, p_hat, start.L, alpha, eta)
     if job.algorithm.starts_with_everyone:
@@ -295,7 +295,7 @@ def _gong(job: Job, start: Start, p_hat: float) -> Covered:
         )
 
     def measure(server: Any, store: ClientStateStore) -> float:
-        everybody = (look_at(job, store, client) for client in range(start.clients))
-        return optimality_measure(everybody, job.algorithm.global_params(server))
+        looks = (look_at(job, store, client) for client in range(start.clients))
+        return optimality_measure(looks, job.algorithm.global_params(server))
 
     return Covered("gong", job, measure, bound, counts_last=False)

@@ -126,7 +126,7 @@ def table_one(
         B: the dissimilarity of the cited theorems, which compare means: sqrt(m) times that of (9).
         G: the bound on the clients' gradients (10).
 
-    FedProx is infinite unless S > B^2 and FedPD unless everybody takes part: the conditions of
+    FedProx is infinite unless S > B^2 and FedPD unless all clients take part: the conditions of
     the table's footnotes.
     """
     return {

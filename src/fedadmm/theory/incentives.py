@@ -125,7 +125,7 @@ def _least_fixed_point(clients: Game, reward: float) -> float:
 def critical_reward(clients: Game, digits: float = 1e-12) -> float:
     """Where the mean effort of the least equilibrium passes half way between least and most.
 
-    The mean effort rises with the reward, so that halving an interval finds the place, jump or not.
+    The mean effort rises with the reward, so bisection finds the place also where it jumps.
     """
     middle = float(clients.weights @ (clients.least + clients.most)) / 2
     low, high = 0.0, float((clients.costs / clients.weights).max())

@@ -37,9 +37,9 @@ from fedadmm.data.partitions import Partition
 
 @dataclass(frozen=True)
 class Sites:
-    """What a deployment asks of a problem whose clients hold one file each, and no other's.
+    """What a deployment needs of a problem whose clients hold one file each.
 
-    The server holds no file at all: of the rows it knows only how wide they are.
+    The server holds no file: it knows only the width of the rows.
     """
 
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ class NamedProblem(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     sites: ClassVar[Sites | None] = None
-    """How its clients can be deployed without anybody's seeing another's rows, if they can."""
+    """How its clients can be deployed with one file each, if they can."""
 
     costly_objective: ClassVar[bool] = False
     """Whether the training objective, two passes over all the data, is not measured by default."""
@@ -150,7 +150,7 @@ class Split:
         return _Together(tuple(parts))
 
     def held_out(self, rows: Rows, prepare: Prepare | None, prefix: str = "test") -> HeldOut:
-        """What a vector is worth on some rows."""
+        """The evaluator of a vector on some rows."""
         return HeldOut(self.flat, self.loss, *rows, prepare, prefix)
 
 
@@ -169,7 +169,7 @@ PARTITIONS = ("iid", "shards", "dirichlet", "imbalanced", "lognormal", "natural"
 
 @checked
 class SplitOptions:
-    """What a problem made from rows lets you choose; plain fields, so that configurations can."""
+    """The options of problems that are made from rows."""
 
     clients: Count | None = None
     """How many clients; None takes every natural client (writer, hospital, speaker)."""
@@ -209,7 +209,7 @@ class SplitOptions:
 
 
 class RowsProblem(SplitOptions, NamedProblem):
-    """A named problem made from rows: it says which, and the options say the rest."""
+    """A named problem made from rows."""
 
     @abstractmethod
     def rows(self) -> TrainTest:
@@ -220,7 +220,7 @@ class RowsProblem(SplitOptions, NamedProblem):
 
 
 def split(dataset: Dataset, options: SplitOptions) -> Partition:
-    """The partition that the options ask for."""
+    """The partition that the options describe."""
     name, clients, seed = options.partition, options.clients, options.partition_seed
     if name.endswith(".npz"):
         return Partition.load(name)
@@ -342,7 +342,7 @@ def _limited(rows: Dataset, most: int | None, seed: int) -> Dataset:
 def model_factory(
     model: models.Model, rows: Dataset, as_released: models.Released | None
 ) -> models.Factory:
-    """The model's factory with the data's sizes filled in where it asks for them."""
+    """The model's factory, with the sizes of the data where it takes them."""
     known: dict[str, Any] = {"inputs": math.prod(rows.inputs.shape[1:])}
     if rows.num_classes is not None:
         known["classes"] = rows.num_classes

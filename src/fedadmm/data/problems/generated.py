@@ -60,8 +60,8 @@ class SyntheticOptions(RowsProblem):
     max_samples: Annotated[int, Ge(2)] | None = None
     """No user holds more rows; the law has a heavy tail, a few users among many are huge."""
     lazy: bool = False
-    """Draw a user's rows whenever they are asked for, instead of keeping everybody's; the held-out
-    rows of the first hundred users make the test set."""
+    """Draw a user's rows when they are needed instead of keeping all; the held-out rows of the
+    first hundred users are the test set."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

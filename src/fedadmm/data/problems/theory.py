@@ -193,7 +193,7 @@ LEAST_WEIGHT = 0.5
 
 
 class Planted(NamedTuple):
-    """Where the minimum of F is put, and how the f_i have to lean for it to be there."""
+    """Where the minimum of F is put, and the lean of the f_i that puts it there."""
 
     optimum: Tensor
     """x* = prox_g(u)."""
@@ -201,7 +201,7 @@ class Planted(NamedTuple):
     """s = u - x*, a subgradient of g at x*; zero without g."""
 
     def leaning(self, objective: NonConvex) -> Objective:
-        """A client's f_i with the lean that g asks for."""
+        """A client's f_i with the lean that g needs."""
         return Leaning(objective, self.lean, self.optimum) if bool(self.lean.any()) else objective
 
 

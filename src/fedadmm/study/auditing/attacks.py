@@ -37,7 +37,7 @@ AGREE = 1e-2
 STEPS, RATE, SMOOTHNESS = 400, 0.1, 1e-2
 """Matching: steps of Adam, their first length as a share of the range, and the prior's weight."""
 _DRAWS = 64
-"""How many made-up rows tell what the model says about rows in general."""
+"""This many made-up rows give the model's mean output."""
 
 
 class Exposed(NamedTuple):
@@ -95,7 +95,7 @@ def expose(objective: Objective) -> Exposed:
 
 
 def _copied(objective: ModelObjective) -> FlatModule:
-    """A model of one's own, in training mode but without dice."""
+    """A copy of the model, in training mode but without dropout."""
     module = copy.deepcopy(objective.flat.module).train()
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
@@ -282,7 +282,7 @@ def paired(rows: Tensor, found: Tensor) -> Tensor:
 
 
 def score(row: Tensor, found: Tensor, span: float) -> Score:
-    """How near one row was come to; `span` is the range of its values."""
+    """The quality of one reconstruction; `span` is the range of the values."""
     error = float((row.double() - found.double()).square().mean())
     limit = span**2 * 10 ** (-EXACT / 10)
     psnr = 10 * math.log10(span**2 / max(error, limit))

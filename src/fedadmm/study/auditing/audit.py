@@ -37,9 +37,9 @@ from fedadmm.study.config import merged, resolve
 from fedadmm.study.formatting import OnProgress, ignore_progress
 
 ROWS = 4
-"""This many of the client's rows are trained on, unless another number is asked for."""
+"""By default this many of the client's rows are trained on."""
 _OTHERS = 10
-"""The mean row of this many other clients is the guess of somebody who saw no upload."""
+"""The mean row of this many other clients is the guess without any upload."""
 
 
 class Attempt(NamedTuple):
@@ -143,7 +143,7 @@ def audit(
 
 
 def _attacks(model: Exposed, asked: str | None) -> Sequence[str]:
-    """The one that is asked for, or those that get most; refuses one that does not suit the model.
+    """The attack that was chosen, or the strongest ones; refuses one that does not suit the model.
 
     Matching is the weighted attack without weights and with one step, for comparison.
     """

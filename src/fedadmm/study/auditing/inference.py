@@ -1,7 +1,7 @@
 """What a server can work out from one client's messages, whatever the method.
 
 A client's round is made of pure functions that the server knows.  Its message is affine in the
-local result, entry by entry, so that two calls of `client_update` tell how to turn it back:
+local result, entry by entry, so that two calls of `client_update` invert it:
 
     message(result) = offset + slope * result      =>      result = (message - offset) / slope
 
@@ -281,7 +281,7 @@ class _Attending(Sampler):
 
 
 class _Listening(SequentialEngine):
-    """Writes down what goes to and fro between the server and one client."""
+    """Records what the server and one client send to each other."""
 
     def __init__(self, job: Job, client: int) -> None:
         super().__init__(job, MemoryStore())
@@ -319,10 +319,10 @@ def overhear(job: Job, sampler: Sampler, client: int, before: int = 0) -> list[H
 
 
 def from_the_sum(job: Job, client: int, heard: list[Heard]) -> list[Heard]:
-    """What somebody has of the client who sees only sums with noise, and knows all other uploads.
+    """The client's messages for an observer who sees only noised sums and knows all other uploads.
 
-    That is the strongest observer that the noise is meant for: it takes everybody else's part out
-    of a sum, and what remains is a_i times the message, and the noise.
+    That is the strongest observer that the noise is meant for: it subtracts all other clients from
+    a sum, which leaves a_i times the message and the noise.
     """
     uploads, problem = job.uploads, job.problem
     assert uploads.clip is not None

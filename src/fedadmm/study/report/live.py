@@ -1,4 +1,4 @@
-"""The report of a run that goes on, served on loopback and drawn again when something is new."""
+"""The report of a running experiment, served on loopback and redrawn when it changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedadmm.study.rundir import METRICS, SUMMARY
 
 LOOPBACK = "127.0.0.1"
 _OWN_NAMES = (LOOPBACK, "localhost")
-"""How this machine is called by pages of its own; another name means somebody else's page asks."""
+"""The hosts that requests may name; another one means that a foreign page asks."""
 
 
 class Answer(NamedTuple):
@@ -89,7 +89,7 @@ _HTML, _JSON, _SCRIPT = (
 
 
 class LivePage:
-    """`/` is the page, `/version` tells whether it has changed, `/plotly.js` draws the figures."""
+    """`/` is the page, `/version` changes with it, `/plotly.js` draws the figures."""
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():

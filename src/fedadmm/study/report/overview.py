@@ -34,7 +34,7 @@ def client_panels(content: Outcome) -> Iterator[Panel]:
         yield Heat("partition", "Partition", note, "label", "rows", labels, values, names)
     if partition is not None and partition.sizes:
         sizes = [float(size) for size in partition.sizes[:MOST_CLIENTS]]
-        counts = "by these rows" if partition.weights == "rows" else "the same, whatever it holds"
+        counts = "by these rows" if partition.weights == "rows" else "the same"
         note = f"How many rows each client holds. In the average each counts {counts}."
         note += _limit(len(sizes), partition.clients)
         names = partition.names[:MOST_CLIENTS]
@@ -90,7 +90,7 @@ def _presence(content: Outcome, clients: int) -> Iterator[Panel]:
     alike = all(cohorts == next(iter(met.values())) for cohorts in met.values())
     for label, cohorts in list(met.items())[: 1 if alike else MOST_PICTURES]:
         if all(len(cohort) == clients for cohort in cohorts.values()):
-            continue  # everybody in every round, which the participation says
+            continue  # all clients in every round, which the participation shows
         shown = list(cohorts)[:MOST_ROUNDS]
         values = [
             [float(client in cohorts[number]) for number in shown]

@@ -44,7 +44,7 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
     own = files("fedadmm.study.report")
     found = content.results
     shared, different = tables.configuration(content)
-    # The sentence that most runs ended with, so that no row need repeat it.
+    # How most runs ended, so that no row repeats it.
     usual, count = Counter(run.status for run in content.runs).most_common(1)[0]
     template = environment.from_string((own / "template.html").read_text(encoding="utf-8"))
     return template.render(
