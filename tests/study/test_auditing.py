@@ -29,7 +29,7 @@ from fedadmm.study.auditing.attacks import (
     ssim,
 )
 from fedadmm.study.auditing.audit import _attacks as suited
-from fedadmm.study.auditing.inference import from_the_sum, infer, overhear, prepared_rows, with_rows
+from fedadmm.study.auditing.inference import from_the_sum, infer, observe, prepared_rows, with_rows
 from fedadmm.study.config import resolve
 from fedadmm.study.report.audit_page import audit_page
 from support.commands import call, write_small
@@ -62,7 +62,7 @@ def job_of(algorithm: Any, rows: int = 1, **options: Any) -> Any:
 
 
 def known_after(job: Any, before: int = 0) -> Any:
-    return infer(job, CLIENT, overhear(job, fa.UniformSampling(2), CLIENT, before))
+    return infer(job, CLIENT, observe(job, fa.UniformSampling(2), CLIENT, before))
 
 
 def own_rows(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,9 +99,9 @@ def test_the_server_knows_every_clients_state_from_its_messages(name, monkeypatc
         commit(self, client, record, round_index)
 
     monkeypatch.setattr(fa.MemoryStore, "commit", keep)
-    heard = overhear(job, cohort(row), 1, before=4)
-    assert len(heard) >= 5
-    found = infer(job, 1, heard)
+    observed = observe(job, cohort(row), 1, before=4)
+    assert len(observed) >= 5
+    found = infer(job, 1, observed)
     for (field, mine), (_, theirs) in zip(
         trees.named_tensors(found.state), trees.named_tensors(kept[1]), strict=True
     ):
@@ -126,10 +126,10 @@ def test_a_dual_upload_gives_a_row_away_by_hand():
     """u = w + y/rho is the sum of what was sent; w = (u + theta - y/rho) / 2; y moves; dW / db."""
     rho = 1.1
     job = job_of(fa.FedADMM(rho))
-    heard = overhear(job, fa.UniformSampling(2), CLIENT, 3)
+    observed = observe(job, fa.UniformSampling(2), CLIENT, 3)
     initial = job.initial.numpy()
     u, y = initial.copy(), np.zeros_like(initial)
-    for one in heard:
+    for one in observed:
         theta, dual = one.download.cast.theta.numpy(), y
         u = u + one.message.increment.numpy()
         w = (u + theta - dual / rho) / 2
@@ -139,7 +139,7 @@ def test_a_dual_upload_gives_a_row_away_by_hand():
     unit = np.abs(bias).argmax()
     rows, _ = own_rows(job)
     np.testing.assert_allclose(weight[unit] / bias[unit], rows[0], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(infer(job, CLIENT, heard).gradient, gradient, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(infer(job, CLIENT, observed).gradient, gradient, rtol=0, atol=1e-9)
     assert np.abs(y).max() > 1e-3
 
 
@@ -158,8 +158,8 @@ def test_a_move_tells_the_mean_gradient_that_scaffold_sends():
     """In the first round both make the same steps; SCAFFOLD's control is the mean gradient."""
     options = {"rows": 6, "solver": fa.SGD(LR, batch_size=2), "stop": fa.Epochs(2)}
     moved = known_after(job_of(fa.FedAvg(), **options))
-    heard = overhear(job_of(fa.Scaffold(2), **options), fa.UniformSampling(2), CLIENT)
-    np.testing.assert_allclose(moved.gradient, heard[0].message.control, rtol=0, atol=1e-9)
+    observed = observe(job_of(fa.Scaffold(2), **options), fa.UniformSampling(2), CLIENT)
+    np.testing.assert_allclose(moved.gradient, observed[0].message.control, rtol=0, atol=1e-9)
     between = [
         float((p - moved.start).norm() / (moved.end - moved.start).norm()) for p in moved.points
     ]
@@ -177,13 +177,13 @@ def test_a_solve_to_the_end_gives_away_the_gradient_at_its_result():
     ]
     problem = fa.Problem(clients, initial=torch.zeros(4, dtype=torch.float64))
     job = make_job(fa.FedADMM(0.7), problem, LocalWork(fa.ExactSolver()), 0, problem.start(0))
-    found = infer(job, 1, overhear(job, fa.FullParticipation(), 1, 2))
+    found = infer(job, 1, observe(job, fa.FullParticipation(), 1, 2))
     expected = clients[1].gradient(found.end)
     assert float(expected.norm()) > 1e-2
     np.testing.assert_allclose(found.gradient, expected, rtol=0, atol=1e-9)
     job = job._replace(algorithm=fa.FedAvg(), local=replace(job.local, start="global"))
     with pytest.raises(fa.PairingError, match="chooses its own steps and FedAvg has no penalty"):
-        infer(job, 1, overhear(job, fa.FullParticipation(), 1))
+        infer(job, 1, observe(job, fa.FullParticipation(), 1))
 
 
 def test_labels_of_a_batch_are_counted():
@@ -206,7 +206,7 @@ def labelled(targets: list[int], *, bias: bool = True, upload: Any = ()) -> tupl
     problem = fa.Problem([client], initial=client.flat.vector.clone())
     job = make_job(fa.FedSGD(0.1), problem, LocalWork(), 0, problem.start(0))
     job = job._replace(uploads=Uploads.of(upload))
-    return expose(client), infer(job, 0, overhear(job, fa.FullParticipation(), 0))
+    return expose(client), infer(job, 0, observe(job, fa.FullParticipation(), 0))
 
 
 def test_labels_are_read_off_the_weights_where_there_is_no_bias():
@@ -227,13 +227,13 @@ def test_a_clip_protects_nothing_and_noise_hides_the_row_from_those_who_see_the_
     stages = [fa.Clip(0.01), fa.GaussianNoise(1.0, 1e-3)]
     job = job_of(fa.FedADMM(1.1), upload=stages)
     (row,), targets = own_rows(job)
-    heard = overhear(job, fa.UniformSampling(2), CLIENT)
-    assert float(heard[0].message.increment.norm()) == pytest.approx(0.01)
-    by_server = infer(job, CLIENT, heard)
+    observed = observe(job, fa.UniformSampling(2), CLIENT)
+    assert float(observed[0].message.increment.norm()) == pytest.approx(0.01)
+    by_server = infer(job, CLIENT, observed)
     assert score(row, analytic(model, by_server, 1)[0], span).psnr > 100
     assert labels(model, by_server, 1, dice(), cut=True).tolist() == targets.tolist()
-    noised = from_the_sum(job, CLIENT, heard)
-    noise = noised[0].message.increment - heard[0].message.increment
+    noised = from_the_sum(job, CLIENT, observed)
+    noise = noised[0].message.increment - observed[0].message.increment
     assert float(noise.std()) == pytest.approx(0.01, rel=0.2)  # equal weights: multiplier * norm
     from_sum = infer(job, CLIENT, noised)
     assert score(row, analytic(model, from_sum, 1)[0], span).psnr < 15
@@ -277,7 +277,7 @@ def test_matching_gets_a_picture_back_that_enters_a_convolution():
     model = expose(problem.clients[0])
     assert model.entry is None
     job = make_job(fa.FedSGD(0.1), problem, LocalWork(), 0, problem.start(0))
-    found = infer(job, 0, overhear(job, fa.FullParticipation(), 0))
+    found = infer(job, 0, observe(job, fa.FullParticipation(), 0))
     made = matching(model, found, torch.tensor([0]), dice(), weighted=False, steps=200)
     assert model.low <= float(made.min()) < float(made.max()) <= model.high
     near = score(inputs[0], made[0], 1.0)
@@ -297,7 +297,7 @@ def test_the_models_between_start_and_end_explain_several_steps_better_than_the_
         0,
         problem.start(0),
     )
-    found = infer(job, 0, overhear(job, fa.FullParticipation(), 0))
+    found = infer(job, 0, observe(job, fa.FullParticipation(), 0))
 
     def miss(points):
         made = sum(client.gradient(point).clone() for point in points)

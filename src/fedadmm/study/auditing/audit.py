@@ -25,11 +25,11 @@ from fedadmm.run.simulation import first_vector, make_job
 from fedadmm.study.auditing import attacks
 from fedadmm.study.auditing.attacks import Exposed
 from fedadmm.study.auditing.inference import (
-    Heard,
     Inferred,
+    Observed,
     from_the_sum,
     infer,
-    overhear,
+    observe,
     prepared_rows,
     with_rows,
 )
@@ -181,10 +181,10 @@ class _Auditor:
         changed = resolve(merged(run.tree, self._with_clip(run, setting)))
         job = self._job(changed, setting.rows)
         with torch_threads(chosen_threads(job, run.threads)):
-            heard = overhear(job, changed.sampler, self._client, self._before)
+            observed = observe(job, changed.sampler, self._client, self._before)
             if setting.in_sum:
-                heard = from_the_sum(job, self._client, heard)
-            return self._attacked(job, setting, heard)
+                observed = from_the_sum(job, self._client, observed)
+            return self._attacked(job, setting, observed)
 
     def _job(self, run: Experiment, rows: int) -> Job:
         problem = with_rows(self._problem, self._client, rows, run.seed)
@@ -199,15 +199,15 @@ class _Auditor:
             return setting.changes
         free = resolve(merged(run.tree, setting.changes | {"upload": []}))
         job = self._job(free, setting.rows)
-        heard = overhear(job, free.sampler, self._client, self._before)
-        vectors = vectors_of(job.algorithm, heard[-1].message)
+        observed = observe(job, free.sampler, self._client, self._before)
+        vectors = vectors_of(job.algorithm, observed[-1].message)
         clip = {"name": "clip", "norm": joint_norm(vectors) / 2 if vectors else 1.0}
         others = [stage for stage in stages if stage["name"] != "clip"]
         return setting.changes | {"upload": [clip, *others]}
 
-    def _attacked(self, job: Job, setting: Setting, heard: Sequence[Heard]) -> Outcome:
+    def _attacked(self, job: Job, setting: Setting, observed: Sequence[Observed]) -> Outcome:
         model = attacks.expose(self._problem.clients[self._client].to(job.initial.dtype))
-        known = infer(job, self._client, heard)
+        known = infer(job, self._client, observed)
         rows, targets = prepared_rows(job.problem.clients[self._client])
         dice = generator(derive(job.seed, "attack", self._client))
         guessed, share = None, None
@@ -218,7 +218,7 @@ class _Auditor:
             common = Counter(targets.tolist()) & Counter(guessed.tolist())
             share = common.total() / len(targets)
         attempts = [self._attempt(name, model, known, rows, guessed, dice) for name in self._chosen]
-        return Outcome(setting, heard[-1].steps, share, rows, attempts)
+        return Outcome(setting, observed[-1].steps, share, rows, attempts)
 
     def _attempt(
         self,

@@ -45,7 +45,7 @@ POINTS = 3
 """At most this many models represent those that a local solve went through."""
 
 
-class Heard(NamedTuple):
+class Observed(NamedTuple):
     """One round of a client, as far as the server takes part in it."""
 
     round_index: int
@@ -95,11 +95,11 @@ class _Slope(Objective):
         return self
 
 
-def infer(job: Job, client: int, heard: Sequence[Heard]) -> Inferred:
+def infer(job: Job, client: int, observed: Sequence[Observed]) -> Inferred:
     """What the server knows of a client after all these rounds, in double precision."""
-    assert heard, "nothing was heard of the client"
+    assert observed, "no round of the client was observed"
     record = ClientRecord(job.algorithm.init_client(_double(job.initial)))
-    for number, one in enumerate(heard):
+    for number, one in enumerate(observed):
         download = one.download._replace(cast=_double(one.download.cast))
         first = torch.tensor([number == 0 and download.missed is None])
         record = caught_up(job, client, record, download)
@@ -109,7 +109,7 @@ def infer(job: Job, client: int, heard: Sequence[Heard]) -> Inferred:
 
 
 def _of_round(
-    job: Job, client: int, state: Any, first: Tensor, download: Download, one: Heard
+    job: Job, client: int, state: Any, first: Tensor, download: Download, one: Observed
 ) -> Inferred:
     algorithm, cast, message = job.algorithm, download.cast, _double(one.message)
     problem = job.local.problem(algorithm, cast, state, first)
@@ -181,7 +181,7 @@ def _response(
     problem: LocalProblem,
     download: Download,
     state: Any,
-    one: Heard,
+    one: Observed,
 ) -> _Response | None:
     """The client's own solver on two linear functions; None where it has no rate of its own.
 
@@ -264,7 +264,7 @@ def with_rows(problem: Problem, client: int, rows: int, seed: Key) -> Problem:
 
 
 @dataclass(frozen=True)
-class _Attending(Sampler):
+class _WithClient(Sampler):
     """The sampler of a run, whose audited client always takes part, and in the last round alone."""
 
     others: Sampler
@@ -280,45 +280,47 @@ class _Attending(Sampler):
         return sorted({*chosen, self.client})
 
 
-class _Listening(SequentialEngine):
+class _Recorder(SequentialEngine):
     """Records what the server and one client send to each other."""
 
     def __init__(self, job: Job, client: int) -> None:
         super().__init__(job, MemoryStore())
         self._client = client
-        self.heard: list[Heard] = []
+        self.observed: list[Observed] = []
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         for client, upload, info in super().run_clients(ids, download, round_index):
             if client == self._client and info.finite:
-                self.heard.append(Heard(round_index, download, upload.message, info.solve.steps))
+                self.observed.append(
+                    Observed(round_index, download, upload.message, info.solve.steps)
+                )
             yield client, upload, info
 
 
-def overhear(job: Job, sampler: Sampler, client: int, before: int = 0) -> list[Heard]:
+def observe(job: Job, sampler: Sampler, client: int, before: int = 0) -> list[Observed]:
     """What the server has of a client after `before` rounds and the one that is audited.
 
     Noise of the upload is not on what the server hears, and the model is trained without it.
     """
     check_pairing(job, sampler, before + 1)
     job = job._replace(uploads=job.uploads._replace(noise=None))
-    engine = _Listening(job, client)
+    engine = _Recorder(job, client)
     schedule = Schedule(before + 1, Evaluation(objective=False, test=False))
-    attending = _Attending(sampler, client, before)
+    sampler_with_client = _WithClient(sampler, client, before)
     with torch.no_grad():
         reports = list(
-            run_loop(job, attending, engine, MemoryStore(), schedule, initial_state(job))
+            run_loop(job, sampler_with_client, engine, MemoryStore(), schedule, initial_state(job))
         )
-    if not engine.heard or engine.heard[-1].round_index != before:
+    if not engine.observed or engine.observed[-1].round_index != before:
         ending = reports[-1].ending
-        why = "it was not heard of" if ending is None else ending.sentence
+        why = "it did not reply" if ending is None else ending.sentence
         raise PairingError(f"audit: client {client} has no upload in round {before + 1}: {why}")
-    return engine.heard
+    return engine.observed
 
 
-def from_the_sum(job: Job, client: int, heard: list[Heard]) -> list[Heard]:
+def from_the_sum(job: Job, client: int, observed: list[Observed]) -> list[Observed]:
     """The client's messages for an observer who sees only noised sums and knows all other uploads.
 
     That is the strongest observer that the noise is meant for: it subtracts all other clients from
@@ -328,7 +330,7 @@ def from_the_sum(job: Job, client: int, heard: list[Heard]) -> list[Heard]:
     assert uploads.clip is not None
     largest = max(problem.weight(index) for index in range(problem.num_clients))
     seen = []
-    for one in heard:
+    for one in observed:
         bound = (
             uploads.clip.norm if one.download.clip_bound is None else float(one.download.clip_bound)
         )
