@@ -156,8 +156,8 @@ def read_rows(spec: SimpleNamespace) -> tuple[Tensor, Tensor]:
 
 def _mnist() -> tuple[Any, Any] | None:
     """MNIST's training rows, or None when they are not on this machine: nothing is fetched."""
-    from fedadmm.data.problems import load
     from fedadmm.data.download import VARIABLE
+    from fedadmm.data.problems import load
 
     if VARIABLE not in os.environ:
         return None
