@@ -62,6 +62,8 @@ ROWS = {
     "pFedMe": Row(fa.PFedMe(1.1, 0.8), D, D),
     "FedPD": Row(fa.FedPD(0.9), D, D),
     "FedADMM": Row(fa.FedADMM(1.1), D, D + 1),
+    "FedADMM gradient": Row(fa.FedADMM(1.1, dual="gradient"), D, D + 1),
+    "FedPD gradient": Row(fa.FedPD(0.9, dual="gradient"), D, D),
     "FedADMM numeric": Row(fa.FedADMM(1.1, step=0.3), D, D + 1),
     "FedADMM released": Row(fa.FedADMMReleased(1.1), D, D + 1),
     "FedADMM seen": Row(fa.FedADMM(1.1, members="seen"), D + 1, D + 1),

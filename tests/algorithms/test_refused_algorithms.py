@@ -10,12 +10,12 @@ from support.refusals import Cases, refused
 ALGORITHMS: Cases = {
     "FedADMM schedule with a step": (
         lambda: fa.FedADMM(fa.Geometric(1.0), step=0.5),
-        "FedADMM: step is 0.5, but must be 'tracking' with members 'seen' or a "
+        "FedADMM: step is 0.5, but must be 'tracking' with members 'seen', dual 'gradient' or a "
         "schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)",
     ),
     "FedADMM seen with a step": (
         lambda: fa.FedADMM(1.0, step=0.5, members="seen"),
-        "FedADMM: step is 0.5, but must be 'tracking' with members 'seen' or a "
+        "FedADMM: step is 0.5, but must be 'tracking' with members 'seen', dual 'gradient' or a "
         "schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)",
     ),
     "FedADMM-InSa beta": (

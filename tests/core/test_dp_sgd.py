@@ -266,6 +266,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no vmap": ({"problem": unruly()}, "DPSGD: the model does not run under torch.func.vmap"),
     "no rows": ({"problem": rowless()}, "DPSGD: the clients' objectives are Quadratic"),
     "method": ({"algorithm": fa.Scaffold(option=1)}, "Scaffold takes the gradient over all"),
+    "first": (
+        {"algorithm": fa.FedADMM(1.0, dual="gradient")},
+        "FedADMM takes the gradient over all",
+    ),
     "no solve": ({"algorithm": fa.FedSGD(0.1)}, "FedSGD takes the gradient over all"),
     "drawn steps": ({"algorithm": fa.Scaffnew(0.5)}, "Scaffnew draws how many steps"),
     "rule": ({"stop": fa.GradientTolerance(0.1)}, "GradientTolerance looks at gradients without"),

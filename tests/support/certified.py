@@ -50,4 +50,6 @@ METHODS = {
     "feddr relaxed": lambda L: (fa.FedDR(0.15 / L, 1.6, "prox"), 1 / 0.15, "feddr"),
     "wang": lambda L: (fa.FedADMM(2.5 * L), 2.5, "wang"),
     "gong": lambda L: (fa.FedADMM(4.0 * L), 4.0, "gong"),
+    "wang, first gradients": lambda L: (fa.FedADMM(2.5 * L, dual="gradient"), 2.5, "wang"),
+    "gong, first gradients": lambda L: (fa.FedADMM(4.0 * L, dual="gradient"), 4.0, "gong"),
 }

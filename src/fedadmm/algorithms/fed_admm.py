@@ -24,7 +24,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_admm_state import Broadcast, Client, Message, Server, change, fold
+from fedadmm.algorithms.fed_admm_state import (
+    FIRST_GRADIENT,
+    Broadcast,
+    Client,
+    Message,
+    Server,
+    change,
+    fold,
+)
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, part
@@ -32,6 +40,7 @@ from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
     LocalResult,
+    Needs,
     PrimalDual,
     Received,
     Regularizer,
@@ -49,6 +58,8 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
             local work, the default (Gong et al. take 0.01).
         step: the server step: "tracking", a number, or a schedule.
         members: the mean runs over "all" clients as printed, or over those "seen" so far.
+        dual: y_i begins at "zero", or at the "gradient" -grad f_i(theta^0), for which an initial
+            round asks everybody; it needs step "tracking".
     """
 
     paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022; Wang et al., FedADMM, CDC 2022"
@@ -57,13 +68,23 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     rho: Positive | Schedule | PerWork = PerWork(0.25)
     step: Literal["tracking"] | Positive | Schedule = "tracking"
     members: Literal["all", "seen"] = "all"
+    dual: Literal["zero", "gradient"] = "zero"
 
     def __post_init__(self) -> None:
-        if self.weighted and self.step != "tracking":
+        if (self.weighted or self.starts_with_everyone) and self.step != "tracking":
             raise ParameterError(
-                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members 'seen' "
-                "or a schedule of rho, which keep an exact mean (FedADMMPrinted keeps none)"
+                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members 'seen', dual "
+                "'gradient' or a schedule of rho, which keep an exact mean (FedADMMPrinted keeps "
+                "none)"
             )
+
+    @property
+    def starts_with_everyone(self) -> bool:
+        """dual="gradient": that round solves nothing, and moves theta by -grad f(theta^0) / rho."""
+        return self.dual == "gradient"
+
+    def needs_in(self, round_index: int) -> Needs:
+        return FIRST_GRADIENT if self.starts_with_everyone and round_index < 0 else self.needs
 
     @property
     def weighted(self) -> bool:
@@ -110,6 +131,8 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
     ) -> tuple[Client, Message]:
         w, rho = result.params, cast.rho.expand_as(client.rho).clone()
         y = client.y + cast.rho * (w - cast.theta)
+        if result.start_gradient is not None:  # the initial round
+            y = -result.start_gradient
         before, after = client.w + client.y / client.rho, w + y / cast.rho
         new = Client(w, y, rho, torch.ones_like(client.joined))
         if not self.weighted:

@@ -47,6 +47,7 @@ class FedADMMPrinted(FedADMM):
 
     rho: Schedule = Piecewise({0: 0.01, 60: 0.1})
     members: Literal["all"] = "all"
+    dual: Literal["zero"] = "zero"
 
     @property
     def bias(self) -> str:
@@ -78,6 +79,7 @@ class FedADMMReleased(FedADMM):
 
     rho: Positive | Schedule | PerWork = 0.01
     members: Literal["all"] = "all"
+    dual: Literal["zero"] = "zero"
 
     @property
     def bias(self) -> str:
@@ -107,6 +109,7 @@ class FedADMMWangReleased(FedADMM):
     rho: Positive | PerWork = 0.01
     step: Literal["tracking"] = "tracking"
     members: Literal["seen"] = "seen"
+    dual: Literal["zero"] = "zero"
 
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer

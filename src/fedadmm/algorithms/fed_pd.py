@@ -13,16 +13,18 @@ theta_i need not be stored: it is either the theta just received or w_i + eta y_
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedadmm.algorithms.fed_admm_state import FIRST_GRADIENT
 from fedadmm.core.parts import Positive, Probability, part
 from fedadmm.core.protocols import (
     Algorithm,
     LocalProblem,
     LocalResult,
+    Needs,
     PrimalDual,
     Received,
     Regularizer,
@@ -60,13 +62,25 @@ class Message(NamedTuple):
 
 @part("algorithm", "fedpd")
 class FedPD(Algorithm[Server, Client, Broadcast, Message]):
-    """FedPD with step `eta`; a round is silent with probability `skip_probability`."""
+    """FedPD with step `eta`; a round is silent with probability `skip_probability`.
+
+    `dual` is lambda^0 of the note's Algorithm 1: "zero", or the "gradient" -grad f_i(theta^0), with
+    which the exact first solve stays at theta^0: an initial round takes the gradient alone.
+    """
 
     paper: ClassVar[str] = "Zhang et al., FedPD, IEEE TSP 2021"
     accepts_partial: ClassVar[bool] = False
 
     eta: Positive = 100.0
     skip_probability: Probability = 0.0
+    dual: Literal["zero", "gradient"] = "zero"
+
+    @property
+    def starts_with_everyone(self) -> bool:
+        return self.dual == "gradient"
+
+    def needs_in(self, round_index: int) -> Needs:
+        return FIRST_GRADIENT if self.starts_with_everyone and round_index < 0 else self.needs
 
     @property
     def bias(self) -> str | None:
@@ -86,7 +100,7 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         return Client(params, torch.zeros_like(params))
 
     def broadcast(self, server: Server, round: Round) -> Broadcast:
-        silent = uniform(round.key) < self.skip_probability
+        silent = round.round_index >= 0 and uniform(round.key) < self.skip_probability
         return Broadcast(server.theta if bool(server.news) else None, silent)
 
     def _centre(self, cast: Broadcast, client: Client) -> Tensor:
@@ -100,6 +114,8 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         y = client.y + (result.params - self._centre(cast, client)) / self.eta
+        if result.start_gradient is not None:  # the initial round
+            y = -result.start_gradient
         augmented = None if cast.silent else result.params + self.eta * y
         return Client(result.params, y), Message(augmented)
 

@@ -249,6 +249,10 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
         """Whether an initial round with all clients precedes the first sampled one."""
         return False
 
+    def needs_in(self, round_index: int) -> Needs:
+        """What it needs of the local work in a round; -1 is the initial round with all clients."""
+        return self.needs
+
     @property
     def always_sends_theta(self) -> bool:
         """Whether every broadcast carries the global vector."""

@@ -161,7 +161,7 @@ def client_round(
     loss = reported_loss(job, objective, download, problem)
     with _seeded(objective, key):
         own = job.algorithm.local_params(record.state)
-        needs, theta = job.algorithm.needs, global_vector(job, download)
+        needs, theta = job.algorithm.needs_in(round_index), global_vector(job, download)
         g = job.problem.regularizer
         context = SolveContext(
             round_index, needs, theta, own, (client,), g, job.deployed, record.memory
@@ -248,7 +248,7 @@ def _solve(
 ) -> tuple[LocalResult, SolveInfo]:
     if not context.needs.local_solve:
         gradient = objective.gradient(problem.start).clone()
-        return LocalResult(problem.start, gradient), SolveInfo(
+        return LocalResult(problem.start.clone(), gradient), SolveInfo(
             0, 1.0, 1.0, "one gradient", float("nan")
         )
     assert job.solver is not None

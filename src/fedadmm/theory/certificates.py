@@ -223,6 +223,13 @@ def _starts_at_a_prox(job: Job) -> bool:
     return bool((moved == job.initial).all())
 
 
+def _after_initial_round(start: Start, job: Job, eta: float, epsilon: float = 0.0) -> float:
+    """The gap once everybody has x_i = prox(v_i), which a gradient at x0 gives without moving."""
+    if not job.algorithm.needs_in(-1).local_solve:
+        return start.gap
+    return start.gap + feddr_prox_start_excess(start.L, eta, start.gradients, epsilon=epsilon)
+
+
 def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Covered:
     eta = job.algorithm.prox_step
     alpha = job.algorithm.relaxation
@@ -231,8 +238,7 @@ def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Covered:
     errors = local_errors(job, 1 / eta, p_hat)
     mapping = 0.0
     if job.algorithm.starts_with_everyone:
-        gap += feddr_prox_start_excess(start.L, eta, gradients, epsilon=errors.initial)
-        gradients = 0.0
+        gap, gradients = _after_initial_round(start, job, eta, errors.initial), 0.0
     elif not _starts_at_a_prox(job):
         mapping = float(job.problem.gradient_mapping(job.initial, eta).square().sum())
 
@@ -262,7 +268,7 @@ def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start
     tau, T, p_hat = law(None)
     async_certificate(n, tau, T, p_hat, start.L, alpha, eta)
     if job.algorithm.starts_with_everyone:
-        gap, gradients = gap + feddr_prox_start_excess(start.L, eta, gradients), 0.0
+        gap, gradients = _after_initial_round(start, job, eta), 0.0
     elif not _starts_at_a_prox(job):
         raise _refuse(
             "the asynchronous theorem with a regularizer needs init='prox': the first model x0 is "
@@ -291,7 +297,7 @@ def _gong(job: Job, start: Start, p_hat: float) -> Covered:
             rounds,
             start.gap,
             epsilon_max=errors.gradient,
-            start_gradient=start.gradients,
+            start_gradient=0.0 if job.algorithm.starts_with_everyone else start.gradients,
         )
 
     def measure(server: Any, store: ClientStateStore) -> float:

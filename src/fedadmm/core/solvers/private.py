@@ -47,7 +47,7 @@ class RecordNoise(NamedTuple):
 
     def refuses(self, setup: Setup, solver: str) -> Iterator[str]:
         """What tells of rows and has no noise."""
-        method, needs = type(setup.algorithm).__name__, setup.algorithm.needs
+        method, needs = type(setup.algorithm).__name__, setup.algorithm.needs_in(-1)
         if needs.start_gradient or not needs.local_solve:
             yield (
                 f"{method} takes the gradient over all of a client's rows, which {solver} does not "

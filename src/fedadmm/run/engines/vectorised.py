@@ -165,10 +165,10 @@ class VectorisedEngine(Engine):
         keys: list[Key],
     ) -> tuple[LocalResult, list[SolveInfo]]:
         job, count = self._job, len(stack.clients)
-        needs, start = job.algorithm.needs, problem.start.expand(count, -1)
+        needs, start = job.algorithm.needs_in(round_index), problem.start.expand(count, -1)
         if not needs.local_solve:
             info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
-            return LocalResult(start, stack.objective.gradient(start)), [info] * count
+            return LocalResult(start.clone(), stack.objective.gradient(start)), [info] * count
         assert isinstance(job.solver, IterativeSolver)
         own = job.algorithm.local_params(stack.state)
         theta = global_vector(job, download)

@@ -27,7 +27,7 @@ from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Lazy, Problem
-from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult
+from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Needs
 from fedadmm.core.rng import Dice, Key, derive, generator
 from fedadmm.core.sampling import Sampler, SeenClients
 from fedadmm.core.stopping import Epochs
@@ -113,24 +113,30 @@ def _of_round(
 ) -> Inferred:
     algorithm, cast, message = job.algorithm, download.cast, _double(one.message)
     problem = job.local.problem(algorithm, cast, state, first)
-    response = None
-    if algorithm.needs.local_solve and job.solver is not None:
+    response, needs = None, algorithm.needs_in(one.round_index)
+    if needs.local_solve and job.solver is not None:
         response = _response(job, job.solver, client, problem, download, state, one)
     sums = None if response is None else response.step_sum
-    result = result_of(algorithm, cast, state, message, LocalResult(problem.start, step_sum=sums))
+    known = LocalResult(problem.start, step_sum=sums)
+    result = result_of(algorithm, cast, state, message, known, needs)
     gradient, points = _gradient(job, problem, result, response, one.steps)
     after, _ = algorithm.client_update(cast, state, result)
     return Inferred(problem.start, result.params, gradient, points, after)
 
 
 def result_of(
-    algorithm: AnyAlgorithm, cast: Any, state: Any, message: Any, known: LocalResult
+    algorithm: AnyAlgorithm,
+    cast: Any,
+    state: Any,
+    message: Any,
+    known: LocalResult,
+    needs: Needs,
 ) -> LocalResult:
     """The local result that a message tells of, beside what is known of it.
 
     Every unknown vector is read off a field of the message that depends on it and on no other.
     """
-    needs, zero = algorithm.needs, torch.zeros_like(known.params)
+    zero = torch.zeros_like(known.params)
     unknown = {"params": needs.local_solve, "start_gradient": needs.start_gradient}
     names = [
         name
