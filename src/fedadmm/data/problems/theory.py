@@ -158,14 +158,11 @@ class RobustRegression(FeatureRows):
         return RobustRegression(features, targets)
 
 
-NonConvex = Saturating | CosineQuadratic | RobustRegression
-
-
 @dataclass(frozen=True, eq=False)
 class Leaning(Objective):
     """f(x) - <lean, x - centre>: the same curvature as f, and another minimiser."""
 
-    objective: NonConvex
+    objective: Objective
     lean: Tensor
     centre: Tensor
 
@@ -200,10 +197,6 @@ class Planted(NamedTuple):
     lean: Tensor
     """s = u - x*, a subgradient of g at x*; zero without g."""
 
-    def leaning(self, objective: NonConvex) -> Objective:
-        """A client's f_i with the lean that g needs."""
-        return Leaning(objective, self.lean, self.optimum) if bool(self.lean.any()) else objective
-
 
 @checked
 class TheoryOptions(NamedProblem):
@@ -216,8 +209,14 @@ class TheoryOptions(NamedProblem):
     data_seed: Natural = 0
 
     @abstractmethod
+    def objective(self, optimum: Tensor, client: int) -> Any:
+        """One client's f_i without g, with the federation's minimiser at `optimum`."""
+
     def client(self, planted: Planted, client: int) -> Objective:
-        """One client's f_i."""
+        """One client's f_i, with the lean that g needs."""
+        objective: Objective = self.objective(planted.optimum, client)
+        leans = bool(planted.lean.any())
+        return Leaning(objective, planted.lean, planted.optimum) if leans else objective
 
     @abstractmethod
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
@@ -288,14 +287,18 @@ class QuadraticsOptions(TheoryOptions):
     conditioning: Annotated[float, Ge(1)] = 10.0
 
     def client(self, planted: Planted, client: int) -> Quadratic:
-        size, optimum = self.dimension, planted.optimum
+        """The lean is part of the pull, so that the objective stays a `Quadratic`."""
+        return self.objective(planted.optimum, client, planted.lean)
+
+    def objective(self, optimum: Tensor, client: int, lean: Tensor | float = 0.0) -> Quadratic:
+        size = self.dimension
         powers = torch.linspace(0, 1, size, dtype=torch.float64)
         spectrum = self.smoothness * self.conditioning ** (-powers)
         rotation, _ = torch.linalg.qr(self.normal("rotation", client, rows=size))
         matrix = (rotation * spectrum) @ rotation.T
         matrix = (matrix + matrix.T) / 2
         pull = self.normal("pull", client // 2) * self.heterogeneity * self.sign(client)
-        pull = pull - planted.lean
+        pull = pull - lean
         constant = float(optimum @ (matrix @ optimum) / 2 - pull @ optimum)
         return Quadratic(matrix, matrix @ optimum - pull, constant)
 
@@ -310,15 +313,11 @@ class SaturatingOptions(TheoryOptions):
     summary: ClassVar[str] = "non-convex, bounded; L, F* known"
     heterogeneity: NotNegative = 0.5
 
-    def _saturating(self, optimum: Tensor, client: int) -> Saturating:
-        tilt = self.heterogeneity * self.sign(client)
-        return Saturating(optimum, self.weights(client), tilt)
-
-    def client(self, planted: Planted, client: int) -> Objective:
-        return planted.leaning(self._saturating(planted.optimum, client))
+    def objective(self, optimum: Tensor, client: int) -> Saturating:
+        return Saturating(optimum, self.weights(client), self.heterogeneity * self.sign(client))
 
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
-        first = self._saturating(optimum, 0)
+        first = self.objective(optimum, 0)
         return first.smoothness, first.weak_convexity
 
 
@@ -331,15 +330,12 @@ class CosineOptions(TheoryOptions):
     wave: NotNegative = 1.0
     frequency: Positive = 2.0
 
-    def _cosine(self, optimum: Tensor, client: int) -> CosineQuadratic:
+    def objective(self, optimum: Tensor, client: int) -> CosineQuadratic:
         tilt = self.heterogeneity * self.sign(client)
         return CosineQuadratic(optimum, self.weights(client), tilt, self.wave, self.frequency)
 
-    def client(self, planted: Planted, client: int) -> Objective:
-        return planted.leaning(self._cosine(planted.optimum, client))
-
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
-        first = self._cosine(optimum, 0)
+        first = self.objective(optimum, 0)
         waves = first.smoothness - float(first.weights.max())
         return first.smoothness, max(0.0, waves - LEAST_WEIGHT)
 
@@ -355,12 +351,12 @@ class RobustOptions(TheoryOptions):
     rows: Count = 30
     smoothness: Positive = 1.0
 
-    def client(self, planted: Planted, client: int) -> Objective:
+    def objective(self, optimum: Tensor, client: int) -> RobustRegression:
         rows = self.normal("rows", client, rows=self.rows)
         rows = rows + self.heterogeneity * self.normal("mean", client)
         largest = torch.linalg.matrix_norm(rows, 2).square() / self.rows
         rows = rows * (self.smoothness / largest).sqrt()
-        return planted.leaning(RobustRegression(rows, rows @ planted.optimum))
+        return RobustRegression(rows, rows @ optimum)
 
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
         return self.smoothness, self.smoothness / 4
