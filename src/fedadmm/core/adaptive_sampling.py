@@ -1,4 +1,4 @@
-"""Who takes part in a round, in view of earlier ones: of who was heard, of losses, of energy.
+"""Which clients take part, depending on earlier rounds: on participation, losses or energy.
 
 None of these has probabilities p_i that stay, so that no certificate is issued for them.  A method
 still converges under every rule that keeps taking everybody (Gong et al.: the sum of p_i^t over

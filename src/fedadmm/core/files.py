@@ -208,7 +208,7 @@ def read_part(path: Path, begin: int, size: int) -> bytes:
 
 
 def read_if_there(path: Path) -> bytes | None:
-    """All bytes of a file; None when there is none, which a file that cannot be read is not."""
+    """All bytes of a file, or None when there is none; an unreadable file is an error."""
     with explained("read", path):
         try:
             return _disk.read(path)
@@ -251,13 +251,13 @@ def make_directory(path: Path) -> None:
 
 
 def make_own_directory(path: Path) -> None:
-    """A folder whose files are swept, and no link."""
+    """Create a folder of ours, whose leftovers are removed; a link is refused."""
     refuse_link(path)
     make_directory(path)
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a folder of ours that is a link: the files behind it may be somebody else's."""
+    """Refuse a folder of ours that is a link: the files behind it may belong to others."""
     with explained("look for", path):
         if _disk.is_link(path):
             raise StateError(

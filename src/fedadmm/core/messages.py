@@ -182,7 +182,7 @@ class Partial(NamedTuple):
 
 
 class ClientRecords(Protocol):
-    """Where the one who runs a client finds and leaves its record."""
+    """Gives an engine a client's record, and keeps the new one."""
 
     def get(self, client: int) -> ClientRecord | None:
         """The last committed record, or None."""
@@ -230,7 +230,7 @@ class Engine(ABC):
         """
 
     def broadcasts(self, ids: Sequence[int]) -> int:
-        """How often the last step's download was handed out, with or without a reply to it.
+        """How often the last step's download was sent, with or without a reply to it.
 
         That is once to each of `ids`, unless the engine leaves some out or sends again.
         """

@@ -1,6 +1,6 @@
-"""Which model a run hands out: the one that is evaluated, recorded and returned.
+"""The output model of a run: the one that is evaluated, recorded and returned.
 
-Some theorems are not about the last iterate.  Training goes on with theta whatever is handed out,
+Some theorems are not about the last iterate.  Training goes on with theta, whatever the output is,
 so an output changes what is reported and never what is trained.
 """
 
@@ -30,7 +30,7 @@ class Iterate(NamedTuple):
 
 @role("output")
 class Output(ABC, Generic[Note]):
-    """Makes the handed-out model from the iterates, one round at a time.
+    """Makes the output model from the iterates, one round at a time.
 
     A note is a tensor, or a NamedTuple of them, or None; it is part of the run's state, so that a
     resumed run goes on with it.  No function changes what it is given.
@@ -46,7 +46,7 @@ class Output(ABC, Generic[Note]):
 
     @abstractmethod
     def model(self, note: Note, offered: Iterate) -> Iterate:
-        """What is handed out after the round of this note, which offered this iterate."""
+        """The output model after the round of this note, which offered this iterate."""
 
     def beside(self, note: Note, offered: Iterate) -> dict[str, Iterate]:
         """Models that are measured too, by the ending of their metrics' names; usually none."""
@@ -58,7 +58,7 @@ AnyOutput = Output[Any]
 
 @part("output", "last-iterate")
 class LastIterate(Output[None]):
-    """Hand out theta as it is broadcast next."""
+    """Output theta as it is broadcast next."""
 
     def model(self, note: None, offered: Iterate) -> Iterate:
         return offered
@@ -66,7 +66,7 @@ class LastIterate(Output[None]):
 
 @part("output", "random-iterate")
 class RandomIterate(Output[Iterate]):
-    """Hand out one of the iterates x^0 … x^K, each with the same probability.
+    """Output one of the iterates x^0 … x^K, each with the same probability.
 
     That is the model which Theorem 3.1 of Tran-Dinh et al. (FedDR) and Corollary 1 of Wang et al.
     bound.  After round k the new iterate takes the place of the one that is kept with probability
@@ -92,7 +92,7 @@ def _mean(offered: Iterate) -> Iterate:
 
 @part("output", "participants-mean")
 class ParticipantsMean(Output[None]):
-    """Hand out m, the mean of the models that the participants sent back.
+    """Output m, the mean of the models that the participants sent back.
 
     A method whose server carries m on before it broadcasts (by duals, by momentum) says what m was;
     of any other method it is theta.
@@ -104,7 +104,7 @@ class ParticipantsMean(Output[None]):
 
 @part("output", "averaged")
 class Averaged(Output[Iterate]):
-    """Hand out an average of m that never feeds back: x <- x + min(1, 9 / (t + 8)) (m - x).
+    """Output an average of m that never feeds back: x <- x + min(1, 9 / (t + 8)) (m - x).
 
     After round t the last rounds count most, about t/9 of them; the first round's m replaces the
     start.  With few participants m swings from round to round, and the average does not.
@@ -133,7 +133,7 @@ class Notes(NamedTuple):
 
 @part("output", "two-outputs")
 class TwoOutputs(Output[Notes]):
-    """Hand out one model and measure another beside it: two outputs for the price of one training.
+    """Output one model and measure another beside it, with one training for both.
 
     The other's metrics have its name at their end: `test_accuracy_averaged`.
 

@@ -1,4 +1,4 @@
-"""The roles of the house and the NamedTuples that pass between them.
+"""The roles of the package and the NamedTuples that pass between them.
 
 Every method of the family is one local problem plus one increment:
 
@@ -310,7 +310,7 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     def remove_client(
         self, server: Server, past: Message, regularizer: Regularizer
     ) -> Server | None:
-        """The server as if a client stood at its initial state; `past` is a_i times its uploads.
+        """The server as if a client were at its initial state; `past` is a_i times its uploads.
 
         This is how a client that lost its state is taken out.  None, the default, says that the
         server holds nothing of a client beyond the model, so that there is nothing to take out.

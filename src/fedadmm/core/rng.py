@@ -51,7 +51,7 @@ def permutation(key: Key, epoch: int, length: int, draws: torch.Generator | None
 
 
 class Dice(NamedTuple):
-    """Where what hides somebody comes from: a key in a simulation, else the machine's entropy."""
+    """Random numbers for privacy: from a key in a simulation, else from the machine's entropy."""
 
     key: Key | None
 

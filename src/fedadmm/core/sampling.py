@@ -1,4 +1,4 @@
-"""Who takes part in a round, whatever happened in earlier ones.
+"""Which clients take part in a round, independent of earlier rounds.
 
 Every scheme here is a function of (seed, round). Where p_i = P(i in S) stays the same,
 `probabilities` gives it.  A scheme in which some client can never take part is refused.
@@ -27,7 +27,7 @@ Probabilities = NDArray[np.float64]
 
 
 class Seen(NamedTuple):
-    """What the server knows of one client: nothing that its replies do not tell anyway."""
+    """What the server knows of one client, from its replies alone."""
 
     asked: int
     """The last round it was asked to take part in; -1 is the initial round with everybody."""
@@ -98,7 +98,7 @@ class Sampler(Part, ABC):
 
 
 def draws_of(seed: Key, round_index: int) -> np.random.Generator:
-    """Where the dice of one round come from."""
+    """The random generator of one round."""
     return numpy_generator(derive(seed, "sampler", round_index))
 
 
@@ -120,7 +120,7 @@ def count_of(owner: object, size: int | float, clients: int) -> int:
 
 @part("sampler", "full")
 class FullParticipation(Sampler):
-    """Everybody, every round."""
+    """All clients in every round."""
 
     takes_everybody = True
 

@@ -36,7 +36,7 @@ class Evaluation:
 
     Args:
         every: rounds between two measurements.
-        target: "global" evaluates the model that is handed out (`fedadmm.core.outputs`); "local"
+        target: "global" evaluates the output model (`fedadmm.core.outputs`); "local"
             every client's own model on its own data (methods without local models fall back on the
             one handed out); each metric is the weighted mean over the clients that report it.
             "both" measures as "global", and the own models besides: for the loss and each metric X

@@ -3,7 +3,7 @@
     sampler -> who takes part           algorithm.broadcast -> what they get
     engine.run_clients -> their uploads
     aggregate.fold -> one of them all: a weighted sum, streamed, unless the part asks for more
-    algorithm.server_update -> one step; then what is handed out is evaluated and recorded
+    algorithm.server_update -> one step; then the output model is evaluated and recorded
 
 Everything random is derived from (seed, purpose, round, client), so a run is the pair of its
 state and its round number: it can be resumed anywhere.
@@ -45,7 +45,7 @@ from fedadmm.run.record import Record, Stopwatch, cohort, work
 
 
 def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
-    """What a method offers to be handed out."""
+    """What a method offers as output model."""
     mean = algorithm.participants_mean(state.server)
     return Iterate(algorithm.global_params(state.server), state.buffers, mean)
 

@@ -134,7 +134,7 @@ class Best(NamedTuple):
     metric: str
     value: float
     round: int
-    """The round that it was handed out after."""
+    """The round whose output model it is."""
     since: int
     """How many measurements in a row the metric has not become better."""
     loss: float | None
@@ -158,7 +158,7 @@ class Judge(NamedTuple):
     """This many measurements in a row without a better one end the run; None waits for ever."""
 
     def after(self, best: Best | None, record: Record, model: Iterate) -> Best | None:
-        """The best after a round that handed out this model; one not measured changes nothing."""
+        """The best after a round with this output model; one not measured changes nothing."""
         if self.target is not None and best is not None and best.metric != self.target.metric:
             best = None  # resumed with another target: the earlier models are gone
         names = list(record["metrics"])

@@ -49,7 +49,7 @@ class Result(NamedTuple):
     """What a run leaves behind; nothing in it is shared with anything else."""
 
     params: Tensor
-    """The vector that is handed out after the last round; theta unless `output` says otherwise."""
+    """The output model after the last round; theta unless `output` says otherwise."""
     buffers: Tensor | None
     """The averaged BatchNorm statistics that belong to it; None when there are none."""
     trajectory: list[Tensor]

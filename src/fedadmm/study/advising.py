@@ -151,7 +151,7 @@ def private(
     """The recommendation with noise that spends epsilon over this many rounds.
 
     The method is FedAvg, whose moves are fresh in every round and forget the noise of earlier ones,
-    with steps of 1/L; an average over rounds is handed out.  The cohort is the smallest one, from
+    with steps of 1/L; the output is an average over rounds.  The cohort is the smallest one, from
     the configuration's upwards in doublings, with which the noise on a round's mean is at most half
     as much again as with everybody.
     """
@@ -228,7 +228,7 @@ WHY_FRESH = (
 
 ALIGNED = (
     "Not everybody takes part: absent clients move along with the participants "
-    "(aligned-admm), so that no dual grows old, and the participants' mean is handed out. That is "
+    "(aligned-admm), so that no dual grows old, and the output is the participants' mean. That is "
     "measured (docs/participation.md), not proven."
 )
 GLOBAL = (

@@ -302,7 +302,7 @@ def _cell(recipe: Recipe, setting: Setting, method: Reading, scale: str) -> Cell
     name = f"{setting.name}/{method.name}"
     run = resolve(tree, f"{name}: ")
     target = run.target
-    if target is not None and method.metric is not None:  # by the model that the method hands out
+    if target is not None and method.metric is not None:  # by the method's output model
         target = replace(target, metric=method.metric)
     papers = recipe.paper.get(setting.name, {})
     paper = papers.get(method.title)

@@ -138,7 +138,7 @@ class DiskStore(SnapshotStore):
         self._reader().forget(old)
 
     def place(self, client: int) -> Place | None:
-        """Where the client's record is, for whoever reads it in another process."""
+        """Where the client's record is, for readers in other processes."""
         return self._current.get(client)
 
     def new_segment(self) -> int:
