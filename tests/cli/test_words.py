@@ -15,7 +15,7 @@ import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.run.evaluation import Target
 from fedadmm.study import results
-from fedadmm.study.results import Difference, Results, Row, spread
+from fedadmm.study.results import Difference, Lead, Results, Row, spread
 from support.commands import call, write_small
 
 
@@ -121,28 +121,35 @@ def test_a_comparison_says_which_differences_are_more_than_chance() -> None:
 def test_a_comparison_says_what_won_and_by_how_much() -> None:
     best = replace(_row("FedADMM", None), final={"test_accuracy": spread([0.9, 0.92])})
     second = _row("FedAvg", None)
+    shown = results.final(second, "test_accuracy")
 
     def sentence(gap: Difference) -> str:
-        lead = (best, second, gap)
+        lead = Lead(best, second, gap, by_rounds=False)
         return results.verdict(Results(None, "test_accuracy", None, [best, second], lead))[0]
 
-    start = "FedADMM won: test accuracy 91.0 ± 1.4 %, +2.0 points against FedAvg "
+    start = (
+        f"best test accuracy at the end: FedADMM 91.0 ± 1.4 %; FedAvg {shown} "
+        "(the first two differ by +2.0 points; "
+    )
     assert sentence(Difference(0.02, 0.01, 0.03, 2)) == (
-        f"{start}(95 % interval +1.0 to +3.0 over 2 seeds: significant)"
+        f"{start}95 % interval +1.0 to +3.0 over 2 seeds: significant)"
     )
     assert sentence(Difference(0.02, -0.01, 0.05, 2)) == (
-        f"{start}(95 % interval −1.0 to +5.0 over 2 seeds: not significant)"
+        f"{start}95 % interval −1.0 to +5.0 over 2 seeds: not significant)"
     )
     assert "one seed cannot show" in sentence(Difference(0.02, None, None, 1))
     assert "says nothing about chance" in sentence(Difference(0.02, 0.02, 0.02, 5))
-    assert sentence(Difference(0.0, 0.0, 0.0, 5)) == "FedADMM and FedAvg ended alike"
-    faster = replace(best, rounds=spread([10.0, 12.0]))
-    lead = (faster, second, Difference(-4.0, -5.0, -3.0, 2))
+    faster = replace(best, rounds=spread([10.0, 12.0]), bytes=spread([2e6, 3e6]))
+    slower = replace(second, rounds=spread([14.0, 16.0]), bytes=spread([5e6]))
+    usual = replace(_row("mean", None), algorithm="fedavg", rounds=spread([20.0]))
+    lead = Lead(faster, slower, Difference(-4.0, -5.0, -3.0, 2), by_rounds=True)
     target = Target("test_accuracy", 0.9, True)
-    told = results.verdict(Results(target, "test_accuracy", None, [faster, second], lead))[0]
-    assert told == (
-        "FedADMM won: 11 rounds to the target, 4 fewer than FedAvg "
-        "(95 % interval −5 to −3 over 2 seeds: significant)"
+    rows = [usual, faster, slower]
+    told = results.verdict(Results(target, "test_accuracy", None, rows, lead))[0]
+    assert told.replace("\N{NO-BREAK SPACE}", " ") == (
+        "first at test accuracy ≥ 90 %: FedADMM after 11 rounds and 2.5 MB; FedAvg after 15 rounds "
+        "and 5 MB; mean after 20 rounds and – (the first two differ by −4 rounds; 95 % interval "
+        "−5 to −3 over 2 seeds: significant)"
     )
 
 

@@ -90,7 +90,8 @@ def test_a_project_gains_a_site_and_loses_one(tmp_path):
     exec(compile(text, "app.py", "exec"), names)
     assert names["federation"].names[3] == "client-3"
     assert "register keys/client-3.pub federation --name client-3" in made["commands"][0]
-    assert "accept-sites=true" in made["commands"][1]
+    assert made["commands"][1:3] == ["flwr list federation", "flwr stop RUN federation"]
+    assert "accept-sites=true" in made["commands"][3]
     gone = runner.invoke(app, ["deploy", "remove-site", str(tmp_path / "p"), "1"])
     assert 'take-out=\\"1\\"' in gone.stdout
     wrong = runner.invoke(app, ["deploy", "remove-site", str(tmp_path / "p"), "4"])

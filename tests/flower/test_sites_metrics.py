@@ -8,19 +8,21 @@ from dataclasses import replace
 import pytest
 import torch
 from pyarrow import parquet
+from safetensors.torch import load_file
 
 import fedadmm as fa
-from fedadmm.core.errors import ParameterError
+from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.flower.federation import Patience
+from fedadmm.flower.local.run import look
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.site_evaluation import Measured, far_off
 from fedadmm.run.record import flat
-from fedadmm.study.export import export
+from fedadmm.study.export import export, export_model
 from fedadmm.study.rundir import RunDir
 
-from .harness import FakeGrid, federation, objectives, run_through
+from .harness import DIMENSION, FakeGrid, federation, objectives, run_through
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -191,6 +193,49 @@ def test_a_deployed_run_is_exported_with_a_column_for_each_number_of_the_sites(t
     measured = [row["sites.metrics.loss"] for row in table]
     assert [value is None for value in measured] == [True, False, False, True]
     assert float(measured[1]) == float(table[1]["loss"])
+
+
+def test_the_model_of_an_app_of_ones_own_is_exported_also_in_the_middle_of_a_run(tmp_path):
+    def model():
+        return torch.nn.Linear(DIMENSION, 1, bias=False)
+
+    settings = federation(fa.FedADMM(rho=1.0), rounds=2, model=model, initial=None)
+    folder, seen = tmp_path / "run", []
+    directory = RunDirectory(folder)
+
+    def save(report):
+        if report.record["round"] == 2:  # the checkpoint is that of round 1
+            seen.append(export_model(folder, "state-dict"))
+
+    outcome = serve(settings, FakeGrid(settings, tmp_path), folder, [directory, save])
+    assert seen[0].about == {"model": "of the last checkpoint"}
+    before = torch.load(folder / "state_dict.pt")
+    export_model(folder, "state-dict")
+    after, module = torch.load(folder / "state_dict.pt"), model()
+    module.load_state_dict(after)
+    assert torch.equal(torch.nn.utils.parameters_to_vector(module.parameters()), outcome.params)
+    assert any(not torch.equal(before[name], after[name]) for name in after)
+    export_model(folder, "safetensors", tmp_path / "copy.safetensors")
+    assert all(torch.equal(load_file(tmp_path / "copy.safetensors")[n], after[n]) for n in after)
+    for kind, options, said in (
+        ("onnx", {}, "--format is 'onnx' is asked for"),
+        ("state-dict", {"last": True}, "--last is asked for"),
+        ("state-dict", {"client": 0}, "--client is asked for"),
+        ("safetensors", {}, "the run's own file"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            export_model(folder, kind, **options)
+
+
+def test_a_run_that_goes_on_is_no_longer_said_to_be_complete(tmp_path):
+    folder, seen = tmp_path / "run", []
+    for rounds in (1, 2):
+        settings = federation(fa.FedADMM(rho=1.0), rounds=rounds)
+        directory = RunDirectory(folder)
+        looks = [directory, lambda report: seen.append(look(folder)["status"])]
+        directory.finish(serve(settings, FakeGrid(settings, tmp_path), folder, looks))
+    assert seen == ["under way", "under way"]
+    assert look(folder)["status"] == "completed all 2 rounds"
 
 
 class Scores:

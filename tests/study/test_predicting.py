@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save
 
 import fedadmm as fa
 from fedadmm.core import codec
@@ -105,6 +106,22 @@ def test_what_it_cannot_read_is_named(case: str, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text(text)
     with pytest.raises(fa.DataError, match=message):
         model.predict(tmp_path / "bad.csv")
+
+
+def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
+    place = run(tmp_path)
+    with pytest.raises(fa.DataError, match=f"must be the folder of one run, such as {place}"):
+        fa.Predictor(tmp_path)
+    with pytest.raises(fa.DataError, match=r"nowhere: no such folder"):
+        fa.Predictor(tmp_path / "nowhere")
+
+
+def test_an_exported_file_that_names_code_is_not_trusted_by_itself(tmp_path: Path) -> None:
+    about = {"problem": "table", "model": "evil:Net", "preparation": None}
+    path = tmp_path / "given.safetensors"
+    path.write_bytes(save({"w": torch.zeros(1)}, {"fedadmm": json.dumps(about)}))
+    with pytest.raises(fa.ConfigError, match="names 'evil:Net', which is code"):
+        fa.Predictor(path)
 
 
 def test_a_run_on_rows_as_they_are_is_refused(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_a_file_comes_before_a_preset_of_the_same_name(
         ("0.1", 0.1),
         ("true", True),
         ("[1, 2]", [1, 2]),
+        ("[patient_no, visit,3]", ["patient_no", "visit", 3]),
         ("fedavg", "fedavg"),
         ('"a b"', "a b"),
         ("{ name = 'geometric' }", {"name": "geometric"}),

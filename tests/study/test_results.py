@@ -111,6 +111,34 @@ def test_the_difference_is_paired_with_a_t_interval() -> None:
     assert difference([]) is None
 
 
+def test_a_target_that_no_baseline_always_reaches_leaves_intervals_and_a_verdict() -> None:
+    ends = {"mean": [0.40, 0.44, 0.55], "slow": [0.30, 0.31, 0.33], "mine": [0.47, 0.49, 0.45]}
+    runs = [
+        recorded(label, seed, [0.1, end], baseline=label != "mine")
+        for label, values in ends.items()
+        for seed, end in enumerate(values)
+    ]
+    found = results.results(runs, TARGET)
+    assert found.baseline is not None
+    assert (found.baseline.label, found.baseline.reached) == ("mean", 1)
+    interval = stats.ttest_rel(ends["mine"], ends["mean"]).confidence_interval(0.95)
+    gap = found.rows[2].difference
+    assert gap is not None
+    assert (gap.low, gap.high) == pytest.approx(tuple(interval))
+    assert found.lead is not None
+    assert (found.lead.best.label, found.lead.by_rounds) == ("mine", False)
+    assert "the first two differ by +0.7 points" in results.verdict(found)[-1]
+
+
+def test_of_equally_quick_methods_the_one_that_sent_less_is_first() -> None:
+    costly = recorded("costly", 0, [0.1, 0.6])
+    costly = replace(costly, tally=costly.tally | {"bytes_to_target": 100})
+    cheap = recorded("cheap", 0, [0.1, 0.7])
+    lead = results.results([costly, cheap], TARGET).lead
+    assert lead is not None
+    assert [lead.best.label, lead.second.label] == ["cheap", "costly"]
+
+
 def test_rounds_in_words_say_who_missed_the_target() -> None:
     found = results.results(RUNS, TARGET)
     shown = {row.label: results.reached(found, row) for row in found.rows}
@@ -215,9 +243,9 @@ def test_nothing_is_claimed_from_seeds_that_gave_the_same_run() -> None:
     assert (row.difference.constant, row.difference.beyond_chance) == (True, False)
     told = results.verdict(found)
     assert told == [
-        "mean won: test accuracy 52.0 ± 0.0 %, +2.0 points against dual "
-        "(all seeds gave the same difference, which says nothing about chance)",
         "cannot be compared with mean, because all seeds gave the same difference: dual",
+        "best test accuracy at the end: mean 52.0 ± 0.0 %; dual 50.0 ± 0.0 % (the first two differ "
+        "by +2.0 points; the same on all seeds, which says nothing about chance)",
     ]
     assert results.compared(found, row) == "−2.0 points (on all seeds)"
     other = results.results([*runs[:-1], recorded("dual", 4, [0.505])], None).rows[1].difference

@@ -151,8 +151,9 @@ def add_site(
 
     made = add(folder)
     files = {"site": str(made.site), "commands": made.commands}
-    steps = [f"carry   {made.site}  (to the new site, and start its node as COMMANDS.md says)"]
-    steps += [f"give    {command}  (in the folder server)" for command in made.commands]
+    first, *others = [f"give    {command}  (in the folder server)" for command in made.commands]
+    steps = [first, f"carry   {made.site}  (to the new site; start its node as COMMANDS.md says)"]
+    steps += others
     _written(files, "\n".join(steps), as_json)
 
 

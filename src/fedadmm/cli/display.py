@@ -47,7 +47,7 @@ def draw(folder: Path, wanted: bool, found: Outcome | None = None) -> str | None
 
 
 def print_data(run: Path) -> None:
-    """How a run's rows were prepared, what a site counts, and columns that look wrong."""
+    """How a run's rows were prepared, the weight of a site, and columns that look wrong."""
     from fedadmm.study.rundir import RunDir
 
     partition = RunDir(run).partition()
@@ -58,10 +58,10 @@ def print_data(run: Path) -> None:
     sizes = partition["sizes"]
     rule = "by its training rows" if partition["weights"] == "rows" else "alike"
     print_note(f"sites   {len(sizes)}, of {min(sizes)} to {max(sizes)} rows; each counts {rule}")
-    for name in found.get("identifiers", ()):
+    if alike := found.get("identifiers"):
         print_note(
-            f"warning: {name!r} looks like a number that only identifies rows, but is a feature; "
-            f"leave it out: --set problem.leave_out=\"['{name}']\""
+            f"warning: features whose values hardly repeat, as numbers of rows, names or dates do: "
+            f'{", ".join(alike)}; leave them out with --set problem.leave_out="{alike}"'
         )
 
 

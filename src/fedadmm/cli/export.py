@@ -63,6 +63,8 @@ def _said(about: Mapping[str, Any]) -> str:
     words = "the last model"
     if "client" in about:
         words = f"client {about['client']}'s own model, round {about['round']}"
+    elif "model" in about:
+        words = f"the model {about['model']}"
     elif "round" in about:
         words = f"round {about['round']}, chosen by {about['metric']}"
     if "largest_difference" in about:

@@ -182,13 +182,6 @@ def compare(
             if worth is not None:
                 tables.append(worth.table())
                 found.document["federating"] = worth.document() | {"label": best.label}
-    notes = []
-    if (search := found.search) is not None:
-        notes = [
-            f"every method chose from {search['values']} on seed {search['seed']}, "
-            f"{search['rounds']} rounds at most: {search['rule']}",
-            *found.dropped,
-        ]
     if not as_json:
         print_data(found.runs[0].directory)
-    finish(found, page, as_json, tables, notes, runs=folder)
+    finish(found, page, as_json, tables, runs=folder)

@@ -129,7 +129,8 @@ class Problem(Part):
             names = ", ".join(name for name, _ in first.flat.module.named_buffers())
             yield (
                 f"the model has buffers ({names}), but the problem has no policy for them; choose "
-                "buffers='keep-local' or buffers='average'"
+                "buffers='keep-local' or buffers='average' where Python makes the problem; the "
+                "command line needs a model without them, such as one with GroupNorm"
             )
         first.check()  # of lazy clients only the first
         if (layer := first.needs_two_rows()) is None:

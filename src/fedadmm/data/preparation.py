@@ -29,6 +29,8 @@ SENTENCE = (
 )
 MOST_CATEGORIES = 100
 """A column with more different values is a name or a text, and no category."""
+_FEW_CATEGORIES = 10
+"""A column with no more different values is a category, also in a short table."""
 _NAMES_ROWS = re.compile(r"(^|[_. -])(id|no|nr|num|number|index|key|code)$", re.IGNORECASE)
 _GAPS = ("", "?", "na", "n/a", "nan", "null", "none")
 
@@ -167,10 +169,11 @@ def described(columns: Sequence[Column], target: Standardised | None = None) -> 
 
 
 def identifiers(clients: Sequence[Cells]) -> list[str]:
-    """The columns that look as if they only number rows or people.
+    """The columns that look as if they only identify rows: running numbers, names, dates.
 
     At every client they hold whole numbers, none twice, and these leave no gap, or the column has a
-    name such as id, patient_no or number.
+    name such as id, patient_no or number; or they are text, and a value occurs less than five times
+    in the mean over all clients.
     """
 
     def numbers_rows(name: str, column: NDArray[Any]) -> bool:
@@ -179,12 +182,16 @@ def identifiers(clients: Sequence[Cells]) -> list[str]:
             return False
         return bool(_NAMES_ROWS.search(name)) or values.max() - values.min() + 1 == len(values)
 
+    def names_rows(name: str) -> bool:
+        found = len(set[str]().union(*(_categories(cells[name]) for cells in clients)))
+        return found > _FEW_CATEGORIES and 5 * found > sum(len(cells[name]) for cells in clients)
+
     several = [cells for cells in clients if len(next(iter(cells.values()))) > 2]
     return [
         name
         for name in clients[0]
-        if several
-        and all(_is_numeric(cells[name]) and numbers_rows(name, cells[name]) for cells in several)
+        if (several and all(_is_numeric(c[name]) and numbers_rows(name, c[name]) for c in several))
+        or (not all(_is_numeric(cells[name]) for cells in clients) and names_rows(name))
     ]
 
 

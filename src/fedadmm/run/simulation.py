@@ -328,7 +328,8 @@ def client_length(rows: int, solver: LocalSolver | None, stop: StoppingRule, cli
         raise PairingError(
             "PerWork makes a penalty from the learning rate and the number of local steps, but "
             f"solver is {None if solver is None else type(solver).__name__}; use SGD, "
-            "GradientDescent or AcceleratedGradient, or a number"
+            "GradientDescent or AcceleratedGradient, or a number such as algorithm.rho=0.1 (a "
+            "solver of your own may define rate_of and length)"
         )
     return length
 

@@ -221,10 +221,12 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def plain_value(text: str) -> Any:
-    """A value in TOML's syntax; what is none is a string, so that quotes may be left out."""
+    """A value in TOML's syntax; else a string or a list of strings: quotes may be left out."""
     try:
         parsed = toml_tables(f"value = {text}")
     except ValueError:
+        if text.startswith("[") and text.endswith("]"):
+            return [plain_value(word.strip()) for word in text[1:-1].split(",")]
         return text
     return parsed["value"] if set(parsed) == {"value"} else text
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedadmm.core import files
@@ -32,7 +32,7 @@ from fedadmm.study import config
 from fedadmm.study.config import resolve
 from fedadmm.study.formatting import csv_text
 from fedadmm.study.predicting import ABOUT, columns_of, described
-from fedadmm.study.rundir import MODEL, RunDir, read_run, runs_below, write_json
+from fedadmm.study.rundir import MODEL, STATE_DICT, RunDir, read_run, runs_below, write_json
 
 TABLES = ("csv", "parquet")
 ROWS = 8
@@ -156,8 +156,13 @@ def export_model(
     """Write the best model of a run, its last, or a client's own, in one of MODELS."""
     name, encode = MODELS[kind]
     path = out or directory / (name if client is None else f"client-{client}-{name}")
-    if path.resolve() == (directory / MODEL).resolve():
+    own_app = not RunDir(directory).holds_run and (directory / STATE_DICT).is_file()
+    if path.resolve() in (
+        (directory / one).resolve() for one in (MODEL, STATE_DICT)[: 1 + own_app]
+    ):
         raise ConfigError(f"--out is '{path}', the run's own file, but must be another one")
+    if own_app:
+        return _of_own_app(directory, kind, path, last, client)
     restored = restore(directory, last, client)
     found = RunDir(directory).best()
     about = {} if last or found is None else {"round": found["round"], "metric": found["metric"]}
@@ -169,6 +174,20 @@ def export_model(
     if kind == "state-dict":  # a state dict has no place for it
         write_json(path.with_suffix(".json"), restored.about)
     return Exported(path, about | more)
+
+
+def _of_own_app(directory: Path, kind: str, path: Path, last: bool, client: int | None) -> Exported:
+    """The tensors that a deployed server keeps by name; its folder has no code of the model."""
+    if kind == "onnx" or last or client is not None:
+        asked = "--format is 'onnx'" if kind == "onnx" else "--last" if last else "--client"
+        raise ConfigError(
+            f"{directory}: is the run of an app, which keeps the parameters of its model and not "
+            f"its code, but {asked} is asked for; load {STATE_DICT} into the app's model"
+        )
+    tensors, content = load_file(directory / STATE_DICT), io.BytesIO()
+    torch.save(tensors, content)
+    files.write(path, content.getvalue() if kind == "state-dict" else save(tensors))
+    return Exported(path, {"model": "of the last checkpoint"})
 
 
 def _state_dict(restored: Restored) -> tuple[bytes, dict[str, Any]]:
@@ -292,7 +311,7 @@ def _traced(module: nn.Module, rows: Tensor, about: Mapping[str, Any]) -> bytes:
 
 MODELS: dict[str, tuple[str, Callable[[Restored], tuple[bytes, dict[str, Any]]]]] = {
     "state-dict": ("state_dict.pt", _state_dict),
-    "safetensors": ("state_dict.safetensors", _safetensors),
+    "safetensors": (STATE_DICT, _safetensors),
     "onnx": ("model.onnx", _onnx),
 }
 """Name -> the file in the run directory, and what makes its content."""

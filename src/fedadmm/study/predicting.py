@@ -20,7 +20,7 @@ from fedadmm.data.loaders.tabular import read_columns
 from fedadmm.data.preparation import Column, OneHot, Standardised
 from fedadmm.data.problems.federation import model_factory
 from fedadmm.study import config
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.rundir import RunDir, runs_below
 
 ABOUT = "fedadmm"
 """The key of an exported file's metadata that holds what `described` says, as JSON."""
@@ -30,7 +30,9 @@ def described(run: Path) -> dict[str, Any]:
     """What a model of a run needs to be used without it: architecture, labels, preparation."""
     folder = RunDir(run)
     if not folder.holds_run:
-        raise DataError(f"{run}: holds no config.toml, but must be the folder of one run")
+        inside = runs_below(run)
+        hint = f", such as {inside[0].path}" if inside else ""
+        raise DataError(f"{run}: holds no config.toml, but must be the folder of one run{hint}")
     problem, partition = config.read(str(run))["problem"], folder.partition()
     return {
         "problem": problem["name"],
@@ -64,6 +66,7 @@ class Predictor:
         path, state = Path(run), None
         if path.is_file():
             about, state = _exported(path)
+            config.refuse_code(path, about)
         else:
             about = described(path)
         if about["preparation"] is None:

@@ -93,6 +93,17 @@ class Row:
         return self.rounds.count
 
 
+class Lead(NamedTuple):
+    """The best row, the next, and how far it is ahead on the same seeds."""
+
+    best: Row
+    second: Row
+    gap: Difference
+    by_rounds: bool
+    """In rounds to the target; otherwise in the compared metric, as where fewer than two rows reach
+    the target with every seed."""
+
+
 class Results(NamedTuple):
     """All rows of a comparison, and what they are compared by."""
 
@@ -101,10 +112,9 @@ class Results(NamedTuple):
     """The metric to tell the labels apart by."""
     baseline: Row | None
     """The baseline that needs the fewest rounds, of those that every seed brings to the target;
-    without a target the one whose metric is best."""
+    without any, the one whose metric is best."""
     rows: list[Row]
-    lead: tuple[Row, Row, Difference] | None = None
-    """The best row, the next, and the rounds or the metric by which it is ahead."""
+    lead: Lead | None = None
 
     @property
     def over_clients(self) -> list[str]:
@@ -147,25 +157,32 @@ def results(runs: Sequence[RecordedRun], target: Target | None) -> Results:
 
 def _lead(
     rows: Sequence[Row], runs: Sequence[RecordedRun], target: Target | None, metric: str | None
-) -> tuple[Row, Row, Difference] | None:
-    """How far the best row is ahead of the next, on the same seeds."""
-    if target is not None:
-        ranked = sorted((r for r in rows if r.rounds.complete), key=lambda r: r.rounds.mean or 0)
+) -> Lead | None:
+    """How far the best row is ahead of the next; of equally quick ones the one that sent less."""
+    there = [row for row in rows if target is not None and row.rounds.complete]
+    by_rounds = len(there) > 1
+    if by_rounds:
+        ranked = sorted(there, key=lambda row: (row.rounds.mean or 0, row.bytes.mean or 0))
     else:
-        sign = -1 if metric is not None and records.metric(metric).up else 1
-        ranked = [row for row in rows if metric in row.final and not row.diverged]
-        ranked.sort(key=lambda row: sign * (row.final[metric or ""].mean or 0))
+        ranked = _by_metric(rows, metric)
     if len(ranked) < 2:
         return None
 
     def value(run: RecordedRun) -> float | None:
-        return run.to_target("rounds") if target is not None else final_value(run, metric or "")
+        return run.to_target("rounds") if by_rounds else final_value(run, metric or "")
 
     own, other = ({run.seed: run for run in by_label(runs)[row.label]} for row in ranked[:2])
     pairs = [(value(own[seed]), value(other[seed])) for seed in own if seed in other]
     values = [a - b for a, b in pairs if a is not None and b is not None]
     gap = difference(values, shared_rows(runs))
-    return None if gap is None else (ranked[0], ranked[1], gap)
+    return None if gap is None else Lead(ranked[0], ranked[1], gap, by_rounds)
+
+
+def _by_metric(rows: Sequence[Row], metric: str | None) -> list[Row]:
+    """The rows without a diverged seed, the best final value first."""
+    sign = -1 if metric is not None and records.metric(metric).up else 1
+    measured = [row for row in rows if metric in row.final and not row.diverged]
+    return sorted(measured, key=lambda row: sign * (row.final[metric or ""].mean or 0))
 
 
 def shared_rows(runs: Sequence[RecordedRun]) -> float:
@@ -207,12 +224,11 @@ def final_value(run: RecordedRun, name: str) -> float | None:
 
 
 def _best_baseline(rows: Sequence[Row], target: Target | None, metric: str | None) -> Row | None:
-    if target is not None:
-        there = [row for row in rows if row.baseline and row.rounds.complete]
-        return min(there, key=lambda row: row.rounds.mean or math.inf, default=None)
-    sign = 1 if metric is not None and records.metric(metric).up else -1
-    measured = [row for row in rows if row.baseline and metric in row.final and not row.diverged]
-    return max(measured, key=lambda row: sign * (row.final[metric or ""].mean or 0), default=None)
+    own = [row for row in rows if row.baseline]
+    there = [row for row in own if target is not None and row.rounds.complete]
+    if there:
+        return min(there, key=lambda row: row.rounds.mean or math.inf)
+    return next(iter(_by_metric(own, metric)), None)
 
 
 def _against(
@@ -268,8 +284,9 @@ def row_documents(found: Results, chosen: Mapping[str, Any] | None = None) -> li
     ]
 
 
-def table(found: Results, title: str, chosen: Mapping[str, Any] | None = None) -> Table:
-    """The rows as everybody reads them; `chosen` is what a search chose for each label."""
+def table(found: Results, title: str, search: Mapping[str, Any] | None = None) -> Table:
+    """The rows as everybody reads them; `search` is what was searched and chosen before."""
+    chosen = search["chosen"] if search else None
     metrics = [found.metric] if found.metric is not None else []
     targeted, against = found.target is not None, metrics and found.baseline is not None
     headings = ["method", *(["chosen"] if chosen is not None else [])]
@@ -290,11 +307,16 @@ def table(found: Results, title: str, chosen: Mapping[str, Any] | None = None) -
         lines.append(cells + [final(row, name) for name in found.over_clients])
     values = {label: one["value"] for label, one in (chosen or {}).items()}
     data = [flattened(row) for row in row_documents(found, values)]
-    return Table(title, headings, lines, "\n".join(_notes(found)), data=data)
+    return Table(title, headings, lines, "\n".join(_notes(found, search)), data=data)
 
 
-def _notes(found: Results) -> Iterator[str]:
-    """What a reader of the table must know."""
+def _notes(found: Results, search: Mapping[str, Any] | None) -> Iterator[str]:
+    """What a reader of the table must know; the verdict comes last."""
+    if search:
+        yield (
+            f"every method chose from {search['values']} on seed {search['seed']}, "
+            f"{search['rounds']} rounds at most: {search['rule']}"
+        )
     until = "sent: up and down until the target; " if found.target is not None else ""
     yield f"{until}means over the seeds after the last round; {formatting.SPREAD}"
     if found.baseline is not None and found.metric is not None:
@@ -332,32 +354,40 @@ def reached(found: Results, row: Row) -> str:
 
 
 def verdict(found: Results) -> list[str]:
-    """What won, by how much and whether that is significant; then who differs from whom."""
-    return [*filter(None, [_won(found), _significance(found)])]
+    """Who differs from the best baseline; then what won, by how much, and if it is significant."""
+    return [*filter(None, [_significance(found), _won(found)])]
 
 
 def _won(found: Results) -> str | None:
     if found.lead is None:
         return None
-    best, second, gap = found.lead
-    if gap.mean == 0:
-        return f"{best.method} and {second.method} ended alike"
-    if found.target is not None:
-        what = f"{formatting.number(best.rounds.mean or 0)} rounds to the target"
-        by, shown = f"{formatting.number(abs(gap.mean))} fewer than", formatting.number
+    best, second, gap, by_rounds = found.lead
+    if by_rounds:
+        assert found.target is not None
+        shown, unit = partial(_signed, share=False), " rounds"
+        usual = [row for row in found.rows if row.algorithm == "fedavg" and row.rounds.complete]
+        shown_rows = dict.fromkeys(row.label for row in (best, second, *usual))
+        parts = [
+            f"{row.method} after {formatting.number(row.rounds.mean or 0)} rounds and "
+            f"{formatting.size(row.bytes.mean)}"
+            for label in shown_rows
+            for row in found.rows
+            if row.label == label
+        ]
+        sentence = f"first at {formatting.describe(found.target)}: {'; '.join(parts)}"
     else:
         metric = records.metric(found.metric or "")
-        what = f"{metric.title.lower()} {final(best, metric.name)}"
-        shown = partial(_signed, share=metric.share)
-        by = f"{shown(gap.mean)}{' points' if metric.share else ''} against"
+        shown, unit = partial(_signed, share=metric.share), " points" if metric.share else ""
+        first, other = (f"{row.method} {final(row, metric.name)}" for row in (best, second))
+        sentence = f"best {metric.title.lower()} at the end: {first}; {other}"
     if gap.low is None or gap.high is None:
         chance = "one seed cannot show whether that is significant; try --seeds 0,1,2,3,4"
     elif gap.constant:
-        chance = "all seeds gave the same difference, which says nothing about chance"
+        chance = "the same on all seeds, which says nothing about chance"
     else:
         chance = f"95 % interval {shown(gap.low)} to {shown(gap.high)} over {gap.seeds} seeds: "
         chance += "significant" if gap.beyond_chance else "not significant"
-    return f"{best.method} won: {what}, {by} {second.method} ({chance})"
+    return f"{sentence} (the first two differ by {shown(gap.mean)}{unit}; {chance})"
 
 
 def _significance(found: Results) -> str | None:

@@ -41,6 +41,8 @@ METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "model.safetensors",
     "report.html",
 )
+STATE_DICT = "state_dict.safetensors"
+"""The model by the names of its parameters; a deployed server writes it with every checkpoint."""
 CHECKPOINT, CLIENTS = "checkpoint", "clients"
 _logger = logging.getLogger("fedadmm")
 _ROOM = 1 << 20

@@ -99,7 +99,7 @@ def add_site(folder: Path) -> Change:
     make_identity(site)
     app.write_text(_CLIENTS.sub(rf"\g<1>{clients + 1}\g<2>", app.read_text(), count=1))
     register = network.register(f"keys/{site.name}.pub", CONNECTION, site.name)
-    return Change(site, [shell(register), _run_command({"accept-sites": True})])
+    return Change(site, [shell(register), *_STOP, _run_command({"accept-sites": True})])
 
 
 def remove_site(folder: Path, client: int) -> Change:
@@ -107,10 +107,12 @@ def remove_site(folder: Path, client: int) -> Change:
     _, clients = _sites_of(folder)
     check("deploy remove-site", "client", client, Annotated[int, Ge(0), Le(clients - 1)])
     unregister = ["flwr", "supernode", "unregister", "NODE", CONNECTION]
-    commands = [_run_command({"take-out": str(client)}), shell(unregister)]
+    commands = [*_STOP, _run_command({"take-out": str(client)}), shell(unregister)]
     return Change(folder / "sites" / f"client-{client}", commands)
 
 
+_STOP = [shell(["flwr", "list", CONNECTION]), shell(["flwr", "stop", "RUN", CONNECTION])]
+"""Ends the run that still trains: Ctrl-C ends only the log of `flwr run --stream`."""
 _CLIENTS = re.compile(r"^(FEATURES, CLIENTS, ROUNDS = \d+, )\d+(, \d+)$", re.MULTILINE)
 
 

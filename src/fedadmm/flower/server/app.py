@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ import torch
 from annotated_types import Ge, Le
 
 from fedadmm.core import clock, files
-from fedadmm.core.errors import ConfigError, PairingError
+from fedadmm.core.errors import ConfigError, PairingError, StateError
 from fedadmm.core.parts import name_of
 from fedadmm.core.validation import check
 from fedadmm.flower.federation import Federation
@@ -141,7 +141,14 @@ def serve(
     if is_simulated(grid):
         beside[wire.PLACE] = {STATE_DIR: str(folder.resolve() / SITES)}
     with Callbacks(chosen, _summary) as attached, torch.no_grad():
-        with files.locked(folder, _PREDECESSOR):
+        with ExitStack() as held:
+            try:
+                held.enter_context(files.locked(folder, _PREDECESSOR))
+            except StateError as error:
+                raise StateError(
+                    f"{error}; `flwr list` names the run that still trains, and `flwr stop` ends "
+                    "it (Ctrl-C ends only the log of `flwr run --stream`)"
+                ) from None
             files.remove_leftovers(folder)
             outcome = Service(federation, grid, folder, attached, beside).run()
         attached.ended(outcome.ending, outcome)

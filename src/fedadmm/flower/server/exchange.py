@@ -144,6 +144,14 @@ _HELLO = 60.0
 """Seconds for which everybody waits until new nodes say who they are; a slow one is heard later."""
 
 
+_SILENCE = 10.0
+"""Seconds after which the log says that clients are waited for."""
+_ABSENT = (
+    "their SuperNodes must run, and in an app with DropIn its ClientApp needs mods=[….mod]: "
+    "without it the train function fails on our first message"
+)
+
+
 class Roster:
     """The nodes that are known, and the clients they are."""
 
@@ -191,16 +199,19 @@ class Roster:
 
     def wait_for(self, wanted: int) -> None:
         """Wait until this many clients are online; an EngineError when they do not come."""
-        until = self._exchange.now() + self._patience.start
+        begin, said = self._exchange.now(), False
         while True:
             self.refresh()
-            if len(self.online()) >= wanted:
+            if (here := len(self.online())) >= wanted:
                 return
-            if self._exchange.now() >= until:
+            waited = self._exchange.now() - begin
+            if waited >= self._patience.start:
                 raise EngineError(
-                    f"{len(self.online())} of {wanted} clients came within "
-                    f"{self._patience.start:g} s; start their SuperNodes and run again"
+                    f"{here} of {wanted} clients came within {self._patience.start:g} s; {_ABSENT}"
                 )
+            if waited >= _SILENCE and not said:
+                said = True
+                _logger.warning("waiting: %d of %d clients are here; %s", here, wanted, _ABSENT)
             self._exchange.pause()
 
     def _by_name(self, node: int, name: str) -> None:

@@ -16,7 +16,7 @@ from fedadmm.core.errors import DataError
 from fedadmm.core.outputs import Iterate
 from fedadmm.flower.protocol.ledger import RefusedError, Word
 from fedadmm.run.plan import RoundReport
-from fedadmm.study.records import best_model
+from fedadmm.study.records import RUNNING, best_model
 from fedadmm.study.rundir import RunDir, create
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class RunDirectory:
         if not self._begun:
             self._folder.keep(report.record["round"] - 1)
             self._mend_events()
+            if ended := self._folder.finished():  # a run that ended goes on, with more rounds
+                self._folder.close({**ended, "code": RUNNING, "status": "running"})
             self._begun = True
         network = dict(report.record.get("network", {}))
         self._note(network.pop("events", []))

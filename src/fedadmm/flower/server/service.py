@@ -39,14 +39,12 @@ from fedadmm.run.record import Record, numbers, value
 from fedadmm.run.stores import MemoryStore
 from fedadmm.run.stores.records import separate
 from fedadmm.study.records import fitted
-from fedadmm.study.rundir import CHECKPOINT, RunDir
+from fedadmm.study.rundir import CHECKPOINT, STATE_DICT, RunDir
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 _logger = logging.getLogger("fedadmm")
-NAMED = "state_dict.safetensors"
-"""The model by the names of its parameters, as `fedadmm export --format safetensors` writes it."""
 
 
 class Outcome(NamedTuple):
@@ -357,7 +355,7 @@ class Service:
         if chosen.buffers is not None:
             self._flat.load_buffers(chosen.buffers)
         named = save(separate(self._flat.module.state_dict()), {"format": "pt"})
-        files.write(self._folder / NAMED, named)
+        files.write(self._folder / STATE_DICT, named)
 
     def _virtual(self, state: RunState) -> Tensor | None:
         """The virtual step that a round has made, for a method that makes them."""

@@ -31,6 +31,10 @@ from fedadmm.run.plan import RunState, pack_state, unpack_state
 
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
 FORMAT = 4
+_OTHER_SITES = (
+    "; if a site was added, start it with accept-sites=true in its --run-config (fedadmm deploy "
+    "add-site)"
+)
 _VALUES, _OWNER, _WEIGHT = "values", "owner", "weight"
 
 
@@ -125,7 +129,8 @@ class ServerState:
         changed = [key for key in keys if before.get(key) != now.get(key)]
         if changed:
             shown = ", ".join(f"{k} ({before.get(k)} -> {now.get(k)})" for k in sorted(changed))
-            raise StateError(f"{self._folder}: holds another run, which differs in {shown}")
+            sites = "" if "clients" not in changed else _OTHER_SITES
+            raise StateError(f"{self._folder}: holds another run, which differs in {shown}{sites}")
 
     def save(self, saved: Saved, brought: Mapping[int, Any]) -> dict[int, str]:
         """Write a checkpoint; `brought` are the weighted uploads that it folded, by client.

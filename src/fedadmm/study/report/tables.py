@@ -29,8 +29,7 @@ def results_table(content: Outcome) -> Table:
     rounds, seeds = (content.document.get(key) for key in ("rounds", "seeds"))
     goal = f"; target: {formatting.describe(found.target)}" if found.target is not None else ""
     about = f", {rounds} rounds, seeds {seeds}" if rounds is not None else ""
-    chosen = content.search["chosen"] if content.search else None
-    return table(found, f"{content.problem}{about}{goal}", chosen)
+    return table(found, f"{content.problem}{about}{goal}", content.search)
 
 
 def all_tables(content: Outcome) -> dict[str, Table]:
