@@ -40,6 +40,7 @@ _FAMILIES = {
     "solver": "local.solver",
     "stop": "local.stop",
     "start": "local.start",
+    "personal": "local.personal",
     "sampler": "sampler",
     "engine": "engine",
     "aggregate": "aggregate",

@@ -51,6 +51,7 @@ _EXPORTS = {
     "fedadmm.run.diagnostics": "Diagnostics",
     "fedadmm.run.engines": "Auto GivenDelays Ray Sequential Vectorised VirtualTime Workers",
     "fedadmm.core.local_work": "LocalSolver LocalWork Relaxed",
+    "fedadmm.core.personal": "Ditto OwnLayers",
     "fedadmm.run.evaluation": "Evaluation Target",
     "fedadmm.run.experiment": "Checkpointing Experiment Storage",
     "fedadmm.run.simulation": "Result simulate",

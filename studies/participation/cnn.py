@@ -3,21 +3,22 @@
     OMP_NUM_THREADS=1 FEDADMM_DATA=... python -m studies.participation.cnn [--seeds 3]
 
 The study's own search is on perceptrons.  Here every row is searched on MNIST with a small CNN and
-seed 1000, by its rounds to 90 %, and judged on Fashion-MNIST and CIFAR-10.  The rows and problems
-are those of `participation.toml`.
+seed 1000, by its rounds to 90 %, and judged on the digits and on Fashion-MNIST.
+The rows and problems are those of `participation.toml`.
 
 One rule for all: start at the middle of each of a row's values, the learning rate first.  Try both
 neighbours; a choice at an edge gets up to three more points beyond it, until one is no better.  A
 point ends when it has needed as many rounds as the best so far.  A row that adds something to
 another one starts from what that one chose, and searches what it adds.
 
-Results go to `cnn.json` as they come, and a finished search or run is not run again;
+Results go to `cnn/` as they come, and a finished search or run is not run again;
 `--page FILE` writes the tables instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -34,11 +35,11 @@ from fedadmm.study.recipe import Recipe, study_of
 from fedadmm.study.study import Cell
 from studies.participation.recipe import STUDY, recipe
 
-RESULTS = Path(__file__).with_name("cnn.json")
+RESULTS = Path(__file__).with_name("cnn")
 SEARCHED_ON, SEED, ENOUGH = "mnist-cnn-10", 1000, 0.9
-LIMIT = 90  # rounds
+TRIED, LIMIT = 45, 120  # rounds of a first point, and of a run
 RATES = (0.03, 0.06, 0.12)
-JUDGED_ON = ("fashion-cnn-10", "cifar-cnn-10")
+JUDGED_ON = ("digits-cnn-10", "fashion-cnn-10")
 BASELINES = ("fedavg", "fedavgm", "fedadagrad", "scaffold")
 ROWS: dict[str, str | None] = {
     "fedavg": None,
@@ -59,11 +60,10 @@ ROWS: dict[str, str | None] = {
 OUTPUTS = {"printed": "test_accuracy", "averaged": "test_accuracy_averaged"}
 
 
-def small_cnn_of_colours() -> nn.Module:
-    """`small-cnn` for 32×32×3 images; 36,954 parameters."""
+def digits_cnn() -> nn.Module:
+    """`small-cnn` for 8×8 images; 5,834 parameters."""
     layers = list(small_cnn())
-    layers[0] = nn.Conv2d(3, 8, 5, padding=2)
-    layers[7] = nn.Linear(16 * 8 * 8, 32)
+    layers[7] = nn.Linear(16 * 2 * 2, 32)
     return nn.Sequential(*layers)
 
 
@@ -129,7 +129,7 @@ def search(cell: Cell, start: dict[str, Any], grid: dict[str, list[float]]) -> d
     def attempt(values: dict[str, Any]) -> bool:
         """Run a point; whether it is the best so far."""
         best = min(map(worth, tried), default=(float("inf"), 0.0))
-        limit = LIMIT // 2 if best[0] > LIMIT else max(1, int(best[0]) - 1)
+        limit = TRIED if math.isinf(best[0]) else max(1, int(best[0]) - 1)
         found = simulated(cell, {**values, **also, "rounds": limit})
         tried.append({"values": dict(values), "limit": limit, **found})
         print("  ", values, found["printed"], flush=True)
@@ -154,35 +154,44 @@ def beyond(key: str, inner: float, edge: float) -> float:
     return round(edge**2 / inner, 8)
 
 
-def save(results: Mapping[str, Any]) -> None:
-    """Replace the file of results."""
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+def kept(name: str) -> dict[str, Any]:
+    """What a file of results holds; nothing where it is not there."""
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def keep(name: str, results: Mapping[str, Any]) -> None:
+    """Replace a file of results."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+def searched(known: Mapping[str, Cell]) -> dict[str, Any]:
+    """What every row chooses, searched where it is not known."""
+    found, wanted = kept("search"), grids()
+    for row, first in ROWS.items():
+        if row not in found:
+            start = {} if first is None else dict(found[first]["chosen"])
+            cell = known[f"{SEARCHED_ON}/{row}"]
+            print(time.strftime("%H:%M"), row, flush=True)
+            found[row] = search(cell, start, wanted[row]) if wanted[row] else {"chosen": start}
+            keep("search", found)
+    return found
 
 
 def run(places: list[str], seeds: int) -> None:
-    """Search and run what is missing, all rows of a seed before the next seed."""
-    known, wanted = cells(), grids()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"search": {}, "runs": {}}
-    for row, first in ROWS.items():
-        if row not in results["search"]:
-            start = {} if first is None else dict(results["search"][first]["chosen"])
-            cell = known[f"{SEARCHED_ON}/{row}"]
-            print(time.strftime("%H:%M"), row, flush=True)
-            found = search(cell, start, wanted[row]) if wanted[row] else {"chosen": start}
-            results["search"][row] = found
-            save(results)
-    for seed in range(seeds):
-        for place in places:
-            for row in ROWS:
-                done = results["runs"].setdefault(place, {}).setdefault(row, {})
-                if str(seed) in done:
-                    continue
-                chosen = results["search"][row]["chosen"]
-                found = simulated(
-                    known[f"{place}/{row}"], {**chosen, "seed": seed, "rounds": LIMIT}
-                )
-                done[str(seed)] = found
-                save(results)
+    """Run what is missing, all rows of a seed before the next seed."""
+    known = cells()
+    chosen = {row: one["chosen"] for row, one in searched(known).items()}
+    for place in places:
+        done = kept(place)
+        for seed, row in itertools.product(range(seeds), ROWS):
+            if str(seed) not in done.setdefault(row, {}):
+                values = {**chosen[row], "seed": seed, "rounds": LIMIT}
+                found = simulated(known[f"{place}/{row}"], values)
+                done[row][str(seed)] = found
+                keep(place, done)
                 rounds = [found[output]["rounds"] for output in OUTPUTS]
                 print(time.strftime("%H:%M"), place, row, seed, rounds, flush=True)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import fedadmm as fa
 from fedadmm.core import clock
+from fedadmm.core.messages import ClientRecord
 from fedadmm.core.objectives import Objective
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol import wire
@@ -251,12 +252,17 @@ def server_on_disk(settings: Federation, folder: Path) -> Saved:
 
 def states_on_disk(settings: Federation, folder: Path) -> dict[int, Any]:
     """Each client's state of the version that the server folded, from the client's own disk."""
+    return {client: one.state for client, one in records_on_disk(settings, folder).items()}
+
+
+def records_on_disk(settings: Federation, folder: Path) -> dict[int, ClientRecord]:
+    """The same with all that a client keeps."""
     job, saved = settings.server_job(), server_on_disk(settings, folder)
     template = record_layout(job)
-    states = {}
+    records = {}
     for client in range(settings.clients):
         entry = saved.ledger.entry(client)
-        states[client] = template.state
+        records[client] = template
         if entry.version == 0:
             continue
         site = SiteState(folder / f"site-{client}" / saved.ledger.run / f"client-{client}")
@@ -267,8 +273,8 @@ def states_on_disk(settings: Federation, folder: Path) -> dict[int, Any]:
             site.promote()
         record = site.acked(template)
         assert record is not None
-        states[client] = record.state
-    return states
+        records[client] = record
+    return records
 
 
 def is_aligned(algorithm: Any) -> bool:

@@ -24,6 +24,7 @@ from .harness import (
     check_versions,
     federation,
     objectives,
+    records_on_disk,
     run_through,
     server_on_disk,
     simulated,
@@ -134,6 +135,26 @@ def test_what_a_solver_keeps_is_in_the_sites_record(solver, tmp_path):
     assert history.crashes == 1
     assert torch.equal(history.outcome.params, simulated(settings).params)
     check_versions(settings, tmp_path, history.trace)
+
+
+def test_what_a_client_trains_for_itself_is_in_the_sites_record(tmp_path):
+    settings = federation(
+        fa.FedAvg(), rounds=9, sampler=fa.UniformSampling(2), personal=fa.Ditto(0.3)
+    )
+    left = [4]
+
+    def die(report):
+        if left and report.record["round"] == left[0]:
+            left.pop(0)
+            raise Stopping
+
+    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path, die)
+    wanted = simulated(settings)
+    assert history.crashes == 1
+    assert torch.equal(history.outcome.params, wanted.params)
+    records = records_on_disk(settings, tmp_path)
+    for client in wanted.clients:
+        assert torch.equal(records[client].memory[0], wanted.personal(client))
 
 
 OUTPUTS = [fa.Averaged(), fa.ParticipantsMean(), fa.RandomIterate(), fa.TwoOutputs()]

@@ -1,4 +1,4 @@
-"""What a client does in a round: which solver, for how long, and where it starts.
+"""What a client does in a round: which solver, for how long, where it starts, what it keeps.
 
 Where local training starts is no part of a method's algebra: with exact solves it changes nothing,
 with a few epochs it decides much.  So a method says which problem its clients solve, and the local
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import NotNegative, Part, checked, part, role
+from fedadmm.core.personal import Personal
 from fedadmm.core.protocols import (
     AnyAlgorithm,
     LocalProblem,
@@ -152,11 +153,14 @@ class LocalWork(Part):
         start: local training starts at the "global" model, at the client's "own", at its own
             except in its first round ("current"), or beyond the global one (`Relaxed`); None takes
             the method's own, which is "global" unless a paper's algorithm says otherwise.
+        personal: what each client trains and keeps for itself: a second model (`Ditto`) or some
+            layers (`OwnLayers`).
     """
 
     solver: LocalSolver | None = None
     stop: StoppingRule | None = None
     start: Start | Relaxed | None = None
+    personal: Personal | None = None
 
     def refuses(self, setup: Setup) -> Iterator[str]:
         """A start at the client's own model where the method keeps none; what its parts refuse."""
@@ -167,7 +171,7 @@ class LocalWork(Part):
                 f"{type(method).__name__} keeps no model of a client between rounds, but "
                 f"local.start is {self.start!r}; use 'global'"
             )
-        for one in (self.solver, self.stop):
+        for one in (self.solver, self.stop, self.personal):
             if one is not None:
                 yield from one.refuses(setup)
 
@@ -188,3 +192,8 @@ class LocalWork(Part):
         if self.start != "own":
             start = torch.where(first, problem.start, start)
         return problem._replace(start=start)
+
+    def first_memory(self, params: Tensor) -> tuple[Tensor, ...] | None:
+        """What is kept of a client's local work before its first round."""
+        own = None if self.solver is None else self.solver.first_memory(params)
+        return own if self.personal is None else (self.personal.first(params), *(own or ()))

@@ -167,6 +167,9 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     old point solve no local problem; "own" where a paper prints it (needs `local_params`)."""
     baseline: ClassVar[bool] = False
     """Whether comparisons measure the others against it: a method without duals."""
+    download: Literal["full", "half"] = "full"
+    """The precision in which a client is sent the virtual steps that it missed; "half" needs
+    `contribution` and `remove_client`."""
     without_mean_gradient: ClassVar[str] = ""
     """The option to use where a solver has no gradients to average; empty where there is none."""
 
@@ -332,14 +335,6 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
             f"{type(self).__name__}: it makes virtual steps, but does not say what they do to a "
             "client that comes back"
         )
-
-    @property
-    def download(self) -> Literal["full", "half"]:
-        """The precision in which a client is sent the virtual steps that it missed.
-
-        "half" needs `contribution` and `remove_client`.
-        """
-        return "full"
 
     def contribution(self, message: Message, virtual: Tensor) -> Message:
         """What a folded upload leaves in the server's sums, as `remove_client` takes it out.

@@ -15,6 +15,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import LocalSolver, LocalWork, SolveContext, SolveInfo
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Upload
 from fedadmm.core.objectives import Objective
+from fedadmm.core.personal import Personal
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Round, norm
 from fedadmm.core.rng import Key, derive
@@ -52,6 +53,11 @@ class Job(NamedTuple):
     """Whom noise hides, for a run with noise."""
     deployed: bool = False
     """Whether noise must come from the machine's entropy, and not from the seed."""
+
+    @property
+    def own_models(self) -> OwnModels:
+        """Whatever keeps a model of each client."""
+        return OwnModels(self.algorithm, self.local.personal)
 
     @property
     def solver(self) -> LocalSolver | None:
@@ -105,21 +111,32 @@ def moved_along(job: Job, record: ClientRecord, missed: Tensor) -> ClientRecord:
 def first_record(job: Job) -> ClientRecord:
     """What a client holds before its first round."""
     state = job.algorithm.init_client(job.initial)
-    memory = None if job.solver is None else job.solver.first_memory(job.initial)
-    return ClientRecord(state, job.initial_buffers, memory=memory)
+    return ClientRecord(state, job.initial_buffers, memory=job.local.first_memory(job.initial))
 
 
-def own_model(algorithm: AnyAlgorithm, client: int, state: Any) -> Tensor:
-    """A client's own model in its state; refused where the method keeps none, or none yet."""
-    if state is None:
-        raise ParameterError(f"client is {client}, but must be a client that has taken part")
-    own = algorithm.local_params(state)
-    if own is None:
-        raise ParameterError(
-            f"client is {client}, but {type(algorithm).__name__} keeps no model of each client; "
-            "use a method that does, such as FedADMM, FedDR or FedPD"
-        )
-    return own
+class OwnModels(NamedTuple):
+    """Reads a client's own model from its record."""
+
+    algorithm: AnyAlgorithm
+    personal: Personal | None
+
+    def find(self, record: ClientRecord, theta: Tensor) -> Tensor | None:
+        """The own model beside the global one; None where neither method nor work keeps one."""
+        if self.personal is None or record.memory is None:
+            return self.algorithm.local_params(record.state)
+        return self.personal.own_model(record.memory[0], theta)
+
+    def get(self, client: int, record: ClientRecord | None, theta: Tensor) -> Tensor:
+        """The own model; refused where none is kept, or none yet."""
+        if record is None:
+            raise ParameterError(f"client is {client}, but must be a client that has taken part")
+        own = self.find(record, theta)
+        if own is None:
+            raise ParameterError(
+                f"client is {client}, but {type(self.algorithm).__name__} keeps no model of each "
+                "client; use a method that does, such as FedADMM, FedDR or FedPD, or Ditto"
+            )
+        return own
 
 
 class ClientRound(NamedTuple):
@@ -251,8 +268,20 @@ def _solve(
         return LocalResult(problem.start.clone(), gradient), SolveInfo(
             0, 1.0, 1.0, "one gradient", float("nan")
         )
-    assert job.solver is not None
-    return job.solver.solve(objective, problem, job.stop, key, context)
+    solver = job.solver
+    assert solver is not None
+    if job.local.personal is None:
+        return solver.solve(objective, problem, job.stop, key, context)
+
+    def run(
+        problem: LocalProblem, context: SolveContext, purpose: str
+    ) -> tuple[LocalResult, list[SolveInfo]]:
+        own = derive(key, purpose) if purpose else key
+        result, info = solver.solve(objective, problem, job.stop, own, context)
+        return result, [info]
+
+    result, (info,) = job.local.personal.work(run, problem, context, objective.flat)
+    return result, info
 
 
 @contextmanager

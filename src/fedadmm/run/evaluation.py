@@ -176,7 +176,7 @@ class _Piece(NamedTuple):
         own = None
         if asked.target != "global":
             record: ClientRecord = first_record(job) if given is None else given
-            own = job.algorithm.local_params(record.state)
+            own = job.own_models.find(record, params)
             if local:
                 model = params if own is None else own
                 buffers = record.buffers if problem.buffers == "keep-local" else buffers

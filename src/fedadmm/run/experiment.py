@@ -219,11 +219,12 @@ def described(
 ) -> Experiment:
     """The experiment that keyword arguments describe.
 
-    `solver`, `stop` and `start` are those of `local`; `engine` may be a name; `evaluate` may be
-    True for the usual metrics, False for none, or a function of the model that returns metrics;
-    `callbacks` may hold functions of a `RoundReport`.
+    `solver`, `stop`, `start` and `personal` are those of `local`; `engine` may be a name;
+    `evaluate` may be True for the usual metrics, False for none, or a function of the model that
+    returns metrics; `callbacks` may hold functions of a `RoundReport`.
     """
-    work = {key: given.pop(key) for key in ("solver", "stop", "start") if key in given}
+    words = ("solver", "stop", "start", "personal")
+    work = {key: given.pop(key) for key in words if key in given}
     if work:
         given["local"] = replace(given.get("local", LocalWork()), **work)
     if isinstance(engine, str):

@@ -27,7 +27,7 @@ from fedadmm.core.uploads import Uploads
 from fedadmm.run import endings
 from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.client import Job, own_model
+from fedadmm.run.client import Job, OwnModels
 from fedadmm.run.engines.choice import EngineChoice, chosen_threads, torch_threads
 from fedadmm.run.experiment import Experiment, described, not_none, resolved, resolved_work
 from fedadmm.run.loop import offered, run
@@ -65,18 +65,20 @@ class Result(NamedTuple):
     """The same in a word: completed, target, tolerance, patience, budget or diverged."""
     server: Any
     """The server's state; `algorithm.global_params` of it is theta."""
-    clients: Mapping[int, Any]
+    clients: StoredStates
     """The state of every client that took part, read when it is asked for."""
     threads: int
     """How many threads torch used in this process."""
     algorithm: AnyAlgorithm
     """The method as it ran: with numbers for what depends on the clients' local work."""
+    own_models: OwnModels
+    """What reads the own model of a client."""
     best: Best | None = None
     """The best model of any round, by the target's metric or else the first usual one measured."""
 
     def personal(self, client: int) -> Tensor:
-        """The client's own model after the last round, for methods that keep one (w_i)."""
-        return own_model(self.algorithm, client, self.clients.get(client))
+        """The client's own model after the last round, where the method or `local` keeps one."""
+        return self.own_models.get(client, self.clients.record(client), self.params)
 
 
 def simulate(
@@ -97,7 +99,7 @@ def simulate(
     """Run an experiment in this process.
 
     `simulate(method, problem, rounds, solver=…, stop=…, sampler=…)` describes one by keywords:
-    those of `fedadmm.Experiment`, and `solver`, `stop` and `start` of its local work.
+    those of `fedadmm.Experiment`, and `solver`, `stop`, `start` and `personal` of its local work.
 
     Args:
         experiment: the experiment, or the method of one.
@@ -275,6 +277,7 @@ def _collect(
         clients=StoredStates(store),
         threads=torch.get_num_threads(),
         algorithm=job.algorithm,
+        own_models=OwnModels(job.algorithm, job.local.personal),
         best=trees.clone(state.best),
     )
 

@@ -16,14 +16,12 @@ from torch import Tensor, nn
 
 from fedadmm.core import files
 from fedadmm.core.errors import ConfigError, DataError
-from fedadmm.core.messages import ClientRecord
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
 from fedadmm.core.tables import flattened
 from fedadmm.data.preparation import Column, OneHot, Standardised
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.client import own_model
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import flat
 from fedadmm.run.simulation import first_vector, make_job
@@ -139,11 +137,12 @@ def _personal(
     initial = first_vector(chosen, problem)
     job = make_job(chosen.algorithm, problem, chosen.local, chosen.seed, initial)
     template = layout(job).template
-    own_model(job.algorithm, client, template.state)  # the method keeps one
+    job.own_models.get(client, template, model.params)  # somebody keeps one
     named = Checkpoints(folder.checkpoint).client(client)
-    found = ClientRecord(None) if named is None else rebuild(template, named, folder.checkpoint)
-    buffers = model.buffers if found.buffers is None else found.buffers
-    return Iterate(own_model(job.algorithm, client, found.state), buffers)
+    found = None if named is None else rebuild(template, named, folder.checkpoint)
+    own = job.own_models.get(client, found, model.params)
+    buffers = model.buffers if found is None or found.buffers is None else found.buffers
+    return Iterate(own, buffers)
 
 
 def export_model(

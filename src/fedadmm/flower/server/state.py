@@ -74,6 +74,7 @@ def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
         "solver": job.solver,
         "stop": job.stop,
         "start": job.local.start,
+        "personal": job.local.personal,
         "sampler": run.sampler,
         "seed": run.seed,
         "regularizer": job.problem.regularizer,

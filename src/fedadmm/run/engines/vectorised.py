@@ -19,7 +19,7 @@ from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.parts import Count, names_of, part
 from fedadmm.core.problem import LazyClients
 from fedadmm.core.protocols import LocalProblem, LocalResult, norm
-from fedadmm.core.rng import Key
+from fedadmm.core.rng import Key, derive
 from fedadmm.core.solvers.sgd import IterativeSolver
 from fedadmm.run.client import (
     ClientRound,
@@ -169,15 +169,26 @@ class VectorisedEngine(Engine):
         if not needs.local_solve:
             info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
             return LocalResult(start.clone(), stack.objective.gradient(start)), [info] * count
-        assert isinstance(job.solver, IterativeSolver)
+        solver = job.solver
+        assert isinstance(solver, IterativeSolver)
         own = job.algorithm.local_params(stack.state)
         theta = global_vector(job, download)
         g = job.problem.regularizer
         context = SolveContext(
             round_index, needs, theta, own, stack.clients, g, job.deployed, stack.memory
         )
-        stacked = problem._replace(start=start)
-        return job.solver.descend(stack.objective, stacked, job.stop, keys, context)
+        problem = problem._replace(start=start)
+        if job.local.personal is None:
+            return solver.descend(stack.objective, problem, job.stop, keys, context)
+
+        def run(
+            problem: LocalProblem, context: SolveContext, purpose: str
+        ) -> tuple[LocalResult, list[SolveInfo]]:
+            own = [derive(key, purpose) for key in keys] if purpose else keys
+            return solver.descend(stack.objective, problem, job.stop, own, context)
+
+        flat = job.problem.clients[stack.clients[0]].flat
+        return job.local.personal.work(run, problem, context, flat)
 
 
 def _describe(

@@ -60,11 +60,15 @@ class StoredStates(Mapping[int, Any]):
     def __init__(self, store: ClientStateStore) -> None:
         self._store = store
 
+    def record(self, client: int) -> ClientRecord | None:
+        """All that is kept of a client; None if it has not taken part."""
+        return trees.clone(self._store.get(client))
+
     def __getitem__(self, client: int) -> Any:
-        record = self._store.get(client)
+        record = self.record(client)
         if record is None:
             raise KeyError(client)
-        return trees.clone(record.state)
+        return record.state
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._store.clients())

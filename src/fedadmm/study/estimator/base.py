@@ -299,10 +299,11 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self.history_ = kept + result.history
         self._ending = {"status": result.status, "code": result.code}
         self._partition = partition_of(problem)
+        found = {name: result.clients.record(i) for i, name in enumerate(self.clients_)}
         owns = {
-            name: result.algorithm.local_params(result.clients[client])
-            for client, name in enumerate(self.clients_)
-            if client in result.clients
+            name: result.own_models.find(record, result.params)
+            for name, record in found.items()
+            if record is not None
         }
         self._own = {name: own for name, own in owns.items() if own is not None}
         if result.code == "diverged":

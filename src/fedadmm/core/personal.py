@@ -1,0 +1,195 @@
+"""What a client trains and keeps for itself, beside the global model of any method.
+
+Neither part changes what the server does, and what a client keeps never leaves it.  It is the first
+tensor of the client's memory (`ClientRecord.memory`), where its solver's own follows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import Part, Positive, part, role
+from fedadmm.core.protocols import LocalProblem, LocalResult, Needs
+
+if TYPE_CHECKING:
+    from fedadmm.core.local_work import SolveContext, SolveInfo
+    from fedadmm.core.objectives.flat import FlatModule
+    from fedadmm.core.setup import Setup
+
+Solve = Callable[[LocalProblem, Any, str], tuple[LocalResult, "list[SolveInfo]"]]
+"""Solve a problem of one client or a stack in a context; a purpose gives it mini-batches of its
+own."""
+
+
+@role("personal")
+class Personal(Part, ABC):
+    """What clients keep for themselves."""
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        yield from super().refuses(setup)
+        if not setup.algorithm.needs_in(-1).local_solve:
+            yield (
+                f"{type(self).__name__} is trained by local steps, but "
+                f"{type(setup.algorithm).__name__} makes none in some round; use FedAvg"
+            )
+
+    def work(
+        self, run: Solve, problem: LocalProblem, context: SolveContext, flat: FlatModule | None
+    ) -> tuple[LocalResult, list[SolveInfo]]:
+        """A client's local work, or that of a stack, and what is kept of it."""
+        assert context.memory is not None, "every client of a run has a record"
+        kept, *own = context.memory
+        context = context._replace(memory=tuple(own) or None)
+        result, kept, infos = self.solve(run, problem, kept, context, flat)
+        return result._replace(memory=(kept, *(result.memory or ()))), infos
+
+    @abstractmethod
+    def first(self, params: Tensor) -> Tensor:
+        """What a client keeps before its first round."""
+
+    @abstractmethod
+    def solve(
+        self,
+        run: Solve,
+        problem: LocalProblem,
+        kept: Tensor,
+        context: SolveContext,
+        flat: FlatModule | None,
+    ) -> tuple[LocalResult, Tensor, list[SolveInfo]]:
+        """The method's result, what is kept now, and how the solves went."""
+
+    @abstractmethod
+    def own_model(self, kept: Tensor, theta: Tensor) -> Tensor:
+        """The client's own model, beside this global one."""
+
+
+@part("personal", "ditto")
+class Ditto(Personal):
+    """A second model v_i for each client, near the global one.
+
+    v_i ~ argmin f_i(v) + (weight/2) ||v - theta||^2, a solve of its own in every round of the
+    client that goes on from its last v_i.  (Li, Hu, Beirami, Smith: Ditto: Fair and Robust
+    Federated Learning Through Personalization, ICML 2021, with any method for theta.)  It doubles
+    the local work.
+
+    Args:
+        weight: the paper's lambda: how strongly v_i is held near theta.
+    """
+
+    weight: Positive = 0.1
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        yield from super().refuses(setup)
+        if not setup.algorithm.always_sends_theta:
+            yield (
+                f"Ditto holds a model near the global one, but {type(setup.algorithm).__name__} "
+                "does not send it in every round"
+            )
+
+    def first(self, params: Tensor) -> Tensor:
+        return params
+
+    def solve(
+        self,
+        run: Solve,
+        problem: LocalProblem,
+        kept: Tensor,
+        context: SolveContext,
+        flat: FlatModule | None,
+    ) -> tuple[LocalResult, Tensor, list[SolveInfo]]:
+        result, infos = run(problem, context, "")
+        params = result.params.clone()  # the second solve may use its memory
+        buffers = None if flat is None else flat.buffers()
+        near = LocalProblem(kept, weight=self.weight, centre=context.theta)
+        own, more = run(near, context._replace(needs=Needs(), own=kept, memory=None), "personal")
+        if flat is not None and buffers is not None:
+            flat.load_buffers(buffers)  # statistics are those of the method's model
+        pairs = zip(infos, more, strict=True)
+        infos = [one._replace(passes=one.passes + two.passes) for one, two in pairs]
+        return result._replace(params=params), own.params, infos
+
+    def own_model(self, kept: Tensor, theta: Tensor) -> Tensor:
+        return kept
+
+
+@part("personal", "layers")
+class OwnLayers(Personal):
+    """Layers that each client trains for itself; the others are the method's.
+
+    With the last layer it is FedPer (Arivazhagan et al., 2019), with the normalising ones FedBN (Li
+    et al., ICLR 2021), and FedRep (Collins et al., ICML 2021) with both parts trained at once.
+
+    The client keeps how far its layers are from those of theta, which stay what they were at the
+    start: for the method they do not move, so that no increment, dual or control variate has
+    anything of them.  In messages they are zeros.  A penalty of the method holds a client's
+    layers near those of its last round, which does not change where they rest.
+
+    Args:
+        stay: patterns of the names of parameters, such as "4.*".
+    """
+
+    stay: Sequence[str]
+
+    def refuses(self, setup: Setup) -> Iterator[str]:
+        yield from super().refuses(setup)
+        if not setup.problem.regularizer.is_zero or setup.uploads.noise is not None:
+            yield (
+                "OwnLayers leaves the layers of the global model as they are, but the regularizer "
+                "or the upload's noise moves them; use neither"
+            )
+        flat = setup.problem.clients[0].flat
+        if flat is not None:  # elsewhere the site checks it
+            self._mask(flat, setup.initial)
+
+    def _mask(self, flat: FlatModule | None, like: Tensor) -> Tensor:
+        """Which entries of a vector stay."""
+        slots = () if flat is None else flat.slots
+        found = {name: [s for s in slots if fnmatch(s.name, name)] for name in self.stay}
+        for pattern, own in found.items():
+            if not own:
+                names = ", ".join(slot.name for slot in slots) or "none: it is no network"
+                raise ParameterError(
+                    f"OwnLayers: stay holds {pattern!r}, but the model's parameters are {names}"
+                )
+        mask = torch.zeros(like.shape[-1], dtype=torch.bool, device=like.device)
+        for slot in (slot for own in found.values() for slot in own):
+            mask[slot.begin : slot.end] = True
+        return mask
+
+    def first(self, params: Tensor) -> Tensor:
+        return torch.zeros_like(params)
+
+    def solve(
+        self,
+        run: Solve,
+        problem: LocalProblem,
+        kept: Tensor,
+        context: SolveContext,
+        flat: FlatModule | None,
+    ) -> tuple[LocalResult, Tensor, list[SolveInfo]]:
+        stays = self._mask(flat, kept)
+        centre = None if problem.centre is None else problem.centre + kept
+        result, infos = run(
+            problem._replace(start=problem.start + kept, centre=centre), context, ""
+        )
+        own = torch.where(stays, result.params - problem.start, 0.0)
+
+        def without(gradient: Tensor | None) -> Tensor | None:
+            return None if gradient is None else torch.where(stays, 0.0, gradient)
+
+        result = result._replace(
+            params=torch.where(stays, problem.start, result.params),
+            start_gradient=without(result.start_gradient),
+            mean_gradient=without(result.mean_gradient),
+        )
+        return result, own, infos
+
+    def own_model(self, kept: Tensor, theta: Tensor) -> Tensor:
+        return theta + kept
