@@ -265,9 +265,8 @@ def _solve(
 ) -> tuple[LocalResult, SolveInfo]:
     if not context.needs.local_solve:
         gradient = objective.gradient(problem.start).clone()
-        return LocalResult(problem.start.clone(), gradient), SolveInfo(
-            0, 1.0, 1.0, "one gradient", float("nan")
-        )
+        result = LocalResult(problem.start.clone(), gradient, memory=context.memory)
+        return result, SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
     solver = job.solver
     assert solver is not None
     if job.local.personal is None:

@@ -168,7 +168,8 @@ class VectorisedEngine(Engine):
         needs, start = job.algorithm.needs_in(round_index), problem.start.expand(count, -1)
         if not needs.local_solve:
             info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
-            return LocalResult(start.clone(), stack.objective.gradient(start)), [info] * count
+            gradient = stack.objective.gradient(start)
+            return LocalResult(start.clone(), gradient, memory=stack.memory), [info] * count
         solver = job.solver
         assert isinstance(solver, IterativeSolver)
         own = job.algorithm.local_params(stack.state)
