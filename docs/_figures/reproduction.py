@@ -1,12 +1,11 @@
-"""Draws the three figures of docs/reproduction.md from the committed results under studies/.
+"""Draws the figures of docs/reproduction.md from the committed results under studies/.
 
-python docs/_figures/reproduction.py docs    # gong-worlds.svg, gong-ladder.svg, gong-fig8.svg
+`python -m studies.papers page` calls it.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,11 @@ ROWS = {
     "released": ("FedADMM, as released", "#9467bd", "-"),
     "printed": ("FedADMM, as printed", "#cc79a7", "--"),
     "printed-global": ("FedADMM, step 1, from θ", "#cc79a7", ":"),
+    "tracking-global": ("FedADMM, tracking, from θ", "#9467bd", ":"),
     "aligned-1": ("aligned ADMM, σ = 1", "#0072b2", "-"),
+    "aligned-auto": ("aligned ADMM", "#0072b2", "--"),
+    "fedprox": ("FedProx", "#009e73", "-"),
+    "fedsgd": ("FedSGD", "#999999", "--"),
 }
 METHODS = {
     "printed": "FedADMM, printed",
@@ -62,12 +65,13 @@ def rows(identifier: str) -> dict[str, dict[str, Any]]:
 
 
 def curves() -> dict[str, dict[str, list[float]]]:
-    """World -> row -> the accuracy of seed 0 after every round, at the paper's size."""
+    """Setting -> row -> the accuracy of seed 0 after every round, at the paper's size."""
+    places = [f"{world}-{split}" for split in SPLITS for world in WORLDS]
     found = {
-        world: {row: some[0]["curve"] for row in ROWS if (some := runs(f"{world}-iid-{row}"))}
-        for world in WORLDS
+        place: {row: some[0]["curve"] for row in ROWS if (some := runs(f"{place}-{row}"))}
+        for place in places
     }
-    return {world: some for world, some in found.items() if some}
+    return {place: some for place, some in found.items() if some}
 
 
 def worlds() -> dict[str, dict[str, list[float | None]]]:
@@ -145,19 +149,23 @@ def worlds_figure() -> Figure:
 def curves_figure() -> Figure:
     """Accuracy by round at the paper's size, seed 0."""
     found = curves()
-    drawn = Figure(figsize=(4.2 * len(found) + 1.8, 3.1), layout="constrained")
-    plots = drawn.subplots(1, len(found), sharey=True, squeeze=False)[0]
-    for plot, (world, some) in zip(plots, found.items(), strict=True):
+    lines = (len(found) + 1) // 2
+    drawn = Figure(figsize=(10.2, 0.4 + 2.7 * lines), layout="constrained")
+    plots = list(drawn.subplots(lines, 2, sharey=True, squeeze=False).flat)
+    for plot in plots[len(found) :]:
+        plot.remove()
+    for plot, (place, some) in zip(plots, found.items(), strict=False):
+        world, _, split = place.partition("-")
         for row, values in some.items():
             name, colour, line = ROWS[row]
             rounds = range(1, len(values) + 1)
             plot.plot(rounds, values, line, color=colour, label=name, lw=1.5)
         plot.axhline(TARGET, color="#999999", lw=0.8, ls=":")
-        plot.set(xlabel="round", xlim=(0, 30), ylim=(0.5, 1.0))
-        plot.set_title(WORLDS[world], fontsize=9.5)
-    plots[0].set_ylabel("test accuracy")
-    lines = {line.get_label(): line for plot in plots for line in plot.get_lines()}
-    shown = {name: lines[name] for name, *_ in ROWS.values() if name in lines}
+        plot.set(xlabel="round", xlim=(0, 30 if split == "iid" else 60), ylim=(0.5, 1.0))
+        plot.set_title(f"{WORLDS[world]}, {SPLITS[split][0]}", fontsize=9.5)
+        plot.set_ylabel("test accuracy")
+    handles = {line.get_label(): line for plot in plots for line in plot.get_lines()}
+    shown = {name: handles[name] for name, *_ in ROWS.values() if name in handles}
     drawn.legend(shown.values(), shown.keys(), loc="outside right upper", fontsize=9)
     return drawn
 
@@ -221,6 +229,7 @@ def described(name: str) -> str:
     return json.dumps(FIGURES[name][1](), ensure_ascii=False).replace('"', "'")
 
 
-if __name__ == "__main__":
+def draw_all(folder: Path) -> None:
+    """Write every figure."""
     for name, (draw, _) in FIGURES.items():
-        write(draw, Path(sys.argv[1]) / f"{name}.svg", described(name))
+        write(draw, folder / f"{name}.svg", described(name))

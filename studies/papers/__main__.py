@@ -1,25 +1,49 @@
-"""Keep the results of `fedadmm reproduce`, and write docs/reproduction-tables.md from them.
+"""Keep the results of `fedadmm reproduce`, and write the pages about the papers from them.
 
 python -m studies.papers keep runs/reproduce/gong-fig8-quick … "when, on what"
-python -m studies.papers page docs/reproduction-tables.md
+python -m studies.papers page
 
-The page also shows the runs of `python -m studies.gong`.
+`page` writes docs/reproduction-tables.md, the parts of docs/reproduction.md between comments
+`<!-- NAME -->` and `<!-- end -->`, and the figures of that page, from the stored results and from
+those of `python -m studies.gong`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fedadmm.study.reproducing import markdown
-from studies.gong.__main__ import planned
+from studies.gong.__main__ import CAP, HALVES, RATES, planned
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 GONG = HERE.parent / "gong" / "results"
+DOCS = HERE.parents[1] / "docs"
+COLUMNS = {
+    "printed": "FedADMM printed",
+    "released": "FedADMM released",
+    "printed-global": "step 1, θ",
+    "tracking-global": "tracking, θ",
+    "aligned-1": "aligned, σ = 1",
+    "aligned-auto": "aligned",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fedsgd": "FedSGD",
+}
+SETTINGS = {
+    "released-iid": "released network, IID",
+    "sound-iid": "network of the text, IID",
+    "released-shards": "released network, two shards",
+    "sound-shards": "network of the text, two shards",
+}
 LARGEST = 100_000
 KEPT = ("id", "scale", "title", "source", "notes", "measures", "seeds", "edges", "table", "made")
 ROW = (
@@ -58,12 +82,16 @@ def keep(folder: Path, made: str) -> Path:
     return path
 
 
+def gong_runs(name: str) -> list[dict[str, Any]]:
+    """The runs of a cell of studies.gong, by seed."""
+    return [json.loads(path.read_text("utf-8")) for path in sorted(GONG.glob(f"{name}-seed*"))]
+
+
 def gong() -> str:
     """The cells of studies.gong: the rate that each chose, and each seed's rounds to the target."""
     lines = []
     for name, cell in planned().items():
-        runs = [json.loads(path.read_text("utf-8")) for path in sorted(GONG.glob(f"{name}-seed*"))]
-        if not runs:
+        if not (runs := gong_runs(name)):
             continue
         first, paper = runs[0], cell.about["paper"]
         rate = first.get("lr") or (first["config"].get("local") or first["config"])["solver"]["lr"]
@@ -82,6 +110,95 @@ def reached(run: Mapping[str, Any]) -> str:
     if run["rounds_to_target"] is None:
         return f"diverged in {rounds}" if run["code"] == "diverged" else f"{rounds}+"
     return str(rounds)
+
+
+def full_size() -> str:
+    """Rounds to 97 % at the paper's size: a row for each setting, a column for each method."""
+    cells = planned()
+    lines = [f"| rounds to 97 %, by seed | {' | '.join(COLUMNS.values())} |"]
+    lines.append("|---" * (len(COLUMNS) + 1) + "|")
+    for setting, title in SETTINGS.items():
+        papers = [cells[f"{setting}-{row}"].about["paper"] for row in COLUMNS]
+        if any(papers):  # the text's network is the released one's row of the paper again
+            shown = [f"{one:g}" if isinstance(one, float) else one or "–" for one in papers]
+            title_of_paper = f"*paper, {title.partition(', ')[2]}*"
+            lines.append(f"| {title_of_paper} | {' | '.join(shown)} |")
+        found = []
+        for row in COLUMNS:
+            runs = gong_runs(f"{setting}-{row}")
+            missed = [max(run["curve"]) for run in runs if run["rounds_to_target"] is None]
+            best = f" ({100 * max(missed):.1f} %)" if missed else ""
+            found.append((", ".join(map(reached, runs)) or "–") + best)
+        lines.append(f"| {title} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def missing() -> str:
+    """The cells without a run, and what they cost at most by the seconds of those that were run."""
+    known = {name: gong_runs(name) for name in planned()}
+    paces: dict[str, list[float]] = {}
+    for name, runs in known.items():
+        for run in runs:
+            paces.setdefault(name.split("-", 2)[2], []).append(run["seconds"] / len(run["curve"]))
+    usual = median(pace for some in paces.values() for pace in some)
+    hours: dict[str, dict[str, float]] = {}
+    for setting in SETTINGS:
+        first, second = HALVES[setting.partition("-")[2]]
+        for row, title in COLUMNS.items():
+            name = f"{setting}-{row}"
+            if not known[name]:
+                searched = (GONG / f"{name}-search.json").exists()
+                tried = 0 if searched else first * len(RATES) + (second - first) * len(RATES) // 2
+                seconds = (CAP + tried) * median(paces.get(row, [usual]))
+                hours.setdefault(setting, {})[title] = seconds / 3600
+    if not hours:
+        return "No cell is missing."
+    lines = [
+        f"* {SETTINGS[setting]}: {'; '.join(f'{t}: {h:.1f}' for t, h in some.items())}"
+        for setting, some in hours.items()
+    ]
+    total = sum(sum(some.values()) for some in hours.values())
+    head = f"Missing, with the core-hours of the search and of {CAP} rounds, {total:.1f} together:"
+    return "\n".join([head, "", *lines])
+
+
+def sentence() -> str:
+    """What the IID runs in the released network came to, in words."""
+    shown = []
+    for row in ("fedavg", "scaffold", "released", "printed"):
+        runs = gong_runs(f"released-iid-{row}")
+        rounds = [reached(run).replace(f"{CAP}+", f"more than {CAP}") for run in runs]
+        words = f"{', '.join(rounds[:-1])} and {rounds[-1]}" if len(rounds) > 1 else rounds[0]
+        paper = planned()[f"released-iid-{row}"].about["paper"]
+        shown.append(f"{COLUMNS[row]} in {words} (paper {paper:g})")
+    return "; ".join(shown)
+
+
+def ladder() -> str:
+    """Rounds to 97 % and local epochs of a participant, one change at a time."""
+    changes = {"momentum": "+ momentum 0.5", "upload": "+ upload × 2", "epochs": "+ drawn epochs"}
+    rows = {"fedavg": "FedAvg", **{f"ladder-{rung}": title for rung, title in changes.items()}}
+    lines = ["| released network, IID | rounds to 97 %, by seed | local epochs of a participant |"]
+    lines.append("|---" * 3 + "|")
+    for row, title in (rows | {"released": "+ duals, as released"}).items():
+        runs = gong_runs(f"released-iid-{row}")
+        epochs = [f"{run['epochs']:.0f}" if "epochs" in run else "–" for run in runs]
+        lines.append(f"| {title} | {', '.join(map(reached, runs))} | {', '.join(epochs)} |")
+    return "\n".join(lines)
+
+
+PARTS = {"full size": full_size, "missing": missing, "sentence": sentence, "ladder": ladder}
+"""The generated parts of docs/reproduction.md."""
+
+
+def filled(text: str) -> str:
+    """A page with its generated parts made again."""
+    for name, make in PARTS.items():
+        gap = "" if name == "sentence" else "\n\n"
+        part = re.compile(rf"(<!-- {name} -->).*?(<!-- end -->)", re.DOTALL)
+        text, count = part.subn(lambda found: f"{found[1]}{gap}{make()}{gap}{found[2]}", text)  # noqa: B023
+        assert count == 1, f"the page has {count} parts {name!r}, but must have one"
+    return text
 
 
 def section(document: Mapping[str, Any]) -> str:
@@ -103,15 +220,19 @@ def page() -> str:
 
 
 def main(words: list[str]) -> None:
-    """`keep FOLDER … MADE` or `page FILE`."""
+    """`keep FOLDER … MADE` or `page`."""
     match words:
         case ["keep", *folders, made] if folders:
             for folder in folders:
                 print(keep(Path(folder), made))
-        case ["page", file]:
-            Path(file).write_text(page(), "utf-8")
+        case ["page"]:
+            (DOCS / "reproduction-tables.md").write_text(page(), "utf-8")
+            path = DOCS / "reproduction.md"
+            path.write_text(filled(path.read_text("utf-8")), "utf-8")
+            sys.path.insert(0, str(DOCS / "_figures"))
+            import_module("reproduction").draw_all(DOCS)
         case _:
-            sys.exit(f"usage:{(__doc__ or '').partition('them.')[2]}")
+            sys.exit(f"usage:{(__doc__ or '').partition('them.')[2].partition('`page`')[0]}")
 
 
 if __name__ == "__main__":

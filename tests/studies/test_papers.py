@@ -3,19 +3,88 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from markdown.extensions.toc import slugify
 
 from fedadmm.study.recipe import identifiers
-from studies.papers.__main__ import LARGEST, RESULTS, gong, kept, page
+from studies.papers.__main__ import (
+    COLUMNS,
+    LARGEST,
+    RESULTS,
+    filled,
+    gong,
+    gong_runs,
+    kept,
+    missing,
+    page,
+)
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_the_one_that_the_results_make() -> None:
+    """`python -m studies.papers page` makes both pages and their figures again."""
     assert (ROOT / "docs/reproduction-tables.md").read_text("utf-8") == page()
+    text = (ROOT / "docs/reproduction.md").read_text("utf-8")
+    assert filled(text) == text
+
+
+def test_every_table_and_figure_has_a_result_with_its_command() -> None:
+    text = (ROOT / "docs/reproduction.md").read_text("utf-8")
+    listed = text.partition("## All tables and figures")[2].partition("## Readings")[0]
+    rows = [line for line in listed.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 22
+    sections = {}
+    for part in re.split(r"^#{2,3} ", page(), flags=re.MULTILINE)[1:]:
+        title, _, body = part.partition("\n")
+        sections[slugify(title, "-")] = body
+    commands = ("fedadmm reproduce", "python -m studies")
+    for row in rows:
+        links = re.findall(r"\(reproduction-tables\.md#([^)]*)\)", row)
+        assert links or "](#" in row, row
+        for link in links:
+            assert any(command in sections[link] for command in commands), link
+
+
+def test_what_the_page_says_of_the_ladder_is_what_the_seeds_say() -> None:
+    rungs = ("fedavg", "ladder-momentum", "ladder-epochs", "released")
+    rounds = [[len(run["curve"]) for run in gong_runs(f"released-iid-{rung}")] for rung in rungs]
+    seeds = list(zip(*rounds, strict=True))
+    assert len(seeds) == 3
+    assert all(momentum < plain < drawn for plain, momentum, drawn, _ in seeds)
+    assert sorted(duals < drawn for _, _, drawn, duals in seeds) == [False, True, True]
+    assert all(momentum < duals for _, momentum, _, duals in seeds)
+    first = [
+        len(gong_runs(f"{world}-iid-{row}")[0]["curve"])
+        for world in ("released", "sound")
+        for row in ("fedavg", "scaffold", "released")
+    ]
+    assert first[0] < first[2] >= first[1]
+    assert first[3] < first[5] >= first[4]
+
+
+def test_a_missing_cell_is_named_with_what_it_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"seconds": 180, "curve": [0.5] * 10, "rounds_to_target": None, "code": "completed"}
+    for world in ("released", "sound"):
+        for split in ("iid", "shards"):
+            for row in COLUMNS:
+                (tmp_path / f"{world}-{split}-{row}-seed0.json").write_text(json.dumps(run))
+    monkeypatch.setattr("studies.papers.__main__.GONG", tmp_path)
+    assert missing() == "No cell is missing."
+    (tmp_path / "sound-shards-fedprox-seed0.json").unlink()
+    (tmp_path / "sound-iid-fedavg-seed0.json").unlink()
+    (tmp_path / "sound-iid-fedavg-search.json").write_text("{}")
+    # 18 s a round: 60 rounds are 0.3 h; four rates for 4 rounds and two for 8 more are 0.16 h.
+    assert missing().splitlines()[2:] == [
+        "* network of the text, IID: FedAvg: 0.3",
+        "* network of the text, two shards: FedProx: 0.5",
+    ]
 
 
 def test_results_are_small_and_of_known_recipes() -> None:
@@ -66,5 +135,5 @@ def test_the_figures_draw_the_committed_results(name: str, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(ROOT / "docs/_figures"))
     figures = import_module("reproduction")
     drawn = (ROOT / f"docs/{name}.svg").read_text("utf-8")
-    assert f">{figures.described(name)}<" in drawn, "run python docs/_figures/reproduction.py docs"
+    assert f">{figures.described(name)}<" in drawn, "run python -m studies.papers page"
     assert len(drawn) < 60_000
