@@ -31,7 +31,7 @@ from fedadmm.run.metrics import Best
 from fedadmm.run.record import Record, read
 from fedadmm.run.stores.records import separate
 from fedadmm.study import records as reading
-from fedadmm.study.config import CONFIG, toml_tables
+from fedadmm.study.config import CONFIG, toml_tables, write
 from fedadmm.study.records import FAILED, INTERRUPTED, RUNNING, Summary, best_model, tally
 
 METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
@@ -67,9 +67,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_toml(path: Path, tree: Mapping[str, Any]) -> None:
     """Write one TOML document."""
-    import tomli_w
-
-    write_text(path, tomli_w.dumps(tree))
+    write_text(path, write(tree))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
