@@ -85,9 +85,11 @@ storm: $(STAMP)
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py
 
-# Rounds a second beside other frameworks: half an hour on two idle cores.
+# Rounds a second beside other frameworks, into docs/benchmarks.md: some 20 minutes on two idle cores.
+REPEATS ?= 3
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --repeats $(REPEATS) --out benchmarks/results.json
+	$(BIN)/python -m benchmarks.page benchmarks/results.json docs/benchmarks.md
 
 # The other frameworks, in an environment of their own: their pins are not ours.
 bench-peers: $(STAMP)

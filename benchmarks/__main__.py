@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from benchmarks import felt, measuring
 from fedadmm.cli import options
 from fedadmm.cli.display import print_json, steps
 from fedadmm.core.errors import FedADMMError
+from fedadmm.run.engines.workers import usable_cores
 from fedadmm.study import rundir
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -40,14 +42,16 @@ def measure(
     as_json: options.AsJson = False,
 ) -> None:
     """Time rounds side by side and print how many times faster; an idle machine is assumed."""
-    documents = []
+    documents: list[dict[str, Any]] = []
+    where = {"date": date.today().isoformat(), "cores": usable_cores()}
     try:
         for name in [*measuring.WORKLOADS, *felt.FELT] if workload is None else [workload]:
-            with steps(lambda what: typer.echo(what, err=True)) as tell:
+            with steps(lambda what: typer.echo(what, err=True)) as on_progress:
                 if name in felt.FELT:
-                    documents.append(felt.run(name, repeats, tell))
+                    found = felt.run(name, repeats, on_progress)
                 else:
-                    documents.append(measuring.run(name, peers, repeats, tell))
+                    found = measuring.run(name, peers, repeats, on_progress)
+                documents.append(found | where)
             if out is not None:  # after every workload: the whole takes long
                 rundir.write_text(out, json.dumps(documents, indent=2) + "\n")
     except FedADMMError as error:

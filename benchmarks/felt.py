@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import contenders
 from benchmarks.workloads import find, write_rows
-from fedadmm.study.formatting import Telling
+from fedadmm.study.formatting import OnProgress
 
 MNIST = ("mnist-100-shards", "--algorithm", "fedavg", "--set", "local.stop.name=epochs")
 COHORTS = (100, 1_000, 10_000)
@@ -117,12 +117,12 @@ FELT: dict[str, tuple[Callable[[], dict[str, Cost]], str]] = {
 """What is measured, and what the ratios are to."""
 
 
-def run(name: str, repeats: int, tell: Telling) -> dict[str, Any]:
+def run(name: str, repeats: int, on_progress: OnProgress) -> dict[str, Any]:
     """Measure one of them, several times; the medians, their spread and ratios."""
     measure, base = FELT[name]
     turns: list[dict[str, Cost]] = []
     for repeat in range(repeats):
-        tell(f"{name}: repeat {repeat + 1} of {repeats}", repeat, repeats)
+        on_progress(f"{name}: repeat {repeat + 1} of {repeats}", repeat, repeats)
         turns.append(measure())
     seconds = {key: statistics.median(turn[key].seconds for turn in turns) for key in turns[0]}
     used = {key: [one for turn in turns if (one := turn[key].cpu) is not None] for key in seconds}

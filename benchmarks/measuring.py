@@ -18,7 +18,7 @@ from benchmarks.contenders import Outcome
 from benchmarks.workloads import GROWTH, PEERS, WORKLOADS, Workload, find, write_rows
 from fedadmm.core.errors import EngineError
 from fedadmm.core.validation import Count, check
-from fedadmm.study.formatting import Telling, untold
+from fedadmm.study.formatting import OnProgress, ignore_progress
 
 __all__ = ["PEERS", "REPEATS", "WORKLOADS", "run", "table"]
 
@@ -29,7 +29,7 @@ def run(
     workload: str,
     peers: bool | Sequence[str] = True,
     repeats: int = REPEATS,
-    tell: Telling = untold,
+    on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
     """Time a workload, beside its peers if wanted, and return one plain document.
 
@@ -37,7 +37,7 @@ def run(
         workload: a name from `WORKLOADS`.
         peers: all peers of the workload (True), none (False), or those named.
         repeats: how often every contender runs.
-        tell: told in a sentence what is going on, and how far it is.
+        on_progress: called with a sentence about what is going on, and how far it is.
     """
     chosen = find(workload)
     check("benchmarks", "repeats", repeats, Count)
@@ -46,8 +46,8 @@ def run(
         folder = Path(name)
         source = write_rows(chosen, folder)
         if chosen.name == "growth":
-            return _growth(chosen, folder, repeats, tell)
-        outcomes, skipped = _compare(chosen, folder, wanted, repeats, tell)
+            return _growth(chosen, folder, repeats, on_progress)
+        outcomes, skipped = _compare(chosen, folder, wanted, repeats, on_progress)
     return _document(chosen, outcomes, skipped, source)
 
 
@@ -60,7 +60,7 @@ def _wanted(workload: Workload, peers: bool | Sequence[str]) -> list[str]:
 
 
 def _compare(
-    workload: Workload, folder: Path, peers: list[str], repeats: int, tell: Telling
+    workload: Workload, folder: Path, peers: list[str], repeats: int, on_progress: OnProgress
 ) -> tuple[dict[str, list[Outcome]], dict[str, str]]:
     """Every contender's repeats, in turns; and why some peers are missing."""
     skipped = {}
@@ -68,14 +68,14 @@ def _compare(
         reason = contenders.absence(peer)
         if reason is not None:
             skipped[peer] = reason
-            tell(f"{peer} is skipped: {reason}", 0, 1)
+            on_progress(f"{peer} is skipped: {reason}", 0, 1)
     names = ["fedadmm", *(peer for peer in peers if peer not in skipped)]
     outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
     for repeat in range(repeats):
         going = [name for name in names if name not in skipped]
         for place, name in enumerate(going):
             what = f"{workload.name}: repeat {repeat + 1} of {repeats}, {name}"
-            tell(what, repeat * len(going) + place, repeats * len(going))
+            on_progress(what, repeat * len(going) + place, repeats * len(going))
             try:
                 outcomes[name].append(_run_twice(name, workload, folder))
             except EngineError as error:
@@ -83,7 +83,7 @@ def _compare(
                     raise
                 skipped[name] = str(error)
                 outcomes.pop(name)
-                tell(f"{name} is skipped: {error}", repeat, repeats)
+                on_progress(f"{name} is skipped: {error}", repeat, repeats)
     return outcomes, skipped
 
 
@@ -133,13 +133,15 @@ def _document(
     }
 
 
-def _growth(workload: Workload, folder: Path, repeats: int, tell: Telling) -> dict[str, Any]:
+def _growth(
+    workload: Workload, folder: Path, repeats: int, on_progress: OnProgress
+) -> dict[str, Any]:
     """The same cohort out of more and more clients; the ratio is the largest over the smallest."""
     outcomes: dict[str, list[Outcome]] = {str(count): [] for count in GROWTH}
     for repeat in range(repeats):
         for place, count in enumerate(GROWTH):
             what = f"growth: repeat {repeat + 1} of {repeats}, {count} clients"
-            tell(what, repeat * len(GROWTH) + place, repeats * len(GROWTH))
+            on_progress(what, repeat * len(GROWTH) + place, repeats * len(GROWTH))
             sized = replace(workload, clients=count)
             outcomes[str(count)].append(contenders.run("fedadmm", sized, folder))
     seconds = {name: _middle(repeats_) for name, repeats_ in outcomes.items()}

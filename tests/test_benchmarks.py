@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import fedadmm as fa
-from benchmarks import contenders, felt, measuring, workloads
+from benchmarks import contenders, felt, measuring, page, workloads
 from benchmarks.__main__ import app
 from benchmarks.contenders import Outcome
 
@@ -167,3 +167,67 @@ def test_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert document["skipped"] == {}
     assert document["peak_rss_mb"] > 50
     assert 4 <= document["clients_touched"] <= 12
+
+
+def _document(name: str, seconds: dict[str, float], cpu: dict[str, float]) -> dict[str, Any]:
+    spread = {key: [0.9 * value, 1.1 * value] for key, value in seconds.items()}
+    about = {"date": "2026-11-18", "cores": 2, "repeats": 3, "skipped": {"flower": "no memory"}}
+    return about | {
+        "workload": name,
+        "seconds_per_round": seconds,
+        "cpu_seconds": cpu,
+        "spread": spread,
+        "ratios": {"1000000": 1.05},
+    }
+
+
+def test_the_page_gets_the_results_between_its_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aim of the CNN counts processor time, the others wall clock."""
+    times = {"fedadmm": 0.002, "pfl": 0.0082, "jax": 0.0019}
+    documents = [
+        _document("logistic", times, {"fedadmm": 2.0, "pfl": 5.0, "jax": 4.0}),
+        _document("cnn", {"fedadmm": 2.0, "pfl": 2.4}, {"fedadmm": 10.0, "pfl": 14.0}),
+        _document("growth", {"fedadmm": 0.0075}, {}),
+        _document("ray-nodes", {"1 nodes": 1.2, "2 nodes": 0.8}, {}),
+        _document("cohort", {"100, memory": 1e-4, "100, disk": 2e-4}, {}),
+        _document("evaluation", {f"E = {e}, {w}": s for e, w, s in EVALUATION}, {}),
+        _document("start-up", START_UP, {}),
+    ]
+    (tmp_path / "results.json").write_text(json.dumps(documents))
+    (tmp_path / "page.md").write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    monkeypatch.setattr(
+        "sys.argv", ["page", str(tmp_path / "results.json"), str(tmp_path / "page.md")]
+    )
+    page.main()
+    page.main()
+    text = (tmp_path / "page.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith(f"{page.END}\nafter\n")
+    assert "old" not in text
+    assert text.count("3 repeats, 2 cores") == 1
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    assert "| 2 ms (1.8 ms to 2.2 ms) | 4.1 (2.5) | skipped | – | 0.95 (2) |" in rows["logistic"]
+    assert rows["logistic"].endswith("| pfl ≥ 4: **met**; JAX by hand ≥ 1: missed |")
+    assert rows["cnn"].endswith("| pfl ≥ 1.35 by CPU: **met** |")
+    assert "7.5 ms a round, 1.05 times | flat: **met**" in rows["growth"]
+    assert "75% | ≥ 85 %: missed" in rows["ray-nodes"]
+    assert "2.00 (100) | ≤ 3: **met**" in rows["cohort"]
+    assert "30% (E = 1), 10% (E = 5) | ≤ 5 %: missed" in rows["evaluation"]
+    assert "1.7 s; `config presets` 0.1 s" in rows["start-up"]
+    assert "= 1.8 s: **met**" in rows["start-up"]
+
+
+EVALUATION = [(1, "evaluation", 0.3), (1, "round", 1.0), (5, "evaluation", 0.3), (5, "round", 3.0)]
+START_UP = {
+    "import torch": 1.0,
+    "quickstart, one round": 1.7,
+    "config presets": 0.1,
+    "--help": 0.2,
+}
+
+
+def test_the_page_of_the_documentation_has_its_marks() -> None:
+    text = (contenders.ROOT / "docs" / "benchmarks.md").read_text()
+    assert text.index(page.BEGIN) < text.index(page.END)
