@@ -111,7 +111,7 @@ def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, star
         (
             {"algorithm": {"name": "fedadmm", "rh0": 1}},
             "algorithm.rh0 is not a key of fedadmm; did you mean rho? "
-            "(allowed: rho, step, members)",
+            "(allowed: rho, step, members, dual)",
         ),
         (
             {"sampler": {"name": "unifrom"}},
