@@ -184,30 +184,30 @@ def test_what_is_known_to_be_convex(objective, convexity):
 
 
 def test_known_constants_are_used():
-    recommended = advise(resolve({"problem": {"name": "quadratics", "smoothness": 3.0}}))
-    assert (recommended.estimate.largest, recommended.estimate.spread) == (3.0, 0.0)
-    by_name = {(row.method, row.parameter): row for row in recommended.advice}
+    advice = advise(resolve({"problem": {"name": "quadratics", "smoothness": 3.0}}))
+    assert (advice.estimate.largest, advice.estimate.spread) == (3.0, 0.0)
+    by_name = {(row.method, row.parameter): row for row in advice.rows}
     gong = by_name["FedADMM (Gong, Theorem 1)", "rho"]
     assert gong.low == pytest.approx((1 + math.sqrt(5)) * 3.0)
     assert gong.low < gong.recommended
     convex = by_name["FedADMM, FedDR (convex losses)", "rho"]
-    assert recommended.config["algorithm"]["rho"] == float(f"{convex.recommended:.3g}")
-    assert recommended.rounds["gong"] > 1
+    assert advice.config["algorithm"]["rho"] == float(f"{convex.recommended:.3g}")
+    assert advice.rounds["gong"] > 1
 
 
 def test_without_rounds_the_advice_is_about_asyncfeddr():
     tree = {"problem": {"name": "quadratics"}, "algorithm": {"name": "async-feddr"}}
-    recommended = advise(resolve(tree | {"engine": {"name": "virtual-time", "concurrency": 3}}))
-    assert recommended.situation.tau == 3
-    assert any(row.method.startswith("asyncFedDR") for row in recommended.advice)
-    assert recommended.config["algorithm"]["name"] == "async-feddr"
-    assert resolve(recommended.config).engine == VirtualTime(concurrency=3)
+    advice = advise(resolve(tree | {"engine": {"name": "virtual-time", "concurrency": 3}}))
+    assert advice.situation.tau == 3
+    assert any(row.method.startswith("asyncFedDR") for row in advice.rows)
+    assert advice.config["algorithm"]["name"] == "async-feddr"
+    assert resolve(advice.config).engine == VirtualTime(concurrency=3)
 
 
 def test_a_given_delay_is_taken_as_it_is():
     tree = {"problem": {"name": "quadratics"}, "algorithm": {"name": "async-feddr"}}
-    recommended = advise(resolve(tree | {"engine": {"name": "given-delays", "max_delay": 7}}))
-    assert recommended.situation.tau == 7
+    advice = advise(resolve(tree | {"engine": {"name": "given-delays", "max_delay": 7}}))
+    assert advice.situation.tau == 7
 
 
 def test_the_written_configuration_runs_and_learns(tmp_path: Path):
@@ -247,15 +247,15 @@ def test_with_everybody_local_work_begins_at_the_global_model(tmp_path: Path):
         "rounds": 20,
         "target": {"metric": "test_accuracy", "value": 0.88, "end_run": True},
     }
-    recommended = advise(resolve(everybody))
-    method, rate = recommended.config["algorithm"], recommended.config["local"]["solver"]["lr"]
-    assert (method["name"], recommended.config["local"]["start"]) == ("fedadmm", "global")
-    steps = recommended.situation.local_steps
+    advice = advise(resolve(everybody))
+    method, rate = advice.config["algorithm"], advice.config["local"]["solver"]["lr"]
+    assert (method["name"], advice.config["local"]["start"]) == ("fedadmm", "global")
+    steps = advice.situation.local_steps
     assert method["rho"] * rate * steps == pytest.approx(0.25, rel=1e-2)  # three digits
-    assert any("start = 'global'" in remark for remark in recommended.remarks)
-    advised = run(resolve(recommended.config), tmp_path / "global")
-    local = recommended.config["local"] | {"start": "own"}
-    own = run(resolve(recommended.config | {"local": local}), tmp_path / "own")
+    assert any("start = 'global'" in remark for remark in advice.remarks)
+    advised = run(resolve(advice.config), tmp_path / "global")
+    local = advice.config["local"] | {"start": "own"}
+    own = run(resolve(advice.config | {"local": local}), tmp_path / "own")
     assert advised["rounds_to_target"] is not None
     assert own["rounds_to_target"] is None
 
@@ -284,8 +284,8 @@ def test_bad_input():
 
 def test_the_problems_by_name_have_a_default_to_advise_on():
     assert "digits" in problems.names()
-    recommended = call("advise", "digits", "--clients", 2, "--rows", 16, "--json")
-    assert json.loads(recommended.stdout)["config"]["sampler"] == {"name": "uniform", "size": 0.1}
+    advice = call("advise", "digits", "--clients", 2, "--rows", 16, "--json")
+    assert json.loads(advice.stdout)["config"]["sampler"] == {"name": "uniform", "size": 0.1}
 
 
 def test_a_wanted_epsilon_is_what_the_proposed_noise_spends():

@@ -59,82 +59,80 @@ def advise(
     options.apply(tree)
     run = config.resolve(tree)
     with steps() as report:
-        recommended = advise_on(run, clients=clients, rows=rows, on_progress=report)
+        advice = advise_on(run, clients=clients, rows=rows, on_progress=report)
     if epsilon is not None:
         rounds = run.rounds if "rounds" in tree else PRIVATE_ROUNDS
-        recommended = private(recommended, run.sampler, rounds, epsilon, delta)
+        advice = private(advice, run.sampler, rounds, epsilon, delta)
     if write is not None:
-        rundir.write_toml(write, recommended.config)
+        rundir.write_toml(write, advice.config)
     if as_json:
-        print_json(_document(recommended))
+        print_json(_document(advice))
         return
-    _print(recommended, source, write, why)
+    _print(advice, source, write, why)
     if write is not None:
         typer.echo(f"config  {write}")
 
 
-def _document(recommended: Recommendation) -> dict[str, Any]:
-    found = recommended.estimate
+def _document(advice: Recommendation) -> dict[str, Any]:
+    found = advice.estimate
     return {
-        "problem": recommended.problem,
-        "clients": recommended.clients,
-        "parameters": recommended.parameters,
+        "problem": advice.problem,
+        "clients": advice.clients,
+        "parameters": advice.parameters,
         "estimate": found._asdict() | {"L": found.largest, "L_spread": found.spread},
-        "situation": asdict(recommended.situation),
-        "advice": [row._asdict() for row in recommended.advice],
-        "rounds": recommended.rounds,
-        "remarks": recommended.remarks,
-        "config": recommended.config,
-        "privacy": None if recommended.privacy is None else recommended.privacy._asdict(),
+        "situation": asdict(advice.situation),
+        "advice": [row._asdict() for row in advice.rows],
+        "rounds": advice.rounds,
+        "remarks": advice.remarks,
+        "config": advice.config,
+        "privacy": None if advice.privacy is None else advice.privacy._asdict(),
     }
 
 
-def _print(
-    recommended: Recommendation, source: str | None, written: Path | None, why: bool
-) -> None:
+def _print(advice: Recommendation, source: str | None, written: Path | None, why: bool) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    if recommended.privacy is None:
-        line = _line(recommended, source)
+    if advice.privacy is None:
+        line = _line(advice, source)
     elif written is not None:
         line = shlex.join(["fedadmm", "run", str(written)])
     else:  # a setting with tables of its own, which a file must hold
         line = "fedadmm run private.toml, which --write private.toml makes:"
     console.print(line, markup=False, soft_wrap=True)
-    for meaning, value in _numbers(recommended):
+    for meaning, value in _numbers(advice):
         console.print(f"  {meaning:22} {value}", markup=False)
-    for remark in recommended.remarks:
+    for remark in advice.remarks:
         console.print(remark)
     if why:
         console.print("\nWhere that comes from")
-        _print_estimate(recommended, console)
-        _print_theory(recommended, console)
+        _print_estimate(advice, console)
+        _print_theory(advice, console)
 
 
-def _line(recommended: Recommendation, source: str | None) -> str:
+def _line(advice: Recommendation, source: str | None) -> str:
     """The command that runs the recommended setting on what was looked at."""
-    algorithm = recommended.config["algorithm"]
+    algorithm = advice.config["algorithm"]
     given = click.get_current_context().params
     words = ["fedadmm", "run", *([] if source is None else [source])]
     words += ["--csv", *given["csv"]] if given["csv"] else []
     words += [w for o in ("target", "client") if given[o] for w in (f"--{o}", given[o])]
     words += ["--algorithm", algorithm["name"]]
     sets = [*(given["sets"] or ())]
-    sets += [f"algorithm.{key}={algorithm[key]}" for key in recommended.changed if key in algorithm]
-    if "lr" in recommended.changed:
-        sets.append(f"local.solver.lr={recommended.config['local']['solver']['lr']}")
+    sets += [f"algorithm.{key}={algorithm[key]}" for key in advice.changed if key in algorithm]
+    if "lr" in advice.changed:
+        sets.append(f"local.solver.lr={advice.config['local']['solver']['lr']}")
     if algorithm["name"] == "fedadmm":
-        sets.append(f"local.start={recommended.config['local']['start']}")
+        sets.append(f"local.start={advice.config['local']['start']}")
     if algorithm["name"] == "aligned-admm":
-        sets.append(f"output.name={recommended.config['output']['name']}")
+        sets.append(f"output.name={advice.config['output']['name']}")
     return shlex.join([*words, *(word for one in sets for word in ("--set", one))])
 
 
-def _numbers(recommended: Recommendation) -> list[tuple[str, str]]:
+def _numbers(advice: Recommendation) -> list[tuple[str, str]]:
     """The numbers to use: penalty, or what noise takes; learning rate, local steps."""
-    algorithm, solver = recommended.config["algorithm"], recommended.config["local"]["solver"]
-    if (chosen := recommended.privacy) is not None:
+    algorithm, solver = advice.config["algorithm"], advice.config["local"]["solver"]
+    if (chosen := advice.privacy) is not None:
         rows = [
             ("method", algorithm["name"]),
             ("rounds", str(chosen.rounds)),
@@ -143,19 +141,16 @@ def _numbers(recommended: Recommendation) -> list[tuple[str, str]]:
             ("clip", "adaptive-clip"),
         ]
     else:
-        penalty = "eta" if "eta" in recommended.changed else "rho"
+        penalty = "eta" if "eta" in advice.changed else "rho"
         rows = [(f"penalty, {penalty}", f"{algorithm[penalty]:g}")]
-    if "lr" in recommended.changed:
+    if "lr" in advice.changed:
         rows.append(("learning rate, lr", f"{solver['lr']:g}"))
-    return [*rows, ("local steps per round", str(recommended.situation.local_steps))]
+    return [*rows, ("local steps per round", str(advice.situation.local_steps))]
 
 
-def _print_estimate(recommended: Recommendation, console: Console) -> None:
-    found = recommended.estimate
-    console.print(
-        f"{recommended.problem}: {recommended.clients} clients, "
-        f"{recommended.parameters:,} parameters"
-    )
+def _print_estimate(advice: Recommendation, console: Console) -> None:
+    found = advice.estimate
+    console.print(f"{advice.problem}: {advice.clients} clients, {advice.parameters:,} parameters")
     kind = {None: "not known to be convex", 0.0: "convex"}.get(
         found.convexity, f"strongly convex, {found.convexity or 0:.3g}"
     )
@@ -170,42 +165,37 @@ def _print_estimate(recommended: Recommendation, console: Console) -> None:
     )
     from fedadmm.theory import table_one
 
-    of_means = math.sqrt(recommended.clients) * found.dissimilarity
+    of_means = math.sqrt(advice.clients) * found.dissimilarity
     console.print(
         f"B {found.dissimilarity:.3g} in Σ‖∇f_i‖² ≤ B²‖Σ∇f_i‖² and G {found.gradient_bound:.3g} in "
         "‖∇f_i‖ ≤ G (Gong et al., (9), (10) and Table I): the largest met, so at least that; with "
         f"means instead of sums, as FedProx has it, B is {of_means:.3g}. "
         "FedADMM's and FedDR's theorems need neither."
     )
-    accuracy, active = (
-        recommended.situation.accuracy,
-        recommended.situation.p_hat * recommended.clients,
-    )
-    orders = table_one(accuracy, recommended.clients, active, of_means, found.gradient_bound)
+    accuracy, active = advice.situation.accuracy, advice.situation.p_hat * advice.clients
+    orders = table_one(accuracy, advice.clients, active, of_means, found.gradient_bound)
     shown = ", ".join(f"{name} {value:.2g}" for name, value in orders.items())
     console.print(f"Table I's orders of rounds to {accuracy:.2g}, without constants: {shown}")
 
 
-def _print_theory(recommended: Recommendation, console: Console) -> None:
+def _print_theory(advice: Recommendation, console: Console) -> None:
     from fedadmm.study.formatting import Table
 
     lines = []
-    for row in recommended.advice:
+    for row in advice.rows:
         allowed = f"({row.low:.3g}, {'∞' if math.isinf(row.high) else f'{row.high:.3g}'})"
         lines.append([row.method, row.parameter, allowed, f"{row.recommended:.3g}"])
     print_table(Table("", ["method", "parameter", "allowed", "recommended"], lines), "left")
-    notes = dict.fromkeys(
-        f"{row.parameter}, {row.method}: {row.note}" for row in recommended.advice
-    )
+    notes = dict.fromkeys(f"{row.parameter}, {row.method}: {row.note}" for row in advice.rows)
     for note in notes:
         console.print(f"· {note}")
-    for theorem, rounds in recommended.rounds.items():
+    for theorem, rounds in advice.rounds.items():
         console.print(
-            f"{theorem}: at most {rounds:,} rounds to a mean of "
-            f"{recommended.situation.accuracy:.2g} (a worst case; runs are usually far quicker)"
+            f"{theorem}: at most {rounds:,} rounds to a mean of {advice.situation.accuracy:.2g} "
+            "(a worst case; runs are usually far quicker)"
         )
-    if recommended.privacy is not None:
-        chosen = recommended.privacy
+    if advice.privacy is not None:
+        chosen = advice.privacy
         console.print(
             f"privacy: {chosen.rounds} rounds of about {chosen.cohort:.3g} clients (each with "
             f"probability {chosen.probability:g}), an adaptive clip, and noise with multiplier "

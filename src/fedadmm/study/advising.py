@@ -60,7 +60,8 @@ class Recommendation(NamedTuple):
     parameters: int
     estimate: Estimate
     situation: Situation
-    advice: tuple[Advice, ...]
+    rows: tuple[Advice, ...]
+    """What the theorems and practice allow, and the best of it."""
     rounds: dict[str, int]
     """Theorem -> rounds until its bound on the mean of ||G||² (V/n) meets the accuracy."""
     remarks: list[str]
@@ -146,7 +147,7 @@ def _situation(
 
 
 def private(
-    recommended: Recommendation, sampler: Sampler, rounds: int, epsilon: float, delta: float
+    advice: Recommendation, sampler: Sampler, rounds: int, epsilon: float, delta: float
 ) -> Recommendation:
     """The recommendation with noise that spends epsilon over this many rounds.
 
@@ -155,15 +156,15 @@ def private(
     the configuration's upwards in doublings, with which the noise on a round's mean is at most half
     as much again as with everybody.
     """
-    check("advise", "delta", delta, Annotated[float, Gt(0), Lt(1 / recommended.clients)])
+    check("advise", "delta", delta, Annotated[float, Gt(0), Lt(1 / advice.clients)])
     check("advise", "epsilon", epsilon, Positive)
-    method = recommended.config["algorithm"]
+    method = advice.config["algorithm"]
     if "rho" not in method:
         raise ConfigError(
             f"--epsilon is {epsilon:g}, but noise is accounted for by rounds, and {method['name']} "
             "has none; advise for a method with rounds"
         )
-    chances = sampler.probabilities(recommended.clients)
+    chances = sampler.probabilities(advice.clients)
     q = 1.0 if chances is None else float(chances.mean())
     everybody = multiplier_for(epsilon, delta, 1.0, rounds)
     z = multiplier_for(epsilon, delta, q, rounds)
@@ -171,9 +172,9 @@ def private(
         q = min(1.0, 2 * q)
         z = multiplier_for(epsilon, delta, q, rounds)
     q, z = _rounded(q), math.ceil(1000 * z) / 1000
-    noise = z * math.sqrt(recommended.parameters) / (q * recommended.clients)
-    found = Private(epsilon, delta, rounds, q, q * recommended.clients, z, noise)
-    tree = recommended.config | {
+    noise = z * math.sqrt(advice.parameters) / (q * advice.clients)
+    found = Private(epsilon, delta, rounds, q, q * advice.clients, z, noise)
+    tree = advice.config | {
         "rounds": rounds,
         "algorithm": {"name": "fedavg"},
         "output": {"name": "averaged"},
@@ -183,17 +184,17 @@ def private(
             {"name": "gaussian", "multiplier": z, "delta": delta, "budget": epsilon},
         ],
     }
-    tree["local"] = recommended.config["local"] | {"start": "global"}
-    if "lr" in recommended.changed:
-        rate = _rounded(1 / recommended.situation.safe_smoothness)
+    tree["local"] = advice.config["local"] | {"start": "global"}
+    if "lr" in advice.changed:
+        rate = _rounded(1 / advice.situation.safe_smoothness)
         tree["local"] |= {"solver": tree["local"]["solver"] | {"lr": rate}}
-    remarks = [*_of_estimate(recommended.estimate), WHY_FRESH]
+    remarks = [*_of_estimate(advice.estimate), WHY_FRESH]
     if noise > 1:
         remarks.append(
             f"The noise on a round's mean is {noise:.3g} times the clip: what a client sends "
             "drowns in it. More clients, a smaller model or a larger epsilon help, in this order."
         )
-    return recommended._replace(privacy=found, config=resolve(tree).tree, remarks=remarks)
+    return advice._replace(privacy=found, config=resolve(tree).tree, remarks=remarks)
 
 
 def _local_steps(config: Experiment, problem: Problem, found: Estimate, batch: int | None) -> int:
