@@ -198,6 +198,12 @@ def test_seeds_hold_out_other_rows_of_one_s_own_table(tmp_path: Path) -> None:
     assert len(ends) > 1
     shown = call("compare", *given, "--out", tmp_path / "out", "--resume", "--jobs", 1)
     assert re.search(r"(first|best) [^:]+: \w+", shown.stdout)
+    pages = [(tmp_path / "out/report.html").read_text()]
+    assert call("report", tmp_path / "out").exit_code == 0  # from the files alone
+    pages.append((tmp_path / "out/report.html").read_text())
+    panels = [one.partition('<section id="federating">')[2].partition("</sec")[0] for one in pages]
+    assert "alone" in panels[0]
+    assert panels[0] == panels[1]
 
 
 def test_a_site_of_one_s_own_table_counts_by_its_rows(tmp_path: Path) -> None:
@@ -208,7 +214,12 @@ def test_a_site_of_one_s_own_table_counts_by_its_rows(tmp_path: Path) -> None:
     assert "2, of 8 to 72 rows; each counts by its training rows" in said
     assert "hardly repeat, as numbers of rows, names or dates do: patient_no; leave them" in said
     assert "--set problem.leave_out=\"['patient_no']\"" in said
-    assert "In the average each counts by these rows." in (tmp_path / "out/report.html").read_text()
+    page = (tmp_path / "out/report.html").read_text()
+    assert "In the average each counts by these rows." in page
+    panel = page.partition('<section id="federating">')[2].partition("</section>")[0]
+    assert "<th>alone</th><th>pooled</th><th>federated</th>" in panel
+    assert "<td>a</td><td>2</td>" in panel
+    assert re.search(r"<p>(Federating (helps|does not help)|No significant difference): ", panel)
     run = configs.resolve(configs.read(str(tmp_path / "out")))
     weights = [run.load_problem().weight(client) for client in (0, 1)]
     assert weights == pytest.approx([8 / 80, 72 / 80])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.metrics import f1_score, roc_auc_score
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -164,6 +165,43 @@ def test_metrics_are_means_over_rows():
         right = (flat.module(inputs).argmax(1) == targets).double().mean()
     assert found["test_accuracy"] == pytest.approx(float(right))
     assert found["test_rows"] == pytest.approx((3 * 4 * 4 + 1) / ROWS)
+
+
+def test_scores_over_all_rows_are_sklearns_whatever_the_batches():
+    """The mean of the batches' F1 is another number; AUC of a batch may not even exist."""
+    draws = torch.Generator().manual_seed(3)
+    flat = fa.FlatModule(nn.Linear(2, 1).double())
+    inputs = torch.randn(53, 2, generator=draws).double()
+    labels = (inputs[:, 0] + torch.randn(53, generator=draws) > 0.8).long()
+    sizes = [1, 30, 2, 20]
+    batches = [*zip(inputs.split(sizes), labels.split(sizes), strict=True)]
+
+    def measure(module, batch):
+        return {"score": module(batch[0])[:, 0], "label": batch[1]}
+
+    def finish(found):
+        chosen = found["score"] > 0
+        return {
+            "f1": f1_score(found["label"], chosen),
+            "auc": roc_auc_score(found["label"], found["score"]),
+        }
+
+    found = fa.BatchMetrics(flat, measure, batches, finish=finish)(flat.vector)
+    with torch.no_grad():
+        scores = flat.module(inputs)[:, 0].numpy()
+    assert found == {
+        "f1": pytest.approx(f1_score(labels.numpy(), scores > 0)),
+        "auc": pytest.approx(roc_auc_score(labels.numpy(), scores)),
+    }
+    by_batch = [f1_score(y, flat.module(x)[:, 0].detach() > 0, zero_division=0) for x, y in batches]
+    mean = sum(f * n for f, n in zip(by_batch, sizes, strict=True)) / 53
+    assert abs(found["f1"] - mean) > 0.01
+
+    def one_number(module, batch):
+        return {"score": module(batch[0]).mean()}
+
+    with pytest.raises(fa.DataError, match="'score', but with finish must return a tensor with on"):
+        fa.BatchMetrics(flat, one_number, batches, finish=finish)(flat.vector)
 
 
 def test_only_what_is_trained_travels_and_constants_are_no_statistics():

@@ -14,7 +14,14 @@ from fedadmm import data
 from fedadmm.core.errors import DataError
 from fedadmm.data import problems
 from fedadmm.data.loaders.tabular import prepared_table
-from fedadmm.data.preparation import Numbers, OneHot, Standardised, fit, statistics
+from fedadmm.data.preparation import (
+    Numbers,
+    OneHot,
+    Standardised,
+    fit,
+    identifiers,
+    statistics,
+)
 from support.commands import call
 
 
@@ -239,3 +246,19 @@ def test_gaps_and_a_single_client_are_refused_with_a_remedy(tmp_path: Path) -> N
         problems.load("table", **options)
     assert problems.load("table", **options, partition="iid", clients=4).num_clients == 4
     assert problems.load("table", **options, client=None).num_clients == 1
+
+
+def test_columns_whose_values_hardly_repeat_are_named() -> None:
+    """40 rows at two clients: 20 dates, 5 wards, an age, a number of each patient."""
+    clients = []
+    for client in range(2):
+        order = np.arange(20)
+        clients.append(
+            {
+                "visit": np.array([f"2024-01-{1 + number:02d}" for number in order]),
+                "ward": np.array([f"ward {number % 5}" for number in order]),
+                "age": 50.0 + order % 7,
+                "patient_no": 1000.0 * client + order,
+            }
+        )
+    assert identifiers(clients) == ["visit", "patient_no"]

@@ -232,6 +232,16 @@ def test_a_comparison_without_a_target_speaks_of_none(tmp_path: Path) -> None:
     assert ">Reduction<" not in page
 
 
+def test_a_page_of_a_target_that_nothing_reaches_has_its_intervals(tmp_path: Path) -> None:
+    target = {"metric": "loss", "value": -1e9, "at_least": False, "end_run": False}
+    config = write_small(tmp_path / "own.toml", methods=METHODS, seeds=[0, 1], target=target)
+    result = call("compare", config, "--out", tmp_path / "out", "--jobs", 1)
+    assert result.exit_code == 0, result.stderr
+    page = (tmp_path / "out/report.html").read_text()
+    assert "No baseline (FedAvg) reached the target with every seed" in page
+    assert "to FedAvg on the same seeds, with its 95 % interval" in page
+
+
 def test_nothing_is_claimed_from_seeds_that_gave_the_same_run() -> None:
     """One row of a table of fifty, five times over, is one row."""
     runs = [recorded("mean", seed, [0.52], baseline=True) for seed in range(5)]

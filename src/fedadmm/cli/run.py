@@ -85,8 +85,8 @@ def run(
             ]
             how = {"resume": resume, "from_round_0": from_round_0}
             summary = run_experiment(chosen, folder, **how, callbacks=bars)
-        page = draw(folder, report)
         worth = _federating(chosen, folder) if csv else None
+        page = draw(folder, report)
     if as_json:
         more = {} if worth is None else {"federating": worth.document()}
         print_json(summary | {"directory": str(folder), "report": page} | more)
@@ -101,14 +101,16 @@ def run(
 
 
 def _federating(run: Experiment, folder: Path) -> Worth | None:
-    """What the last model of a run is worth beside models of single sites; written down, too."""
+    """What the last model of a run is worth beside models of single sites; kept with the run."""
     from fedadmm.study.formatting import write_tables
     from fedadmm.study.rundir import RunDir
     from fedadmm.study.worth import worth
 
-    found = worth(run, RunDir(folder).model(last=True).params)
+    kept = RunDir(folder)
+    found = worth(run, kept.model(last=True).params)
     if found is not None:
         write_tables(folder, {"federating": found.table()})
+        kept.close(kept.summary() | {"federating": found.document()})
     return found
 
 
@@ -173,15 +175,16 @@ def compare(
         count = options.processes(jobs, study)
         with live(study.runs()) as watch:
             found = comparing.compare(study, folder, resume=resume, processes=count, watch=watch)
-        page = draw(folder, report, found)
         tables = [results_table(drawn(found))]
         lead = found.results.lead
         if csv and lead is not None:  # the first seed of the method that won
-            best = found.labels[lead[0].label][0]
+            best = found.labels[lead.best.label][0]
             worth = _federating(config.resolve(best.config), best.directory)
             if worth is not None:
                 tables.append(worth.table())
                 found.document["federating"] = worth.document() | {"label": best.label}
+                best.summary["federating"] = worth.document()
+        page = draw(folder, report, found)
     if not as_json:
         print_data(found.runs[0].directory)
     finish(found, page, as_json, tables, runs=folder)

@@ -53,6 +53,11 @@ class Worth(NamedTuple):
         """For programs."""
         return self._asdict() | {"verdict": self.verdict}
 
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Worth:
+        """What `document` wrote."""
+        return cls(**{name: document[name] for name in cls._fields})
+
     def table(self) -> Table:
         """For people."""
         share = self.classes
@@ -73,7 +78,7 @@ class Worth(NamedTuple):
             f" (95 % interval {low} to {high}, over the held-out rows)"
         )
         title = f"Is federating worth it? {what.capitalize()} on each site's held-out rows"
-        return Table(title, ["site", "rows", *self.scores], lines, note)
+        return Table(title, ["site", "held-out rows", *self.scores], lines, note)
 
 
 def worth(run: Experiment, federated: Tensor) -> Worth | None:

@@ -186,16 +186,20 @@ class BatchObjective(ModuleObjective):
 
 @dataclass(frozen=True, eq=False)
 class BatchMetrics:
-    """Metrics on held-out batches, as `test` of a `Problem`: each is a mean over all rows.
+    """Metrics on held-out batches, as `test` of a `Problem`, over all their rows.
 
     `metrics(module, batch)` returns means over the batch's rows by name, such as
-    `{"test_accuracy": ...}`; `batches` and `length` are as in `BatchObjective`.
+    `{"test_accuracy": ...}`, and the result is their mean over all rows.  An F1 score or an AUC is
+    no such mean: with `finish`, `metrics` returns tensors with one entry per row, such as scores
+    and labels, and `finish` gets each of them for all rows and returns the metrics.  `batches` and
+    `length` are as in `BatchObjective`.
     """
 
     module: FlatModule | nn.Module
     metrics: BatchValues
     batches: Batches
     length: int | None = None
+    finish: Callable[[dict[str, Tensor]], Mapping[str, float]] | None = None
     flat: FlatModule = field(init=False)
     _passes: _Passes = field(init=False, repr=False)
 
@@ -210,7 +214,24 @@ class BatchMetrics:
         def measure(batch: Any) -> Mapping[str, Tensor | float]:
             return self.metrics(self.flat.module, _placed(batch, vector))
 
-        return _means(self.flat, params, self._passes, measure)
+        if self.finish is None:
+            return _means(self.flat, params, self._passes, measure)
+        parts: list[Mapping[str, Tensor]] = []
+
+        def collect(batch: Any) -> Mapping[str, float]:
+            found, rows = measure(batch), num_rows(batch)
+            for name, value in found.items():
+                if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != rows:
+                    raise DataError(
+                        f"BatchMetrics: metrics returns {_kind(value)} as {name!r}, but with "
+                        f"finish must return a tensor with one entry for each of the {rows} rows"
+                    )
+            parts.append({name: torch.as_tensor(value) for name, value in found.items()})
+            return dict.fromkeys(found, 0.0)
+
+        names = _means(self.flat, params, self._passes, collect)
+        whole = {name: torch.cat([part[name] for part in parts]) for name in names}
+        return {name: float(value) for name, value in self.finish(whole).items()}
 
 
 def _means(

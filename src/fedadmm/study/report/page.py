@@ -27,6 +27,7 @@ from fedadmm.study.report.figures import (
     styles_of,
 )
 from fedadmm.study.report.overview import rank_picture
+from fedadmm.study.worth import Worth
 
 
 def render(content: Outcome, sections: list[Section], live: bool = False) -> str:
@@ -74,6 +75,7 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
         different=different,
         config_text="" if content.comparison else config.write(content.runs[0].config),
         search=tables.search_table(content),
+        federating=Markup(_federating(content)),
         alternative=lambda panel: _alternative(panel, content.names),
         ranks=lambda panel: Markup(_ranks(panel, styles_of(content))),
         made_by=_versions(content),
@@ -83,6 +85,16 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
         live=Markup((own / "live.js").read_text(encoding="utf-8")) if live else None,
         data=Markup(_data(content, sections)),
     )
+
+
+def _federating(content: Outcome) -> str:
+    """Each site alone, pooled and federated, of the run that was asked for it."""
+    found = next((run for run in content.runs if "federating" in run.summary), None)
+    if found is None:
+        return ""
+    table = Worth.read(found.summary["federating"]).table()
+    whose = f"{found.method}, seed {found.seed}. " if content.comparison else ""
+    return table_html(table) + paragraph(f"{whose}{table.note[0].upper()}{table.note[1:]}.")
 
 
 def _title(content: Outcome) -> str:
