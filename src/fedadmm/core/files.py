@@ -148,13 +148,18 @@ def using(disk: Disk) -> Iterator[None]:
         _disk = before
 
 
-@contextmanager
-def explained(what: str, path: Path) -> Iterator[None]:
+class explained:  # noqa: N801
     """Turn what the operating system refuses into a StateError that names file and cause."""
-    try:
-        yield
-    except OSError as error:
-        raise StateError(f"cannot {what} {path}: {error.strerror or error}") from error
+
+    def __init__(self, what: str, path: Path) -> None:
+        self._what, self._path = what, path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            raise StateError(f"cannot {self._what} {self._path}: {reason}") from error
 
 
 @contextmanager

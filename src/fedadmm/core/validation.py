@@ -110,12 +110,14 @@ def _restricts(annotation: Any) -> bool:
     return get_origin(annotation) in (Annotated, Literal) or any(map(_restricts, inner))
 
 
+@cache
 def members(annotation: Any) -> tuple[Any, ...]:
     """The alternatives of a union; any other annotation alone."""
     union = get_origin(annotation) in (Union, types.UnionType)
     return get_args(annotation) if union else (annotation,)
 
 
+@cache
 def kind_of(annotation: Any) -> Any:
     """The class of an annotation, without ranges and type parameters."""
     origin = get_origin(annotation)
@@ -142,9 +144,14 @@ def refused(value: object, annotation: Any) -> Refused | None:
         return None if ok else Refused(value, allowed(annotation))
     if kind is type(None):
         return None if value is None else Refused(value, "None")
-    if isinstance(kind, type) and issubclass(kind, Mapping | Sequence) and kind is not str:
+    if _holds_items(kind):
         return _refused_items(value, kind, get_args(annotation))
     return None if isinstance(value, kind) else Refused(value, _kind_words(value, kind))
+
+
+@cache
+def _holds_items(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Mapping | Sequence) and kind is not str
 
 
 def _refused_items(value: object, kind: type[Any], args: tuple[Any, ...]) -> Refused | None:
@@ -161,13 +168,16 @@ def _refused_items(value: object, kind: type[Any], args: tuple[Any, ...]) -> Ref
 
 def _refused_by_all(value: object, annotation: Any, choices: tuple[Any, ...]) -> Refused | None:
     """A union answers with the member that has this kind of value."""
-    answers = [refused(value, choice) for choice in choices]
-    if None in answers:
-        return None
+    answers = []
+    for choice in choices:
+        answer = refused(value, choice)
+        if answer is None:
+            return None
+        answers.append(answer)
     for choice, answer in zip(choices, answers, strict=True):
         if _is_about(choice, value):
             return answer
-    hinted = next((one for one in answers if one is not None and ";" in one.allowed), None)
+    hinted = next((one for one in answers if ";" in one.allowed), None)
     return hinted or Refused(value, allowed(annotation))
 
 

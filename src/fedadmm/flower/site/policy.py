@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,7 @@ class SitePolicy:
         names = {name.replace("_", "-"): name for name in self.__dataclass_fields__}
         given = {name: node[key] for key, name in names.items() if key in node}
         try:
-            return replace(self, **given)
+            return replace(self, **given) if given else self
         except ParameterError as error:
             raise ConfigError(f"node-config: {error}") from None
 
@@ -144,10 +145,14 @@ def _declined(field: str, value: object, found: str) -> DeclinedError:
 
 def read_policy(path: Path) -> SitePolicy:
     """What a site.toml says; a ConfigError names the key."""
+    return _parsed(files.read(path).decode("utf-8", errors="replace"), str(path))
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, title: str) -> SitePolicy:
     from fedadmm.study import config
 
-    text = files.read(path).decode("utf-8", errors="replace")
-    return from_table(SitePolicy, config.parse(text, str(path)), title=str(path))
+    return from_table(SitePolicy, config.parse(text, title), title=title)
 
 
 def written(given: Mapping[str, Any]) -> str:
