@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NotRequired, SupportsFloat, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
@@ -199,7 +199,9 @@ def read(found: Mapping[str, Any]) -> Record | str:
 
 def as_number(found: Any) -> float | None:
     """A number as a float; None for anything else, and for what a float cannot hold."""
-    if isinstance(found, bool) or not isinstance(found, SupportsFloat):
+    if type(found) is float:
+        return found
+    if isinstance(found, bool) or not hasattr(found, "__float__"):
         return None
     try:
         return float(found)

@@ -17,6 +17,8 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -284,22 +286,32 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def _lines(path: Path, data: bytes) -> Iterator[Record]:
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            if number == len(lines):
-                return
-            record = None
+    *whole, last = enumerate(data.split(b"\n"), 1)
+    kept = [(number, line) for number, line in whole if line.strip()]
+    values = [*_parsed([line for _, line in kept]), *_parsed([last[1]])]
+    for (number, _), record in zip([*kept, last], values, strict=True):
+        if number == last[0] and record is None:
+            return
         if not isinstance(record, dict):
             raise DataError(f"{path}: line {number} is not a JSON object")
         found = read(record)
         if isinstance(found, str):
             raise DataError(f"{path}: line {number} {found}")
         yield found
+
+
+def _parsed(lines: list[bytes]) -> list[Any]:
+    """What lines of JSON hold; None for those that are none.
+
+    All at once, because the keys of a long run are then in memory once.
+    """
+    try:
+        found: list[Any] = json.loads(b"[%s]" % b",".join(lines))
+    except (ValueError, RecursionError):
+        found = []
+    if len(found) != len(lines):
+        found = [one for line in lines for one in _parsed([line])] if len(lines) > 1 else [None]
+    return found
 
 
 @dataclass(frozen=True)
@@ -342,6 +354,14 @@ class RecordedRun:
         """The metrics of the last round that was measured."""
         found: dict[str, Any] = self.tally["final"]
         return found
+
+    @cached_property
+    def spent(self) -> list[tuple[int, float]]:
+        """The bytes and the seconds up to each record."""
+        each = [
+            (reading.sent([one]), reading.total([one], "clock", "seconds")) for one in self.records
+        ]
+        return list(accumulate(each, lambda before, now: (before[0] + now[0], before[1] + now[1])))
 
     def to_target(self, what: str) -> float | None:
         """Rounds, bytes, uploads, seconds or passes to it; a diverged run did not get there."""

@@ -99,10 +99,7 @@ Track = dict[int, tuple[float, list[float]]]
 
 def _track(run: RecordedRun, known: list[Axis], value: Value) -> Track:
     track: Track = {}
-    moved = seconds = 0.0
-    for record in run.records:
-        moved += records.sent([record])
-        seconds += records.total([record], "clock", "seconds")
+    for record, (moved, seconds) in zip(run.records, run.spent, strict=True):
         number = record["round"]
         y = value(record)
         if number and y is not None and math.isfinite(y):
