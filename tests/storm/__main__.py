@@ -47,6 +47,24 @@ def _replay(seed: int) -> int:
     return 0
 
 
+def _find_bugs(most: int) -> int:
+    """How many seeds it takes, from 0 on, to find each deliberate bug."""
+    import pytest
+
+    from .test_storm import BUGS
+
+    prepare()
+    late = 0
+    for bug in BUGS:
+        with pytest.MonkeyPatch.context() as patch:
+            bug(patch)
+            found = next((seed for seed in range(most) if one(seed)[2]), None)
+        late += found is None
+        needed = "not found" if found is None else found + 1
+        print(f"{needed!s:>10}  {bug.__name__}: {bug.__doc__}", flush=True)
+    return int(late > 0)
+
+
 def main() -> int:
     """The number of seeds that failed, at most 1."""
     options = argparse.ArgumentParser(prog="python -m tests.storm", description=__doc__)
@@ -55,7 +73,10 @@ def main() -> int:
     options.add_argument("--seeds", type=int, default=10**9, help="How many seeds at most.")
     options.add_argument("--minutes", type=float, default=60.0, help="How long at most.")
     options.add_argument("--workers", type=int, default=1, help="Processes.")
+    options.add_argument("--bugs", action="store_true", help="Find the deliberate bugs.")
     given = options.parse_args()
+    if given.bugs:
+        return _find_bugs(min(given.seeds, 1000))
     if given.seed is not None:
         return _replay(given.seed)
     total: Counter[str] = Counter()
