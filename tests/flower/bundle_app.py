@@ -18,14 +18,20 @@ from flwr.serverapp import ServerApp
 
 import fedadmm as fa
 from fedadmm.core.codec import decode, encode
+from fedadmm.core.masking import new_identity, new_share
 from fedadmm.flower.federation import Federation, Patience
+from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
+from fedadmm.flower.protocol.masking import write_set
 from fedadmm.flower.server.app import serve
+from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange
+from fedadmm.flower.server.masking import Sets
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.server.tasks import Broadcast
 from fedadmm.flower.site import app as site
+from fedadmm.flower.site import masking as site_masking
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.masking import Masker
 from fedadmm.flower.site.state import SiteState
@@ -145,7 +151,99 @@ def sabotage_client(masked):
     site.work = lying
 
 
+def tell_secrets():
+    """Write down what a site must keep to itself, and what it sends, for a test that looks."""
+    if not (PLAN / "tell-secrets").exists():
+        return
+    client_round, words, masked = site.client_round, site_masking.upload_words, site_masking.masked
+
+    def note(kind, client, data):
+        (PLAN / f"{kind}-{client}-{time.monotonic_ns()}.secret").write_bytes(data)
+
+    def computing(job, client, *given):
+        done = client_round(job, client, *given)
+        note("message", client, done.upload.message[0].numpy().tobytes())
+        return done
+
+    def rounding(job, part, client, done):
+        made = words(job, part, client, done)
+        note("words", client, made[:DIMENSION].tobytes())
+        return made
+
+    def masking(plain, client, private, *given):
+        made = masked(plain, client, private, *given)
+        note("key", client, private)
+        note("sent", client, made[:DIMENSION].tobytes())
+        return made
+
+    site.client_round, site_masking.upload_words = computing, rounding
+    site_masking.masked = masking
+
+
+def _with_key(shares, share):
+    return {**shares, share.client: share}
+
+
+LIES = {  # a set that the server names to a client, made of all proper keys
+    "a set of two": lambda shares, own, old: {c: shares[c] for c in (own, (own + 1) % 4)},
+    "a set without the site": lambda shares, own, old: {
+        c: share for c, share in shares.items() if c != own
+    },
+    "a key of the server's own": lambda shares, own, old: _with_key(
+        shares, new_share((own + 1) % 4, "update", new_identity())[0]
+    ),
+    "a key of an earlier round": lambda shares, own, old: _with_key(shares, old[(own + 1) % 4]),
+}
+AFTERWARDS = {
+    "a member dropped": lambda shares, own, old: {
+        c: share for c, share in shares.items() if c != (own + 1) % 4
+    }
+}
+
+
+def lie_about_sets():
+    """In the second round the server asks for every wrong set it can make, and notes the answers.
+
+    The right set is asked for in between: only what comes after it would be a second one.
+    """
+    sums, first = GridEngine._sums, {}
+
+    def lying(engine, cast, index):
+        ready = dict(engine._answers)
+        shares = {client: accepted.share for client, accepted in ready.items()}
+        wrong = (PLAN / "server.lies").exists() and index == 1 and len(ready) == 4
+        told = {}
+
+        def ask(lies):
+            for name, lie in lies.items():
+                sets = cast.sets(engine._part, ready)
+                for own in sets.members:
+                    chosen = sorted(lie(shares, own, first).items())
+                    sets._beside[own] = {wire.SET: write_set([share for _, share in chosen])}
+                answers, why = engine._collect(sets.members, sets, index, with_all=True)
+                refused = {client: str(refusal) for client, refusal in why.items()}
+                told[name] = {"answered": sorted(answers), "refused": refused}
+
+        first.update({} if index else shares)
+        ask(LIES if wrong else {})
+        made = sums(engine, cast, index)
+        ask(AFTERWARDS if wrong else {})
+        if wrong:
+            (PLAN / "told.json").write_text(json.dumps(told))
+        return made
+
+    GridEngine._sums = lying
+
+
 def sabotage_server():
+    adding = Sets.sums
+
+    def holding(sets, answers):
+        die("server.before-sum")
+        yield from adding(sets, answers)
+
+    Sets.sums = holding
+    lie_about_sets()
     send, forget, save = Exchange.send, Exchange.forget, ServerState.save
     last = [0]
 
@@ -202,6 +300,7 @@ client = ClientApp()
 @client.train()
 def train(message, context):
     sabotage_client(context.run_config["masked"])
+    tell_secrets()
     name = "fedavg"
     if "test" in message.content:
         name = message.content["test"]["algorithm"]

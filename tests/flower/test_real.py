@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -165,3 +168,104 @@ def test_sites_that_die_around_a_masked_sum_lose_nothing(tmp_path):
     assert len(trace[-1]) == 4
     wanted = simulated(stage, settings, trace)
     assert torch.allclose(result(stage, "fedadmm"), wanted, rtol=0, atol=2e-6)
+
+
+@pytest.mark.release
+def test_real_sites_answer_no_set_that_is_not_right(tmp_path):
+    """A lying server gets words for one set of each upload; then too few sites are left."""
+    stage = Stage(tmp_path, clients=4, tls=False)
+    stage.sabotage("server.lies")
+    with stage.ground as ground:
+        ground.start()
+        ground.wait(stage.run(rounds=3, cohort=4, masked=True, **SLOW), 800)
+        told = json.loads((stage.plan / "told.json").read_text())
+        ledgers = {c: left(stage, c) for c in range(4)}
+        for client in (2, 3):
+            ground.group(f"client-{client}").kill()
+        few = {"run_dir": str(tmp_path / "few"), "rounds": 1, "cohort": 4, "masked": True}
+        ground.wait(stage.run(**few, **SLOW), 800)
+        said = ground.group("run").tail(60)
+    nothing_left(stage)
+    words = {
+        "a set of two": "the set has 2 sites, but this site adds its uploads to those",
+        "a set without the site": "the set does not hold the key that this site made",
+        "a key of the server's own": "is not signed by the identity that this site has of it",
+        "a key of an earlier round": "is not signed by the identity that this site has of it",
+        "a member dropped": "this upload left under another set, and leaves under no second one",
+    }
+    assert told.keys() == words.keys()
+    for name, found in told.items():
+        assert found["answered"] == [], name
+        assert found["refused"].keys() == {"0", "1", "2", "3"}, name
+        assert all(words[name] in reason for reason in found["refused"].values()), found
+    assert [record["cohort"]["clients"] for record in stage.records()] == [[0, 1, 2, 3]] * 3
+    settings = stage.module.federation("fedadmm", clients=4, rounds=3, cohort=4)
+    wanted = simulated(stage, settings)
+    assert torch.allclose(result(stage, "fedadmm"), wanted, rtol=0, atol=2e-6)
+    for client, lines in ledgers.items():  # one upload a round left, whatever the server asked
+        assert [line["kind"] for line in lines].count("masked") == 3, client
+    assert "no client brought an update in 3 rounds in a row" in said, said
+    for client in (0, 1):  # they were ready, and sent nothing
+        assert left(stage, client)[len(ledgers[client]) :], client
+        assert "masked" not in {
+            line["kind"] for line in left(stage, client)[len(ledgers[client]) :]
+        }
+
+
+def left(stage, client):
+    """What a site's own ledger says that it sent."""
+    path = stage.folder / f"site-{client}" / f"ledger_{client}" / "left.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
+def test_the_memory_of_a_real_server_holds_no_single_upload(masked, tmp_path):
+    """All readable memory of the server's processes while it holds what the sites sent.
+
+    Without masks the same search finds the uploads.
+    """
+    stage = Stage(tmp_path, clients=3, tls=False)
+    stage.sabotage("tell-secrets")
+    point = "server.before-sum" if masked else "server.round-1.before-fold"
+    stage.sabotage(point, "nobody")
+    with stage.ground as ground:
+        ground.start()
+        run = stage.run(rounds=1, cohort=3, masked=masked, **SLOW)
+        deadline = time.monotonic() + 600
+        while f"{point}.happened" not in stage.happened():
+            assert time.monotonic() < deadline, run.tail(30)
+            time.sleep(0.1)
+        secrets = {path.name: path.read_bytes() for path in stage.plan.glob("*.secret")}
+        found = {name for pid in server_processes(ground) for name in search(pid, secrets)}
+        ground.wait(run, 300)
+    kinds = {"message", "words", "key", "sent"} if masked else {"message"}
+    assert {name.split("-")[0] for name in secrets} == kinds
+    seen = {tuple(name.split("-")[:2]) for name in found}
+    assert seen == {("sent" if masked else "message", str(client)) for client in range(3)}
+
+
+def server_processes(ground):
+    """The SuperLink, and the server's app below it."""
+    link = psutil.Process(ground.group("superlink").recorded().group)
+    return [link.pid, *(one.pid for one in link.children(recursive=True))]
+
+
+def search(pid, secrets):
+    """The secrets that a process's memory holds."""
+    found = set()
+    try:
+        memory = open(f"/proc/{pid}/mem", "rb", buffering=0)  # noqa: SIM115
+    except PermissionError:
+        pytest.skip("this system lets nobody read another process's memory")
+    with memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            span, rights, _, _, inode, *_ = line.split()
+            if not rights.startswith("rw") and inode != "0":
+                continue  # what no process can have written
+            begin, end = (int(side, 16) for side in span.split("-"))
+            with suppress(OSError, ValueError, OverflowError):
+                memory.seek(begin)
+                data = memory.read(end - begin)
+                found |= {name for name, secret in secrets.items() if secret in data}
+    return found
