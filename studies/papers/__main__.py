@@ -120,15 +120,32 @@ def full_size() -> str:
     for setting, title in SETTINGS.items():
         papers = [cells[f"{setting}-{row}"].about["paper"] for row in COLUMNS]
         if any(papers):  # the text's network is the released one's row of the paper again
-            shown = [f"{one:g}" if isinstance(one, float) else one or "–" for one in papers]
+            printed = [f"{one:g}" if isinstance(one, float) else one or "–" for one in papers]
             title_of_paper = f"*paper, {title.partition(', ')[2]}*"
-            lines.append(f"| {title_of_paper} | {' | '.join(shown)} |")
+            lines.append(f"| {title_of_paper} | {' | '.join(printed)} |")
         found = []
         for row in COLUMNS:
             runs = gong_runs(f"{setting}-{row}")
             missed = [max(run["curve"]) for run in runs if run["rounds_to_target"] is None]
             best = f" ({100 * max(missed):.1f} %)" if missed else ""
             found.append((", ".join(map(reached, runs)) or "–") + best)
+        lines.append(f"| {title} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def quick() -> str:
+    """Rounds to the target at quick scale: a row for each setting, a column for each method."""
+    document = json.loads((RESULTS / "gong-worlds-quick.json").read_text("utf-8"))
+    rows = {row["name"]: row for row in document["table"]}
+    lines = [f"| rounds to the target, by seed | {' | '.join(COLUMNS.values())} |"]
+    lines.append("|---" * (len(COLUMNS) + 1) + "|")
+    for setting, title in SETTINGS.items():
+        found = []
+        for row in (rows[f"{setting}/{column}"] for column in COLUMNS):
+            seeds = row["by_seed"]["rounds_to_target"].values()
+            text = [f"{row['rounds']}+" if one is None else f"{one:.0f}" for one in seeds]
+            diverged = f" ({row['diverged']} diverged)" if row["diverged"] else ""
+            found.append(", ".join(text) + diverged)
         lines.append(f"| {title} | {' | '.join(found)} |")
     return "\n".join(lines)
 
@@ -164,14 +181,14 @@ def missing() -> str:
 
 def sentence() -> str:
     """What the IID runs in the released network came to, in words."""
-    shown = []
+    words = []
     for row in ("fedavg", "scaffold", "released", "printed"):
         runs = gong_runs(f"released-iid-{row}")
         rounds = [reached(run).replace(f"{CAP}+", f"more than {CAP}") for run in runs]
-        words = f"{', '.join(rounds[:-1])} and {rounds[-1]}" if len(rounds) > 1 else rounds[0]
+        some = f"{', '.join(rounds[:-1])} and {rounds[-1]}" if len(rounds) > 1 else rounds[0]
         paper = planned()[f"released-iid-{row}"].about["paper"]
-        shown.append(f"{COLUMNS[row]} in {words} (paper {paper:g})")
-    return "; ".join(shown)
+        words.append(f"{COLUMNS[row]} in {some} (paper {paper:g})")
+    return "; ".join(words)
 
 
 def ladder() -> str:
@@ -187,7 +204,13 @@ def ladder() -> str:
     return "\n".join(lines)
 
 
-PARTS = {"full size": full_size, "missing": missing, "sentence": sentence, "ladder": ladder}
+PARTS = {
+    "sentence": sentence,
+    "quick": quick,
+    "full size": full_size,
+    "missing": missing,
+    "ladder": ladder,
+}
 """The generated parts of docs/reproduction.md."""
 
 

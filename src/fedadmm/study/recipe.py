@@ -103,9 +103,9 @@ class Reading:
 class SearchTable:
     """The values of every key that methods try, on a seed that is not reported.
 
-    At smoke scale only the first value is tried: the search is exercised, not believed.  `budget`
-    is how many points every method that is tuned must try.  At full scale only the better half of a
-    method's points goes on after each number of rounds in `halve_after`.
+    At smoke scale only the first value is tried, to exercise the search.  `budget` is how many
+    points every method that is tuned must try.  At full scale only the better half of a method's
+    points goes on after each number of rounds in `halve_after`.
     """
 
     values: Values

@@ -274,11 +274,11 @@ def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = no_watch) -> li
     found = []
     for index, job in enumerate(jobs):
 
-        def tell(record: Record, index: int = index) -> None:
+        def report(record: Record, index: int = index) -> None:
             watch(Recorded(index, record))
 
         watch(Began(index, job.label, job.run.rounds))
-        found.append(execute(job, tell))
+        found.append(execute(job, report))
         watch(Ended(index))
     return found
 
@@ -287,7 +287,7 @@ _latest: dict[str, Problem] = {}
 """The problem of the last job, by the tables that describe it."""
 
 
-def execute(job: Job, tell: Callable[[Record], None]) -> RecordedRun:
+def execute(job: Job, report: Callable[[Record], None]) -> RecordedRun:
     """Run one job in this process; jobs on the same problem share it."""
     table = job.run.tree["problem"]
     split = job.run.seed if table.get("partition_seed") == "none" else None
@@ -300,7 +300,7 @@ def execute(job: Job, tell: Callable[[Record], None]) -> RecordedRun:
         job.directory,
         label=job.label,
         resume=True,
-        callbacks=[lambda report: tell(report.record)],
+        callbacks=[lambda done: report(done.record)],
         problem=_latest[tables],
     )
 
@@ -317,7 +317,7 @@ class _Worker:
         self.job: int | None = None
 
     def interrupt(self) -> None:
-        """End the run that is under way; then hang up, so that it cannot wait to be heard."""
+        """Interrupt the run under way, and close the pipe so that it does not wait to send."""
         if self.job is not None and self.process.is_alive():
             assert self.process.pid is not None
             os.kill(self.process.pid, signal.SIGINT)
@@ -393,7 +393,7 @@ def _receive(worker: _Worker, job: Job) -> tuple[str, Any]:
 
 
 def _serve(pipe: Connection) -> None:
-    """A worker's life: Ctrl-C is ignored until it has a process group of its own."""
+    """Run jobs from the pipe; Ctrl-C is ignored until the worker has its own process group."""
     import torch
 
     def end_with_parent() -> None:
@@ -401,10 +401,10 @@ def _serve(pipe: Connection) -> None:
             parent.join()
             os._exit(1)
 
-    def tell(record: Record) -> None:
+    def report(record: Record) -> None:
         try:
             pipe.send(("record", record))
-        except BrokenPipeError:  # the parent has hung up: stop as if it had said so
+        except BrokenPipeError:  # the parent has closed the pipe: stop as if interrupted
             raise KeyboardInterrupt from None
 
     os.setpgrp()
@@ -415,7 +415,7 @@ def _serve(pipe: Connection) -> None:
         while True:
             job = pipe.recv()
             try:
-                answer: tuple[str, Any] = ("ended", execute(job, tell))
+                answer: tuple[str, Any] = ("ended", execute(job, report))
             except (FedADMMError, OSError) as error:
                 answer = ("refused", error)
             except Exception:

@@ -1,7 +1,7 @@
 """A study: configurations × seeds, and perhaps a search that comes before them.
 
 compare, sweep, tune and reproduce are four ways to write one down: `comparing`, `sweeping`,
-`tuning` and `recipe` make a `Study`, `runner` runs it, `results` tells what it came to.
+`tuning` and `recipe` make a `Study`, `runner` runs it, `results` summarises it.
 """
 
 from __future__ import annotations
