@@ -1,4 +1,4 @@
-"""The image and the compose file, as far as they can be looked at without a Docker daemon."""
+"""The image, the compose file and the manifests, as far as no daemon and no cluster is needed."""
 
 from __future__ import annotations
 
@@ -67,3 +67,71 @@ def test_the_image_copies_what_is_there_and_not_ignored() -> None:
     assert names == allowed
     assert all((ROOT / name).exists() for name in names)
     assert text.index("USER fedadmm") < text.index("CMD")
+
+
+MANIFESTS = {
+    (one["kind"], one["metadata"]["name"]): one
+    for one in yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text())
+}
+PODS = {
+    name: one["spec"]["template"]["spec"]
+    for (kind, name), one in MANIFESTS.items()
+    if kind == "Deployment"
+}
+
+
+@pytest.mark.parametrize(
+    ("pod", "container"), [("server", "superlink"), ("server", "gateway"), ("site-0", "node")]
+)
+def test_a_pod_runs_what_a_machine_would(pod: str, container: str, told: list[list[str]]) -> None:
+    (found,) = [one for one in PODS[pod]["containers"] if one["name"] == container]
+    parted = [word.split("=", 1) if word.startswith("--") else [word] for word in found["command"]]
+    flat = [part.replace("/site/keys/", "/site/") for parts in parted for part in parts]
+    assert flat in told
+
+
+def test_manifests_name_only_what_they_hold_or_their_head_makes() -> None:
+    """Secrets and the app are made by commands at the top of the file; all else is in the file."""
+    text = (ROOT / "docker" / "kubernetes.yaml").read_text()
+    made = set(re.findall(r"kubectl create (secret generic|configmap) (\S+)", text))
+    made |= {("configmap", name) for kind, name in MANIFESTS if kind == "ConfigMap"}
+    assert PODS.keys() == {"server", "site-0", "site-1"}
+    for (kind, name), one in MANIFESTS.items():
+        versions = {"Deployment": "apps/v1"}
+        assert one["apiVersion"] == versions.get(kind, "v1"), name
+    for name, pod in PODS.items():
+        spec = MANIFESTS["Deployment", name]["spec"]
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"] == labels
+        assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        for volume in volumes.values():
+            if "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                assert claim == name  # a claim for each site, and one for the server
+                assert ("PersistentVolumeClaim", claim) in MANIFESTS
+            elif "secret" in volume:
+                assert ("secret generic", volume["secret"]["secretName"]) in made
+                assert volume["secret"]["defaultMode"] == 0o440
+            else:
+                assert ("configmap", volume["configMap"]["name"]) in made
+        assert pod["securityContext"]["runAsNonRoot"]
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
+    service = MANIFESTS["Service", "gateway"]["spec"]
+    assert service["selector"] == {"app": "server"}
+    ports = [p for c in PODS["server"]["containers"] for p in c.get("ports", ())]
+    assert ports == [{"name": service["ports"][0]["targetPort"], "containerPort": 9443}]
+    first, second = (yaml.safe_dump(PODS[f"site-{number}"]) for number in (0, 1))
+    assert first.replace("site-0", "site-1").replace("id=0", "id=1") == second
+
+
+def test_the_operators_scripts_say_what_the_commands_say(told: list[list[str]]) -> None:
+    scripts = MANIFESTS["ConfigMap", "operator"]["data"]
+    (run,) = [line for line in told if line[:2] == ["flwr", "run"]]
+    last = scripts["run.sh"].replace("$PWD", "/site").strip().splitlines()[-1]
+    assert shlex.split(last) == run
+    assert "flwr supernode register" in scripts["register.sh"]
+    compose = SERVICES["operator"]["command"][2].replace("$$", "$")
+    assert compose.startswith(scripts["register.sh"])
