@@ -12,7 +12,7 @@ point ends when it has needed as many rounds as the best so far.  A row that add
 another one starts from what that one chose, and searches what it adds.
 
 Results go to `cnn/` as they come, and a finished search or run is not run again;
-`--page FILE` writes the tables instead.
+`--page FILE` writes the tables into a page instead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import argparse
 import itertools
 import json
 import math
+import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedadmm.core.tables import from_table
 from fedadmm.data.models import small_cnn
 from fedadmm.study.recipe import Recipe, study_of
 from fedadmm.study.study import Cell
+from studies.participation.paired import counted, median_ratio
 from studies.participation.recipe import STUDY, recipe
 
 RESULTS = Path(__file__).with_name("cnn")
@@ -57,6 +59,7 @@ ROWS: dict[str, str | None] = {
     "adabest": None,
 }
 """Each row, and the one whose choice it starts from."""
+MARKS = ("<!-- tables of studies.participation.cnn -->", "<!-- end of the tables -->")
 OUTPUTS = {"printed": "test_accuracy", "averaged": "test_accuracy_averaged"}
 
 
@@ -196,13 +199,77 @@ def run(places: list[str], seeds: int) -> None:
                 print(time.strftime("%H:%M"), place, row, seed, rounds, flush=True)
 
 
+def seeds_of(done: Mapping[str, Any]) -> list[str]:
+    """The seeds that every row has been run with; only these count."""
+    return [seed for seed in done.get("fedavg", {}) if all(seed in done.get(r, {}) for r in ROWS)]
+
+
+def table(place: str) -> list[str]:
+    """The rows of a problem, those with the fewest rounds first, as lines of Markdown."""
+    done, titles = kept(place), {one["name"]: one["title"] for one in recipe(STUDY)["methods"]}
+    title = next(s["title"] for s in recipe(STUDY)["settings"] if s["name"] == place)
+    seeds = seeds_of(done)
+
+    def numbers(row: str, output: str, what: str) -> Any:
+        """A number for each seed; a run that missed counts as its limit."""
+        found = [done[row][seed][output] for seed in seeds]
+        return counted([one[what] for one in found], LIMIT)
+
+    def median(row: str, output: str, what: str) -> float:
+        return statistics.median(numbers(row, output, what))
+
+    def rounds(row: str, output: str) -> str:
+        missed = sum(done[row][seed][output]["rounds"] is None for seed in seeds)
+        return f"{median(row, output, 'rounds'):g}" + (f" ({missed} missed)" if missed else "")
+
+    def lead(row: str, output: str) -> str:
+        if row in BASELINES:
+            return ""
+        best = min(BASELINES, key=lambda one: median(one, output, "rounds"))
+        ratio = median_ratio(numbers(row, output, "rounds"), numbers(best, output, "rounds"))
+        low, high = (0.0 if end is None else 1 - end for end in (ratio.high, ratio.low))
+        shown = [f"{100 * share:.0f}".replace("-", "−") for share in (1 - ratio.value, low, high)]
+        return "{} % ({} to {})".format(*shown)
+
+    def sent(row: str, output: str) -> str:
+        return f"{median(row, output, 'bytes') / median('fedavg', 'printed', 'bytes'):.2f}"
+
+    lines = [
+        f"{title}: {len(seeds)} seeds, at most {LIMIT} rounds.",
+        "",
+        "| | rounds | fewer than the best baseline | bytes | passes | rounds, averaged | "
+        "fewer than the best, averaged | bytes, averaged |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(ROWS, key=lambda one: median(one, "printed", "rounds")):
+        passes = f"{median(row, 'printed', 'passes'):.0f}"
+        own = [rounds(row, "printed"), lead(row, "printed"), sent(row, "printed"), passes]
+        own += [rounds(row, "averaged"), lead(row, "averaged"), sent(row, "averaged")]
+        lines.append(f"| {titles[row]} | {' | '.join(own)} |")
+    return lines
+
+
 def main() -> None:
-    """Run what is missing, or write the page."""
+    """Run what is missing, or put the tables into a page, between its two marks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
     parser.add_argument("--place", action="append", choices=JUDGED_ON, help="only these problems")
+    parser.add_argument("--page", type=Path, help="write the tables of all results into this page")
     arguments = parser.parse_args()
-    run(arguments.place or list(JUDGED_ON), arguments.seeds)
+    if arguments.page is None:
+        run(arguments.place or list(JUDGED_ON), arguments.seeds)
+    else:
+        arguments.page.write_text(paged(arguments.page.read_text("utf-8")), "utf-8")
+
+
+def paged(page: str) -> str:
+    """A page with the tables of now: of every problem with at least three seeds."""
+    before, rest = page.split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    tables = [
+        "\n".join(["", *table(place), ""]) for place in JUDGED_ON if len(seeds_of(kept(place))) >= 3
+    ]
+    return MARKS[0].join([before, "\n".join([*tables, MARKS[1] + after])])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedadmm.algorithms import REGISTRY
 from fedadmm.core.tables import from_table, to_table
 from fedadmm.study import config
 from fedadmm.study.recipe import SCALES, Recipe, study_of
+from studies.participation import cnn
 from studies.participation.__main__ import main
 from studies.participation.findings import (
     Goal,
@@ -243,6 +245,31 @@ def test_the_fixed_horizon_has_the_studys_problems_and_search_but_no_targets() -
     for cell in study_of(horizon, "full").cells:
         assert (cell.run.target, cell.run.rounds) == (None, 80)
         assert cell.run.name("output") == "averaged"
+
+
+def test_the_page_has_the_tables_of_the_committed_results() -> None:
+    page = (Path(__file__).parents[2] / "docs/participation-tables.md").read_text("utf-8")
+    assert cnn.table("digits-cnn-10")[-1] in page
+    assert cnn.paged(page) == page
+
+
+def test_a_choice_at_an_edge_gets_up_to_three_points_beyond(monkeypatch: Any) -> None:
+    """The best rate is 1.0: 0.06, both neighbours, then on while it is better, at most thrice."""
+    tried = []
+
+    def needed(cell: Any, values: Any) -> dict[str, Any]:
+        tried.append((values["local.solver.lr"], values["rounds"]))
+        rounds = round(10 + 10 * abs(math.log2(values["local.solver.lr"])))
+        reached = rounds if rounds <= values["rounds"] else None
+        return {"printed": {"rounds": reached, "best": 1 - rounds / 1000}}
+
+    monkeypatch.setattr(cnn, "simulated", needed)
+    monkeypatch.setattr(cnn, "TRIED", 60)
+    cell = cnn.cells()["mnist-cnn-10/fedavg"]
+    found = cnn.search(cell, {}, {"local.solver.lr": [0.03, 0.06, 0.12]})
+    assert tried == [(0.06, 60), (0.03, 50), (0.12, 50), (0.24, 40), (0.48, 30), (0.96, 20)]
+    assert found["chosen"] == {"local.solver.lr": 0.96}
+    assert cnn.beyond("algorithm.momentum", 0.7, 0.9) == pytest.approx(1 - 0.1**2 / 0.3, abs=1e-6)
 
 
 def test_the_program_runs_the_recipe_and_writes_its_findings(tmp_path: Path) -> None:
