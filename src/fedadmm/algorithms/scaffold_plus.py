@@ -28,6 +28,8 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
+from fedadmm.algorithms.scaffold import Client
+from fedadmm.algorithms.scaffold import Server as Broadcast
 from fedadmm.core.parts import Probability, part
 from fedadmm.core.protocols import (
     Algorithm,
@@ -46,19 +48,6 @@ class Server(NamedTuple):
     theta: Tensor
     c: Tensor
     mean: Tensor
-
-
-class Client(NamedTuple):
-    """The client's control variate."""
-
-    c_i: Tensor
-
-
-class Broadcast(NamedTuple):
-    """The global model and the mean of all control variates."""
-
-    theta: Tensor
-    c: Tensor
 
 
 class Message(NamedTuple):
