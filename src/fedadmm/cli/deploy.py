@@ -84,7 +84,8 @@ def local(
         best = max(mean, key=lambda how: mean[how])
         typer.echo(
             f"in the mean the federation is {ours - mean[best]:+.1f} points from the best of "
-            f"those who train alone ({best}), and {ours - pooled:+.1f} from pooled rows"
+            f"those who train alone ({best}), and {ours - pooled:+.1f} from pooled rows; all sites "
+            "count the same in training, so that loss and accuracy over all rows may disagree"
         )
     print_places(run=folder, report=page)
 
