@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, is_dataclass
+from dataclasses import MISSING, is_dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from fedadmm.core.errors import ConfigError, ParameterError
@@ -46,7 +46,8 @@ def from_table(kind: type[Made], table: object, where: str = "", title: str = ""
             raise UnknownKeyError(_join(where, key), owner, list(known))
     given = {key: _value(table[key], known[key], _join(where, key)) for key in table}
     for field in table_fields(kind):
-        if field.name not in given and _default(field) is MISSING:
+        required = field.default is MISSING and field.default_factory is MISSING
+        if required and field.name not in given:
             wanted = allowed(known[field.name])
             raise ConfigError(f"{_join(where, field.name)} is missing, but must be {wanted}")
     try:
@@ -96,10 +97,6 @@ def to_table(value: Any) -> Any:
 
 def _registered(kind: type[Any]) -> bool:
     return any(kind in known.values() for known in FAMILIES.values())
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _value(value: Any, annotation: Any, where: str) -> Any:
@@ -184,7 +181,8 @@ def _object(kind: Any, found: Tree, defaults: Mapping[str, Any], name: str = "")
     required = ["name"] if name else []
     for field in table_fields(kind):
         properties[field.name] = _schema(known[field.name], found)
-        default = defaults.get(field.name, _default(field))
+        own = field.default if field.default_factory is MISSING else field.default_factory()
+        default = defaults.get(field.name, own)
         if default is MISSING:
             required.append(field.name)
         else:

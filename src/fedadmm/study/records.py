@@ -108,9 +108,10 @@ def tally(records: Sequence[Record], target: Target | None) -> Summary:
     if (end := besides(records[-1], "virtual_time")) is not None:
         there = besides(until[-1], "virtual_time") if until is not None else None
         found |= {"virtual_time": end, "virtual_time_to_target": there}
-    spent = {name: privacy(records[-1], name) for name in ("epsilon", "delta")}
-    if None not in spent.values():  # a run with noise, which hides clients or their rows
-        found["privacy"] = {"hides": records[-1]["privacy"].get("hides", "clients"), **spent}
+    spent = records[-1].get("privacy", {})
+    if {"epsilon", "delta"} <= spent.keys():  # a run with noise, which hides clients or their rows
+        keys = {"hides": "clients"} | spent
+        found["privacy"] = {key: keys[key] for key in ("hides", "epsilon", "delta")}
     return found
 
 

@@ -88,8 +88,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON document."""
+def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Read one JSON document; `missing` is given for a file that is not there."""
+    if missing is not None and not files.exists(path):
+        return missing
     try:
         value = json.loads(files.read(path))
     except (StateError, ValueError, RecursionError) as error:
@@ -104,6 +106,9 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.checkpoint = path / CHECKPOINT
+        self.clients = path / CLIENTS
+        """The states of clients, for runs that keep them on disk."""
         self._seen = 0
 
     @property
@@ -115,16 +120,6 @@ class RunDir:
     def can_be_drawn(self) -> bool:
         """Whether there is anything to show: a configuration, or metrics alone."""
         return self.holds_run or (self.path / METRICS).is_file()
-
-    @property
-    def checkpoint(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / CHECKPOINT
-
-    @property
-    def clients(self) -> Path:
-        """The folder of the clients' states, for runs that keep them on disk."""
-        return self.path / CLIENTS
 
     def begin(
         self,
@@ -239,7 +234,7 @@ class RunDir:
 
     def summary(self) -> Summary:
         """What summary.json says; nothing when there is none yet."""
-        return self._document(SUMMARY)
+        return read_json(self.path / SUMMARY, missing={})
 
     def finished(self) -> Summary | None:
         """The summary of a run that needs nothing more; None for any other."""
@@ -248,11 +243,7 @@ class RunDir:
 
     def partition(self) -> dict[str, Any]:
         """What partition.json says; nothing for problems that were not split from rows."""
-        return self._document(PARTITION)
-
-    def _document(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        return read_json(path) if files.exists(path) else {}
+        return read_json(self.path / PARTITION, missing={})
 
     def records(self) -> list[Record]:
         """The records so far; a last line that is not complete yet is left out."""
