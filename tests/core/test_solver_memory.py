@@ -218,6 +218,18 @@ def test_resumed(solver, kind, tmp_path):
     resumable.assert_continued(resume(), resumable.run(8, **options), 5)
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_round_without_steps_keeps_what_the_solver_keeps(engine):
+    """FedADMM that begins with gradients asks everybody for one before the first round."""
+    method, given = fa.FedADMM(0.5, dual="gradient"), {"solver": SOLVERS["kept"], "rounds": 3}
+    result = run(engine, method, PROBLEMS["perceptron"](), **given)
+    for client in range(6):
+        _, v, made = result.clients.record(client).memory
+        assert bool(made > 0) == bool(v.any())
+    expected = run("sequential", method, PROBLEMS["perceptron"](), **given)
+    assert_same_run(result, expected)
+
+
 WRONG = {
     "share": ({"perturb_share": 0.5}, "perturb_along is 'global', but perturb_share is 0.5"),
     "gradient": ({"perturb_normalised": False}, "perturb_normalised False; they must be 1 and"),
