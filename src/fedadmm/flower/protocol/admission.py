@@ -106,11 +106,7 @@ class Admission:
         arrived: Callable[[Answer], Answer],
     ) -> Admitted:
         """The answer of an update as `arrived` decodes it, or a RefusedError."""
-        protest = objection(ledger, task, reply)
-        if protest is not None:
-            raise RefusedError(Word.PROTOCOL, protest)
-        if not is_sealed(reply, body):
-            raise RefusedError(Word.DIGEST, "it is not that of the content")
+        check_answers(ledger, task, reply, body)
         packed = decode(body)
         check_like(template, packed)
         ceiling = self.norm_bound * (1 + scale)
@@ -225,6 +221,15 @@ def _sealed_head(reply: Reply) -> dict[str, Plain]:
 def seal(reply: Reply, body: bytes) -> Reply:
     """The head with the digest of itself and of its body."""
     return reply._replace(digest=digest(body, _sealed_head(reply)))
+
+
+def check_answers(ledger: ServerLedger, task: Task, reply: Reply, body: bytes) -> None:
+    """Refuse a reply that does not answer this task, or whose digest is not that of its content."""
+    protest = objection(ledger, task, reply)
+    if protest is not None:
+        raise RefusedError(Word.PROTOCOL, protest)
+    if not is_sealed(reply, body):
+        raise RefusedError(Word.DIGEST, "it is not that of the content")
 
 
 def is_sealed(reply: Reply, body: bytes) -> bool:

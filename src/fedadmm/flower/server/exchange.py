@@ -15,7 +15,7 @@ from fedadmm.core import clock
 from fedadmm.core.errors import EngineError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import RefusedError, printable
+from fedadmm.flower.protocol.ledger import RefusedError, Word, printable
 from fedadmm.flower.protocol.wire import Sign
 
 if TYPE_CHECKING:
@@ -30,6 +30,12 @@ class Arrival(NamedTuple):
     """What the sender called the message: a client, or a node."""
     content: RecordDict | None
     error: str
+
+    def read(self) -> RecordDict:
+        """What came; a RefusedError where only an error did."""
+        if self.content is None:
+            raise RefusedError(Word.ERROR, self.error)
+        return self.content
 
 
 class Seat(NamedTuple):

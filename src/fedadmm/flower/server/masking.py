@@ -9,8 +9,8 @@ from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.masking import Share, Words, groups, summed
 from fedadmm.core.messages import ClientInfo, Download, Partial
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Admitted, is_sealed
-from fedadmm.flower.protocol.ledger import Kind, RefusedError, ServerLedger, Task, Word, objection
+from fedadmm.flower.protocol.admission import Admitted, check_answers
+from fedadmm.flower.protocol.ledger import Kind, RefusedError, ServerLedger, Task, Word
 from fedadmm.flower.protocol.masking import (
     body_size,
     from_body,
@@ -44,19 +44,16 @@ class Readiness(Broadcast):
     """A broadcast to which sites answer that their upload is ready."""
 
     def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
-        if arrival.content is None:
-            raise RefusedError(Word.ERROR, arrival.error)
-        reply, body = wire.read_reply(arrival.content, _ROOM)
+        content = arrival.read()
+        reply, body = wire.read_reply(content, _ROOM)
         if reply.kind is not Kind.READY:
             return super().judge(ledger, task, arrival)
-        protest = objection(ledger, task, reply)
-        if protest is not None:
-            raise RefusedError(Word.PROTOCOL, protest)
-        if body or not is_sealed(reply, body):
-            raise RefusedError(Word.DIGEST, "it is not that of the content")
-        share = read_share(arrival.content, task.client)
+        check_answers(ledger, task, reply, body)
+        if body:
+            raise RefusedError(Word.GARBAGE, "it has a body, before its set is known")
+        share = read_share(content, task.client)
         info = self._template.info._replace(client=task.client)
-        info = _told(self._job, info, wire.read_beside(arrival.content, wire.SHARE))
+        info = _told(self._job, info, wire.read_beside(content, wire.SHARE))
         check_work(self._job, info, self._step)
         answer = self._template._replace(info=info)
         return Accepted(reply, Admitted(answer, {}), {}, share, task)
@@ -102,18 +99,12 @@ class Sets:
         return wire.write(task, b"", self._beside[task.client])
 
     def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
-        if arrival.content is None:
-            raise RefusedError(Word.ERROR, arrival.error)
-        reply, body = wire.read_reply(arrival.content, self._most)
+        reply, body = wire.read_reply(arrival.read(), self._most)
         if reply.kind is Kind.DECLINED and reply.task == task.id:
             raise RefusedError(Word.DECLINED, reply.reason)
-        protest = objection(ledger, task, reply)
-        if protest is None and reply.kind is not Kind.MASKED:
-            protest = f"kind is {reply.kind}, but must be masked"
-        if protest is not None:
-            raise RefusedError(Word.PROTOCOL, protest)
-        if not is_sealed(reply, body):
-            raise RefusedError(Word.DIGEST, "it is not that of the content")
+        if reply.kind is not Kind.MASKED:
+            raise RefusedError(Word.PROTOCOL, f"kind is {reply.kind}, but must be masked")
+        check_answers(ledger, task, reply, body)
         words = from_body(body, self._point, self._length)
         return self._ready[task.client]._replace(words=words)
 

@@ -449,11 +449,10 @@ def _length(federation: Federation, exchange: Exchange, beside: Beside) -> float
     exchange.send("train", "work", questions, federation.patience.round)
     for arrival in exchange.arrivals(exchange.now() + federation.patience.round):
         try:
-            if arrival.content is None:
-                raise RefusedError(Word.ERROR, arrival.error)
-            if wire.DECLINED in arrival.content:
-                wire.read_measured(arrival.content)
-            said[arrival.key] = wire.read_length(arrival.content)
+            content = arrival.read()
+            if wire.DECLINED in content:
+                wire.read_measured(content)
+            said[arrival.key] = wire.read_length(content)
         except RefusedError as refused:
             _logger.warning("client %d does not say how long its work is: %s", arrival.key, refused)
     # A single site must not set the penalty of all.

@@ -192,9 +192,7 @@ class SiteEvaluation:
         answers: dict[int, Answered] = {}
         for arrival in self._exchange.arrivals(self._exchange.now() + self._timeout):
             try:
-                if arrival.content is None:
-                    raise RefusedError(Word.ERROR, arrival.error)
-                answers[arrival.key] = read(arrival.content)
+                answers[arrival.key] = read(arrival.read())
             except RefusedError as refused:
                 if refused.word is Word.DECLINED:
                     declined.append(arrival.key)

@@ -104,15 +104,14 @@ class Broadcast:
         return wire.write(task, self._body(task.client, index, task.folded == 0)[0], self._beside)
 
     def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
-        if arrival.content is None:
-            raise RefusedError(Word.ERROR, arrival.error)
-        reply, body = wire.read_reply(arrival.content, self._most)
+        content = arrival.read()
+        reply, body = wire.read_reply(content, self._most)
         if reply.kind is Kind.UPDATE and not self._job.aggregate.hides:
             admit = self._admission.admit
             decoded = partial(arrived, self._job, self._message, self._download.clip_bound)
             admitted = admit(ledger, task, reply, body, self._template, self.scale, decoded)
             check_work(self._job, admitted.answer.info, self._step)
-            return Accepted(reply, admitted, wire.read_metrics(arrival.content))
+            return Accepted(reply, admitted, wire.read_metrics(content))
         if reply.task != task.id:
             raise RefusedError(Word.PROTOCOL, f"{reply.kind} to another task: {reply.reason}")
         raise RefusedError(_WORDS.get(reply.kind, Word.PROTOCOL), reply.reason or reply.kind)
