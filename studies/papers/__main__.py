@@ -191,6 +191,18 @@ def sentence() -> str:
     return "; ".join(words)
 
 
+def shards() -> str:
+    """What the runs with two shards in the released network came to, in words."""
+    words = []
+    for row, title in COLUMNS.items():
+        if runs := gong_runs(f"released-shards-{row}"):
+            best = ", ".join(f"{100 * max(run['curve']):.1f} %" for run in runs)
+            words.append(f"{title} {best} (rounds to 97 %: {', '.join(map(reached, runs))})")
+    if not words:
+        return "Two shards were not run at this size."
+    return f"With two shards the best accuracies within {CAP} rounds are: {'; '.join(words)}."
+
+
 def ladder() -> str:
     """Rounds to 97 % and local epochs of a participant, one change at a time."""
     changes = {"momentum": "+ momentum 0.5", "upload": "+ upload × 2", "epochs": "+ drawn epochs"}
@@ -206,6 +218,7 @@ def ladder() -> str:
 
 PARTS = {
     "sentence": sentence,
+    "shards": shards,
     "quick": quick,
     "full size": full_size,
     "missing": missing,
@@ -217,7 +230,7 @@ PARTS = {
 def filled(text: str) -> str:
     """A page with its generated parts made again."""
     for name, make in PARTS.items():
-        gap = "" if name == "sentence" else "\n\n"
+        gap = "" if name in ("sentence", "shards") else "\n\n"
         part = re.compile(rf"(<!-- {name} -->).*?(<!-- end -->)", re.DOTALL)
         text, count = part.subn(lambda found: f"{found[1]}{gap}{make()}{gap}{found[2]}", text)  # noqa: B023
         assert count == 1, f"the page has {count} parts {name!r}, but must have one"

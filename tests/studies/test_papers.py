@@ -21,6 +21,7 @@ from studies.papers.__main__ import (
     kept,
     missing,
     page,
+    shards,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,7 @@ def test_a_missing_cell_is_named_with_what_it_costs(
                 (tmp_path / f"{world}-{split}-{row}-seed0.json").write_text(json.dumps(run))
     monkeypatch.setattr("studies.papers.__main__.GONG", tmp_path)
     assert missing() == "No cell is missing."
+    assert "FedAvg 50.0 % (rounds to 97 %: 10+)" in shards()
     (tmp_path / "sound-shards-fedprox-seed0.json").unlink()
     (tmp_path / "sound-iid-fedavg-seed0.json").unlink()
     (tmp_path / "sound-iid-fedavg-search.json").write_text("{}")
