@@ -151,7 +151,7 @@ class Experiment:
 
     def affecting(self, *ignored: str) -> Tree:
         """The tables without these and without what never affects the records."""
-        skipped = {*ignored} - ({"engine"} if not_none(self.engine).shapes_the_run else set())
+        skipped = {*ignored} - ({"engine"} if not_none(self.engine).affects_result else set())
         measuring = [to_table(one) for one in self.callbacks if one.measures]
         tree = self.tree | {"callbacks": measuring}
         return {key: value for key, value in tree.items() if key not in skipped}

@@ -211,15 +211,15 @@ def run_round(
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     watch.switch(outside)
-    following = state._replace(round=state.round + 1, server=server, buffers=buffers)
-    following = following._replace(
-        clip_bound=noise.next_bound(job, state.clip_bound, total, received)
-    )
-    if state.missed is not None:
+    missed = state.missed
+    if missed is not None:
         steps = algorithm.virtual_steps(server)
         assert steps is not None, "it made some before the first round"
-        missed = state.missed.after(round_index, steps, [info.client for info in infos])
-        following = following._replace(missed=missed)
+        missed = missed.after(round_index, steps, [info.client for info in infos])
+    bound = noise.next_bound(job, state.clip_bound, total, received)
+    following = state._replace(
+        round=state.round + 1, server=server, buffers=buffers, missed=missed, clip_bound=bound
+    )
     way = algorithm.global_params(server) - algorithm.global_params(state.server)
     move = float(torch.linalg.vector_norm(way))
     each = trees.num_bytes(download) + (state.missed.bytes_each if state.missed else 0)

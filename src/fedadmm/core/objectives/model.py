@@ -319,11 +319,10 @@ class ModelObjective(ModuleObjective):
         The shared module moves with it, so move all clients of a problem or none.
         """
         self.flat.to(dtype, device)
-        inputs, targets = self.inputs.to(device), self.targets.to(device)
-        if inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        if targets.is_floating_point():
-            targets = targets.to(dtype)
+        inputs, targets = (
+            one.to(device, dtype) if one.is_floating_point() else one.to(device)
+            for one in (self.inputs, self.targets)
+        )
         if inputs is self.inputs and targets is self.targets:
             return self
         return replace(self, module=self.flat, inputs=inputs, targets=targets)

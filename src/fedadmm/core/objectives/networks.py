@@ -42,6 +42,8 @@ class Network(NamedTuple):
 
     layers: tuple[Layer, ...]
     head: Head
+    first: int
+    """The first layer with parameters: nothing asks for the gradient of its inputs."""
     row_dims: int | None
     """How many dimensions an input row has; None when rows are flattened first."""
 
@@ -69,9 +71,9 @@ class Network(NamedTuple):
             inputs, keep = layer.forward(blocks, inputs)
             kept.append(keep)
         outer = self.head(inputs, targets, weights)
-        first = next(i for i, layer in enumerate(self.layers) if isinstance(layer, Trained))
-        for index in reversed(range(first, len(self.layers))):
-            outer = self.layers[index].backward(blocks, kept[index], outer, sink, index > first)
+        for index in range(len(self.layers) - 1, self.first - 1, -1):
+            wanted = index > self.first
+            outer = self.layers[index].backward(blocks, kept[index], outer, sink, wanted)
 
 
 def compile_network(module: nn.Module, loss: object) -> Network | None:
@@ -90,7 +92,8 @@ def compile_network(module: nn.Module, loss: object) -> Network | None:
         return None
     shaping = [layer for layer in layers if isinstance(layer, Flatten | Conv2d | MaxPool2d)]
     row_dims = None if shaping and isinstance(shaping[0], Flatten) else 3 if shaping else 1
-    return Network(tuple(layers), head, row_dims)
+    first = next(i for i, layer in enumerate(layers) if isinstance(layer, Trained))
+    return Network(tuple(layers), head, first, row_dims)
 
 
 def _head(loss: object, last: nn.Module) -> Head | None:

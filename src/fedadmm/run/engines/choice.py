@@ -32,7 +32,7 @@ with one.
 class EngineChoice(Part, ABC):
     """A frozen dataclass of options that starts its engine when a run begins."""
 
-    shapes_the_run: ClassVar[bool] = False
+    affects_result: ClassVar[bool] = False
     """Whether the options change the result, not only how fast it is computed."""
     needs_disk: ClassVar[bool] = False
     """Whether client state is where the clients are, so that the default store is one on disk."""

@@ -33,7 +33,7 @@ class GivenDelays(EngineChoice):
             client's delays are uniform on 0 ... its tau.
     """
 
-    shapes_the_run: ClassVar[bool] = True
+    affects_result: ClassVar[bool] = True
     is_asynchronous: ClassVar[bool] = True
 
     max_delay: Natural | Sequence[Natural] = 0

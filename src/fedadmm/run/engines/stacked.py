@@ -324,7 +324,7 @@ class BlockStepper(Stepper):
 
     def _accumulate(self, batch: Batch) -> None:
         before = None if self._terms is None else self._pull
-        sink = Sink(self._blocks, -self._lr, keep=True, before=before)
+        sink = Sink(self._blocks, -self._lr, True, before)
         self._core.network.differentiate(self._blocks, *batch, sink)
 
     def _pull(self, index: int) -> None:

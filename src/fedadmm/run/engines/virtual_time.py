@@ -55,7 +55,7 @@ class VirtualTime(EngineChoice):
             ends); None for never.
     """
 
-    shapes_the_run: ClassVar[bool] = True
+    affects_result: ClassVar[bool] = True
 
     mode: Literal["async", "sync"] = "async"
     compute: Kind = "uniform"
