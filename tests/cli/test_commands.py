@@ -219,7 +219,7 @@ def test_a_site_of_one_s_own_table_counts_by_its_rows(tmp_path: Path) -> None:
     panel = page.partition('<section id="federating">')[2].partition("</section>")[0]
     assert "<th>alone</th><th>pooled</th><th>federated</th>" in panel
     assert "<td>a</td><td>2</td>" in panel
-    assert re.search(r"<p>(Federating (helps|does not help)|No significant difference): ", panel)
+    assert re.search(r">(Federating (helps|does not help)|No significant difference): ", panel)
     run = configs.resolve(configs.read(str(tmp_path / "out")))
     weights = [run.load_problem().weight(client) for client in (0, 1)]
     assert weights == pytest.approx([8 / 80, 72 / 80])

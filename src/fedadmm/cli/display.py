@@ -214,7 +214,7 @@ def _news(record: Record, sent: int) -> str:
 
 @contextmanager
 def live(runs: int = 1) -> Iterator[Watch]:
-    """A watch that draws bars, or looks away when standard error is no terminal."""
+    """A watch that draws bars; it ignores every event when standard error is no terminal."""
     with _bars() as progress:
         yield (lambda event: None) if progress is None else Live(progress, runs)
 

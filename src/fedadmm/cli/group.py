@@ -146,7 +146,7 @@ def resumable(command: Sequence[str], folder: Path | None = None) -> Iterator[No
 
 @contextmanager
 def ended_in_peace() -> Iterator[None]:
-    """For a command that goes on until somebody ends it: Ctrl-C and SIGTERM are no failure."""
+    """For a command that runs until it is ended: Ctrl-C and SIGTERM are no failure."""
     with suppress(KeyboardInterrupt), signals.as_interrupt(signal.SIGTERM):
         yield
 

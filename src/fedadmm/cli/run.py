@@ -98,6 +98,8 @@ def run(
     if worth is not None:
         print_table(worth.table())
     print_places(run=folder, report=page)
+    if csv:
+        print_places(predict=f"fedadmm predict {folder} NEW.csv")
 
 
 def _federating(run: Experiment, folder: Path) -> Worth | None:

@@ -85,7 +85,7 @@ class Restored(NamedTuple):
 
     module: nn.Module
     rows: Tensor | None
-    """None where a client's rows are no tensor, but batches of somebody's own."""
+    """None where a client's rows are no tensor, but batches of their own kind."""
     about: dict[str, Any]
     """Architecture, labels and preparation, as `fedadmm.study.predicting.described` has them."""
 

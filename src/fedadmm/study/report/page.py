@@ -94,7 +94,8 @@ def _federating(content: Outcome) -> str:
         return ""
     table = Worth.read(found.summary["federating"]).table()
     whose = f"{found.method}, seed {found.seed}. " if content.comparison else ""
-    return table_html(table) + paragraph(f"{whose}{table.note[0].upper()}{table.note[1:]}.")
+    said = escape(f"{whose}{table.note[0].upper()}{table.note[1:]}.")
+    return f'{table_html(table)}<p class="verdict">{said}</p>'
 
 
 def _title(content: Outcome) -> str:
