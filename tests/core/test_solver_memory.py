@@ -221,7 +221,7 @@ def test_resumed(solver, kind, tmp_path):
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_a_round_without_steps_keeps_what_the_solver_keeps(engine):
     """FedADMM that begins with gradients asks everybody for one before the first round."""
-    method, given = fa.FedADMM(0.5, dual="gradient"), {"solver": SOLVERS["kept"], "rounds": 3}
+    method, given = fa.FedADMM(0.5, dual="gradient"), {"solver": SOLVERS["kept"], "rounds": 1}
     result = run(engine, method, PROBLEMS["perceptron"](), **given)
     for client in range(6):
         _, v, made = result.clients.record(client).memory
