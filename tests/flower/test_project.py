@@ -20,13 +20,19 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import torch
 
+import fedadmm as fa
+from fedadmm.flower.federation import Federation
 from fedadmm.flower.local import network
 from fedadmm.flower.local.keys import make_node_key
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, environment, free_ports
 from fedadmm.flower.local.project import write_project
+from fedadmm.flower.server.state import ServerState
 from fedadmm.study import rundir as files
+
+from .test_membership import sum_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -185,6 +191,55 @@ def test_keys_and_certificates_change_and_the_run_goes_on(project):
     assert 4.0 in seen, seen
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", watched)) != 0
+
+
+@pytest.mark.release
+@pytest.mark.timeout(1200)
+def test_a_site_joins_a_running_federation_and_another_leaves(project, tmp_path, monkeypatch):
+    """As `add-site` and `remove-site` say; at the end the mean is that of the members' disks."""
+    made, shells, _ = project
+    check_completed(made, as_operator(made, shells, shells.blocks[4]), 3)
+
+    def change(command, rounds):
+        text = re.sub(r"(ROUNDS = \d+, \d+), \d+", rf"\g<1>, {rounds}", made.app.read_text())
+        made.app.write_text(text)
+        (made.server / "run" / files.SUMMARY).unlink()
+        done = as_operator(made, shells, command)
+        assert (made.server / "run" / files.SUMMARY).is_file(), done.stdout[-3000:] + done.stderr
+
+    def told(command):
+        done = shells.run(f"fedadmm deploy {command} --json", made.folder)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    added = told("add-site .")
+    register, *_, run = added["commands"]  # in between, what stops a run that still trains
+    site = made.folder / added["site"]
+    rows(site / "rows.csv", 2)
+    assert as_operator(made, shells, register).returncode == 0
+    block = shells.blocks[3].replace("partition-id=0", "partition-id=2")
+    shells.leave_running("site-2", block, site)
+    until_online(made, shells, 3)
+    change(run, 5)
+    *_, run, unregister = told("remove-site . 0")["commands"]
+    change(run, 7)
+    seats = json.loads(shells.run("fedadmm deploy status run --json", made.server).stdout)["sites"]
+    node = next(seat["node"] for seat in seats if seat["client"] == 0)
+    assert as_operator(made, shells, unregister.replace("NODE", str(node))).returncode == 0
+    assert list(operator(made, shells).values()).count("online") == 2
+    records = files.RunDir(made.server / "run").records()
+    asked = [[0, 1]] * 3 + [[0, 1, 2]] * 2 + [[1, 2]] * 2
+    assert [record["cohort"]["clients"] for record in records] == asked
+    layout = tmp_path / "layout"
+    layout.mkdir()
+    (layout / "server").symlink_to(made.server / "run")
+    for client in range(3):
+        (layout / f"site-{client}").symlink_to(made.folder / f"sites/client-{client}/state")
+    monkeypatch.setattr(ServerState, "_compare", lambda *_: None)  # the app's own settings
+    own = {"initial": torch.zeros(5), "solver": fa.SGD(lr=0.1, batch_size=20), "take_out": [0]}
+    settings = Federation(fa.FedADMM(rho=0.3), 3, 7, stop=fa.Epochs(5), **own)
+    held, wanted = sum_of(settings, layout, [0.0, 0.5, 0.5])
+    assert float((held[0] - wanted[0]).abs().max()) < 1e-6
 
 
 def until_online(made, shells, nodes, timeout=120.0):
