@@ -7,17 +7,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.codec import digest
+from fedadmm.core.objectives.losses import binary_cross_entropy
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Task
 from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.site.app import answer
 
+from . import harness
 from .harness import (
+    DIMENSION,
     Crash,
     FakeGrid,
     check_invariant,
@@ -137,9 +141,24 @@ def test_what_a_solver_keeps_is_in_the_sites_record(solver, tmp_path):
     check_versions(settings, tmp_path, history.trace)
 
 
-def test_what_a_client_trains_for_itself_is_in_the_sites_record(tmp_path):
+def networks(clients=4):
+    """The harness's rows for one layer with a bias, which has as many parameters."""
+    return [
+        fa.ModelObjective(
+            nn.Linear(DIMENSION - 1, 1), binary_cross_entropy, one.features[:, 1:], one.targets
+        )
+        for one in objectives(clients)
+    ]
+
+
+PERSONAL = {"ditto": fa.Ditto(0.3), "layers": fa.OwnLayers(["bias"])}
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_what_a_client_trains_for_itself_is_in_the_sites_record(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "objectives", networks)
     settings = federation(
-        fa.FedAvg(), rounds=9, sampler=fa.UniformSampling(2), personal=fa.Ditto(0.3)
+        fa.FedAvg(), rounds=9, sampler=fa.UniformSampling(2), personal=PERSONAL[name]
     )
     left = [4]
 
@@ -154,7 +173,9 @@ def test_what_a_client_trains_for_itself_is_in_the_sites_record(tmp_path):
     assert torch.equal(history.outcome.params, wanted.params)
     records = records_on_disk(settings, tmp_path)
     for client in wanted.clients:
-        assert torch.equal(records[client].memory[0], wanted.personal(client))
+        kept = wanted.clients.record(client).memory[0]
+        assert torch.equal(records[client].memory[0], kept)
+        assert bool(kept.any())
 
 
 OUTPUTS = [fa.Averaged(), fa.ParticipantsMean(), fa.RandomIterate(), fa.TwoOutputs()]
