@@ -14,7 +14,7 @@ from support.commands import call
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    *("mnist", "fashion-mnist", "mnist-writers", "cifar10"),
+    *("mnist", "fashion-mnist", "mnist-writers", "cifar10", "cifar10-small"),
     *("femnist", "heart-disease", "shakespeare"),
 )
 SHORT = {"fmnist": "fashion-mnist", "heart": "heart-disease"}

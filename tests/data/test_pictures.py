@@ -12,6 +12,7 @@ from fedadmm.core.errors import DataError
 from fedadmm.data import Normalise, idx_folder
 from fedadmm.data.download import SHIPPED
 from fedadmm.data.loaders.pictures import (
+    cifar10_small,
     read_batch,
     read_batches,
     read_idx,
@@ -158,6 +159,20 @@ def test_a_damaged_batch_is_refused(tmp_path: Path, data: bytes, message: str) -
 def test_a_missing_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.bin: no such file"):
         read_batch(tmp_path / "none.bin")
+
+
+def test_cifar_small(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, (4, 32, 32, 3)).astype(np.uint8)
+    y = np.array([0, 5, 9, 1], np.uint8)
+    np.savez(tmp_path / "small.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
+    rows = cifar10_small(tmp_path / "small.npz")
+    assert rows.train.inputs[2, 1, 7, 8] == x[2, 7, 8, 1]
+    assert rows.test is not None
+    assert rows.test.labels.tolist() == [0, 5]
+    np.savez(tmp_path / "wrong.npz", x_train=x[:, :9], y_train=y, x_test=x, y_test=y)
+    with pytest.raises(DataError, match=r"wrong\.npz: holds images of shape \(9, 32, 3\)"):
+        cifar10_small(tmp_path / "wrong.npz")
 
 
 def test_normalise_by_channel_and_inverted() -> None:

@@ -428,6 +428,7 @@ def test_the_example_in_the_guide_runs(tmp_path: Path) -> None:
     [
         ("mnist", {"clients": 1000, "max_train": 6000}, 1000, 1_663_370),
         ("fashion-mnist", {"partition": "imbalanced", "clients": 200}, 200, 1_663_370),
+        ("cifar10-small", {"as_released": "gong", "pixels": "halves"}, 100, 1_105_098),
         ("femnist", {"max_test": 500}, 300, 6_603_710),
         ("mnist-writers", {"model": "mlp-784-128-10"}, 539, 101_770),
         ("heart-disease", {}, 4, 14),

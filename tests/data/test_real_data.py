@@ -72,6 +72,16 @@ def test_cifar10() -> None:
     assert np.bincount(rows.test.labels).tolist() == [1000] * 10
 
 
+def test_cifar10_small() -> None:
+    need("cifar10-small")
+    rows = data.cifar10_small()
+    assert np.bincount(rows.train.labels).tolist() == [500] * 10
+    assert rows.test is not None
+    assert np.bincount(rows.test.labels).tolist() == [100] * 10
+    # The first training image of CIFAR-10 is a frog whose first pixel is (59, 62, 63).
+    assert rows.train.inputs[0, :, 0, 0].tolist() == [59, 62, 63]
+
+
 def test_femnist() -> None:
     need("femnist")
     rows = data.femnist()

@@ -13,7 +13,9 @@ _EXPORTS = {
     "fedadmm.data.loaders.adapters": "from_hugging_face from_partitioner from_torch",
     "fedadmm.data.loaders.leaf": "femnist shakespeare",
     "fedadmm.data.loaders.heart": "heart",
-    "fedadmm.data.loaders.pictures": "cifar10 digits fashion_mnist idx_folder mnist mnist_writers",
+    "fedadmm.data.loaders.pictures": (
+        "cifar10 cifar10_small digits fashion_mnist idx_folder mnist mnist_writers"
+    ),
     "fedadmm.data.loaders.tabular": "tabular",
     "fedadmm.data.partitions": "Partition",
     "fedadmm.data.heterogeneity": "Summary summarise",

@@ -21,7 +21,16 @@ from fedadmm.data.loaders.heart import (
     read_site,
 )
 from fedadmm.data.loaders.leaf import femnist, shakespeare
-from fedadmm.data.loaders.pictures import cifar10, digits, fashion_mnist, mnist, mnist_writers
+from fedadmm.data.loaders.pictures import (
+    HALVES,
+    NORMALISE,
+    cifar10,
+    cifar10_small,
+    digits,
+    fashion_mnist,
+    mnist,
+    mnist_writers,
+)
 from fedadmm.data.loaders.tabular import AUTO, prepared_table, tabular
 from fedadmm.data.problems.federation import RowsProblem, Sites, federate
 
@@ -83,9 +92,22 @@ class CifarOptions(MnistOptions):
 
     summary: ClassVar[str] = "CIFAR-10 pictures"
     model: str = "cnn2"
+    pixels: Literal["statistics", "halves"] = "statistics"
+    """Normalise by the channels' mean and deviation, or by 0.5 and 0.5 as Gong's program does."""
 
     def rows(self) -> TrainTest:
-        return cifar10()
+        return cifar10(HALVES if self.pixels == "halves" else NORMALISE)
+
+
+@part("problem", "cifar10-small")
+class CifarSmallOptions(CifarOptions):
+    """Gong's setting: 100 clients, two label shards each, CNN 2."""
+
+    costly_objective: ClassVar[bool] = False
+    summary: ClassVar[str] = "a tenth of CIFAR-10"
+
+    def rows(self) -> TrainTest:
+        return cifar10_small(prepare=HALVES if self.pixels == "halves" else NORMALISE)
 
 
 @part("problem", "femnist")
