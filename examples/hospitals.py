@@ -1,8 +1,8 @@
 """Four hospitals predict heart disease together; no patient's row leaves its hospital.
 
 The UCI heart disease files come with the package.  A hospital counts by its patients.  If all count
-the same (`weights="uniform"`), the loss follows Switzerland, where 94 % of 98 patients are sick, as
-much as Cleveland with 242: a lower loss then goes with a lower accuracy over all patients.
+the same (`weights="uniform"`), a lower loss goes with a lower accuracy over all patients, probably
+because Switzerland, where 94 % of 98 patients are sick, then counts as much as Cleveland with 242.
 """
 
 from fedadmm import SGD, DataError, Epochs, FedADMM, FedAvg, problems, simulate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from flwr.app import Message
 
 import fedadmm as fa
 from fedadmm.core.codec import encode, pack
-from fedadmm.core.errors import ConfigError
+from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.core.messages import Download
 from fedadmm.core.privacy import Accountant, composed_epsilon
 from fedadmm.core.protocols import Round
@@ -19,6 +20,7 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import ServerLedger
 from fedadmm.flower.protocol.messages import Question
 from fedadmm.flower.server.tasks import Broadcast
+from fedadmm.flower.site.app import client_app
 
 from .harness import CLIENTS, DIMENSION, FakeGrid, federation, run_through
 
@@ -222,3 +224,27 @@ def test_an_account_that_is_damaged_is_not_taken_for_an_empty_one(tmp_path):
         path.write_text(text)
         with pytest.raises(Exception, match="damaged, and only it says what this site has given"):
             question(grid, torch.zeros(DIMENSION))
+
+
+@pytest.mark.parametrize("asked", ["train", "evaluate", "work"])
+def test_an_error_that_quotes_a_row_stays_at_the_site(asked, tmp_path, caplog):
+    """Flower sends the text of what an app raises; a loader's may hold a patient's cell."""
+    rho = fa.PerWork(0.25) if asked == "work" else 0.5
+    settings = federation(fa.FedADMM(rho=rho), solver=fa.SGD(0.1, batch_size=10))
+    grid = FakeGrid(settings, tmp_path)
+    grid.policy = {"evaluations": 3}
+
+    def load(context):
+        raise ValueError("could not convert string '2024-07-18' to float")
+
+    grid._app = client_app(settings, load)
+    requests = {
+        "train": lambda: ask(grid, settings),
+        "evaluate": lambda: question(grid, torch.zeros(DIMENSION)),
+        "work": lambda: grid._app(Message(wire.hello({}), 1000, "train"), grid.context(0)),
+    }
+    with pytest.raises(EngineError, match="its own log says why") as error:
+        requests[asked]()
+    shown = "".join(traceback.format_exception(error.value))
+    assert "2024-07-18" not in shown  # also what a log of Flower's would show
+    assert "2024-07-18" in caplog.text

@@ -11,11 +11,12 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import clock, files
-from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.errors import ConfigError, EngineError, PairingError, StateError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import name_of
 from fedadmm.core.uploads import Uploads
@@ -32,6 +33,22 @@ LEFT = "left.jsonl"
 _ASKED, _APPROVED = "asked-{}.json", "approved-{}.json"
 _RUN = re.compile(r"[0-9a-zA-Z-]{1,64}")
 _logger = logging.getLogger("fedadmm")
+
+
+@contextmanager
+def errors_stay() -> Iterator[None]:
+    """Keep what went wrong with a site's data or code in the site's own log.
+
+    Flower sends the text of an exception to the server, and that of a loader or of torch may quote
+    a row.  Errors of the protocol and of its configuration quote none and pass.
+    """
+    try:
+        yield
+    except (StateError, ConfigError, PairingError, OverBudgetError):
+        raise
+    except Exception:
+        _logger.exception("the site's app failed; the server learns that it did, and not why")
+        raise EngineError("the site's app failed; its own log says why") from None
 
 
 class Terms(NamedTuple):
@@ -88,9 +105,10 @@ class Gate:
         try:
             self._refuse(content, task.run)
             self.policy.refuse_size(len(body))
-            if self.policy.task_steps is not None:
-                self.policy.refuse_steps(_steps(self._federation, objective(), task.client))
-            found = answer()
+            with errors_stay():
+                if self.policy.task_steps is not None:
+                    self.policy.refuse_steps(_steps(self._federation, objective(), task.client))
+                found = answer()
         except (DeclinedError, OverBudgetError) as error:
             _logger.warning("run %s, task %d: %s", task.run, task.sequence, error)
             found = wire.write(reply_to(task, Kind.DECLINED, str(error)), b"")
@@ -105,7 +123,8 @@ class Gate:
         try:
             self._refuse(content, None)
             self.policy.refuse_size(len(wire.read_body(content)))
-            found = answer()
+            with errors_stay():
+                found = answer()
         except DeclinedError as error:
             _logger.warning("a question for metrics: %s", error)
             found = wire.write_declined(str(error))
@@ -141,7 +160,8 @@ class Gate:
                     f"approval is true in this site's {POLICY}, so that it says nothing of its "
                     "work before a run is approved; the server must give the penalty as a number"
                 )
-            found = wire.write_length(length())
+            with errors_stay():
+                found = wire.write_length(length())
         except DeclinedError as error:
             _logger.warning("a question for the local work: %s", error)
             return wire.write_declined(str(error))
