@@ -28,7 +28,7 @@ CLIPPED = {
 }
 STAGES: dict[str, list[Any]] = COMPRESSED | CLIPPED
 WHOLE = {
-    *("SCAFFOLD+", "Scaffnew", "FedPD", "FedAsync", "FedAsync hinge"),
+    *("SCAFFOLD+", "Scaffnew", "FedPD", "FedPD gradient", "FedAsync", "FedAsync hinge"),
     *("FedADMM seen", "FedADMM of Wang, released", "FedADMM schedule", "FedADMM schedule seen"),
     *("FedADMM-InSa", "FedADMM-InSa seen", "FedADMM-InSa released"),
 }

@@ -108,7 +108,9 @@ PAIRINGS: Cases = {
     "BatchNorm without a policy": (
         lambda: fa.simulate(fa.FedAvg(), batch_norm(), 2, solver=SGD),
         "the model has buffers (1.running_mean, 1.running_var, 1.num_batches_tracked), but the "
-        "problem has no policy for them; choose buffers='keep-local' or buffers='average'",
+        "problem has no policy for them; choose buffers='keep-local' or buffers='average' where "
+        "Python makes the problem; the command line needs a model without them, such as one with "
+        "GroupNorm",
     ),
     "BatchNorm and a batch of one row": (
         lambda: fa.simulate(

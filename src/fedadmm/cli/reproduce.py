@@ -52,6 +52,7 @@ def reproduce(
     from fedadmm.study.recipe import SCALES, identifiers, load, name_of, plan
     from fedadmm.study.reproducing import NOTE, measured_tables, reductions
     from fedadmm.study.reproducing import reproduce as run
+    from fedadmm.study.results import dropped
     from fedadmm.study.rundir import REPORT
 
     check("reproduce", "--scale", scale, Literal[SCALES])
@@ -70,7 +71,10 @@ def reproduce(
         count = options.processes(jobs, study)
         with live(study.runs()) as watch:
             made = run(study, folder, processes=count, watch=watch, only_cached=draw_only)
-    rows, notes = made.document["table"], [NOTE, *reductions(made.document), *made.dropped]
+    rows, notes = (
+        made.document["table"],
+        [NOTE, *reductions(made.document), *dropped(made.search or {})],
+    )
     if missing := sum(len(row["missing"]) for row in rows):
         notes.append(f"missing {missing} of {len(rows) * len(made.document['seeds'])} runs")
     page, tables = str(folder / REPORT), list(measured_tables(made.document).values())

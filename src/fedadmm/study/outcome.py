@@ -16,7 +16,7 @@ from fedadmm.study import records
 from fedadmm.study.formatting import Table, number_cell
 from fedadmm.study.results import Results, by_label, results, row_documents
 from fedadmm.study.rundir import RecordedRun, RunDir, plain, read_json, read_run, write_json
-from fedadmm.study.study import RESULTS, Cell, Study, setting_of, short_keys, shown_value
+from fedadmm.study.study import RESULTS, Cell, Study, setting_of, short_keys
 
 SHOWN = 8
 """This many of the best trials of a search have a curve."""
@@ -63,20 +63,6 @@ class Outcome:
     def search(self) -> Any:
         """What a search for learning rates found, as it was written."""
         return self.document.get("search")
-
-    @property
-    def dropped(self) -> list[str]:
-        """What a search dropped before its last round, a line for each time."""
-        lines = []
-        for rounds in (self.search or {}).get("halve_after", ()):
-            labels: dict[str, list[str]] = {}
-            for row in self.search["tried"]:
-                if row["dropped_after"] == rounds:
-                    values = " ".join(map(shown_value, row["value"].values()))
-                    labels.setdefault(row["place"], []).append(values)
-            some = "; ".join(f"{label} {', '.join(values)}" for label, values in labels.items())
-            lines += [f"the search dropped after {rounds} rounds: {some}"] if some else []
-        return lines
 
     @property
     def target(self) -> Target | None:

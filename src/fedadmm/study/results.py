@@ -19,6 +19,7 @@ from fedadmm.run.record import as_number
 from fedadmm.study import formatting, records
 from fedadmm.study.formatting import Table
 from fedadmm.study.rundir import RecordedRun
+from fedadmm.study.study import shown_value
 
 CONFIDENCE = 0.95
 """Of the interval around a difference."""
@@ -317,6 +318,7 @@ def _notes(found: Results, search: Mapping[str, Any] | None) -> Iterator[str]:
             f"every method chose from {search['values']} on seed {search['seed']}, "
             f"{search['rounds']} rounds at most: {search['rule']}"
         )
+        yield from dropped(search)
     until = "sent: up and down until the target; " if found.target is not None else ""
     yield f"{until}means over the seeds after the last round; {formatting.SPREAD}"
     if found.baseline is not None and found.metric is not None:
@@ -326,6 +328,19 @@ def _notes(found: Results, search: Mapping[str, Any] | None) -> Iterator[str]:
             "same seeds, with its 95 % interval"
         )
     yield from verdict(found)
+
+
+def dropped(search: Mapping[str, Any]) -> Iterator[str]:
+    """What a search dropped before its last round, a line for each time."""
+    for rounds in search.get("halve_after", ()):
+        labels: dict[str, list[str]] = {}
+        for row in search["tried"]:
+            if row["dropped_after"] == rounds:
+                values = " ".join(map(shown_value, row["value"].values()))
+                labels.setdefault(row["place"], []).append(values)
+        if labels:
+            some = "; ".join(f"{label} {', '.join(values)}" for label, values in labels.items())
+            yield f"the search dropped after {rounds} rounds: {some}"
 
 
 def final(row: Row, name: str) -> str:

@@ -279,7 +279,8 @@ def _line(record: Mapping[str, Any]) -> str:
 def _lines(path: Path, data: bytes) -> Iterator[Record]:
     *whole, last = enumerate(data.split(b"\n"), 1)
     kept = [(number, line) for number, line in whole if line.strip()]
-    values = [*_parsed([line for _, line in kept]), *_parsed([last[1]])]
+    values = _parsed([line for _, line in kept]) if kept else []
+    values += _parsed([last[1]]) if last[1].strip() else [None]
     for (number, _), record in zip([*kept, last], values, strict=True):
         if number == last[0] and record is None:
             return
