@@ -24,23 +24,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_admm_state import (
-    FIRST_GRADIENT,
-    Broadcast,
-    Client,
-    Message,
-    Server,
-    change,
-    fold,
-)
+from fedadmm.algorithms.fed_admm_state import Broadcast, Client, Message, Server, change, fold
 from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
+    FirstDuals,
     LocalProblem,
     LocalResult,
-    Needs,
     PrimalDual,
     Received,
     Regularizer,
@@ -50,7 +42,7 @@ from fedadmm.core.schedules import PerWork, Schedule, at
 
 
 @part("algorithm", "fedadmm")
-class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
+class FedADMM(FirstDuals, Algorithm[Server, Client, Broadcast, Message]):
     """FedADMM of Gong et al. and of Wang et al.
 
     Args:
@@ -79,14 +71,6 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
             )
 
     @property
-    def starts_with_everyone(self) -> bool:
-        """dual="gradient": that round solves nothing, and moves theta by -grad f(theta^0) / rho."""
-        return self.dual == "gradient"
-
-    def needs_in(self, round_index: int) -> Needs:
-        return FIRST_GRADIENT if self.starts_with_everyone and round_index < 0 else self.needs
-
-    @property
     def weighted(self) -> bool:
         """Whether what a client counts in the mean can change."""
         return self.members != "all" or callable(self.rho)
@@ -98,8 +82,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
 
     @property
     def tolerates_stale(self) -> bool:
-        """With "tracking", where a reply moves the mean by its own share; a number may be more."""
-        return self.step == "tracking"
+        return self.step == "tracking"  # a reply then moves the mean by its own share
 
     def fixed_step(self, round_index: int) -> float | None:
         return None if isinstance(self.step, str) else at(self.step, round_index)
@@ -130,9 +113,7 @@ class FedADMM(Algorithm[Server, Client, Broadcast, Message]):
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         w, rho = result.params, cast.rho.expand_as(client.rho).clone()
-        y = client.y + cast.rho * (w - cast.theta)
-        if result.start_gradient is not None:  # the initial round
-            y = -result.start_gradient
+        y = self.dual_after(client.y + cast.rho * (w - cast.theta), result)
         before, after = client.w + client.y / client.rho, w + y / cast.rho
         new = Client(w, y, rho, torch.ones_like(client.joined))
         if not self.weighted:

@@ -17,10 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core.protocols import Needs, Regularizer
-
-FIRST_GRADIENT = Needs(local_solve=False, start_gradient=True)
-"""What a client does in an initial round that sets y_i = -grad f_i(theta^0)."""
+from fedadmm.core.protocols import Regularizer
 
 ROUNDING = 1e-6
 """A weight of the members this small is rounding: the last one has left."""

@@ -18,13 +18,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_admm_state import FIRST_GRADIENT
 from fedadmm.core.parts import Positive, Probability, part
 from fedadmm.core.protocols import (
     Algorithm,
+    FirstDuals,
     LocalProblem,
     LocalResult,
-    Needs,
     PrimalDual,
     Received,
     Regularizer,
@@ -61,7 +60,7 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "fedpd")
-class FedPD(Algorithm[Server, Client, Broadcast, Message]):
+class FedPD(FirstDuals, Algorithm[Server, Client, Broadcast, Message]):
     """FedPD with step `eta`; a round is silent with probability `skip_probability`.
 
     `dual` is lambda^0 of the note's Algorithm 1: "zero", or the "gradient" -grad f_i(theta^0), with
@@ -74,13 +73,6 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
     eta: Positive = 100.0
     skip_probability: Probability = 0.0
     dual: Literal["zero", "gradient"] = "zero"
-
-    @property
-    def starts_with_everyone(self) -> bool:
-        return self.dual == "gradient"
-
-    def needs_in(self, round_index: int) -> Needs:
-        return FIRST_GRADIENT if self.starts_with_everyone and round_index < 0 else self.needs
 
     @property
     def bias(self) -> str | None:
@@ -113,9 +105,8 @@ class FedPD(Algorithm[Server, Client, Broadcast, Message]):
     def client_update(
         self, cast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        y = client.y + (result.params - self._centre(cast, client)) / self.eta
-        if result.start_gradient is not None:  # the initial round
-            y = -result.start_gradient
+        moved = (result.params - self._centre(cast, client)) / self.eta
+        y = self.dual_after(client.y + moved, result)
         augmented = None if cast.silent else result.params + self.eta * y
         return Client(result.params, y), Message(augmented)
 

@@ -383,6 +383,30 @@ def _theta(tree: Any) -> Tensor | None:
     return theta
 
 
+class FirstDuals:
+    """For methods whose option `dual` says where the duals begin: at "zero" or at the "gradient".
+
+    With "gradient" an initial round asks everybody.  It solves nothing and sets
+    y_i = -grad f_i(theta^0), which moves theta by -grad f(theta^0) / penalty.
+    """
+
+    dual: str
+    needs: Needs
+
+    @property
+    def starts_with_everyone(self) -> bool:
+        return self.dual == "gradient"
+
+    def needs_in(self, round_index: int) -> Needs:
+        initial = self.starts_with_everyone and round_index < 0
+        return Needs(local_solve=False, start_gradient=True) if initial else self.needs
+
+    @staticmethod
+    def dual_after(y: Tensor, result: LocalResult) -> Tensor:
+        """The dual after a solve; in the initial round, which makes none, minus the gradient."""
+        return y if result.start_gradient is None else -result.start_gradient
+
+
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
