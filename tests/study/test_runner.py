@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedadmm.study.config import resolve
+from fedadmm.study.results import dropped
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.runner import Began, Event, Recorded, choose, run_study
 from fedadmm.study.study import Cell, Search, Study, Try
@@ -97,16 +98,16 @@ def test_the_better_half_of_a_search_goes_on_from_its_checkpoints(tmp_path: Path
     found = run_study(searched(rates, [2, 4]), tmp_path, watch=heard.append)
     tried = {row["value"]["algorithm.lr"]: row for row in found.search["tried"]}
     by_loss = sorted(rates, key=lambda lr: abs(1 - lr))
-    dropped = {**dict.fromkeys(by_loss[:2]), by_loss[2]: 4, **dict.fromkeys(by_loss[3:], 2)}
-    assert {lr: row["dropped_after"] for lr, row in tried.items()} == dropped
+    left = {**dict.fromkeys(by_loss[:2]), by_loss[2]: 4, **dict.fromkeys(by_loss[3:], 2)}
+    assert {lr: row["dropped_after"] for lr, row in tried.items()} == left
     assert found.search["chosen"]["m"]["value"] == {"algorithm.lr": 0.9}
     start = tried[0.3]["best"] / 0.7**4
     for lr, row in tried.items():
-        expected = start * (1 - lr) ** (2 * (dropped[lr] or 8))
+        expected = start * (1 - lr) ** (2 * (left[lr] or 8))
         assert row["best"] == pytest.approx(expected, abs=1e-12)
     # five points for two rounds, three for two more, two for four more, and the reported seed
     assert rounds_run(heard) == 5 * [1, 2] + 3 * [3, 4] + 2 * [5, 6, 7, 8] + [*range(1, 9)]
-    assert found.dropped == [
+    assert list(dropped(found.search)) == [
         "the search dropped after 2 rounds: m 0.3, 3.0",
         "the search dropped after 4 rounds: m 1.5",
     ]
