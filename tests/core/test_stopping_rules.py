@@ -246,6 +246,10 @@ def test_budgets(rule, steps, status):
     _, info = fa.SGD(0.1, 4).solve(objective, LocalProblem(torch.ones(2)), rule, 0)
     assert (info.steps, info.epochs, info.status) == (steps, steps / 5, status)
     assert math.isnan(info.accuracy)
+    # All rows alike: every step multiplies w by the same factor, so that w counts the steps made.
+    alike, start = fa.LeastSquares(torch.ones(18, 1), torch.zeros(18)), LocalProblem(torch.ones(1))
+    factor, made = (fa.SGD(0.1, 4).solve(alike, start, r, 0)[0].params for r in (fa.Steps(1), rule))
+    assert float(made) == pytest.approx(float(factor) ** steps, rel=1e-5)
 
 
 def test_uniform_epochs_draws_every_number_equally_often():
