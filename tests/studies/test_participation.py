@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.tables import from_table, to_table
@@ -251,6 +252,35 @@ def test_the_page_has_the_tables_of_the_committed_results() -> None:
     page = (Path(__file__).parents[2] / "docs/participation-tables.md").read_text("utf-8")
     assert cnn.table("digits-cnn-10")[-1] in page
     assert cnn.paged(page) == page
+
+
+def test_a_problem_has_a_table_once_every_row_has_three_seeds(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(cnn, "RESULTS", tmp_path)
+    run = {"rounds": 30, "bytes": 1000, "passes": 150.0, "best": 0.9}
+    done = {row: {str(s): dict.fromkeys(cnn.OUTPUTS, run) for s in range(3)} for row in cnn.ROWS}
+    last = done["adabest"].pop("2")
+    empty = "before" + "".join(cnn.MARKS) + "after"
+    cnn.keep("fashion-cnn-5", done)
+    assert cnn.paged(empty) == empty
+    done["adabest"]["2"] = last
+    cnn.keep("fashion-cnn-5", done)
+    shown = cnn.paged(empty)
+    assert "small CNN, 5 %, to 78 %: 3 seeds" in shown
+    assert shown.count("| AdaBest | 30 | 0 % (0 to 0) | 1.00 | 150 |") == 1
+
+
+@pytest.mark.parametrize(("model", "parameters"), [(cnn.cifar_cnn, 36_954), (cnn.resnet8, 19_858)])
+def test_the_networks_for_colour_images_have_the_documented_sizes(
+    model: Any, parameters: int
+) -> None:
+    module = model()
+    assert sum(one.numel() for one in module.parameters()) == parameters
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    together, alone = module(images), torch.cat([module(one[None]) for one in images])
+    assert together.shape == (4, 10)
+    torch.testing.assert_close(together, alone)  # no layer mixes the rows of a batch
 
 
 def test_a_choice_at_an_edge_gets_up_to_three_points_beyond(monkeypatch: Any) -> None:
