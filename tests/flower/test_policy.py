@@ -198,6 +198,21 @@ def test_a_run_waits_until_somebody_at_the_site_approves_its_terms(tmp_path):
     assert "with other terms than those that were approved" in reply.reason
 
 
+def test_no_metric_leaves_before_somebody_at_the_site_approves_a_run(tmp_path):
+    """A server could ask for metrics of any model, and never send a task."""
+    settings = federation(fa.FedAvg(), rounds=2, evaluate_every=1)
+    grid = FakeGrid(settings, tmp_path)
+    grid.policy = {"evaluations": 9}
+    folder = agree(grid, "approval = true", 2)
+    run_through(settings, grid, tmp_path)
+    assert [one["kind"] for one in gate.left(folder)] == []
+    (run,) = gate.waiting(folder)
+    gate.approve(folder, run)
+    more = federation(fa.FedAvg(), rounds=3, evaluate_every=1)  # at the server: the site has 2
+    run_through(more, grid, tmp_path)
+    assert [one["kind"] for one in gate.left(folder)] == ["update", "metrics"]
+
+
 def test_the_ledger_says_what_left_and_what_it_cost(tmp_path):
     settings = federation(fa.FedAvg(), rounds=2, solver=noised(), evaluate_every=1)
     grid = FakeGrid(settings, tmp_path)

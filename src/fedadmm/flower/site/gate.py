@@ -82,6 +82,10 @@ class Terms(NamedTuple):
             noise,
         )
 
+    def written(self) -> bytes:
+        """The file that somebody reads before approving."""
+        return json.dumps(self._asdict(), indent=1).encode()
+
 
 class Gate:
     """What stands between a site's messages and its app."""
@@ -122,6 +126,11 @@ class Gate:
         """The answer to a question for metrics, those that may leave; it is noted."""
         try:
             self._refuse(content, None)
+            if self.policy.approval and not self._some_run_is_approved():
+                raise DeclinedError(
+                    f"approval is true in this site's {POLICY}, but no run with these terms is "
+                    "approved, and metrics leave only after that"
+                )
             self.policy.refuse_size(len(wire.read_body(content)))
             with errors_stay():
                 found = answer()
@@ -187,7 +196,7 @@ class Gate:
         if not _RUN.fullmatch(run):
             raise StateError(f"the run is called {run[:80]!r}, which is no name of a run")
         files.make_private_directory(self._folder)
-        wanted = json.dumps(terms._asdict(), indent=1).encode()
+        wanted = terms.written()
         found = files.read_if_there(self._folder / _APPROVED.format(run))
         if found == wanted:
             return
@@ -199,6 +208,13 @@ class Gate:
             f"approval is true in this site's {POLICY}, but run {run} waits for it{changed}; "
             f"fedadmm deploy approve {self._folder.parent} {run}"
         )
+
+    def _some_run_is_approved(self) -> bool:
+        """Whether a run with the terms of now is; a question for metrics names no run."""
+        wanted = Terms.of(self._federation).written()
+        files.make_private_directory(self._folder)
+        names = (n for n in files.names(self._folder) if n.startswith(_APPROVED.partition("{")[0]))
+        return any(files.read_if_there(self._folder / name) == wanted for name in names)
 
     def _note(self, run: str, sequence: int, kind: str, size: int) -> None:
         """Write down what leaves, before it does; a refusal says nothing of the rows."""
