@@ -15,6 +15,8 @@ import fedadmm as fa
 from fedadmm.core import clock, masking
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind
+from fedadmm.flower.protocol.masking import Demand
+from fedadmm.flower.server import masking as server_masking
 
 from .harness import (
     Clock,
@@ -334,8 +336,17 @@ def test_a_restored_site_masks_with_another_key(tmp_path):
     assert key() != before
 
 
-def test_after_a_void_attempt_a_site_may_demand_the_same_set(tmp_path):
+@pytest.fixture
+def insistent(monkeypatch):
+    """A server that sums whoever is ready, whatever the sites demand."""
+    monkeypatch.setattr(server_masking, "agreed_groups", lambda _, demands: [list(demands)])
+
+
+@pytest.mark.parametrize("server", ["agrees", "insists"])
+def test_after_a_void_attempt_a_site_may_demand_the_same_set(server, tmp_path, request):
     """Client 3 is lost after the set was fixed and stays away: the strict sites wait for it."""
+    if server == "insists":
+        request.getfixturevalue("insistent")
     made = settings()
     grid = MaskedGrid(made, tmp_path, faults("after ready"))
     grid.policy |= {"sets-apart": True}
@@ -349,17 +360,64 @@ def test_after_a_void_attempt_a_site_may_demand_the_same_set(tmp_path):
     history = run_through(made, grid, tmp_path, leave)
     assert history.trace[:4] == [[0, 1, 2, 3], [], [], [0, 1, 2, 3]]
     refused = [e for e in grid.errors if "then demands the same set, or one that differs by" in e]
-    assert refused
-    assert "clients [0, 1, 2, 3] and was not acknowledged" in refused[0]
+    events = [event["detail"] for event in history.records[2]["network"]["events"]]
+    if server == "agrees":
+        assert not refused
+        assert "it demands the set of its last upload, clients [0, 1, 2, 3]" in events
+    else:
+        assert "clients [0, 1, 2, 3] and was not acknowledged" in refused[0]
 
 
-def test_a_site_has_a_minimum_of_its_own(tmp_path):
+def test_the_set_of_a_void_attempt_is_summed_again_although_more_are_ready(tmp_path):
+    """Client 2 is lost while client 3 is away; when both are back, 3 waits for one round."""
+    made = settings(rounds=4)
+    lose = faults("after ready")
+    grid = MaskedGrid(
+        made, tmp_path, lambda moment, message, client: lose(moment, message, client + 1)
+    )
+    grid.policy |= {"sets-apart": True}
+
+    def leave(report):
+        grid.offline = {3} if report.record["round"] == 1 else set()
+
+    history = run_through(made, grid, tmp_path, leave)
+    assert history.trace[:4] == [[0, 1, 2, 3], [], [0, 1, 2], [0, 1, 2, 3]]
+    assert grid.errors == []
+    check_invariant(made, tmp_path, 5e-6)
+
+
+def test_a_site_has_a_minimum_of_its_own(tmp_path, request):
     made = settings(rounds=1)
     grid = MaskedGrid(made, tmp_path)
     grid.policy |= {"minimum-sites": 5}
+    why = r"in a row \(4 clients are ready, but its sum needs 5 who agree to it\)"
+    with pytest.raises(fa.EngineError, match=f"no client brought an update in 4 rounds {why}"):
+        run_through(made, grid, tmp_path)
+    assert grid.errors == []
+    request.getfixturevalue("insistent")
     with pytest.raises(fa.EngineError, match="no client brought an update"):
         run_through(made, grid, tmp_path)
     assert any("at least 4 others" in error for error in grid.errors)
+
+
+def test_groups_are_of_those_who_agree_to_them():
+    part, anyone = fa.MaskedSum(minimum=3, group=10), Demand(3)
+    again = Demand(3, frozenset({1, 2, 3}), 3)
+
+    def made(demands):
+        return server_masking.agreed_groups(part, demands)
+
+    assert made(dict.fromkeys(range(4), anyone)) == [[0, 1, 2, 3]]
+    assert made({0: anyone, 1: again, 2: again, 3: anyone}) == [[1, 2, 3]]
+    seven = {c: again if c in (1, 2) else anyone for c in range(7)}
+    assert made(seven) == [[1, 2, 3], [0, 4, 5, 6]]
+    # 1 and 2 wait for 3; {0, 1, 2, 4, 5, 6} differs by 5, which is far enough for them.
+    assert made({c: one for c, one in seven.items() if c != 3}) == [[0, 1, 2, 4, 5, 6]]
+    # {0, 1, 2, 4} differs by 3, but 1 has left with the upload of this task.
+    left = Demand(3, frozenset({1, 2, 3}))
+    assert made({0: anyone, 1: left, 2: anyone, 4: anyone}) == [[0, 2, 4]]
+    assert made({0: anyone, 1: Demand(4), 2: anyone}) == []
+    assert made({0: anyone, 1: Demand(5), 2: anyone, 3: anyone}) == [[0, 2, 3]]
 
 
 def test_a_member_that_sends_rubbish_makes_its_sum_void(tmp_path):

@@ -30,6 +30,8 @@ from fedadmm.flower.protocol.messages import parcel_template
 from fedadmm.flower.site.state import ACKED, PENDING
 from fedadmm.run.client import message_template
 
+from .plan import Plan
+
 Arrays = Mapping[str, NDArray[np.float64]]
 Look = Callable[[str], bytes | None]
 """What a file holds, now or after any power cut."""
@@ -193,10 +195,9 @@ def _layout(settings: Federation) -> list[tuple[str, int]]:
 class Books:
     """Sees every checkpoint, every task and every reply."""
 
-    def __init__(
-        self, settings: Federation, weights: list[float], peek: Look, survivor: Look
-    ) -> None:
+    def __init__(self, plan: Plan, peek: Look, survivor: Look) -> None:
         self._peek, self._survivor = peek, survivor
+        settings, weights, self._policies = plan.federation, plan.weights, plan.policies
         algorithm, initial = settings.experiment.algorithm, settings.problem.initial
         assert isinstance(initial, torch.Tensor)
         self._sums = sums_of(algorithm, initial.numel())
@@ -212,6 +213,10 @@ class Books:
         self.ever_tampered: set[int] = set()
         self._sets: dict[tuple[str, str], tuple[tuple[int, ...], bytes]] = {}
         self._masks: dict[bytes, tuple[str, bytes]] = {}
+        self._digests: dict[str, str] = {}
+        """The digests of uploads that wait to be masked, by their tasks."""
+        self.last_sets: dict[str, tuple[str, frozenset[int]]] = {}
+        """By machine: the task and the set of the upload that left last."""
         self._step, self._layout = 0.0, list[tuple[str, int]]()
         if settings.experiment.aggregate.hides:
             self._step, self._layout = 2.0**-50, _layout(settings)
@@ -267,6 +272,8 @@ class Books:
         One that is to be masked waits on the disk of `holder`.
         """
         ready = reply.kind is Kind.READY
+        if ready:
+            self._digests[reply.task] = reply.digest
         if not (reply.kind is Kind.UPDATE or ready) or not is_sealed(reply, body):
             return
         if machine is not None:
@@ -316,7 +323,9 @@ class Books:
             return
         found: Any = asked[wire.SET]
         clients, publics = tuple(found["clients"]), bytes(found["publics"])
-        if len(set(clients)) < 3 or reply.client not in clients:
+        agreed = self._policies[reply.client]
+        fewest = agreed.get("minimum_sites", 3)
+        if len(set(clients)) < fewest or reply.client not in clients:
             raise Violation(f"client {reply.client} was summed with {clients}")
         held = self._held(machine, reply)
         if held is None:
@@ -325,12 +334,25 @@ class Books:
         # A disk that was brought back does not know what left it since.
         if self._sets.setdefault(upload, chosen) != chosen and reply.client not in self.tampered:
             raise Violation(f"an upload of client {reply.client} left under two sets")
+        self._check_apart(wire.read_task(asked)[0], machine, frozenset(clients), fewest)
         words, sent = held[1], packed(body)[1]["words"]
         mask = (sent - words).tobytes()
         if not any(mask):
             raise Violation(f"client {reply.client} sent words without a mask")
         if self._masks.setdefault(mask, (machine, words.tobytes())) != (machine, words.tobytes()):
             raise Violation(f"a mask of client {reply.client} hid two uploads")
+
+    def _check_apart(self, task: Task, machine: str, chosen: frozenset[int], fewest: int) -> None:
+        """After an upload that was not acknowledged: the same set, or one that is far from it."""
+        before = self.last_sets.get(machine)
+        self.last_sets[machine] = task.id, chosen
+        demands = self._policies[task.client].get("sets_apart", False)
+        if not demands or before is None or task.client in self.tampered:
+            return
+        last, old = before
+        acknowledged = self._digests.get(last) == task.folded_digest
+        if last != task.id and not acknowledged and 0 < len(chosen ^ old) < fewest:
+            raise Violation(f"client {task.client} left with {set(old)}, then with {set(chosen)}")
 
     def _sent(self, body: bytes) -> Numbers:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -35,6 +35,7 @@ KINDS = (
     "second nodes",
     "changed settings",
     "a liar",
+    "withdrawals",
 )
 """Every seed switches some of them on, a few seeds all of them."""
 
@@ -52,6 +53,8 @@ class Plan:
     liar: int | None
     lying_server: bool = False
     """Whether somebody changes the sets of masked sums on their way to the sites."""
+    policies: list[dict[str, Any]] = field(default_factory=list)
+    """What each site's own file says."""
 
     @property
     def masked(self) -> bool:
@@ -118,7 +121,26 @@ def make(seed: int) -> Plan:
         tail=calm * (1 if mode == "rounds" else 2 * clients),
         liar=chance.randrange(clients) if "a liar" in kinds else None,
         lying_server="aggregate" in settings and hides.random() < 0.5,
+        policies=_policies(Random(f"policies {seed}"), settings),
     )
+
+
+def _policies(chance: Random, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """One site never evaluates, others for a while; in half of the seeds they ask for more."""
+    clients = settings["clients"]
+    drawn = getattr(settings.get("sampler"), "size", clients)
+    strict = chance.random() < 0.5
+    found: list[dict[str, Any]] = []
+    for client in range(clients):
+        agreed: dict[str, Any] = {"evaluations": 2 * client}
+        if strict:
+            agreed["approval"] = chance.random() < 0.3
+            agreed["metrics"] = chance.choice([["loss"], ["loss", "accuracy"]])
+        if strict and "aggregate" in settings:
+            agreed["sets_apart"] = chance.random() < 0.6
+            agreed["minimum_sites"] = chance.choice([3, drawn])
+        found.append(agreed)
+    return found
 
 
 def _method(chance: Random) -> tuple[Any, Any, Any]:

@@ -219,9 +219,11 @@ class Story:
         self.settings = planning.with_run(self.settings, rounds=max(done, 0) + self.plan.tail)
         if self._restored and self.settings.ledger == "disk":
             self._accepts = True  # the status names those who are ahead
-        for _ in range(6):
+        for attempt in range(6):
             if self._start():
                 break
+            if attempt == 2:
+                world.lift_demands()  # a lost site, or a lie, left sets that do not agree
         else:
             if self._beyond_repair or "contribution" in world.flipped:
                 world.counts["stopped, as sites are ahead"] += 1
@@ -257,7 +259,8 @@ class Story:
         entries, meddled = self._saved().entries, self.world.books.ever_tampered
         lost = {c for c, entry in entries.items() if entry.lost}
         touched = all(c == self.plan.liar or c in meddled for c in lost)
-        return self.plan.masked and touched and drawn - len(lost) < 3
+        fewest = max(agreed.get("minimum_sites", 3) for agreed in self.plan.policies)
+        return self.plan.masked and touched and drawn - len(lost) < fewest
 
     def _diverged_by_a_lie(self) -> bool:
         """The bound is wide here: what passes it can ruin the model, and the run may say so."""
@@ -301,7 +304,8 @@ class Story:
         for client in range(self.plan.federation.clients):
             lost = client in ledger and ledger[client].lost
             honest = client != self.plan.liar
-            if honest and not lost and client not in seen:
+            waited = client in self.world.late and self.plan.federation.mode != "rounds"
+            if honest and not lost and not waited and client not in seen:
                 raise Violation(f"client {client} takes no part although nothing fails")
             if honest and lost and client not in self.world.books.ever_tampered:
                 raise Violation(f"client {client} is called lost, but nobody touched its disk")

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedadmm.core import codec, files, masking
+from fedadmm.core.errors import StateError
 from fedadmm.core.messages import Missed
 from fedadmm.core.uploads import Sent, Uploads
 from fedadmm.flower.protocol import admission, ledger
@@ -297,6 +298,42 @@ def under_two_sets(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(site_masking.Waiting, "left", lambda _: None)
 
 
+def near_the_last_set(patch: pytest.MonkeyPatch) -> None:
+    """A site forgets that it demands the set of an upload that was not acknowledged."""
+    demand = site_masking.Waiting.demand
+
+    def forgetful(self: Any, *given: Any) -> Any:
+        found = demand(self, *given)
+        return found if found.apart == 0 else found._replace(clients=frozenset())
+
+    patch.setattr(site_masking.Waiting, "demand", forgetful)
+
+
+def forget_a_set(patch: pytest.MonkeyPatch) -> None:
+    """A disk that refuses for a moment makes a site forget under which set its upload left."""
+    patch.setattr(site_masking, "DamageError", StateError)
+
+
+def without_approval(patch: pytest.MonkeyPatch) -> None:
+    """A run begins at a site where somebody has to allow it first."""
+    patch.setattr(gate.Gate, "_check_approved", lambda *_: None)
+
+
+def metrics_without_approval(patch: pytest.MonkeyPatch) -> None:
+    """A site measures models before any run is allowed."""
+    patch.setattr(gate.Gate, "_some_run_is_approved", lambda _: True)
+
+
+def policy_of_the_start(patch: pytest.MonkeyPatch) -> None:
+    """A site reads its file once, and not for every message."""
+    read, kept = gate.read_policy, dict[Path, Any]()
+
+    def once(path: Path) -> Any:
+        return kept[path] if path in kept else kept.setdefault(path, read(path))
+
+    patch.setattr(gate, "read_policy", once)
+
+
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     without_file_sync: set(),
     without_folder_sync: set(),
@@ -319,10 +356,16 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     mask_nothing: set(),
     a_set_of_two: set(),
     under_two_sets: set(),
+    near_the_last_set: set(),
+    forget_a_set: {"transient errors"},
+    without_approval: set(),
+    metrics_without_approval: set(),
+    policy_of_the_start: {"withdrawals"},
 }
 """By bug: the faults that bring it to light; only seeds that have them are tried."""
-RARE = {skip_the_seal_of_files: 4 * MOST}
-"""Most bits of a file are no number of the model, and most files are not read again."""
+RARE = {skip_the_seal_of_files: 4 * MOST, forget_a_set: 2 * MOST}
+"""Most bits of a file are no number of the model, and most files are not read again; and few reads
+of a set meet an error."""
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)

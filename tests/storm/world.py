@@ -24,7 +24,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedadmm.core import clock, masking
 from fedadmm.core.errors import FedADMMError
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import RefusedError
+from fedadmm.flower.protocol.ledger import Kind, RefusedError
+from fedadmm.flower.site import gate
 from fedadmm.flower.site.app import client_app
 
 from .books import Books, Violation
@@ -94,6 +95,12 @@ class World:
         self._told: Counter[str] = Counter()
         self._meddled: set[str] = set()
         """The sites whose folders were lost or put back: they no longer know what they said."""
+        self._withdrawn: dict[str, float] = {}
+        """Until when a site takes part in no run with this method."""
+        self._approved: set[tuple[str, str]] = set()
+        """The runs that somebody allowed, with the site's machine."""
+        self.late: set[int] = set()
+        """The clients that were not allowed to take part when the faults had stopped."""
         self.refuses_settings = False
         """Whether the server was started with settings that it must refuse."""
         self.nodes = {1000 + c: Node(1000 + c, c, f"site-{c}") for c in range(self.clients)}
@@ -107,7 +114,7 @@ class World:
         for machine in ["server", *(node.machine for node in self.nodes.values())]:
             self._install(machine)
         self._identify()
-        self.books = Books(plan.federation, plan.weights, self.disk.peek, self.disk.survivor)
+        self.books = Books(plan, self.disk.peek, self.disk.survivor)
         self.books.ever_tampered |= {n.client for n in self.nodes.values() if n.number >= 2000}
         self.liar = None if plan.liar is None else Liar(plan.liar, self.chance)
         self._app = client_app(plan.federation, lambda context: plan.objectives[_number(context)])
@@ -122,13 +129,17 @@ class World:
         for path in (f"/{machine}", f"/{machine}/{below}"):
             self.disk.make_directory(Path(path))
             self.disk.sync(Path(path).parent)
-        if machine != "server":  # one site never evaluates, others for a while
-            limit = 2 * int(machine.rpartition("-")[2])
+        if machine != "server":
             path = Path(f"/{machine}/site.toml")
-            with self.disk.create(path) as stream:
-                stream.write(f"evaluations = {limit}\n".encode())
-            self.disk.sync(path)
+            self.disk.create(path)
             self.disk.sync(path.parent)
+            self._agree(machine)
+
+    def _agree(self, machine: str, **otherwise: Any) -> None:
+        """What the site's file says from now on."""
+        agreed = self.plan.policies[int(machine.rpartition("-")[2])] | otherwise
+        lines = [f"{key} = {json.dumps(value)}\n" for key, value in agreed.items()]
+        self.disk.put_back(f"/{machine}/site.toml", "".join(lines).encode())
 
     def _identify(self) -> None:
         """Identities, and the list of them, as `fedadmm deploy init` leaves them."""
@@ -262,6 +273,8 @@ class World:
         elif kind in ("full disks", "read-only disks", "slow disks"):
             self._troubles[machine] = kind, self.now + chance.uniform(5, 60)
             return
+        elif kind == "withdrawals":
+            self._withdraw(node.machine, chance.uniform(5, 60))
         elif kind == "clock leaps":
             self.now += chance.choice([10.0, 1000.0, 1e6])
         elif kind == "wiped sites":
@@ -284,6 +297,43 @@ class World:
         else:
             return
         self.counts[kind] += 1
+
+    def _withdraw(self, machine: str, seconds: float) -> None:
+        """Somebody changes the site's file, and changes it back."""
+        until = self._withdrawn[machine] = self.now + seconds
+        self._agree(machine, algorithms=["another"])
+
+        def come_back() -> None:
+            if self._withdrawn.get(machine) == until:
+                self._return(machine)
+
+        self.later(seconds, come_back)
+
+    def lift_demands(self) -> None:
+        """The operators of sites that ask for the sets of before do so no longer."""
+        for agreed in self.plan.policies:
+            self.counts["lifted demands"] += agreed.get("sets_apart", False)
+            agreed["sets_apart"] = False
+        for node in self.nodes.values():
+            self._agree(node.machine)
+
+    def _return(self, machine: str) -> None:
+        del self._withdrawn[machine]
+        self._agree(machine)
+
+    def _approve(self, machine: str) -> None:
+        """Somebody at the site allows what waits there, by the command."""
+        process = Process(machine)
+        try:
+            with self.running(process):
+                for run in gate.waiting(Path(f"/{machine}/state")):
+                    gate.approve(Path(f"/{machine}/state"), run)
+                    self._approved.add((machine, run))
+                    self.counts["approved runs"] += 1
+        except FedADMMError:
+            pass  # a disk refused; the next task asks again
+        except Crash:
+            self.bury(process)
 
     def _flip(self, node: Node) -> bool:
         below = [p for p in self.disk.below(f"/{node.machine}/state") if p.endswith(".safetensors")]
@@ -311,6 +361,8 @@ class World:
         """From here on nothing fails any more."""
         self.quiet = True
         self._troubles.clear()
+        for machine in list(self._withdrawn):
+            self._return(machine)
         for node in self.nodes.values():
             if node.number >= 2000:
                 node.online = False
@@ -468,19 +520,41 @@ class World:
         if wire.SET in message.content and wire.HEAD in content:
             self.books.masked(message.content, content, node.machine)
             self.counts["masked uploads"] += 1
+        self._check_policy(node, content)
         lies = self.liar is not None and node.client == self.liar.client and not self.quiet
         if lies and self.liar is not None and wire.HEAD in message.content:
             content = self.liar.instead(message.content, content)
             self.counts["lies"] += 1
         if wire.HEAD in content:
             self._note(content, None if lies else node.machine, node.machine)
-        self._check_policy(node, content)
+        self._check_metrics(node, content)
         return Message(content, reply_to=message)
 
     def _check_policy(self, node: Node, content: RecordDict) -> None:
+        """Nothing of a run leaves without the site's agreement."""
+        machine, agreed = node.machine, self.plan.policies[node.client]
+        reply = wire.read_reply(content, 10**9)[0] if wire.HEAD in content else None
+        kind = None if reply is None else reply.kind
+        leaves = kind in (Kind.UPDATE, Kind.READY, Kind.MASKED) or wire.METRICS in content
+        if leaves and machine in self._withdrawn:
+            raise Violation(f"{machine} takes part although its file excludes the method")
+        if kind is Kind.DECLINED and agreed.get("approval"):
+            self.counts["declined tasks"] += 1
+            self.late |= {node.client} if self.quiet else set()
+            seconds = 0.1 if self.quiet else self.chance.uniform(1, 60)
+            self.later(seconds, lambda: self._approve(machine))
+        runs = {run for at, run in self._approved if at == machine}
+        allowed = bool(runs) if reply is None else reply.run in runs
+        if leaves and agreed.get("approval") and not allowed:
+            raise Violation(f"{machine} takes part in a run that was not approved")
+
+    def _check_metrics(self, node: Node, content: RecordDict) -> None:
         """No more questions a day than the site's file says, and every answer written down."""
         if wire.METRICS not in content or node.machine in self._meddled:
             return
+        allowed = self.plan.policies[node.client].get("metrics")
+        if allowed is not None and not wire.read_metrics(content).keys() <= set(allowed):
+            raise Violation(f"{node.machine} told {sorted(wire.read_metrics(content))}")
         today = f"{clock.timestamp():.10}"
         day, answered = self._answered.get(node.machine, ("", 0))
         answered = answered + 1 if day >= today else 1  # a clock that went back gives no new day

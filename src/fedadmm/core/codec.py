@@ -270,9 +270,9 @@ def read_json(path: Path) -> dict[str, Any]:
         document = json.loads(data)
         claimed = document.pop(_SHA256)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise StateError(f"{path} is damaged: it cannot be understood") from None
+        raise DamageError(f"{path} is damaged: it cannot be understood") from None
     if _json_sha256(document) != claimed:
-        raise StateError(f"{path} is damaged: its digest is not the recorded one")
+        raise DamageError(f"{path} is damaged: its digest is not the recorded one")
     return dict(document)
 
 

@@ -12,7 +12,7 @@ identities without the server.  Questions for metrics go the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,23 @@ class Body(NamedTuple):
     """Up: one vector of words."""
 
     words: Tensor
+
+
+class Demand(NamedTuple):
+    """What a site demands of the set in which its upload is summed."""
+
+    fewest: int = 0
+    """The set has at least this many sites."""
+    clients: frozenset[int] = frozenset()
+    """The set of the last upload, if that left and was not acknowledged; empty allows any."""
+    apart: int = 0
+    """The set must be `clients`, or differ from it by this many; 0 allows no other."""
+
+    def allows(self, group: Collection[int]) -> bool:
+        """Whether the site lets its upload be added to those of this group."""
+        differ = len(self.clients.symmetric_difference(group))
+        again = not self.clients or differ == 0 or 0 < self.apart <= differ
+        return len(group) >= self.fewest and again
 
 
 def hiding(aggregate: Aggregation) -> MaskedSum | None:
@@ -180,6 +197,21 @@ def read_share(content: RecordDict, client: int) -> Share:
     if not (_is_bytes(public, 32) and _is_bytes(signature, 64)):
         raise RefusedError(Word.GARBAGE, "there is no signed key beside it")
     return Share(client, bytes(public or b""), bytes(signature or b""))
+
+
+def write_demand(demand: Demand) -> dict[str, Any]:
+    """What a site demands, beside its key."""
+    return {"fewest": demand.fewest, "last": sorted(demand.clients), "apart": demand.apart}
+
+
+def read_demand(content: RecordDict) -> Demand:
+    """What came with a READY; a site enforces it itself, so a strange one is no matter."""
+    found = wire.read_beside(content, wire.SHARE)
+    fewest, clients, apart = (found.get(name) for name in ("fewest", "last", "apart"))
+    whole = isinstance(clients, list) and all(type(client) is int for client in clients)
+    if not whole or type(fewest) is not int or type(apart) is not int:
+        raise RefusedError(Word.GARBAGE, "it does not say which set it demands")
+    return Demand(fewest, frozenset(clients), apart)  # type: ignore[arg-type]
 
 
 def write_set(shares: Sequence[Share]) -> dict[str, Any]:

@@ -112,6 +112,8 @@ class GridEngine(Engine):
         self._tasks = Tasks(exchange, roster, journal, resend, boots, afresh=masks)
         self._answers: dict[int, Accepted] = {}
         self._fruitless = 0
+        self._void: list[str] = []
+        """Why the sums of the last round are void."""
         self._in_vain: set[int] = set()
         """Who was asked in the last rounds that brought nothing."""
         self._silent: dict[int, Silence] = {}
@@ -247,19 +249,18 @@ class GridEngine(Engine):
         assert self._part is not None
         sets = cast.sets(self._part, self._answers)
         ready, made, folded = self._answers, list[Partial](), dict[int, Accepted]()
-        if ready and not sets.groups:
-            detail = f"{len(ready)} clients are ready, but a sum needs {self._part.minimum}"
-            self._journal.note(index, min(ready), RefusedError(Word.VOID, detail))
+        void = {client: sets.left_out(client) for client in ready if client not in sets.members}
         answers, _ = self._collect(sets.members, sets, index, with_all=True)
         for clients, partial, why in sets.sums(answers):
             if partial is None:
                 named = ", ".join(map(str, clients))
-                void = RefusedError(Word.VOID, f"the sum of clients {named} is void: {why}")
-                self._journal.note(index, clients[0], void)
+                void[clients[0]] = f"the sum of clients {named} is void: {why}"
                 continue
             made.append(partial)
             folded |= {client: ready[client] for client in clients}
-        self._answers = folded
+        for client, detail in void.items():
+            self._journal.note(index, client, RefusedError(Word.VOID, detail))
+        self._answers, self._void = folded, sorted(set(void.values()))
         return made
 
     def _count_empty(self, ids: Sequence[int], why: Mapping[int, RefusedError]) -> None:
@@ -276,7 +277,8 @@ class GridEngine(Engine):
             raise EngineError(self._advice())
         if self._gives_up and Word.FINITE not in words:
             reasons = {str(refused) for refused in why.values() if refused.word is Word.DECLINED}
-            told = f" ({'; '.join(sorted(reasons))})" if reasons else ""
+            told = "; ".join([*sorted(reasons), *self._void])
+            told = f" ({told})" if told else ""
             raise EngineError(
                 f"no client brought an update in {most} rounds in a row{told}; {self._advice()}"
             )

@@ -257,6 +257,8 @@ class Roster:
 
     def _hear(self, arrival: Arrival) -> None:
         node = arrival.key
+        if node not in self._seats:
+            return  # it went away after it answered; it is asked again when it comes back
         if arrival.content is None:
             _logger.warning("node %d does not say who it is: %s", node, arrival.error)
             self._asked = {seat: at for seat, at in self._asked.items() if seat.node != node}

@@ -12,9 +12,11 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admitted, check_answers
 from fedadmm.flower.protocol.ledger import Kind, RefusedError, ServerLedger, Task, Word
 from fedadmm.flower.protocol.masking import (
+    Demand,
     body_size,
     from_body,
     length_of,
+    read_demand,
     read_share,
     read_sum,
     upload_template,
@@ -56,11 +58,32 @@ class Readiness(Broadcast):
         info = _told(self._job, info, wire.read_beside(content, wire.SHARE))
         check_work(self._job, info, self._step)
         answer = self._template._replace(info=info)
-        return Accepted(reply, Admitted(answer, {}), {}, share, task)
+        return Accepted(reply, Admitted(answer, {}), {}, share, task, demand=read_demand(content))
 
     def sets(self, part: MaskedSum, ready: Mapping[int, Accepted]) -> Sets:
         """The second question, to those who are ready."""
         return Sets(self._job, part, self._download, ready)
+
+
+def agreed_groups(part: MaskedSum, demands: Mapping[int, Demand]) -> list[list[int]]:
+    """The groups that are summed, among those who are ready, so that every member allows its own.
+
+    A set that sites demand again is a group if all of it is ready; a site whose demand cannot be
+    met is in no group, because it would make the sum void for the others.
+    """
+    again, rest = list[list[int]](), list(demands)
+    for wanted in {demand.clients: None for demand in demands.values()}:
+        whole = len(wanted) >= part.minimum and wanted <= set(rest)
+        if whole and all(demands[client].allows(wanted) for client in wanted):
+            again.append(sorted(wanted))
+            rest = [client for client in rest if client not in wanted]
+    while len(rest) >= part.minimum:
+        made = groups(rest, part.group)
+        met = [c for group in made for c in group if demands[c].allows(group)]
+        if len(met) == len(rest):
+            return again + made
+        rest = met
+    return again
 
 
 class Sets:
@@ -75,8 +98,7 @@ class Sets:
         self._template = upload_template(job, download)
         self._point, self._length = part.fixed_point, length_of(self._template)
         self._most = body_size(self._point, self._length) + _ROOM
-        members = sorted(ready)
-        self.groups = groups(members, part.group) if len(members) >= part.minimum else []
+        self.groups = agreed_groups(part, {c: ready[c].demand for c in sorted(ready)})
         shares = {client: _share(accepted) for client, accepted in ready.items()}
         self._beside = {
             client: {wire.SET: write_set([shares[one] for one in group])}
@@ -84,6 +106,14 @@ class Sets:
             for client in group
         }
         self.scale = 0.0
+
+    def left_out(self, client: int) -> str:
+        """Why a client that is ready is in no group."""
+        demand = self._ready[client].demand
+        if demand.clients:
+            return f"it demands the set of its last upload, clients {sorted(demand.clients)}"
+        fewest = max(self._part.minimum, demand.fewest)
+        return f"{len(self._ready)} clients are ready, but its sum needs {fewest} who agree to it"
 
     @property
     def members(self) -> list[int]:

@@ -16,19 +16,22 @@ from torch import Tensor
 
 from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.codec import encode, pack
-from fedadmm.core.masking import Share, Words, groups, summed
+from fedadmm.core.masking import Share, Words, summed
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
 from fedadmm.flower.protocol.masking import (
+    Demand,
     from_body,
     hiding,
     metrics_length,
+    read_demand,
     read_metrics,
     read_share,
     write_set,
 )
 from fedadmm.flower.protocol.messages import Question
 from fedadmm.flower.server.exchange import Exchange, Roster
+from fedadmm.flower.server.masking import agreed_groups
 from fedadmm.flower.server.rundir import Journal
 from fedadmm.run.client import Job
 from fedadmm.run.evaluation import Target
@@ -154,8 +157,8 @@ class SiteEvaluation:
         """What is said of every site of a set: the means of the set, from masked sums."""
         names = Counter(one.names for one in ready.values()).most_common(1)
         shown = names[0][0] if names else ()
-        clients = [client for client in sorted(ready) if ready[client].names == shown]
-        sets = groups(clients, part.group) if len(clients) >= part.minimum else []
+        same = (client for client in sorted(ready) if ready[client].names == shown)
+        sets = agreed_groups(part, {client: ready[client].demand for client in same})
         contents = {}
         for group in sets:
             shares = write_set([ready[client].share._replace(client=client) for client in group])
@@ -210,6 +213,7 @@ class Ready(NamedTuple):
     share: Share
     names: tuple[str, ...]
     task: str
+    demand: Demand
 
 
 def read_ready(content: RecordDict) -> Ready:
@@ -223,7 +227,7 @@ def read_ready(content: RecordDict) -> Ready:
         raise RefusedError(Word.GARBAGE, "it does not say what was measured")
     listed = dict.fromkeys(map(str, names or ()), 0.0)
     wire.read_metrics(wire.write_metrics(listed))  # plain names, and not too many
-    return Ready(read_share(content, 0), tuple(sorted(listed)), task)
+    return Ready(read_share(content, 0), tuple(sorted(listed)), task, read_demand(content))
 
 
 def far_off(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedError]:

@@ -22,6 +22,7 @@ from fedadmm.flower.protocol.ledger import (
     Word,
     issue,
 )
+from fedadmm.flower.protocol.masking import Demand
 from fedadmm.flower.protocol.messages import answer_template, arrived, check_work, parcel
 from fedadmm.flower.server.exchange import Arrival, Exchange, Roster, Seat
 from fedadmm.flower.server.rundir import Journal
@@ -53,6 +54,8 @@ class Accepted(NamedTuple):
     """The task to which it is ready."""
     words: Words | None = None
     """The upload under masks."""
+    demand: Demand = Demand()
+    """What the site demands of the set."""
 
 
 class Cast(Protocol):

@@ -40,7 +40,7 @@ from fedadmm.flower.protocol.messages import (
     travelling,
 )
 from fedadmm.flower.site.gate import Gate
-from fedadmm.flower.site.masking import Masker, client_of, masker
+from fedadmm.flower.site.masking import Masker, client_of, last_acknowledged, masker
 from fedadmm.flower.site.policy import POLICY, SitePolicy
 from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import (
@@ -174,8 +174,9 @@ def answer(
             spend = partial(_spend, federation, account, task.run, budget)
             return wire.write(*mask.release(state, task, content, spend))
         reply, sent = work(federation, objective, state, task, body, account, budget, mask)
-        ready = mask is not None and reply.kind is Kind.READY
-        return wire.write(reply, sent, mask.beside(task.id) if mask and ready else None)
+        if mask is None or reply.kind is not Kind.READY:
+            return wire.write(reply, sent)
+        return wire.write(reply, sent, mask.beside(task.id, acknowledged=last_acknowledged(state)))
 
 
 def work(

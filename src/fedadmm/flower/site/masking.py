@@ -34,12 +34,14 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
 from fedadmm.flower.protocol.ledger import Kind, Reply, Task, reply_to
 from fedadmm.flower.protocol.masking import (
+    Demand,
     as_tensor,
     hiding,
     read_set,
     subject,
     to_body,
     upload_words,
+    write_demand,
     write_share,
 )
 from fedadmm.flower.site.policy import SitePolicy
@@ -159,7 +161,7 @@ class Waiting:
         codec.write_checksummed(self._held, Packed({"words": as_tensor(words)}, plain))
         try:
             self.left()
-        except StateError:
+        except DamageError:  # not where the disk only refused for a moment
             files.remove(self._set)  # of an upload that waits no more
 
     def held(self, task: str) -> Held | None:
@@ -185,11 +187,20 @@ class Waiting:
             files.remove(self._held)
 
     def left(self) -> Left | None:
-        """Under which set an upload left last; a StateError when that is damaged."""
+        """Under which set an upload left last; a DamageError when that is damaged."""
         if not files.exists(self._set):
             return None
         found = codec.read_json(self._set)
         return Left(found["task"], found["set"], found["clients"])
+
+    def demand(self, peers: Peers, task: str, acknowledged: str) -> Demand:
+        """Which set this upload must have, so that two sums do not show what one site sent."""
+        before = self.left()
+        if before is not None and before.task == task:  # it has left: under no second set
+            return Demand(peers.minimum, frozenset(before.clients))
+        if before is not None and peers.apart and before.task != acknowledged:
+            return Demand(peers.minimum, frozenset(before.clients), peers.minimum)
+        return Demand(peers.minimum)
 
     def release(
         self,
@@ -221,18 +232,17 @@ class Waiting:
         first = before is None or before.task != task
         if before is not None and not first and before.set != digest:
             raise StateError("this upload left under another set, and leaves under no second one")
-        if before is not None and first and peers.apart and before.task != acknowledged:
-            differ = len({share.client for share in shares} ^ set(before.clients))
-            if 0 < differ < peers.minimum:
-                raise StateError(
-                    f"the last upload left under clients {list(before.clients)} and was not "
-                    "acknowledged; this site then demands the same set, or one that differs by at "
-                    f"least {peers.minimum} sites"
-                )
+        clients = [share.client for share in shares]
+        demand = self.demand(peers, task, acknowledged)
+        if not demand.allows(clients):
+            raise StateError(
+                f"the last upload left under clients {sorted(demand.clients)} and was not "
+                "acknowledged; this site then demands the same set, or one that differs by at "
+                f"least {demand.apart} sites"
+            )
         words = masked(held.words, peers.client, held.private, held.subject, shares)
         if first:
             spend()
-            clients = [share.client for share in shares]
             codec.write_json(self._set, Left(task, digest, clients)._asdict())
         return words
 
@@ -267,28 +277,33 @@ class Masker(NamedTuple):
         state.commit(reply, b"", record)
         return reply
 
-    def beside(self, task: str, purpose: str = "update") -> dict[str, dict[str, Any]]:
-        """The key that travels with READY."""
-        held = self.waiting(purpose).held(task)
+    def beside(
+        self, task: str, purpose: str = "update", acknowledged: str = ""
+    ) -> dict[str, dict[str, Any]]:
+        """What travels with READY: the key, and which set the site demands."""
+        waiting = self.waiting(purpose)
+        held = waiting.held(task)
         if held is None:
             raise StateError("the upload that waited here is damaged; the task must come again")
-        return {wire.SHARE: write_share(held.share, **held.told)}
+        demand = write_demand(waiting.demand(self.peers, task, acknowledged))
+        return {wire.SHARE: write_share(held.share, **held.told, **demand)}
 
     def release(
         self, state: SiteState, task: Task, content: RecordDict, spend: Callable[[], None]
     ) -> tuple[Reply, bytes]:
         """The upload that waits, under the masks of the set that came."""
-        acked = state.ledger().acked
+        shares, acknowledged = read_set(content), last_acknowledged(state)
         words = self.waiting().release(
-            self.peers,
-            task.id,
-            read_set(content),
-            self.part.minimum,
-            "" if acked is None else acked.task,
-            spend,
+            self.peers, task.id, shares, self.part.minimum, acknowledged, spend
         )
         body = to_body(words)
         return seal(reply_to(task, Kind.MASKED), body), body
+
+
+def last_acknowledged(state: SiteState) -> str:
+    """The task of the last upload that the server is known to have folded."""
+    acked = state.ledger().acked
+    return "" if acked is None else acked.task
 
 
 def masker(
