@@ -215,8 +215,8 @@ class Books:
         self._masks: dict[bytes, tuple[str, bytes]] = {}
         self._digests: dict[str, str] = {}
         """The digests of uploads that wait to be masked, by their tasks."""
-        self.last_sets: dict[str, tuple[str, frozenset[int]]] = {}
-        """By machine: the task and the set of the upload that left last."""
+        self._last_sets: dict[tuple[str, str], tuple[str, frozenset[int]]] = {}
+        """By machine and run: the task and the set of the upload that left last."""
         self._step, self._layout = 0.0, list[tuple[str, int]]()
         if settings.experiment.aggregate.hides:
             self._step, self._layout = 2.0**-50, _layout(settings)
@@ -344,8 +344,8 @@ class Books:
 
     def _check_apart(self, task: Task, machine: str, chosen: frozenset[int], fewest: int) -> None:
         """After an upload that was not acknowledged: the same set, or one that is far from it."""
-        before = self.last_sets.get(machine)
-        self.last_sets[machine] = task.id, chosen
+        before = self._last_sets.get((machine, task.run))
+        self._last_sets[machine, task.run] = task.id, chosen
         demands = self._policies[task.client].get("sets_apart", False)
         if not demands or before is None or task.client in self.tampered:
             return
