@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from fedadmm.study.recipe import plan
 from fedadmm.study.rundir import RecordedRun, read_run
 from fedadmm.study.runner import run_study
@@ -71,8 +73,8 @@ def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def curve(run: RecordedRun) -> list[float]:
     """The accuracy after every round."""
-    found = [record["metrics"].get("test_accuracy", 0.0) for record in run.records]
-    return [round(value, 5) for value in found]
+    found = np.nan_to_num(run.columns.column("test_accuracy", "metrics"))
+    return [round(value, 5) for value in found.tolist()]
 
 
 def search(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def reported(cell: Cell, lr: float, seed: int, unfinished: Path) -> dict[str, An
         "lr": lr,
         "hash": cell_hash(run),
         "code": found.code,
-        "epochs": sum(record["work"]["epochs"] for record in found.records),
+        "epochs": found.columns.total("work", "epochs"),
         "rounds_to_target": found.to_target("rounds"),
         "curve": curve(found),
     }

@@ -12,8 +12,9 @@ from fedadmm.core.errors import StateError
 from fedadmm.study import config
 from fedadmm.study.comparing import compare, plan
 from fedadmm.study.config import resolve
+from fedadmm.study.records import SHOWN_WORK
 from fedadmm.study.report import write_report
-from fedadmm.study.report.panels import STRIP_BARS, sections
+from fedadmm.study.report.panels import sections
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from support.commands import read_content as read
@@ -85,7 +86,7 @@ def test_a_comparison_of_rounds_and_no_rounds_under_one_clock(tmp_path: Path):
     assert found["delays"].column == "delay"
     assert found["delays"].values[0] == sum(record["clock"]["delays"] == [0] for record in late)
     strip = found["strip-late"]
-    assert len(strip.bars) == 40 <= STRIP_BARS
+    assert len(strip.bars) == 40 <= SHOWN_WORK
     assert strip.clients == sorted({record["cohort"]["clients"][0] for record in late})
     assert strip.bars[0][:2] == [late[0]["cohort"]["clients"][0], 0.0]
     assert found["staleness"].lines[0].high[-1] == max(r["clock"]["staleness_max"] for r in late)

@@ -111,7 +111,7 @@ def test_the_report_has_a_panel_for_every_client_and_columns(comparison: Path) -
         "Loss, spread over the clients",
     ]
     runs = [run for run in content.runs if run.label == "fedadmm"]
-    mean = np.mean([run.records[-1]["clients"]["loss_by_client"] for run in runs], axis=0)
+    mean = np.mean([run.columns.by_client["loss_by_client"] for run in runs], axis=0)
     assert heat.values[heat.rows.index("FedADMM")] == pytest.approx(mean, rel=1e-4)
     learning = next(one for one in sections(content) if one.name == "learning")
     assert not [panel for panel in learning.panels if "client" in panel.title]
@@ -120,7 +120,7 @@ def test_the_report_has_a_panel_for_every_client_and_columns(comparison: Path) -
 def test_one_method_has_bars_and_the_terminal_has_columns(comparison: Path) -> None:
     content = read(comparison / "runs/fedadmm-seed0")
     (section,) = [one for one in sections(content) if one.name == "fairness"]
-    values = content.runs[0].records[-1]["clients"]["loss_by_client"]
+    values = content.runs[0].columns.by_client["loss_by_client"]
     assert section.panels[-1].kind == "bars"
     assert section.panels[-1].values == pytest.approx(values, rel=1e-4)
     told = call("compare", "--out", comparison, "--resume", "--no-report", "--jobs", "1")

@@ -190,7 +190,7 @@ def test_finished_cells_are_not_run_again(out: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runner, "run_jobs", counted)
     second = reproduce(plan("note-identity", "smoke"), folder)
     assert started == []
-    assert second == first
+    assert repr(second) == repr(first)  # NaN equals itself there
 
 
 def test_partial_tables_say_what_is_missing(tmp_path: Path) -> None:

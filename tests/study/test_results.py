@@ -18,7 +18,7 @@ from fedadmm.study import formatting, results
 from fedadmm.study.outcome import read_outcome
 from fedadmm.study.recipe import load
 from fedadmm.study.recipe import plan as plan_reproduction
-from fedadmm.study.records import tally
+from fedadmm.study.records import Columns
 from fedadmm.study.report import write_report
 from fedadmm.study.reproducing import reproduce
 from fedadmm.study.results import difference, spread
@@ -36,10 +36,10 @@ def recorded(
     code: str = "completed",
     baseline: bool = False,
 ) -> RecordedRun:
-    records = [
+    columns = Columns(
         made(t, test_accuracy=value, bytes_up=10, bytes_down=30, seconds=2.0)
         for t, value in enumerate(accuracies, 1)
-    ]
+    )
     return RecordedRun(
         directory=Path(label),
         label=label,
@@ -47,10 +47,10 @@ def recorded(
         algorithm=label,
         baseline=baseline,
         seed=seed,
-        records=records,
+        columns=columns,
         summary={"code": code},
         config={},
-        tally=tally(records, TARGET),
+        tally=columns.tally(TARGET),
     )
 
 

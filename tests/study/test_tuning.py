@@ -13,6 +13,7 @@ from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.core.tables import flattened
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
+from fedadmm.study.records import Columns
 from fedadmm.study.report.panels import sections
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.runner import Event, Recorded
@@ -111,12 +112,12 @@ def test_what_is_set_reaches_every_trial_that_has_the_key(tmp_path: Path) -> Non
 def test_a_run_that_reaches_its_target_is_before_one_that_does_not() -> None:
     target = {"metric": "loss", "value": 0.5, "at_least": False}
     score = Score(resolve(SMALL | {"target": target, "rounds": 10}))
-    records: list[Any] = [made(1, loss=1.0), made(2, loss=0.75)]
-    assert score.of_run(records, 7) == 7
-    assert score.of_run(records, None) == 10 * 1.5  # half of the target away from it
-    assert score.of_run(records, None) > 10
-    assert Score(resolve(SMALL)).of_run([made(1, test_accuracy=0.9)], None) == -0.9
-    assert Score(resolve(SMALL)).of_run([made(1, loss=float("nan"))], None) is None
+    columns = Columns([made(1, loss=1.0), made(2, loss=0.75)])
+    assert score.of_run(columns, 7) == 7
+    assert score.of_run(columns, None) == 10 * 1.5  # half of the target away from it
+    assert score.of_run(columns, None) > 10
+    assert Score(resolve(SMALL)).of_run(Columns([made(1, test_accuracy=0.9)]), None) == -0.9
+    assert Score(resolve(SMALL)).of_run(Columns([made(1, loss=float("nan"))]), None) is None
 
 
 @pytest.mark.parametrize(

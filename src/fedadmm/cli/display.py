@@ -180,7 +180,7 @@ class Live:
             self._tasks[event.job], self._bytes[event.job] = task, 0
             self._first[event.job] = None
         elif isinstance(event, Recorded):
-            self._bytes[event.job] += records.sent([event.record])
+            self._bytes[event.job] += records.sent(event.record)
             number, now = event.record["round"], time.monotonic()
             first, since = self._first[event.job] or (number, now)
             self._first[event.job] = (first, since)
@@ -204,7 +204,7 @@ def _news(record: Record, sent: int) -> str:
         del values["test_loss"]
     names = {"test_accuracy": "acc", "loss": "loss", "test_loss": "test loss"}
     shown = [f"{names[key]} {value:.4f}" for key, value in values.items() if value is not None]
-    epsilon = records.privacy(record, "epsilon")
+    epsilon = records.besides(record, "epsilon")
     if epsilon is not None:
         shown.append(f"ε {epsilon:.3g}")
     residuals = [records.besides(record, f"{kind}_residual") for kind in ("primal", "dual")]

@@ -46,16 +46,15 @@ def _sign(handle: int) -> None:
 class Disk:
     """The calls to the operating system that everything else here is made of."""
 
-    def read(self, path: Path) -> bytes:
-        """All bytes of a file; a pipe or a device could keep its reader for ever."""
+    def read(self, path: Path, begin: int = 0, size: int = -1) -> bytes:
+        """Some bytes of a file, or fewer where it ends; all of them by default.
+
+        A pipe or a device is refused, because it could keep its reader for ever.
+        """
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        return path.read_bytes()
-
-    def read_part(self, path: Path, begin: int, size: int) -> bytes:
-        """Some bytes of a file, or fewer where it ends."""
-        with path.open("rb", buffering=0) as stream:
+        with path.open("rb") as stream:
             stream.seek(begin)
             return stream.read(size)
 
@@ -200,23 +199,17 @@ def append(path: Path, data: bytes, *, durable: bool = False) -> None:
             _disk.sync(path.parent)
 
 
-def read(path: Path) -> bytes:
-    """All bytes of a file."""
+def read(path: Path, begin: int = 0, size: int = -1) -> bytes:
+    """Some bytes of a file, or fewer where it ends; all of them by default."""
     with explained("read", path):
-        return _disk.read(path)
+        return _disk.read(path, begin, size)
 
 
-def read_part(path: Path, begin: int, size: int) -> bytes:
-    """Some bytes of a file, or fewer where it ends."""
-    with explained("read", path):
-        return _disk.read_part(path, begin, size)
-
-
-def read_if_there(path: Path) -> bytes | None:
-    """All bytes of a file, or None when there is none; an unreadable file is an error."""
+def read_if_there(path: Path, begin: int = 0, size: int = -1) -> bytes | None:
+    """The same, or None when there is no file; an unreadable one is an error."""
     with explained("read", path):
         try:
-            return _disk.read(path)
+            return _disk.read(path, begin, size)
         except FileNotFoundError:
             return None
 

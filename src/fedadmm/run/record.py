@@ -132,8 +132,8 @@ GROUPS = (
     *("callbacks", "network", "clients", "privacy"),
 )
 _ALWAYS = GROUPS[:5]
-_OTHERS = [group for group in GROUPS if group != "metrics"]
-_MOST_BYTES = 2**63 - 1
+OTHERS = [group for group in GROUPS if group != "metrics"]
+_LARGEST = 2**63 - 1
 _LISTS: tuple[tuple[str, str, Any, str], ...] = (
     ("cohort", "clients", int, "whole numbers"),
     ("work", "penalty_quartiles", float | int | None, "numbers"),
@@ -173,7 +173,8 @@ def work(infos: Sequence[ClientInfo], job: Job, weight: float, move: float) -> W
 
 def read(found: Mapping[str, Any]) -> Record | str:
     """The record that a line holds, or what is wrong with it."""
-    if not isinstance(found.get("round"), int):
+    number = found.get("round")
+    if not isinstance(number, int) or not 0 <= number <= _LARGEST:
         return "does not say which round it is about"
     strange = [key for key in found if key != "round" and key not in GROUPS]
     if strange or not all(isinstance(found[key], dict) for key in found if key != "round"):
@@ -182,8 +183,8 @@ def read(found: Mapping[str, Any]) -> Record | str:
             f"{', '.join(GROUPS)}; read it with the version that wrote it, or run it again"
         )
     for name, sent in found.get("traffic", {}).items():
-        if type(sent) is not int or not 0 <= sent <= _MOST_BYTES:
-            return f"says that traffic.{name} is {str(sent)[:40]}, but it must be 0 … {_MOST_BYTES}"
+        if type(sent) is not int or not 0 <= sent <= _LARGEST:
+            return f"says that traffic.{name} is {str(sent)[:40]}, but it must be 0 … {_LARGEST}"
     for group, name, kind, what in _LISTS:
         held = found.get(group, {}).get(name, [])
         if not isinstance(held, list) or not all(isinstance(one, kind) for one in held):
@@ -218,13 +219,13 @@ def value(record: Record, name: str) -> float | None:
 
 def besides(record: Mapping[str, Any], name: str) -> float | None:
     """One number by its name that is no metric; None when there is none."""
-    found = (record.get(group, {}) for group in _OTHERS)
+    found = (record.get(group, {}) for group in OTHERS)
     return next((as_number(entries[name]) for entries in found if name in entries), None)
 
 
 def ambiguous(record: Mapping[str, Any], taken: Collection[str] = ()) -> set[str]:
     """The metrics whose names mean something else in the record, or are taken."""
-    others = [{"round", *taken}, *(record.get(group, {}) for group in _OTHERS)]
+    others = [{"round", *taken}, *(record.get(group, {}) for group in OTHERS)]
     return {name for name in record["metrics"] if any(name in names for names in others)}
 
 
@@ -235,7 +236,7 @@ def flat(record: Record, taken: Collection[str] = ()) -> dict[str, Any]:
     """
     row: dict[str, Any] = {"round": record["round"]}
     entries: Mapping[str, Any] = record
-    for group in _OTHERS:
+    for group in OTHERS:
         row |= entries.get(group, {})
     clashing = ambiguous(record, taken)
     return row | {

@@ -30,7 +30,8 @@ from fedadmm.study import config
 from fedadmm.study.config import resolve
 from fedadmm.study.formatting import csv_text
 from fedadmm.study.predicting import ABOUT, columns_of, described
-from fedadmm.study.rundir import MODEL, STATE_DICT, RunDir, read_run, runs_below, write_json
+from fedadmm.study.records import Columns
+from fedadmm.study.rundir import MODEL, STATE_DICT, RunDir, as_recorded, runs_below, write_json
 
 TABLES = ("csv", "parquet")
 ROWS = 8
@@ -60,9 +61,9 @@ def export(directory: Path, kind: str, out: Path | None = None) -> tuple[Path, i
 def _rows(run: RunDir, root: Path) -> Iterator[dict[str, Any]]:
     """One row a round, with the run's name; tables in a record become columns with dots."""
     name = str(run.path.relative_to(root)) if run.path != root else run.path.name
-    found = read_run(run.path)
+    found = as_recorded(run.path, Columns(), run.summary(), run.config(), None)
     about = {"run": name, "label": found.label, "seed": found.seed}
-    for record in found.records:
+    for record in run.records():
         yield about | flattened(flat(record, about))
 
 

@@ -6,9 +6,15 @@ what is known of a metric.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 import fedadmm
 from fedadmm.core import clock
@@ -22,8 +28,7 @@ from fedadmm.run.metrics import metric as metric
 from fedadmm.run.metrics import over_clients as over_clients
 from fedadmm.run.metrics import primary as primary
 from fedadmm.run.plan import Ending
-from fedadmm.run.record import Record, as_number
-from fedadmm.run.record import ambiguous as ambiguous
+from fedadmm.run.record import GROUPS, OTHERS, Record, as_number
 from fedadmm.run.record import besides as besides
 from fedadmm.run.record import value as value
 
@@ -41,33 +46,9 @@ def clients(record: Record) -> list[int]:
     return record["cohort"].get("clients", [])
 
 
-def total(records: Sequence[Record], group: str, *names: str) -> Any:
-    """The sum of some numbers of a group over rounds: bytes, seconds; null counts nothing."""
-    groups = [cast(Any, record)[group] for record in records]
-    return sum(own.get(name) or 0 for own in groups for name in names)
-
-
-def sent(records: Sequence[Record]) -> int:
+def sent(record: Record) -> int:
     """Bytes up and down."""
-    return int(total(records, "traffic", "bytes_up", "bytes_down"))
-
-
-def work(records: Sequence[Record], name: str) -> float | None:
-    """The `epochs`, or the `passes` over their data, of all participants over all rounds.
-
-    None where a record does not say.
-    """
-    if any(name not in record["work"] for record in records):
-        return None
-    return sum(
-        (as_number(record["work"].get(name)) or 0.0) * record["cohort"].get("participants", 0)
-        for record in records
-    )
-
-
-def privacy(record: Record, name: str) -> float | None:
-    """What a record says about privacy: epsilon, delta or clip; None for runs without noise."""
-    return as_number(record.get("privacy", {}).get(name))
+    return record["traffic"].get("bytes_up", 0) + record["traffic"].get("bytes_down", 0)
 
 
 Summary = dict[str, Any]
@@ -81,43 +62,144 @@ MOST_CLIENTS = 200
 """This many clients are listed one by one in partition.json."""
 
 
-def tally(records: Sequence[Record], target: Target | None) -> Summary:
-    """Rounds, bytes, seconds and final metrics of some records, of a run that ended or not."""
-    met = (
-        place
-        for place, one in enumerate(records)
-        if target is not None and one["round"] > 0 and target.reached(value(one, target.metric))
-    )
-    hit = next(met, None)
-    until = None if hit is None else records[: hit + 1]
-    found: Summary = {
-        "rounds": len(rounds(records)),
-        "final": next(filter(None, (one["metrics"] for one in reversed(records))), {}),
-        "rounds_to_target": None if until is None else until[-1]["round"],
-        "bytes_to_target": None if until is None else sent(until),
-        "uploads_to_target": None if until is None else total(until, "traffic", "bytes_up"),
-        "seconds_to_target": None if until is None else total(until, "clock", "seconds"),
-        "passes_to_target": None if until is None else work(until, "passes"),
-        "bytes_up": total(records, "traffic", "bytes_up"),
-        "bytes_down": total(records, "traffic", "bytes_down"),
-        "seconds": total(records, "clock", "seconds"),
-        "warnings": [w for one in records for w in one.get("callbacks", {}).get("warnings", [])],
-    }
-    if not records:
+Numbers = NDArray[np.float64]
+SHOWN_ROUNDS = 200
+"""This many rounds fit into a picture of who took part when."""
+SHOWN_WORK, SHOWN_WORKERS = 240, 30
+"""This many pieces of work, of this many clients, fit into a picture of who worked when."""
+
+
+@dataclass
+class Columns:
+    """The records of a run, a column a number: all that tables and figures need of them.
+
+    A record takes twenty times the memory, and a long run has many.  What fills no column is
+    counted, or kept as far as a figure shows it.
+    """
+
+    records: InitVar[Iterable[Record]] = ()
+    count: int = 0
+    final: dict[str, Any] = field(default_factory=dict)
+    """The metrics of the last round that was measured."""
+    by_client: dict[str, list[float | None]] = field(default_factory=dict)
+    """Each client's last value of a metric X as `X_by_client`."""
+    clients: int = 0
+    """How many there are, as far as the records know."""
+    took_part: Counter[int] = field(default_factory=Counter)
+    cohorts: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Who took part in the first rounds."""
+    delays: Counter[int] = field(default_factory=Counter)
+    pieces: list[list[float]] = field(default_factory=list)
+    """The first pieces of work: client, begin, end, folded."""
+    _warnings: list[str] = field(default_factory=list)
+    _privacy: dict[str, Any] = field(default_factory=dict)
+    _numbers: dict[tuple[str, str], array[float]] = field(default_factory=dict)
+
+    def __post_init__(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """Add a round."""
+        groups, cohort = cast(Any, record), record["cohort"].get("clients", ())
+        row = {("", "round"): float(record["round"])}
+        for group in GROUPS:
+            for name, found in groups.get(group, {}).items():
+                if (number := as_number(found)) is not None:
+                    row[group, name] = number
+        for group, name in (("work", "penalty_quartiles"), ("clock", "staleness_quantiles")):
+            quantiles = [one for one in groups[group].get(name, ()) if one is not None]
+            if len(quantiles) == 3:
+                row |= {(group, f"{name}.{place}"): one for place, one in enumerate(quantiles)}
+        for key, number in row.items():
+            column = self._numbers.setdefault(key, array("d"))
+            if len(column) < self.count:
+                column.extend([math.nan] * (self.count - len(column)))
+            column.append(number)
+        self.count += 1
+        self.final = record["metrics"] or self.final
+        self.by_client |= {name: own for name, own in groups.get("clients", {}).items() if own}
+        self.clients = max(self.clients, 1 + max(cohort, default=-1))
+        if record["round"] > 0:
+            self.took_part.update(cohort)
+            if len(self.cohorts) < SHOWN_ROUNDS:
+                self.cohorts[record["round"]] = frozenset(cohort)
+        self.delays.update(record["clock"].get("delays", ()))
+        if len(self.pieces) < SHOWN_WORK:
+            workers = {piece[0] for piece in self.pieces}
+            for piece in record["clock"].get("intervals", ()):
+                if piece[0] in workers or len(workers) < SHOWN_WORKERS:
+                    workers.add(piece[0])
+                    self.pieces.append(piece)
+            del self.pieces[SHOWN_WORK:]
+        self._warnings += groups.get("callbacks", {}).get("warnings", ())
+        self._privacy = groups.get("privacy", {})
+
+    def names(self, *groups: str) -> list[str]:
+        """The numbers that some record has in one of these groups."""
+        return [name for group, name in self._numbers if group in groups]
+
+    def column(self, name: str, *groups: str) -> Numbers:
+        """A number of each record, NaN where it has none, from the first group that has it.
+
+        Without groups a metric comes before any other number of that name.
+        """
+        found = np.full(self.count, math.nan)
+        for group in groups or ("metrics", *OTHERS):
+            own = np.array(self._numbers.get((group, name), ()))
+            np.copyto(found[: len(own)], own, where=np.isnan(found[: len(own)]))
         return found
-    if (end := besides(records[-1], "virtual_time")) is not None:
-        there = besides(until[-1], "virtual_time") if until is not None else None
-        found |= {"virtual_time": end, "virtual_time_to_target": there}
-    spent = records[-1].get("privacy", {})
-    if {"epsilon", "delta"} <= spent.keys():  # a run with noise, which hides clients or their rows
-        keys = {"hides": "clients"} | spent
-        found["privacy"] = {key: keys[key] for key in ("hides", "epsilon", "delta")}
-    return found
+
+    def measured(self, name: str) -> list[float]:
+        """A number of those records that have it."""
+        return [one for one in map(float, self.column(name)) if not math.isnan(one)]
+
+    def total(self, group: str, *names: str, until: int | None = None) -> float:
+        """The sum of some numbers, such as seconds, over the first records."""
+        columns = (self.column(name, group)[:until] for name in names)
+        return sum(sum(np.nan_to_num(own).tolist()) for own in columns)
+
+    def work(self, name: str, until: int | None = None) -> float | None:
+        """The `epochs`, or the `passes` over their data, of all participants; None if unknown."""
+        done = self.column(name, "work") * np.nan_to_num(self.column("participants", "cohort"))
+        return None if np.isnan(done[:until]).any() else sum(done[:until].tolist())
+
+    def tally(self, target: Target | None) -> Summary:
+        """Rounds, bytes, seconds and final metrics, of a run that ended or not."""
+        rounds, clock = self.column("round", ""), self.column("virtual_time", *OTHERS)
+        values = [] if target is None else self.column(target.metric).tolist()
+        hit = next(
+            (i for i, one in enumerate(values) if rounds[i] > 0 and target and target.reached(one)),
+            None,
+        )
+        to: dict[str, Any] = dict.fromkeys(("rounds", "bytes", "uploads", "seconds", "passes"))
+        if hit is not None:
+            to["rounds"] = int(rounds[hit])
+            to["bytes"] = int(self.total("traffic", "bytes_up", "bytes_down", until=hit + 1))
+            to["uploads"] = int(self.total("traffic", "bytes_up", until=hit + 1))
+            to["seconds"] = self.total("clock", "seconds", until=hit + 1)
+            to["passes"] = self.work("passes", hit + 1)
+        found: Summary = {
+            "rounds": int((rounds > 0).sum()),
+            "final": self.final,
+            **{f"{what}_to_target": one for what, one in to.items()},
+            "bytes_up": int(self.total("traffic", "bytes_up")),
+            "bytes_down": int(self.total("traffic", "bytes_down")),
+            "seconds": self.total("clock", "seconds"),
+            "warnings": self._warnings,
+        }
+        if self.count and (end := as_number(clock[-1])) is not None and not math.isnan(end):
+            there = None if hit is None else as_number(clock[hit])
+            found |= {"virtual_time": end, "virtual_time_to_target": there}
+        if {"epsilon", "delta"} <= self._privacy.keys():  # noise hides clients or their rows
+            keys = {"hides": "clients"} | self._privacy
+            found["privacy"] = {key: keys[key] for key in ("hides", "epsilon", "delta")}
+        return found
 
 
 def summarise(
     run: Experiment,
-    records: Sequence[Record],
+    records: Columns,
     ending: Ending | None = None,
     params_sha256: str | None = None,
     label: str | None = None,
@@ -142,7 +224,7 @@ def summarise(
         "label": label or run.label,
         "seed": run.seed,
         "target": run.tree.get("target"),
-        **tally(records, run.target),
+        **records.tally(run.target),
         "best": best,
         "threads": threads,
         "fitted": fitted(run.algorithm, method),

@@ -115,7 +115,7 @@ def measure(
         rounds = own.to_target("rounds")
         other = reference.to_target("rounds") if reference is not None else None
         return None if rounds is None or other is None else other / rounds
-    curve = _curve(own, metric)
+    curve = own.columns.measured(metric)
     if not curve or own.diverged:
         return None
     if name == "final":
@@ -123,20 +123,15 @@ def measure(
     if name == "best":
         return max(curve) if records.metric(metric).up else min(curve)
     if name in ("epochs", "passes"):
-        return records.work(own.records, name)
-    if reference is None or not (theirs := _curve(reference, metric)):
+        return own.columns.work(name)
+    if reference is None or not (theirs := reference.columns.measured(metric)):
         return None
     if name in ("epoch_reduction", "pass_reduction"):
         counted = "epochs" if name == "epoch_reduction" else "passes"
-        done, needed = (records.work(run.records, counted) for run in (own, reference))
+        done, needed = (run.columns.work(counted) for run in (own, reference))
         return None if done is None or not needed else 1.0 - done / needed
     pairs = zip(curve, theirs, strict=False)
     return max((abs(a - b) / max(1.0, abs(b)) for a, b in pairs), default=math.nan)
-
-
-def _curve(run: RecordedRun, metric: str) -> list[float]:
-    """The metric in every round that measured it."""
-    return [one for record in run.records if (one := records.value(record, metric)) is not None]
 
 
 def markdown(result: Mapping[str, Any]) -> str:

@@ -18,10 +18,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedadmm.core import codec, files, trees
@@ -30,11 +30,11 @@ from fedadmm.core.errors import ConfigError, DataError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.evaluation import Target
 from fedadmm.run.metrics import Best
-from fedadmm.run.record import Record, read
+from fedadmm.run.record import OTHERS, Record, read
 from fedadmm.run.stores.records import separate
 from fedadmm.study import records as reading
 from fedadmm.study.config import CONFIG, toml_tables, write
-from fedadmm.study.records import FAILED, INTERRUPTED, RUNNING, Summary, best_model, tally
+from fedadmm.study.records import FAILED, INTERRUPTED, RUNNING, Columns, Summary, best_model
 
 METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "metrics.jsonl",
@@ -49,6 +49,8 @@ CHECKPOINT, CLIENTS = "checkpoint", "clients"
 _logger = logging.getLogger("fedadmm")
 _ROOM = 1 << 20
 """Bytes that must be free before round 0: configuration, metrics and summary fit in them."""
+_BLOCK = 1 << 20
+"""Bytes of metrics.jsonl that are read at a time."""
 
 
 def create(directory: Path) -> None:
@@ -247,8 +249,11 @@ class RunDir:
 
     def records(self) -> list[Record]:
         """The records so far; a last line that is not complete yet is left out."""
-        path = self.path / METRICS
-        return list(_lines(path, files.read_if_there(path) or b""))
+        return list(_records(self.path / METRICS))
+
+    def columns(self) -> Columns:
+        """The same by column, however many there are."""
+        return Columns(_records(self.path / METRICS))
 
     def news(self) -> list[Record]:
         """The records since the last call, without reading the others again."""
@@ -262,7 +267,7 @@ class RunDir:
             data = stream.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._seen += len(whole)
-        return list(_lines(path, whole))
+        return list(_checked(path, 1, whole.split(b"\n")))
 
 
 def runs_below(directory: Path) -> list[RunDir]:
@@ -276,14 +281,23 @@ def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(plain(record), allow_nan=False) + "\n"
 
 
-def _lines(path: Path, data: bytes) -> Iterator[Record]:
-    *whole, last = enumerate(data.split(b"\n"), 1)
-    kept = [(number, line) for number, line in whole if line.strip()]
+def _records(path: Path) -> Iterator[Record]:
+    """The records of a file, block by block; a last line that is not complete is left out."""
+    begin, number, rest = 0, 1, b""
+    while block := files.read_if_there(path, begin, _BLOCK):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from _checked(path, number, lines)
+        begin, number = begin + len(block), number + len(lines)
+        if len(block) < _BLOCK:
+            break
+    if rest.strip() and _parsed([rest]) != [None]:
+        yield from _checked(path, number, [rest])
+
+
+def _checked(path: Path, first: int, lines: list[bytes]) -> Iterator[Record]:
+    kept = [(number, line) for number, line in enumerate(lines, first) if line.strip()]
     values = _parsed([line for _, line in kept]) if kept else []
-    values += _parsed([last[1]]) if last[1].strip() else [None]
-    for (number, _), record in zip([*kept, last], values, strict=True):
-        if number == last[0] and record is None:
-            return
+    for (number, _), record in zip(kept, values, strict=True):
         if not isinstance(record, dict):
             raise DataError(f"{path}: line {number} is not a JSON object")
         found = read(record)
@@ -317,7 +331,7 @@ class RecordedRun:
     algorithm: str
     baseline: bool
     seed: int | None
-    records: list[Record]
+    columns: Columns
     summary: Summary
     config: Mapping[str, Any]
     tally: Summary
@@ -348,12 +362,15 @@ class RecordedRun:
         return found
 
     @cached_property
-    def spent(self) -> list[tuple[int, float]]:
-        """The bytes and the seconds up to each record."""
-        each = [
-            (reading.sent([one]), reading.total([one], "clock", "seconds")) for one in self.records
-        ]
-        return list(accumulate(each, lambda before, now: (before[0] + now[0], before[1] + now[1])))
+    def spent(self) -> dict[str, reading.Numbers]:
+        """The rounds, the bytes, the time and the virtual time up to each record."""
+        up, down, seconds = (
+            np.nan_to_num(self.columns.column(*key)).cumsum()
+            for key in (("bytes_up", "traffic"), ("bytes_down", "traffic"), ("seconds", "clock"))
+        )
+        virtual = np.nan_to_num(self.columns.column("virtual_time", *OTHERS))
+        rounds = self.columns.column("round", "")
+        return {"rounds": rounds, "bytes": up + down, "time": seconds, "virtual": virtual}
 
     def to_target(self, what: str) -> float | None:
         """Rounds, bytes, uploads, seconds or passes to it; a diverged run did not get there."""
@@ -368,7 +385,7 @@ class RecordedRun:
             label=label,
             method=self.title if label == self.algorithm else label,
             baseline=self.baseline if baseline is None else baseline,
-            tally=tally(self.records, target),
+            tally=self.columns.tally(target),
         )
 
 
@@ -378,12 +395,12 @@ def read_run(
     """Read a run directory, finished or not; `summary` is its summary.json if that is known."""
     run = RunDir(directory)
     found = run.summary() if summary is None else summary
-    return as_recorded(directory, run.records(), found, run.config(), target)
+    return as_recorded(directory, run.columns(), found, run.config(), target)
 
 
 def as_recorded(
     directory: Path,
-    records: list[Record],
+    columns: Columns,
     summary: Summary,
     config: Mapping[str, Any],
     target: Target | None,
@@ -401,9 +418,9 @@ def as_recorded(
         algorithm=algorithm,
         baseline=bool(summary.get("baseline", False)),
         seed=summary.get("seed", config.get("seed")),
-        records=records,
+        columns=columns,
         summary=summary,
         config=config,
-        tally=tally(records, target),
+        tally=columns.tally(target),
         title=title,
     )

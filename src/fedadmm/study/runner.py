@@ -201,7 +201,7 @@ def _standing(point: Try, cell: Cell, run: RecordedRun) -> Row:
     target = cell.target
     metric = records.primary(list(run.final), target) or "loss"
     up = records.metric(metric).up if target is None else target.at_least
-    values = [one for r in run.records if (one := records.value(r, metric)) is not None]
+    values = run.columns.measured(metric)
     if target is None:
         values = values[-1:]
     return {

@@ -24,7 +24,7 @@ from fedadmm.run.experiment import MAY_CHANGE, Experiment
 from fedadmm.run.loop import offered
 from fedadmm.run.metrics import Best
 from fedadmm.run.plan import Ending, RoundReport
-from fedadmm.run.record import Record, flat
+from fedadmm.run.record import flat
 from fedadmm.run.simulation import Result, simulate
 from fedadmm.run.stores import DiskStore, MemoryStore, params_sha256
 from fedadmm.study import config as configs
@@ -161,7 +161,7 @@ class _Session(Callback):
         self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint.every)
         self._latest: _Models | None = None
         self._summary: Summary = {}
-        self._records: list[Record] = []
+        self._columns = records.Columns()
 
     def go(self, problem: Problem) -> RecordedRun:
         """Simulate; a run that ends or is interrupted leaves its summary."""
@@ -170,7 +170,7 @@ class _Session(Callback):
         partition = partition_of(problem)
         if latest is not None:
             folder.refuse_other_rows(partition)
-        done = self._records = folder.keep(-1 if latest is None else latest)
+        done = self._columns = records.Columns(folder.keep(-1 if latest is None else latest))
         store = _store(chosen, folder, fresh=latest is None)
         best = None if latest is None else folder.best()
         before, begun = folder.documents(), summarise(chosen, done, label=self._label, best=best)
@@ -192,13 +192,13 @@ class _Session(Callback):
                 folder.abandon(before)
             raise
         config = toml_tables(configs.write(chosen.tree))  # as the folder holds it
-        return as_recorded(folder.path, self._records, plain(self._summary), config, chosen.target)
+        return as_recorded(folder.path, self._columns, plain(self._summary), config, chosen.target)
 
     def round(self, report: RoundReport, live: Any) -> None:
         every = self._run.checkpoint.every
         due = report.ending is not None or (every > 0 and report.state.round % every == 0)
         self._folder.append(report.record, durable=due and every > 0)  # before the checkpoint is
-        self._records.append(plain(report.record))
+        self._columns.add(plain(report.record))
         state, output = report.state, self._run.output
         last = output.model(state.output, offered(self._run.algorithm, state))
         self._latest = _Models(last, state.best)
@@ -218,12 +218,12 @@ class _Session(Callback):
             self._latest = _Models(Iterate(result.params, result.buffers), result.best)
         self._keep_model()
         if result is not None:
-            done, best = self._records, plain(best_model(result.best))
-        else:  # an interrupt may have come between the file and the list
-            done = self._folder.records()
-            best = self._folder.best() if done else None
+            done, best = self._columns, plain(best_model(result.best))
+        else:  # an interrupt may have come between the file and the columns
+            done = self._folder.columns()
+            best = self._folder.best() if done.count else None
         if ending.code == INTERRUPTED:
-            kept, made = self._checkpoints.latest_round() or 0, len(records.rounds(done))
+            kept, made = self._checkpoints.latest_round() or 0, done.tally(None)["rounds"]
             ending = Ending(INTERRUPTED, f"interrupted after round {made}, {kept} rounds are kept")
         method = None if result is None else result.algorithm
         summary = summarise(self._run, done, ending, digest, self._label, threads, best, method)

@@ -23,6 +23,7 @@ from fedadmm.run.metrics import metric, primary
 from fedadmm.run.record import Record, value
 from fedadmm.study import config, formatting
 from fedadmm.study.outcome import Outcome, outcome, runs_table, write_results
+from fedadmm.study.records import Columns
 from fedadmm.study.rundir import RecordedRun, create, read_run, write_toml
 from fedadmm.study.runner import Began, Ended, Job, Recorded, Watch, execute, no_watch
 from fedadmm.study.study import PLAN, Cell, Setting, Study, below
@@ -103,18 +104,24 @@ class Score:
         if self._metric is None:
             self._metric = primary(list(record["metrics"]), target)
         found = None if self._metric is None else value(record, self._metric)
-        if found is None or self._metric is None or not math.isfinite(found):
+        return None if found is None else self._gap(found)
+
+    def _gap(self, found: float) -> float | None:
+        target = self._run.target
+        if not math.isfinite(found):
             return None
         if target is None:
-            return -found if metric(self._metric).up else found
+            return -found if metric(self._metric or "").up else found
         gap = target.value - found if target.at_least else found - target.value
         return max(0.0, gap / max(abs(target.value), 1e-12))
 
-    def of_run(self, records: Sequence[Record], rounds_to_target: float | None) -> float | None:
+    def of_run(self, columns: Columns, rounds_to_target: float | None) -> float | None:
         """The score of a whole run; one that misses its target is behind all that reach it."""
         if rounds_to_target is not None:
             return rounds_to_target
-        found = [one for record in records if (one := self.of_round(record)) is not None]
+        self._metric = primary(columns.names("metrics"), self._run.target)
+        values = columns.measured(self._metric or "")
+        found = [gap for one in values if (gap := self._gap(one)) is not None]
         if not found:
             return None
         return found[-1] if self._run.target is None else self._run.rounds * (1 + min(found))
@@ -232,7 +239,7 @@ def _try(
         memory.tell(trial, state=optuna.trial.TrialState.FAIL)  # so that a resumed search goes on
         raise
     else:
-        total = None if found.diverged else score.of_run(found.records, found.to_target("rounds"))
+        total = None if found.diverged else score.of_run(found.columns, found.to_target("rounds"))
         memory.tell(trial, total, state=cut if total is None else None)
     watch(Ended(trial.number))
     return found

@@ -6,18 +6,22 @@ import json
 import re
 import shutil
 import statistics
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
+from fedadmm.study import rundir
 from fedadmm.study.formatting import duration, number, size
 from fedadmm.study.outcome import Outcome
 from fedadmm.study.report import write_report
 from fedadmm.study.report.figures import MOST_POINTS, lines
 from fedadmm.study.report.panels import sections
 from fedadmm.study.report.tables import configuration, search_table
+from fedadmm.study.rundir import RunDir
 from support.commands import read_content as read
 from support.records import made
 from support.runs import TARGET
@@ -83,7 +87,7 @@ def test_rounds_to_target_agree_with_the_summaries(comparison: Path) -> None:
             spent = [
                 sum(
                     r["traffic"]["bytes_up"] + r["traffic"]["bytes_down"]
-                    for r in run.records[:rounds]
+                    for r in RunDir(run.directory).records()[:rounds]
                 )
                 for run, rounds in zip(runs, expected, strict=True)
             ]
@@ -113,7 +117,7 @@ def test_a_diverged_seed_is_told_and_stays_out_of_the_mean(comparison: Path) -> 
     curves = [
         line
         for line in lines(
-            content, sections(content)[0].axes, lambda record: record["metrics"].get("loss")
+            content, sections(content)[0].axes, lambda columns: columns.column("loss")
         )
         if line.label == "feddyn!"
     ]
@@ -125,12 +129,68 @@ def test_a_diverged_seed_is_told_and_stays_out_of_the_mean(comparison: Path) -> 
     assert wild[0].status.removeprefix("diverged").split(":")[0] in text
 
 
-def test_long_curves_are_thinned_with_both_ends(tmp_path: Path) -> None:
-    history = [made(t, loss=1 / t) for t in range(1, 2001)]
+def test_long_curves_are_thinned_and_their_tables_are_exact(tmp_path: Path) -> None:
+    accuracy = {1234: 0.95, 2345: 0.01}  # neither of them is a round that even steps show
+    history = [
+        made(
+            t,
+            test_accuracy=accuracy.get(t, 0.5 + t / 10000),
+            clients=[t % 7, t % 3],
+            bytes_up=t,
+            bytes_down=10,
+            seconds=0.25,
+        )
+        for t in range(1, 3001)
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(r) for r in history))
-    (line,) = sections(read(tmp_path))[0].panels[0].lines
-    assert len(line.y) == MOST_POINTS
-    assert (line.x["rounds"][0], line.x["rounds"][-1]) == (1, 2000)
+    target = {"metric": "test_accuracy", "value": 0.9, "at_least": True}
+    (tmp_path / "summary.json").write_text(json.dumps({"target": target}))
+    content = read(tmp_path)
+    (line,) = sections(content)[0].panels[0].lines
+    assert MOST_POINTS <= len(line.y) <= MOST_POINTS + 6
+    drawn = dict(zip(line.x["rounds"], line.y, strict=True))
+    assert drawn[1] == 0.5001
+    assert drawn[3000] == 0.8
+    assert {number: drawn[number] for number in accuracy} == accuracy
+    assert all(
+        drawn[number] == pytest.approx(0.5 + number / 10000) for number in drawn.keys() - accuracy
+    )
+
+    (row,) = content.results.rows
+    assert row.rounds.mean == 1234
+    assert row.bytes.mean == 1234 * 1235 / 2 + 1234 * 10
+    assert row.seconds.mean == 1234 / 4
+    assert row.final["test_accuracy"].mean == 0.8
+    assert content.runs[0].tally["bytes_up"] == 3000 * 3001 / 2
+    clients = next(section for section in sections(content) if section.name == "clients")
+    found = {panel.name: panel for panel in clients.panels}
+    met = [sum(client in (t % 7, t % 3) for t in range(1, 3001)) for client in range(7)]
+    both = sum(t % 7 == t % 3 for t in range(1, 3001))
+    assert sum(found["participation"].values) == sum(met) + both
+    assert found["participation"].values[3:] == met[3:]
+    assert "The first 200 rounds." in found["presence"].note
+
+
+def test_a_long_run_is_read_without_holding_its_records(
+    comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, *_) = records(comparison / "runs/fedavg-seed0")
+    text = "".join(json.dumps(one | {"round": t}) + "\n" for t in range(1, 3001))
+    (tmp_path / "metrics.jsonl").write_text(text)
+    monkeypatch.setattr(rundir, "_BLOCK", 10_000)  # ten records or so
+
+    def peak(reader: Callable[[], object]) -> int:
+        tracemalloc.start()
+        kept = reader()
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        del kept
+        return found
+
+    folder = RunDir(tmp_path)
+    assert folder.columns().tally(None)["rounds"] == len(folder.records()) == 3000
+    assert peak(folder.columns) < len(text) / 2
+    assert peak(folder.columns) < peak(folder.records) / 8
 
 
 @pytest.mark.parametrize("cut", [1, 7, 40])
@@ -141,7 +201,7 @@ def test_a_run_that_is_still_going(comparison: Path, tmp_path: Path, cut: int) -
     (run / "metrics.jsonl").write_bytes(data[:-cut])
     content = read(run)
     assert content.runs[0].code == "running"
-    assert len(content.runs[0].records) == data.count(b"\n")
+    assert content.runs[0].columns.count == data.count(b"\n")
     assert "running" in write_report(run).read_text()
 
 

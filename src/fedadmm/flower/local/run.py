@@ -67,7 +67,7 @@ def run_locally(
     partition = None if problem is None else partition_of(problem)
     method = None if problem is None else as_it_runs(config, problem)
     summary = partial(summarise, config, label=label, method=method)
-    folder.begin(config.tree, summary(folder.records()), partition)
+    folder.begin(config.tree, summary(folder.columns()), partition)
     deployment = replace(deployment, named=tls)
     app = write_configured(out / FOLDER / "app", config, deployment, out)
     # Sites must do with their own file: no process below finds the others' by chance.
@@ -141,7 +141,7 @@ def _close(folder: RunDir, summarised: Callable[..., Summary], run: Group) -> Su
         errors = [line for line in run.tail(200).splitlines() if "Error" in line]
         raise EngineError(f"the run ended without a result:\n{(errors or [run.tail()])[-1]}")
     ending = Ending(left["code"], left["status"])
-    summary = summarised(folder.records(), ending=ending, params_sha256=left["params_sha256"])
+    summary = summarised(folder.columns(), ending=ending, params_sha256=left["params_sha256"])
     summary |= {"network": left["network"], "best": left["best"]}
     summary["fitted"] |= left["fitted"]
     folder.close(summary)

@@ -130,7 +130,7 @@ def append(directory: Path, segment: int, end: int, client: int, data: bytes) ->
 
 def raw(directory: Path, place: Place) -> bytes:
     """The bytes of a record."""
-    return files.read_part(path_of(directory, place.segment), place.begin, place.size)
+    return files.read(path_of(directory, place.segment), place.begin, place.size)
 
 
 def existing(directory: Path) -> list[int]:
@@ -142,10 +142,10 @@ def existing(directory: Path) -> list[int]:
 def scan(directory: Path, segment: int) -> Iterator[tuple[int, Place]]:
     """The client and the place of every record in a segment; a torn end is left out."""
     path, begin = path_of(directory, segment), 0
-    while len(head := files.read_part(path, begin, _FRAME.size)) == _FRAME.size:
+    while len(head := files.read(path, begin, _FRAME.size)) == _FRAME.size:
         size, client, digest = _FRAME.unpack(head)
         begin += _FRAME.size
-        if size == 0 or not files.read_part(path, begin + size - 1, 1):
+        if size == 0 or not files.read(path, begin + size - 1, 1):
             return
         yield client, Place(segment, begin, size, digest)
         begin += size

@@ -41,7 +41,7 @@ from fedadmm.study import records
 from fedadmm.study.estimating import estimate
 from fedadmm.study.estimator.rows import Rows, categories, cells_of, groups_of, rows_of
 from fedadmm.study.methods import named_method
-from fedadmm.study.records import Summary, partition_of, tally
+from fedadmm.study.records import Columns, Summary, partition_of
 from fedadmm.study.report import write_report
 from fedadmm.study.rundir import RunDir, create
 
@@ -148,7 +148,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             "label": algorithm.name.rpartition(":")[2],
             "baseline": algorithm.baseline,
             "seed": self._seed,
-            **tally(self.history_, None),
+            **Columns(self.history_).tally(None),
         }
         options = self.get_params(deep=False) | {"lr": self.lr_, "model": self._model()}
         options["kind"] = type(self).__name__

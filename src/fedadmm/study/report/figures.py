@@ -9,23 +9,24 @@ page, both with a contrast of at least 3:1.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import NamedTuple
 
-from fedadmm.run.record import Record
-from fedadmm.study import records
+import numpy as np
+
+from fedadmm.run.record import OTHERS
 from fedadmm.study.outcome import Outcome
+from fedadmm.study.records import Columns, Numbers
 from fedadmm.study.rundir import RecordedRun
 
 PANEL_POINTS = 2600
 """The points that the curves of a panel share: longer ones are thinned, so that a page stays small
-however much is compared."""
+however much is compared.  A curve's extremes are drawn besides."""
 MOST_POINTS = 400
 """The longest curve, which a panel with few curves allows; more than a screen resolves."""
 
-Value = Callable[[Record], float | None]
+Value = Callable[[Columns], Numbers]
+"""What is drawn: a number for every record, NaN where there is none."""
 
 
 class Axis(NamedTuple):
@@ -54,12 +55,12 @@ class Line(NamedTuple):
 
 def axes(runs: Sequence[RecordedRun]) -> list[Axis]:
     """Rounds, bytes, time, and the simulated time of asynchronous runs."""
-    most_bytes = max((records.sent(run.records) for run in runs), default=0)
+    most_bytes = max((run.tally["bytes_up"] + run.tally["bytes_down"] for run in runs), default=0)
     found = [Axis("rounds", "rounds")]
     if most_bytes:
         unit, divisor = _unit(most_bytes, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
         found.append(Axis("bytes", f"communication, up and down ({unit})", divisor))
-    seconds = max((records.total(run.records, "clock", "seconds") for run in runs), default=0.0)
+    seconds = max((run.tally["seconds"] for run in runs), default=0.0)
     if seconds:
         unit, divisor = _unit(seconds, (("h", 3600.0), ("min", 60.0), ("s", 1.0)))
         found.append(Axis("time", f"training time without evaluation ({unit})", divisor))
@@ -80,56 +81,50 @@ def lines(content: Outcome, known: list[Axis], value: Value, part: str = "") -> 
         healthy = [run for run in runs if not run.diverged]
         groups = [(healthy, False), *(([run], True) for run in runs if run.diverged)]
         for group, ended in groups:
-            tracks = [_track(run, known, value) for run in group]
-            measured = [track for track in tracks if track]
-            if measured:
-                line = _mean(label, known, measured, points)
+            line = _mean(label, known, group, value, points)
+            if line is not None:
                 result.append(line._replace(ended=ended, part=part))
     return result
 
 
 def besides(name: str) -> Value:
     """The value of a number that is no metric."""
-    return lambda record: records.besides(record, name)
+    return lambda columns: columns.column(name, *OTHERS)
 
 
-Track = dict[int, tuple[float, list[float]]]
-"""Round -> (value, position on every axis)."""
+def _mean(
+    label: str, known: list[Axis], runs: Sequence[RecordedRun], value: Value, most: int
+) -> Line | None:
+    """Mean, lowest and highest over the runs that measured a round; None if none did."""
+    tracks = []
+    for run in runs:
+        rows = [value(run.columns), *(run.spent[axis.name] / axis.divisor for axis in known)]
+        kept = np.isfinite(rows[0]) & (run.spent["rounds"] > 0)
+        if kept.any():
+            tracks.append((run.spent["rounds"][kept], np.array(rows)[:, kept]))
+    if not tracks:
+        return None
+    rounds = np.unique(np.concatenate([own for own, _ in tracks]))
+    found = np.full((len(tracks), 1 + len(known), len(rounds)), np.nan)
+    for place, (own, table) in enumerate(tracks):
+        found[place][:, np.searchsorted(rounds, own)] = table
+    y, *x = np.nanmean(found, axis=0)
+    low, high = np.nanmin(found[:, 0], axis=0), np.nanmax(found[:, 0], axis=0)
+    shown = np.arange(len(rounds))
+    if len(rounds) > most:  # evenly, with the first and the last, and the extremes
+        shown = np.rint(np.arange(most) * (len(rounds) - 1) / (most - 1)).astype(int)
+        ends = [place(one) for one in (y, low, high) for place in (np.argmin, np.argmax)]
+        shown = np.union1d(shown, ends)
 
+    def drawn(values: Numbers) -> list[float]:
+        return [short(one) for one in values[shown]]
 
-def _track(run: RecordedRun, known: list[Axis], value: Value) -> Track:
-    track: Track = {}
-    for record, (moved, seconds) in zip(run.records, run.spent, strict=True):
-        number = record["round"]
-        y = value(record)
-        if number and y is not None and math.isfinite(y):
-            where = {
-                "rounds": number,
-                "bytes": moved,
-                "time": seconds,
-                "virtual": records.besides(record, "virtual_time") or 0.0,
-            }
-            track[number] = (y, [where[axis.name] / axis.divisor for axis in known])
-    return track
-
-
-def _mean(label: str, known: list[Axis], tracks: list[Track], most: int) -> Line:
-    """Mean, lowest and highest over the tracks that reach a round."""
-    rounds: list[int] = sorted(set().union(*tracks))
-    if len(rounds) > most:  # evenly, with the first and the last
-        rounds = [rounds[round(i * (len(rounds) - 1) / (most - 1))] for i in range(most)]
-    points = [[track[number] for track in tracks if number in track] for number in rounds]
-    values = [[value for value, _ in point] for point in points]
-    spread = len(tracks) > 1
     return Line(
         label=label,
-        x={
-            axis.name: [short(fmean([where[i] for _, where in point])) for point in points]
-            for i, axis in enumerate(known)
-        },
-        y=[short(fmean(group)) for group in values],
-        low=[short(min(group)) for group in values] if spread else [],
-        high=[short(max(group)) for group in values] if spread else [],
+        x={axis.name: drawn(values) for axis, values in zip(known, x, strict=True)},
+        y=drawn(y),
+        low=drawn(low) if len(tracks) > 1 else [],
+        high=drawn(high) if len(tracks) > 1 else [],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
@@ -16,8 +17,8 @@ from fedadmm.study.rundir import RecordedRun
 
 MOST_CLIENTS = 500
 """Figures with one mark a client show at most this many of them."""
-MOST_ROWS, MOST_ROUNDS = 100, 200
-"""This many clients and rounds fit into a picture of who took part when."""
+MOST_ROWS = 100
+"""This many clients fit into a picture of who took part when."""
 MOST_PICTURES = 4
 
 
@@ -40,8 +41,7 @@ def client_panels(content: Outcome) -> Iterator[Panel]:
         names = partition.names[:MOST_CLIENTS]
         yield Bars("sizes", "Client sizes", note, "rows", sizes, names)
     known = partition.clients if partition else 0  # or as many as took part
-    seen = (i for run in content.runs for record in run.records for i in records.clients(record))
-    clients = max(known, max(seen, default=-1) + 1)
+    clients = max(known, *(run.columns.clients for run in content.runs))
     yield from _participation(content, clients)
     yield from _presence(content, clients)
 
@@ -72,28 +72,22 @@ def _participation(content: Outcome, clients: int) -> Iterator[Panel]:
 def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
     """How often each client took part, a mean over the seeds that did not diverge."""
     healthy = [run for run in runs if not run.diverged] or runs
-    counts = [0] * clients
-    for run in healthy:
-        for record in records.rounds(run.records):
-            for client in records.clients(record):
-                counts[client] += 1
-    return [short(count / len(healthy)) for count in counts]
+    counts = sum((run.columns.took_part for run in healthy), Counter[int]())
+    return [short(counts[client] / len(healthy)) for client in range(clients)]
 
 
 def _presence(content: Outcome, clients: int) -> Iterator[Panel]:
     """Who took part when, in the first run of each method; once where all met the same clients."""
-    met = {
-        label: {r["round"]: frozenset(records.clients(r)) for r in records.rounds(runs[0].records)}
-        for label, runs in content.labels.items()
-    }
-    met = {label: cohorts for label, cohorts in met.items() if any(cohorts.values())}
-    alike = all(cohorts == next(iter(met.values())) for cohorts in met.values())
-    for label, cohorts in list(met.items())[: 1 if alike else MOST_PICTURES]:
-        if all(len(cohort) == clients for cohort in cohorts.values()):
+    first = {label: runs[0] for label, runs in content.labels.items()}
+    met = {label: run for label, run in first.items() if run.columns.took_part}
+    pictures = [run.columns.cohorts for run in met.values()]
+    alike = all(one == pictures[0] for one in pictures)
+    for label, run in list(met.items())[: 1 if alike else MOST_PICTURES]:
+        cohorts, counts = run.columns.cohorts, run.columns.took_part
+        if all(counts[client] == run.tally["rounds"] for client in range(clients)):
             continue  # all clients in every round, which the participation shows
-        shown = list(cohorts)[:MOST_ROUNDS]
         values = [
-            [float(client in cohorts[number]) for number in shown]
+            [float(client in cohort) for cohort in cohorts.values()]
             for client in range(min(clients, MOST_ROWS))
         ]
         names = content.partition.names if content.partition else []
@@ -101,11 +95,11 @@ def _presence(content: Outcome, clients: int) -> Iterator[Panel]:
         note = "A mark where a client took part in a round"
         note += f", with seed {content.labels[label][0].seed}." if len(content.runs) > 1 else "."
         note += _limit(len(values), clients)
-        note += f" The first {len(shown)} rounds." if len(cohorts) > len(shown) else ""
+        note += f" The first {len(cohorts)} rounds." if run.tally["rounds"] > len(cohorts) else ""
         name, title = "presence", "Who took part when"
         if not alike:
             name, title = f"presence-{label}", f"{title}: {content.names[label]}"
-        columns = [str(number) for number in shown]
+        columns = [str(number) for number in cohorts]
         yield Heat(name, title, note, "client", "", rows, values, columns, "round")
 
 
@@ -133,8 +127,7 @@ def _means(runs: list[RecordedRun], base: str) -> dict[int, float]:
     """Client -> its last value, a mean over the seeds that did not diverge."""
     lists: list[list[float | None]] = []
     for run in runs:
-        own = (one.get("clients", {}).get(f"{base}_by_client") for one in reversed(run.records))
-        lists += [] if run.diverged else [next(filter(None, own), [])]
+        lists += [] if run.diverged else [run.columns.by_client.get(f"{base}_by_client", [])]
     clients = range(min(map(len, lists), default=0))
     columns = {client: [values[client] for values in lists] for client in clients}
     return {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-from fedadmm.run.record import Record, as_number, profile
+import numpy as np
+
+from fedadmm.run.record import OTHERS, PHASES
 from fedadmm.study import formatting, records
 from fedadmm.study.outcome import Outcome
+from fedadmm.study.records import Columns, Numbers
 from fedadmm.study.report.figures import (
     Axis,
     Bars,
@@ -31,11 +33,7 @@ from fedadmm.study.report.overview import (
     rank_panels,
     sweep_sections,
 )
-from fedadmm.study.rundir import RecordedRun
 
-STRIP_BARS = 240
-"""This many pieces of work fit into a strip that can still be read."""
-STRIP_CLIENTS = 30
 MOST_STRIPS = 4
 
 
@@ -120,18 +118,10 @@ def _constant(content: Outcome, panel: Lines) -> str:
 
 def metric_names(content: Outcome) -> list[str]:
     """The evaluated metrics: accuracies first, then losses, in the order they were recorded."""
-    names = dict.fromkeys(
-        name
-        for run in content.runs
-        for record in run.records
-        for name in record["metrics"]
-        if records.value(record, name) is not None
-    )
-    if all(
-        records.value(record, "loss") == records.value(record, "objective")
-        for run in content.runs
-        for record in run.records
-    ):
+    columns = [run.columns for run in content.runs]
+    names = dict.fromkeys(name for one in columns for name in one.names("metrics"))
+    pairs = [(one.column("loss"), one.column("objective")) for one in columns]
+    if all(np.array_equal(loss, objective, equal_nan=True) for loss, objective in pairs):
         names.pop("objective", None)
     return sorted(names, key=lambda name: ("accuracy" not in name, "loss" not in name))
 
@@ -160,12 +150,7 @@ def _more(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     names = metric_names(content)
     unknown = [n for n in names if not records.metric(n).known and n not in _fair(names)]
     further = dict.fromkeys(
-        name
-        for run in content.runs
-        for record in run.records
-        for group in (record.get("callbacks", {}), record.get("network", {}))
-        for name, found in group.items()
-        if as_number(found) is not None
+        name for run in content.runs for name in run.columns.names("callbacks", "network")
     )
     for get, found in ((_metric, unknown), (besides, further)):
         families: dict[str, list[str]] = {}
@@ -198,7 +183,7 @@ def _panel(
     positive = min(values) > 0 and not about.share
     wide = positive and max(values) > 50 * min(values)
     clashes = get is _metric and any(
-        names[0] in records.ambiguous(record) for run in content.runs for record in run.records
+        names[0] in run.columns.names("", *OTHERS) for run in content.runs
     )
     yield Lines(
         name=f"metrics.{names[0]}" if clashes else names[0],
@@ -211,7 +196,7 @@ def _panel(
 
 
 def _metric(name: str) -> Value:
-    return lambda record: records.value(record, name)
+    return lambda columns: columns.column(name)
 
 
 class Curves(NamedTuple):
@@ -230,25 +215,25 @@ class Curves(NamedTuple):
 
 
 def _quantile(group: str, name: str, index: int) -> Value:
-    """One of three quantiles; None where a record has none, or the method no penalty."""
+    """One of three quantiles; NaN where a record has none, or the method no penalty."""
 
-    def value(record: Record) -> float | None:
-        found = [q for q in cast(Any, record)[group].get(name, ()) if q is not None]
-        positive = group == "clock" or min(found, default=0) > 0
-        return found[index] if len(found) == 3 and positive else None
+    def value(columns: Columns) -> Numbers:
+        low, found = (columns.column(f"{name}.{place}", group) for place in (0, index))
+        return np.where((low > 0) | (group == "clock"), found, np.nan)
 
     return value
 
 
 def _residual(name: str, note: str) -> Curves:
-    def value(record: Record) -> float | None:  # a log axis has no place for zero
-        return records.besides(record, name) or None
+    def value(columns: Columns) -> Numbers:  # a log axis has no place for zero
+        found = columns.column(name, *OTHERS)
+        return np.where(found == 0, np.nan, found)
 
     return Curves(name, records.metric(name).title, note, [value], log=True, diverged=True)
 
 
 def _spent(name: str, title: str, note: str) -> Curves:
-    return Curves(name, title, note, [partial(records.privacy, name=name)], diverged=True)
+    return Curves(name, title, note, [lambda own: own.column(name, "privacy")], diverged=True)
 
 
 def _mean(name: str, title: str, note: str, share: bool = False) -> Curves:
@@ -334,10 +319,14 @@ def _curves(content: Outcome, rounds: list[Axis], section: str) -> Iterator[Pane
 def _work(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     """What the participants did, and where the time of a round went."""
     yield from _curves(content, rounds, "work")
-    history = [record for run in content.runs for record in run.records]
-    found = profile(history)
+    columns = [run.columns for run in content.runs]
+    totals = {
+        phase: sum(one.total("clock", f"{phase}_seconds") for one in columns) for phase in PHASES
+    }
+    found = {phase: seconds for phase, seconds in totals.items() if seconds}
     if found:
-        values = [short(1000 * seconds / len(history)) for seconds in found.values()]
+        done = sum(one.count for one in columns)
+        values = [short(1000 * seconds / done) for seconds in found.values()]
         note = "Milliseconds of a round on average over all runs; callbacks write this page's data."
         yield Bars("profile", "Where the time went", note, "ms a round", values, [*found], "phase")
 
@@ -345,8 +334,7 @@ def _work(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
 def _clock(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     """What a virtual clock tells: delays, idle time, and who worked when."""
     yield from _curves(content, rounds, "clock")
-    history = (record["clock"] for run in content.runs for record in run.records)
-    counts = Counter(delay for clock in history for delay in clock.get("delays", ()))
+    counts = sum((run.columns.delays for run in content.runs), Counter[int]())
     if counts:
         delays = range(max(counts) + 1)
         note = "How many replies came with each delay, in server steps."
@@ -358,7 +346,8 @@ def _clock(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
 def _strips(content: Outcome) -> Iterator[Strip]:
     """The first pieces of work of each label's first run."""
     for label, runs in list(content.labels.items())[:MOST_STRIPS]:
-        bars = _bars(runs[0])
+        pieces = runs[0].columns.pieces
+        bars = [[client, short(begin), short(end), folded] for client, begin, end, folded in pieces]
         if not bars:
             continue
         clients = sorted({int(bar[0]) for bar in bars})
@@ -367,20 +356,6 @@ def _strips(content: Outcome) -> Iterator[Strip]:
         own = f": {content.names[label]}" if len(content.labels) > 1 else ""
         title = f"Who worked when{own}"
         yield Strip(name, title, note, label, clients, bars)
-
-
-def _bars(run: RecordedRun) -> list[list[float]]:
-    chosen: set[float] = set()
-    bars: list[list[float]] = []
-    for record in run.records:
-        for client, begin, end, folded in record["clock"].get("intervals", ()):
-            if client not in chosen and len(chosen) == STRIP_CLIENTS:
-                continue
-            chosen.add(client)
-            bars.append([client, short(begin), short(end), folded])
-            if len(bars) == STRIP_BARS:
-                return bars
-    return bars
 
 
 def _trials(content: Outcome) -> Iterator[Panel]:
