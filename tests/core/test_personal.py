@@ -171,8 +171,10 @@ def test_every_engine(engine, name, personal):
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_resumed(kind, tmp_path):
-    options = {"personal": DITTO, "algorithm": fa.FedAvg()}
+@pytest.mark.parametrize("personal", PERSONAL)
+def test_resumed(personal, kind, tmp_path):
+    options = {"personal": PERSONAL[personal], "algorithm": fa.AlignedADMM(RHO)}
+    options |= {"problem": PROBLEMS["tanh"](), "solver": fa.Adam(0.02, 4, moments="kept")}
     result = resumable.interrupted(tmp_path, 5, kind=kind, **options)()
     expected = resumable.run(8, **options)
     resumable.assert_continued(result, expected, 5)

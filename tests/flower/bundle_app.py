@@ -15,10 +15,12 @@ import torch
 from flwr.app import ConfigRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+from torch import nn
 
 import fedadmm as fa
 from fedadmm.core.codec import decode, encode
 from fedadmm.core.masking import new_identity, new_share
+from fedadmm.core.objectives.losses import binary_cross_entropy
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
@@ -46,7 +48,10 @@ ALGORITHMS = {
     "fedadmm-insa": fa.FedADMMInSa(beta=1.0),
     "feddr": fa.FedDR(eta=1.0),
     "async-feddr": fa.AsyncFedDR(eta=1.0),
+    "ditto": fa.FedAvg(),
+    "layers": fa.FedAvg(),
 }
+PERSONAL = {"ditto": fa.Ditto(0.3), "layers": fa.OwnLayers(["bias"])}
 
 
 def objective(client):
@@ -54,6 +59,12 @@ def objective(client):
     rows = torch.randn(30, DIMENSION, generator=generator) + 0.4 * client
     truth = torch.randn(DIMENSION, generator=torch.Generator().manual_seed(client))
     return fa.LogisticRegression(rows, (rows @ truth > 0).float(), ridge=0.05)
+
+
+def network(client):
+    """The same labels for one layer with a bias, which has as many parameters."""
+    rows, targets = objective(client).features[:, 1:], objective(client).targets
+    return fa.ModelObjective(nn.Linear(DIMENSION - 1, 1), binary_cross_entropy, rows, targets)
 
 
 def federation(name, clients=3, rounds=3, cohort=3, patience=(60.0, 20.0), start=0.0, **changes):
@@ -64,6 +75,7 @@ def federation(name, clients=3, rounds=3, cohort=3, patience=(60.0, 20.0), start
         initial=torch.linspace(-1, 1, DIMENSION) + start,
         solver=fa.SGD(lr=0.1, batch_size=10),
         stop=fa.Epochs(2),
+        personal=PERSONAL.get(name),
         sampler=fa.UniformSampling(cohort),
         patience=Patience(start=120.0, round=patience[0], resend=patience[1]),
         **changes,
@@ -305,5 +317,6 @@ def train(message, context):
     if "test" in message.content:
         name = message.content["test"]["algorithm"]
     settings = federation(name, **settings_of(context.run_config))
-    app = client_app(settings, lambda c: objective(c.node_config["partition-id"]))
+    own = network if name in PERSONAL else objective
+    app = client_app(settings, lambda c: own(c.node_config["partition-id"]))
     return app(message, context)

@@ -151,20 +151,21 @@ class Stage:
         places = {"server": self.folder / "server" / self.name}
         places |= {f"site-{c}": self.folder / f"site-{c}" for c in range(self.clients)}
         for link, target in places.items():
-            if not (folder / link).exists():
-                (folder / link).symlink_to(target)
+            (folder / link).unlink(missing_ok=True)
+            (folder / link).symlink_to(target)
         return folder
 
 
 def simulated(stage, settings, trace=None):
     run = settings.experiment
-    clients = [stage.module.objective(c) for c in range(settings.clients)]
+    make = stage.module.objective if run.local.personal is None else stage.module.network
+    clients = [make(client) for client in range(settings.clients)]
     problem = fa.Problem(clients, initial=run.problem.initial)
     sampler = run.sampler if trace is None else fa.TraceSampling(trace)
     nothing = fa.Evaluation(objective=False, test=False)
     one_by_one = replace(run, engine=fa.Sequential())  # as sites are
     chosen = replace(one_by_one, problem=problem, sampler=sampler, evaluate=nothing)
-    return fa.simulate(chosen).params
+    return fa.simulate(chosen)
 
 
 def result(stage, name):

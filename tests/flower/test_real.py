@@ -18,13 +18,13 @@ from fedadmm.flower.local.keys import make_certificates, make_node_key
 from fedadmm.flower.local.processes import free_ports
 from fedadmm.study.rundir import RunDir
 
-from .harness import check_invariant, server_on_disk
+from .harness import check_invariant, records_on_disk, server_on_disk
 from .real import Stage, nothing_left, result, simulated
 
 pytestmark = pytest.mark.timeout(900)
 SLOW = {"round_timeout": 300.0, "resend_after": 150.0}
 """Patience for machines with other things to do: nobody may be left out by haste."""
-NAMES = ("fedavg", "scaffold", "fedadmm", "fedadmm-insa", "feddr")
+NAMES = ("fedavg", "scaffold", "fedadmm", "fedadmm-insa", "feddr", "ditto", "layers")
 
 
 def equal_to_simulate(stage, names):
@@ -35,7 +35,14 @@ def equal_to_simulate(stage, names):
         settings = stage.module.federation(name, clients=3, rounds=2, cohort=2)
         assert stage.finished(name), run.tail(40)
         wanted = simulated(stage, settings)
-        assert torch.allclose(result(stage, name), wanted, rtol=0, atol=1e-6)
+        assert torch.allclose(result(stage, name), wanted.params, rtol=0, atol=1e-6)
+        stage.name = name
+        records = records_on_disk(settings, stage.layout())
+        for client in wanted.clients:
+            kept = wanted.clients.record(client).memory
+            assert (kept is None) == (name not in stage.module.PERSONAL)
+            for ours, theirs in zip(kept or (), records[client].memory or (), strict=True):
+                assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
 def test_with_tls_and_keys_equal_to_simulate(tmp_path):
@@ -47,7 +54,7 @@ def test_with_tls_and_keys_equal_to_simulate(tmp_path):
 
 
 @pytest.mark.release
-def test_five_methods_are_equal_to_simulate_and_closed_to_strangers(tmp_path):
+def test_methods_are_equal_to_simulate_and_closed_to_strangers(tmp_path):
     stage = Stage(tmp_path, clients=3, tls=True)
     with stage.ground as ground:
         ground.start()
@@ -166,7 +173,7 @@ def test_sites_that_die_around_a_masked_sum_lose_nothing(tmp_path):
     trace = [list(record["cohort"]["clients"]) for record in records]
     settings = stage.module.federation("fedadmm", clients=4, rounds=len(records), cohort=4)
     assert len(trace[-1]) == 4
-    wanted = simulated(stage, settings, trace)
+    wanted = simulated(stage, settings, trace).params
     assert torch.allclose(result(stage, "fedadmm"), wanted, rtol=0, atol=2e-6)
 
 
@@ -200,7 +207,7 @@ def test_real_sites_answer_no_set_that_is_not_right(tmp_path):
         assert all(words[name] in reason for reason in found["refused"].values()), found
     assert [record["cohort"]["clients"] for record in stage.records()] == [[0, 1, 2, 3]] * 3
     settings = stage.module.federation("fedadmm", clients=4, rounds=3, cohort=4)
-    wanted = simulated(stage, settings)
+    wanted = simulated(stage, settings).params
     assert torch.allclose(result(stage, "fedadmm"), wanted, rtol=0, atol=2e-6)
     for client, lines in ledgers.items():  # one upload a round left, whatever the server asked
         assert [line["kind"] for line in lines].count("masked") == 3, client

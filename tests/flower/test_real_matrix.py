@@ -69,7 +69,7 @@ def _ledger(config):
 
 def equal(stage, settings, trace):
     check_versions(settings, stage.layout(), trace)
-    wanted = simulated(stage, settings, trace)
+    wanted = simulated(stage, settings, trace).params
     assert torch.allclose(result(stage, "fedadmm"), wanted, rtol=0, atol=1e-6)
 
 

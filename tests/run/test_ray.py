@@ -19,6 +19,7 @@ from fedadmm.run.engines.ray_engine import Ray, packed, unpacked
 from fedadmm.run.plan import RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore
 from support import minimal
+from support.engines import PROBLEMS
 from support.faulty import Broken, Deadly, federation_with
 from support.models import small_federation
 from support.resumable import fingerprints, problem, run, stopping_after, untimed
@@ -98,6 +99,18 @@ def test_what_leaves_a_client_is_the_same() -> None:
         "upload": [fa.AdaptiveClip(0.1), fa.TopK(3), fa.Quantise(4)],
     }
     assert_close(run(5, engine=ENGINE, **options), run(5, **options))
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("personal", [fa.Ditto(0.3), fa.OwnLayers(["2.*"])], ids=str)
+def test_what_clients_keep_for_themselves_equals_sequential(personal: Any) -> None:
+    options: Any = {"algorithm": fa.FedAvg(), "problem": PROBLEMS["tanh"](), "personal": personal}
+    found, wanted = run(5, engine=ENGINE, **options), run(5, **options)
+    assert_close(found, wanted)
+    for client in wanted.clients:
+        torch.testing.assert_close(
+            found.personal(client), wanted.personal(client), rtol=0, atol=1e-9
+        )
 
 
 @pytest.mark.release

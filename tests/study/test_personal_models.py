@@ -96,22 +96,41 @@ def test_a_gain_is_better_when_it_is_larger() -> None:
     assert metric("test_loss_gain_worst").title == title
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-def test_an_exported_own_model_is_that_of_the_run(tmp_path: Path, store: str) -> None:
+PERSONAL: dict[str, Any] = {
+    "fedadmm": {"algorithm": {"name": "fedadmm", "rho": 1.0}},
+    "ditto": {"algorithm": {"name": "fedavg"}, "local": {"personal": {"name": "ditto"}}},
+    "layers": {
+        "algorithm": {"name": "fedavg"},
+        "local": {"personal": {"name": "layers", "stay": ["3.*"]}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kept", "store"),
+    [("fedadmm", "memory"), ("fedadmm", "disk"), ("ditto", "memory"), ("layers", "disk")],
+)
+def test_an_exported_own_model_is_that_of_the_run(tmp_path: Path, store: str, kept: str) -> None:
+    """Of the last round, although another one has the best global model."""
     problem = {"name": "digits", "clients": 4, "max_train": 80, "max_test": 40}
-    own = {"algorithm": {"name": "fedadmm", "rho": 1.0}, "sampler": {"name": "uniform", "size": 2}}
+    own = PERSONAL[kept] | {"sampler": {"name": "uniform", "size": 2}}
     solver = {"name": "sgd", "lr": 0.1, "batch_size": 10}
-    tree = own | {"rounds": 2, "problem": problem, "local": {"solver": solver}}
+    local = {"solver": solver} | own.get("local", {})
+    rounds = 3 if kept == "layers" else 2
+    tree = own | {"rounds": rounds, "problem": problem, "local": local}
     tree |= {"store": {"name": store}, "evaluate": {"objective": False}}
     config = write_small(tmp_path / "c.toml", **tree)
     folder = tmp_path / "out"
     assert call("run", config, "--out", folder, "--no-report").exit_code == 0
+    best = RunDir(folder).best()
+    assert best is not None
+    assert (best["round"] < rounds) == (kept == "layers")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     result = fa.simulate(resolve(RunDir(folder).config()))
     client = max(result.clients)
     said = call("export", folder, "--format", "state-dict", "--client", client)
     assert said.exit_code == 0, said.stderr
-    assert f"client {client}'s own model, round 2" in " ".join(said.stdout.split())
+    assert f"client {client}'s own model, round {rounds}" in " ".join(said.stdout.split())
     path = folder / f"client-{client}-state_dict.pt"
     exported = torch.load(path, weights_only=True)
     vector = torch.cat([tensor.reshape(-1) for tensor in exported.values()])
@@ -137,9 +156,10 @@ def test_the_report_shows_every_clients_gain(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_site_are_predicted_by_its_own_model() -> None:
-    """Two sites with opposite slopes: one line is right for neither."""
+    """Two sites with opposite slopes: one line is right for neither, one intercept for both."""
     draws = np.random.default_rng(0)
     x = draws.normal(size=(80, 1))
+    x -= np.tile([x[::2].mean(), x[1::2].mean()], 40)[:, None]
     site = np.array(["north", "south"])[np.arange(80) % 2]
     y = np.where(site == "north", 1.0, -1.0) * x[:, 0]
     options = {"batch_size": None, "epochs": 20, "lr": 0.5, "rounds": 2}
@@ -155,6 +175,11 @@ def test_rows_of_a_site_are_predicted_by_its_own_model() -> None:
     classes = fa.FederatedClassifier(fa.FedADMM(0.01), **options).fit(x, y > 0, groups=site)
     assert (classes.predict(x, groups=site) == (y > 0)).mean() > 0.95
     assert (classes.predict(x) == (y > 0)).mean() < 0.8
+    for personal in (fa.Ditto(0.01), fa.OwnLayers(["*.weight"])):
+        line = fa.FederatedRegressor("fedavg", personal=personal, **options)
+        line.fit(x, y, groups=site).partial_fit(x, y, groups=site, rounds=2)
+        assert abs(np.corrcoef(line.predict(x), y)[0, 1]) < 0.5
+        np.testing.assert_allclose(line.predict(x, groups=site), y, atol=0.1)
     usual = fa.FederatedClassifier(rounds=1).fit(x, y > 0, groups=site)
     with pytest.raises(ParameterError, match="groups is given, but AlignedADMM keeps no model"):
         usual.predict(x, groups=site)

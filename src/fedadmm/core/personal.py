@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 Solve = Callable[[LocalProblem, Any, str], tuple[LocalResult, "list[SolveInfo]"]]
 """Solve a problem of one client or a stack in a context; a purpose gives it mini-batches of its
 own."""
+Worked = tuple[LocalResult, Tensor, "list[SolveInfo]"]
+"""The method's result, what is kept now, and how the solves went."""
+
+
+class Work(NamedTuple):
+    """The local work of a client in a round, or that of a stack."""
+
+    run: Solve
+    problem: LocalProblem
+    kept: Tensor
+    context: SolveContext
+    flat: FlatModule | None
 
 
 @role("personal")
@@ -47,7 +59,7 @@ class Personal(Part, ABC):
         assert context.memory is not None, "every client of a run has a record"
         kept, *own = context.memory
         context = context._replace(memory=tuple(own) or None)
-        result, kept, infos = self.solve(run, problem, kept, context, flat)
+        result, kept, infos = self.solve(Work(run, problem, kept, context, flat))
         return result._replace(memory=(kept, *(result.memory or ()))), infos
 
     @abstractmethod
@@ -55,15 +67,8 @@ class Personal(Part, ABC):
         """What a client keeps before its first round."""
 
     @abstractmethod
-    def solve(
-        self,
-        run: Solve,
-        problem: LocalProblem,
-        kept: Tensor,
-        context: SolveContext,
-        flat: FlatModule | None,
-    ) -> tuple[LocalResult, Tensor, list[SolveInfo]]:
-        """The method's result, what is kept now, and how the solves went."""
+    def solve(self, work: Work) -> Worked:
+        """Train the method's model and what is kept."""
 
     @abstractmethod
     def own_model(self, kept: Tensor, theta: Tensor) -> Tensor:
@@ -96,14 +101,8 @@ class Ditto(Personal):
     def first(self, params: Tensor) -> Tensor:
         return params
 
-    def solve(
-        self,
-        run: Solve,
-        problem: LocalProblem,
-        kept: Tensor,
-        context: SolveContext,
-        flat: FlatModule | None,
-    ) -> tuple[LocalResult, Tensor, list[SolveInfo]]:
+    def solve(self, work: Work) -> Worked:
+        run, problem, kept, context, flat = work
         result, infos = run(problem, context, "")
         params = result.params.clone()  # the second solve may use its memory
         buffers = None if flat is None else flat.buffers()
@@ -166,19 +165,12 @@ class OwnLayers(Personal):
     def first(self, params: Tensor) -> Tensor:
         return torch.zeros_like(params)
 
-    def solve(
-        self,
-        run: Solve,
-        problem: LocalProblem,
-        kept: Tensor,
-        context: SolveContext,
-        flat: FlatModule | None,
-    ) -> tuple[LocalResult, Tensor, list[SolveInfo]]:
+    def solve(self, work: Work) -> Worked:
+        run, problem, kept, context, flat = work
         stays = self._mask(flat, kept)
         centre = None if problem.centre is None else problem.centre + kept
-        result, infos = run(
-            problem._replace(start=problem.start + kept, centre=centre), context, ""
-        )
+        shifted = problem._replace(start=problem.start + kept, centre=centre)
+        result, infos = run(shifted, context, "")
         own = torch.where(stays, result.params - problem.start, 0.0)
 
         def without(gradient: Tensor | None) -> Tensor | None:

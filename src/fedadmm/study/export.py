@@ -112,7 +112,7 @@ def restore(directory: Path, last: bool = False, client: int | None = None) -> R
             f"{directory}: holds no config.toml, so that it is not known which module its vector "
             "belongs to; name the folder of one run"
         )
-    model = folder.model(last)
+    model = folder.model(last or client is not None)
     chosen = resolve(config.read(str(directory)), f"{directory}: ")
     problem = chosen.load_problem()
     if client is not None:

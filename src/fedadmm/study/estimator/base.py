@@ -23,6 +23,7 @@ from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import evaluation_parts
 from fedadmm.core.outputs import ParticipantsMean
+from fedadmm.core.personal import Personal
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import Algorithm, AnyAlgorithm, Regularizer
 from fedadmm.core.sampling import UniformSampling
@@ -70,6 +71,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         clients: int = 5,
         preparation: Literal["from-sums", "as-is"] = "from-sums",
         regularizer: Regularizer | None = None,
+        personal: Personal | None = None,
         engine: str | EngineChoice | None = None,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
@@ -83,6 +85,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self.clients = clients
         self.preparation = preparation
         self.regularizer = regularizer
+        self.personal = personal
         self.engine = engine
         self.random_state = random_state
 
@@ -280,6 +283,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             sampler=None if everybody else UniformSampling(float(self.participation)),
             solver=SGD(lr=self.lr_, batch_size=self.batch_size),
             stop=Epochs(self.epochs),
+            personal=self.personal,
             seed=self._seed,
             initial=start,
             engine=self.engine,
@@ -324,7 +328,8 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         if not self._own:
             raise ParameterError(
                 f"{owner}: groups is given, but {type(self._algorithm()).__name__} keeps no model "
-                "of each client; use a method that does: 'fedadmm', 'feddr' or 'fedpd'"
+                "of each client; use a method that does ('fedadmm', 'feddr', 'fedpd'), or "
+                "personal=Ditto()"
             )
         names = np.array([str(one) for one in groups_of(owner, groups, len(inputs))])
         unknown = sorted({*names.tolist()} - {*self._own})
