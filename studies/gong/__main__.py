@@ -1,11 +1,11 @@
-"""The cells of gong-worlds and gong-ladder at the paper's size: CNN 1, MNIST, 100 clients.
+"""The cells of gong-worlds and gong-ladder at the paper's size: CNN 1, 100 or 1,000 clients.
 
     OMP_NUM_THREADS=1 python -m studies.gong studies/gong/results [CELL ...] [--seeds 3]
 
 A cell is SETTING-METHOD of the recipe gong-worlds, as `released-iid-printed`, or
 SETTING-ladder-RUNG of gong-ladder; `*` means any text.  The recipes say what is run; this
 program says how, because a round takes ten seconds and more: it searches the learning rate on seed
-1000 by successive halving over the paper's values, stops each seed at 97 % and keeps checkpoints of
+1000 by successive halving over the paper's values, stops each seed at its target and keeps checkpoints of
 unfinished runs.  A finished search or run is a file in the folder and is not run again.
 """
 
@@ -34,7 +34,6 @@ RATES = (0.01, 0.1, 0.2, 0.5)
 HALVES = {"iid": (2, 5), "shards": (4, 12)}
 """Rounds of the two halves of the search; two shards need more, until accuracies mean something."""
 CAP = 60
-TARGET = 0.97
 HOW = {"threads": 1, "checkpoint.every": 5}
 RUNGS = ("momentum", "upload", "epochs", "duals")
 """Those between FedAvg and the released FedADMM, which are cells of gong-worlds."""
@@ -79,7 +78,8 @@ def curve(run: RecordedRun) -> list[float]:
 
 def search(cell: Cell, folder: Path) -> dict[str, Any]:
     """The rate that is best on seed 1000: all for a few rounds, the better half for more."""
-    iid = cell.setting.endswith("-iid")
+    iid, target = not cell.setting.endswith("-shards"), cell.run.target
+    assert target is not None
     first, second = HALVES["iid" if iid else "shards"]
     also = {"seed": 1000, "rounds": second, "problem.max_test": 2000, **HOW}
     tries = [Try(cell.name, cell, rated(cell, lr), also) for lr in RATES]
@@ -92,14 +92,14 @@ def search(cell: Cell, folder: Path) -> dict[str, Any]:
         if row["dropped_after"] is None:
             better.append(lr)
     last = 1 if iid else second - first  # two shards: one round says little
-    best = max(better, key=lambda lr: worth(curves[lr], last))
+    best = max(better, key=lambda lr: worth(curves[lr], last, target.value))
     shutil.rmtree(folder)
     return {"lr": best, "curves": {str(lr): values for lr, values in curves.items()}}
 
 
-def worth(values: list[float], last: int) -> tuple[bool, int, float]:
+def worth(values: list[float], last: int, target: float) -> tuple[bool, int, float]:
     """The target first, then fewer rounds to it, then the mean of the last accuracies."""
-    reached = max(values) >= TARGET
+    reached = max(values) >= target
     return reached, -len(values) if reached else 0, fmean(values[-last:])
 
 

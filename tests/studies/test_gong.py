@@ -92,6 +92,6 @@ def test_the_better_half_of_the_rates_goes_on(
 
 def test_a_rate_that_reaches_the_target_sooner_is_worth_more() -> None:
     order = [[0.5, 0.98], [0.5, 0.9, 0.98], [0.96, 0.969, 0.9695, 0.9699], [0.9699, 0.96]]
-    worths = [gong.worth(values, 1) for values in order]
+    worths = [gong.worth(values, 1, 0.97) for values in order]
     assert worths == sorted(worths, reverse=True)
-    assert gong.worth([0.9, 0.1, 0.5], 2) < gong.worth([0.1, 0.4, 0.3], 2)
+    assert gong.worth([0.9, 0.1, 0.5], 2, 0.97) < gong.worth([0.1, 0.4, 0.3], 2, 0.97)
