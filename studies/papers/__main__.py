@@ -135,7 +135,10 @@ def full_size() -> str:
 
 def thousand() -> str:
     """Rounds to 80 % with 1,000 clients: a row for each method that was run."""
-    lines = ["| Fashion-MNIST, 1,000 clients, IID | rounds to 80 %, by seed | paper |", "|---|---|---|"]
+    lines = [
+        "| Fashion-MNIST, 1,000 clients, IID | rounds to 80 %, by seed | paper |",
+        "|---|---|---|",
+    ]
     for row, title in COLUMNS.items():
         name = f"released-fmnist1000-{row}"
         if runs := gong_runs(name):
