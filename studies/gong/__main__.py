@@ -5,8 +5,9 @@
 A cell is SETTING-METHOD of the recipe gong-worlds, as `released-iid-printed`, or
 SETTING-ladder-RUNG of gong-ladder; `*` means any text.  The recipes say what is run; this
 program says how, because a round takes ten seconds and more: it searches the learning rate on seed
-1000 by successive halving over the paper's values, stops each seed at its target and keeps checkpoints of
-unfinished runs.  A finished search or run is a file in the folder and is not run again.
+1000 by successive halving over the paper's values, stops each seed at its target and keeps
+checkpoints of unfinished runs.  A finished search or run is a file in the folder and is not run
+again.
 """
 
 from __future__ import annotations
