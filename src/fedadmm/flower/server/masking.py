@@ -112,8 +112,10 @@ class Sets:
         demand = self._ready[client].demand
         if demand.clients:
             return f"it demands the set of its last upload, clients {sorted(demand.clients)}"
-        fewest = max(self._part.minimum, demand.fewest)
-        return f"{len(self._ready)} clients are ready, but its sum needs {fewest} who agree to it"
+        fewest, ready = max(self._part.minimum, demand.fewest), len(self._ready)
+        if ready < fewest:
+            return f"{ready} clients are ready, but its sum needs {fewest}"
+        return f"fewer than {fewest} of those who are ready agree to a set with it"
 
     @property
     def members(self) -> list[int]:
