@@ -40,6 +40,7 @@ _EXPORTS = {
     ),
     "fedadmm.core.schedules": "Geometric PerWork Piecewise",
     "fedadmm.core.solvers": "Adam DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
+    "fedadmm.core.solvers.sgd": "LESAM SAM",
     "fedadmm.core.uploads.stages": (
         "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK UploadStage"
     ),

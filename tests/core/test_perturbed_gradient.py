@@ -45,9 +45,7 @@ def test_the_steps_are_those_of_the_paper(share, normalised, momentum, batch_siz
     x, y = draws.normal(size=(13, 4)), draws.normal(size=13)
     start, linear, centre = draws.normal(size=(3, 4))
     objective = Recording(torch.from_numpy(x), torch.from_numpy(y), 0.1)
-    solver = fa.SGD(
-        0.05, batch_size, momentum, perturb=0.2, perturb_share=share, perturb_normalised=normalised
-    )
+    solver = fa.SGD(0.05, batch_size, momentum, fa.SAM(0.2, share, normalised))
     problem = LocalProblem(
         torch.from_numpy(start), torch.from_numpy(linear), 0.7, torch.from_numpy(centre)
     )
@@ -77,7 +75,7 @@ def test_a_run_rests_where_the_flattened_objective_is_least(method):
     """grad f + s A (r grad f) = grad (f + (s r / 2) ||grad f||^2) for a quadratic f."""
     given = federation(7, weights=(1.0, 3.0, 0.5, 2.0, 1.5))
     r, share = 0.2, 0.6
-    solver = fa.SGD(0.02, None, perturb=r, perturb_share=share, perturb_normalised=False)
+    solver = fa.SGD(0.02, None, perturb=fa.SAM(r, share, normalised=False))
     result = run_quadratics(
         method, given, rounds=900, solver=solver, stop=fa.Steps(10), sampler=fa.FullParticipation()
     )
@@ -92,7 +90,7 @@ def test_a_run_rests_where_the_flattened_objective_is_least(method):
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedsgd"])
 @pytest.mark.parametrize("problem", ["perceptron", "least squares"])
 def test_every_method_stacked(name, problem):
-    solver = fa.SGD(0.05, 4, perturb=0.1, perturb_share=0.7, perturb_normalised=name != "fedavg")
+    solver = fa.SGD(0.05, 4, perturb=fa.SAM(0.1, 0.7, normalised=name != "fedavg"))
     expected = run("sequential", ALGORITHMS[name], PROBLEMS[problem](), solver=solver)
     found = run("vectorised", ALGORITHMS[name], PROBLEMS[problem](), solver=solver)
     assert_same_run(found, expected)
@@ -107,7 +105,7 @@ def test_every_method_stacked(name, problem):
 
 @pytest.mark.parametrize("engine", ["workers", VirtualTime(mode="sync")])
 def test_other_engines(engine):
-    solver = fa.SGD(0.05, 4, momentum=0.3, perturb=0.1)
+    solver = fa.SGD(0.05, 4, momentum=0.3, perturb=fa.SAM(0.1))
     method = fa.FedDyn(0.7)
     expected = run("sequential", method, PROBLEMS["perceptron"](), solver=solver)
     found = run(engine, method, PROBLEMS["perceptron"](), solver=solver)
@@ -130,7 +128,7 @@ def test_statistics_are_those_of_the_models_that_are_trained():
         return result.buffers
 
     plain = kept(fa.SGD(0.1, None))
-    assert torch.equal(kept(fa.SGD(0.1, None, perturb=0.5)), plain)
+    assert torch.equal(kept(fa.SGD(0.1, None, perturb=fa.SAM(0.5))), plain)
     assert not torch.equal(plain[:5], torch.zeros(5, dtype=plain.dtype))
 
 
@@ -138,13 +136,15 @@ def test_statistics_are_those_of_the_models_that_are_trained():
 def test_where_the_gradient_is_zero_there_is_no_way_ahead(normalised):
     point = torch.tensor([1.0, -2.0], dtype=torch.float64)
     objective = fa.Quadratic(torch.eye(2, dtype=torch.float64), point)
-    solver = fa.SGD(0.1, perturb=0.5, perturb_normalised=normalised)
+    solver = fa.SGD(0.1, perturb=fa.SAM(0.5, normalised=normalised))
     result, _ = solver.solve(objective, LocalProblem(point), fa.Steps(3), 0)
     assert torch.equal(result.params, point)
 
 
 def test_the_options_are_checked():
-    with pytest.raises(fa.ParameterError, match=r"SGD: perturb is -1, but must be >= 0"):
-        fa.SGD(0.1, perturb=-1)
-    with pytest.raises(fa.ParameterError, match=r"SGD: perturb_share is 1.5, but must be > 0"):
-        fa.SGD(0.1, perturb=0.1, perturb_share=1.5)
+    with pytest.raises(fa.ParameterError, match=r"SAM: radius is 0, but must be > 0"):
+        fa.SAM(0)
+    with pytest.raises(fa.ParameterError, match=r"SAM: share is 1.5, but must be > 0"):
+        fa.SAM(0.1, 1.5)
+    with pytest.raises(fa.ParameterError, match=r"SGD: perturb is 0.1, but must be"):
+        fa.SGD(0.1, perturb=0.1)

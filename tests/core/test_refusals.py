@@ -49,7 +49,7 @@ RANGES = {
     **dict.fromkeys(("momentum", "beta1", "beta2", "skip_probability"), "[0, 1)"),
     **dict.fromkeys(("dropout", "validation"), "[0, 1)"),
     **dict.fromkeys(("sigma", "safety", "delta", "quantile"), FRACTION),
-    **dict.fromkeys(("p", "probability", "availability", "perturb_share"), "(0, 1]"),
+    **dict.fromkeys(("p", "probability", "availability", "SAM.share"), "(0, 1]"),
     **dict.fromkeys(("size", "blocks", "steps", "history", "batch_size", "every"), "[1, inf)"),
     **dict.fromkeys(("clients", "max_epochs", "workers", "block", "buffer"), "[1, inf)"),
     **dict.fromkeys(("capacity", "ratio", "conditioning"), "[1, inf)"),

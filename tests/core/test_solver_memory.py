@@ -22,7 +22,7 @@ from support.federations import run as run_quadratics
 R, LR, STEPS, RHO = 0.3, 0.05, 4, 1.3
 ROUNDS = 12
 COHORTS = fa.UniformSampling(2)
-LESAM = fa.SGD(LR, None, perturb=R, perturb_along="global")
+LESAM = fa.SGD(LR, None, perturb=fa.LESAM(R))
 
 
 def lesam(given, method: str) -> Array:
@@ -171,7 +171,7 @@ def test_adam_rests_at_the_optimum_of_a_primal_dual_method(method, moments):
 
 
 SOLVERS = {
-    "lesam": fa.SGD(0.05, 4, momentum=0.3, perturb=0.1, perturb_along="global"),
+    "lesam": fa.SGD(0.05, 4, momentum=0.3, perturb=fa.LESAM(0.1)),
     "adam": fa.Adam(0.02, 4),
     "kept": fa.Adam(0.02, 4, weight_decay=0.1, moments="kept"),
     "rates": fa.Adam([0.01, 0.02, 0.03, 0.01, 0.02, 0.03], None, moments="kept"),
@@ -228,19 +228,6 @@ def test_a_round_without_steps_keeps_what_the_solver_keeps(engine):
         assert bool(made > 0) == bool(v.any())
     expected = run("sequential", method, PROBLEMS["perceptron"](), **given)
     assert_same_run(result, expected)
-
-
-WRONG = {
-    "share": ({"perturb_share": 0.5}, "perturb_along is 'global', but perturb_share is 0.5"),
-    "gradient": ({"perturb_normalised": False}, "perturb_normalised False; they must be 1 and"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_the_global_direction_has_no_other_options(case):
-    options, words = WRONG[case]
-    with pytest.raises(fa.ParameterError, match=words):
-        fa.SGD(0.1, perturb=0.1, perturb_along="global", **options)
 
 
 def test_what_does_not_fit_is_refused():

@@ -118,7 +118,7 @@ def test_absent_clients_move_along_over_restarts_as_in_a_simulation(sigma, downl
 
 
 SOLVERS = {
-    "fedlesam": fa.SGD(0.1, 10, perturb=0.1, perturb_along="global"),
+    "fedlesam": fa.SGD(0.1, 10, perturb=fa.LESAM(0.1)),
     "adam": fa.Adam(0.05, 10, moments="kept"),
 }
 

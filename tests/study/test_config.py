@@ -61,16 +61,20 @@ def test_a_table_is_a_constructor_call() -> None:
         },
         "regularizer": {"name": "elastic-net", "l1": 0.1, "l2": 0.2},
         "sampler": {"name": "trace", "rounds": [[0, 1], [2, 3]], "repeat": True},
-        "local": {"solver": {"name": "sgd", "lr": 1, "batch_size": "none"}, "start": "global"},
+        "local": {
+            "solver": {"name": "sgd", "lr": 1, "perturb": {"name": "lesam", "radius": 0.2}},
+            "start": {"name": "relaxed", "beta": 0.3},
+        },
     }
     built = resolve(tree)
     assert built.algorithm == fa.FedADMMPrinted(
         Piecewise({0: 0.5, 10: 1.0}), Geometric(factor=0.8, floor=0.1)
     )
-    assert built.local.start == "global"
+    assert built.local.start == fa.Relaxed(0.3)
     assert built.regularizer == fa.ElasticNet(0.1, 0.2)
     assert built.sampler == fa.TraceSampling(((0, 1), (2, 3)), repeat=True)
-    assert built.local.solver == fa.SGD(1, batch_size=None)
+    assert built.local.solver == fa.SGD(1, perturb=fa.LESAM(0.2))
+    assert resolve(tomllib.loads(configs.write(built.tree))) == built
 
 
 def test_a_list_is_one_value_per_client() -> None:

@@ -11,8 +11,9 @@ Sharpness-aware Minimization for Federated Learning, CVPR 2025, Algorithm 1.
 
 theta~ - m, with m the mean of the participants' models, is the last pseudo-gradient: the server
 climbs along it, and the clients' descent from there is applied to theta itself.  The local steps
-are SAM's: `SGD(lr, perturb=r)`.  The paper's sigma is -h and its beta is eta.  Its program divides
-what it adds to sigma by n and by |S|, so that sigma is no mean of the clients' states; here it is.
+are SAM's: `SGD(lr, perturb=SAM(r))`.  The paper's sigma is -h and its beta is eta.  Its program
+divides what it adds to sigma by n and by |S|, so that sigma is no mean of the clients' states;
+here it is.
 
 perturb = 0 is FedDyn.  Otherwise the length of the perturbation stays while the pseudo-gradient
 vanishes, so that a run does not rest at the optimum but moves around it.

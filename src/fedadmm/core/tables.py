@@ -84,7 +84,7 @@ def to_table(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
         own = {one.name: to_table(getattr(value, one.name)) for one in table_fields(kind)}
-        is_part = _registered(kind) or any(isinstance(value, role) for role in ROLES)
+        is_part = _family(kind) is not None or any(isinstance(value, role) for role in ROLES)
         return {"name": name_of(kind)} | own if is_part else own
     if isinstance(value, Mapping):
         return {str(key): to_table(one) for key, one in value.items()}
@@ -95,8 +95,10 @@ def to_table(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value  # NumPy's numbers
 
 
-def _registered(kind: type[Any]) -> bool:
-    return any(kind in known.values() for known in FAMILIES.values())
+def _family(kind: Any) -> str | None:
+    """The family of a part, or that a role is declared for."""
+    own = (family for family, known in FAMILIES.items() if kind in known.values())
+    return ROLES.get(kind) or next(own, None)
 
 
 def _value(value: Any, annotation: Any, where: str) -> Any:
@@ -126,11 +128,10 @@ def _value(value: Any, annotation: Any, where: str) -> Any:
 def _from_mapping(value: Mapping[str, Any], choices: Sequence[Any], where: str) -> Any:
     for choice in choices:
         kind = kind_of(choice)
-        if kind in ROLES:
-            return part_from(ROLES[kind], value, where)
+        family = _family(kind)
+        if family is not None:
+            return part_from(family, value, where)
         if isinstance(kind, type) and is_dataclass(kind):
-            if _registered(kind):
-                continue  # a named part beside its family's role
             return from_table(kind, value, where)
         if isinstance(kind, type) and issubclass(kind, Mapping):
             item = (get_args(choice) or (Any, Any))[1]
@@ -208,7 +209,7 @@ def _schema(annotation: Any, found: Tree) -> Tree:
         limits = {w: getattr(r, at) for r in rules for k, at, _, _, w in BOUNDS if type(r) is k}
         return {"type": _JSON[kind]} | limits
     if isinstance(kind, type) and is_dataclass(kind):
-        family = next((one for one, known in FAMILIES.items() if kind in known.values()), None)
+        family = _family(kind)
         if family is not None:
             return _reference(family, name_of(kind), found)
         return _object(kind, found, {})

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveContext, SolveInfo
 from fedadmm.core.objectives import Objective
-from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
+from fedadmm.core.parts import Count, Positive, Probability, Share, part
 from fedadmm.core.protocols import LocalProblem, LocalResult, Regularizer, norm
 from fedadmm.core.rng import Key
 from fedadmm.core.schedules import Schedule, at, of_clients
@@ -39,24 +39,28 @@ class _Vectors(NamedTuple):
     velocity: Tensor | None
 
 
-class Perturbation(NamedTuple):
-    """(1 - share) grad f(w) + share grad f(w + radius d), both over the same rows.
+@part("perturbation", "sam")
+class SAM:
+    """(1 - s) grad f_i(w) + s grad f_i(w + r d), both over the same mini-batch.
 
-    d is the gradient at w, or with `normalised` its direction.  With `ahead`, which is radius * d
-    for a d that is known before, it is grad f(w + ahead) alone; `theta` is what the next round's
-    is made of.
+    d is the direction of grad f_i(w), or that gradient itself.  s = 1 is SAM (Foret et al., ICLR
+    2021); FedSpeed (Sun et al., ICLR 2023) prints a share and the gradient.  Such a step costs two
+    gradients and seeks flat minima: a run comes to rest not at the optimum but, for quadratics and
+    with d the gradient, at that of the f_i + (s r / 2) ||grad f_i||^2.  Stopping rules go by the
+    gradient as it is.
+
+    Args:
+        radius: r, how far ahead of w the second gradient is taken.
+        share: s, what it counts.
+        normalised: whether d is the direction, so that r is a length, or the gradient.
     """
 
-    radius: float
-    share: float
-    normalised: bool
-    ahead: Tensor | None = None
-    theta: Tensor | None = None
+    radius: Positive = 0.05
+    share: Share = 1.0
+    normalised: bool = True
 
     def gradient(self, objectives: Objectives, params: Tensor, rows: Any) -> Tensor:
         """The perturbed gradient; `params` is no workspace."""
-        if self.ahead is not None:
-            return objectives.gradient(params + self.ahead, rows)
         here = objectives.gradient(params, rows).clone()
         way: Tensor | float = self.radius
         if self.normalised:
@@ -65,11 +69,47 @@ class Perturbation(NamedTuple):
         return here.lerp_(there, self.share)
 
 
+@part("perturbation", "lesam")
+class LESAM:
+    """FedLESAM's grad f_i(w + r d): ahead along the way of the global model, for one gradient.
+
+    d is the direction of theta_old - theta, where theta_old is the model that the client received
+    in its last round, and at first the initial one (Fan et al., Locally Estimated Global
+    Perturbations, ICML 2024).  Its program sends everybody the server's last move in the place of
+    that way, and divides it by the sum of its layers' norms.  With FedDyn or aligned ADMM it is
+    FedLESAM-D, with SCAFFOLD FedLESAM-S.
+
+    Args:
+        radius: r, how far ahead of w the gradient is taken.
+    """
+
+    radius: Positive = 0.05
+
+    def ahead(self, start: Tensor, context: SolveContext) -> _Ahead:
+        """r d of this round."""
+        assert context.theta is not None, "`refuses` says so"
+        theta = context.theta.expand_as(start)
+        way = (theta if context.memory is None else context.memory[0]) - theta
+        way = self.radius * way / norm(way).clamp(min=torch.finfo(way.dtype).tiny)
+        return _Ahead(way, theta)
+
+
+class _Ahead(NamedTuple):
+    """A known way ahead, and the model that the next round's is made of."""
+
+    way: Tensor
+    theta: Tensor
+
+    def gradient(self, objectives: Objectives, params: Tensor, rows: Any) -> Tensor:
+        """The gradient ahead."""
+        return objectives.gradient(params + self.way, rows)
+
+
 class GradientStepper(Stepper):
     """A stepper on plain or perturbed gradients, whose vectors are one tree of a stack."""
 
     _objectives: Objectives
-    _perturbation: Perturbation | None
+    _perturbation: SAM | _Ahead | None
     _vectors: Any
 
     def _gradient(self, params: Tensor, rows: Any) -> Tensor:
@@ -88,12 +128,11 @@ class GradientStepper(Stepper):
 
     @property
     def memory(self) -> tuple[Tensor, ...] | None:
-        theta = None if self._perturbation is None else self._perturbation.theta
-        return None if theta is None else (theta,)
+        ahead = self._perturbation
+        return (ahead.theta,) if isinstance(ahead, _Ahead) else None
 
     def passes(self, stepped: float) -> float:
-        once = self._perturbation is None or self._perturbation.ahead is not None
-        return stepped if once else 2 * stepped
+        return 2 * stepped if isinstance(self._perturbation, SAM) else stepped
 
 
 class SGDStepper(GradientStepper):
@@ -104,7 +143,7 @@ class SGDStepper(GradientStepper):
         loss: LocalLoss,
         lr: Tensor | float,
         momentum: float,
-        perturbation: Perturbation | None = None,
+        perturbation: SAM | _Ahead | None = None,
     ) -> None:
         self._objectives = loss.objectives
         self._momentum = momentum
@@ -196,7 +235,7 @@ class DualAveragingStepper(GradientStepper):
         lr: Tensor | float,
         momentum: float,
         regularizer: Regularizer | None,
-        perturbation: Perturbation | None = None,
+        perturbation: SAM | _Ahead | None = None,
     ) -> None:
         assert regularizer is not None  # engines give it to methods that ask for it
         self._objectives = loss.objectives
@@ -311,27 +350,11 @@ class RatedSolver(IterativeSolver):
 class SGD(RatedSolver):
     """Mini-batch SGD, optionally with momentum and perturbed gradients.
 
-    A perturbed gradient of f_i is (1 - s) grad f_i(w) + s grad f_i(w + r d), both over the same
-    mini-batch, with d the direction of grad f_i(w), or that gradient itself (Sun et al., FedSpeed,
-    ICLR 2023; s = 1 is SAM, Foret et al., ICLR 2021).  Such a step costs two gradients and seeks
-    flat minima: a run comes to rest not at the optimum but, for quadratics and with d the gradient,
-    at that of the f_i + (s r / 2) ||grad f_i||^2.  Stopping rules go by the gradient as it is.
-
-    FedLESAM perturbs along the way of the global model instead, at the cost of one gradient:
-    grad f_i(w + r d), d the direction of theta_old - theta, where theta_old is the model that the
-    client received in its last round, and at first the initial one (Fan et al., Locally Estimated
-    Global Perturbations, ICML 2024).  Its program sends everybody the server's last move in the
-    place of that way, and divides it by the sum of its layers' norms.  With FedDyn or aligned ADMM
-    it is FedLESAM-D, with SCAFFOLD FedLESAM-S.
-
     Args:
         lr: the learning rate: a number, a schedule over rounds, or one number per client.
         batch_size: the rows of a step; None takes all.
         momentum: the share of the last step that is made again.
-        perturb: r, how far ahead of w the second gradient is taken; 0 takes none.
-        perturb_share: s, what the gradient taken ahead counts.
-        perturb_normalised: whether d is the direction, so that r is a length, or the gradient.
-        perturb_along: d is that of the client's own "gradient", or FedLESAM's "global" direction.
+        perturb: take gradients ahead of the model, as `SAM` or `LESAM` does.
     """
 
     stacks = True
@@ -340,46 +363,23 @@ class SGD(RatedSolver):
     lr: Rate = 0.1
     batch_size: Count | None = 32
     momentum: Probability = 0.0
-    perturb: NotNegative = 0.0
-    perturb_share: Share = 1.0
-    perturb_normalised: bool = True
-    perturb_along: Literal["gradient", "global"] = "gradient"
-
-    def __post_init__(self) -> None:
-        plain = self.perturb_share == 1.0 and self.perturb_normalised
-        if self.perturb_along == "global" and not plain:
-            raise ParameterError(
-                f"SGD: perturb_along is 'global', but perturb_share is {self.perturb_share:g} and "
-                f"perturb_normalised {self.perturb_normalised}; they must be 1 and True"
-            )
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether a client must know the model that it received in its last round."""
-        return self.perturb > 0 and self.perturb_along == "global"
+    perturb: SAM | LESAM | None = None
 
     def first_memory(self, params: Tensor) -> tuple[Tensor, ...] | None:
-        return (params,) if self.looks_back else None
+        return (params,) if isinstance(self.perturb, LESAM) else None
 
     def refuses(self, setup: Setup) -> Iterator[str]:
         yield from super().refuses(setup)
-        if self.looks_back and not setup.algorithm.always_sends_theta:
+        if isinstance(self.perturb, LESAM) and not setup.algorithm.always_sends_theta:
             yield (
-                f"SGD with perturb_along='global' goes along the global model's way, but "
-                f"{type(setup.algorithm).__name__} does not send it in every round; use 'gradient'"
+                f"LESAM goes along the global model's way, but {type(setup.algorithm).__name__} "
+                "does not send it in every round; use SAM"
             )
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
-        lr, needs = self.rate(loss, context), context.needs
-        perturbation = None
-        if self.perturb:
-            perturbation = Perturbation(self.perturb, self.perturb_share, self.perturb_normalised)
-        if self.looks_back and perturbation is not None:
-            assert context.theta is not None, "`refuses` says so"
-            theta = context.theta.expand_as(loss.problem.start)
-            way = (theta if context.memory is None else context.memory[0]) - theta
-            way = self.perturb * way / norm(way).clamp(min=torch.finfo(way.dtype).tiny)
-            perturbation = perturbation._replace(ahead=way, theta=theta)
+        lr, needs, chosen = self.rate(loss, context), context.needs, self.perturb
+        start = loss.problem.start
+        perturbation = chosen.ahead(start, context) if isinstance(chosen, LESAM) else chosen
         if needs.local_prox == "dual":
             return DualAveragingStepper(loss, lr, self.momentum, context.regularizer, perturbation)
         if needs.local_prox == "primal":
