@@ -38,6 +38,7 @@ _FAMILIES = {
     "regularizer": "regularizer",
     "algorithm": "algorithm",
     "solver": "local.solver",
+    "perturb": "local.solver.perturb",
     "stop": "local.stop",
     "start": "local.start",
     "personal": "local.personal",

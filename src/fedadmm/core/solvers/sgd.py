@@ -39,7 +39,7 @@ class _Vectors(NamedTuple):
     velocity: Tensor | None
 
 
-@part("perturbation", "sam")
+@part("perturb", "sam")
 class SAM:
     """(1 - s) grad f_i(w) + s grad f_i(w + r d), both over the same mini-batch.
 
@@ -69,7 +69,7 @@ class SAM:
         return here.lerp_(there, self.share)
 
 
-@part("perturbation", "lesam")
+@part("perturb", "lesam")
 class LESAM:
     """FedLESAM's grad f_i(w + r d): ahead along the way of the global model, for one gradient.
 
