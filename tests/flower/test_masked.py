@@ -12,11 +12,13 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import fedadmm as fa
-from fedadmm.core import clock, masking
+from fedadmm.core import clock, files, masking
+from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind
 from fedadmm.flower.protocol.masking import Demand
 from fedadmm.flower.server import masking as server_masking
+from fedadmm.flower.site.masking import Peers, Waiting
 
 from .harness import (
     Clock,
@@ -398,6 +400,32 @@ def test_a_site_has_a_minimum_of_its_own(tmp_path, request):
     with pytest.raises(fa.EngineError, match="no client brought an update"):
         run_through(made, grid, tmp_path)
     assert any("at least 4 others" in error for error in grid.errors)
+
+
+def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
+    tmp_path, monkeypatch
+):
+    identities = [masking.new_identity() for _ in range(3)]
+    known = {c: masking.public_identity(key) for c, key in enumerate(identities)}
+    peers = Peers(0, identities[0], known, apart=True)
+    waiting, words = Waiting(tmp_path, "update"), np.arange(4, dtype=np.uint64)
+    waiting.hold(peers, "first", "subject", words, {})
+    others = [masking.new_share(c, "subject", identities[c])[0] for c in (1, 2)]
+    waiting.release(peers, "first", [waiting.held("first").share, *others], 3, "")
+    read = files.read
+
+    def refuse(path, *rest):
+        if path.name == "set-update.json":
+            raise StateError("Input/output error")
+        return read(path, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(StateError, match="Input/output"):
+        patch.setattr(files, "read", refuse)
+        waiting.hold(peers, "second", "subject", words, {})
+    assert waiting.demand(peers, "second", "") == Demand(3, frozenset({0, 1, 2}), 3)
+    (tmp_path / "set-update.json").write_text("{}")  # damaged: it would stop the site for ever
+    waiting.hold(peers, "third", "subject", words, {})
+    assert waiting.demand(peers, "third", "") == Demand(3)
 
 
 def test_groups_are_of_those_who_agree_to_them():
