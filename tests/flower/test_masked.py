@@ -419,9 +419,10 @@ def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
             raise StateError("Input/output error")
         return read(path, *rest)
 
-    with monkeypatch.context() as patch, pytest.raises(StateError, match="Input/output"):
-        patch.setattr(files, "read", refuse)
+    monkeypatch.setattr(files, "read", refuse)
+    with pytest.raises(StateError, match="Input/output"):
         waiting.hold(peers, "second", "subject", words, {})
+    monkeypatch.undo()
     assert waiting.demand(peers, "second", "") == Demand(3, frozenset({0, 1, 2}), 3)
     (tmp_path / "set-update.json").write_text("{}")  # damaged: it would stop the site for ever
     waiting.hold(peers, "third", "subject", words, {})
