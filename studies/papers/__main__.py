@@ -21,9 +21,9 @@ from typing import Any
 
 from fedadmm.study.reproducing import markdown
 from studies.gong.__main__ import CAP, HALVES, RATES, planned
+from studies.papers.others import OTHERS, RESULTS, stored
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 GONG = HERE.parent / "gong" / "results"
 DOCS = HERE.parents[1] / "docs"
 COLUMNS = {
@@ -57,16 +57,23 @@ def kept(
 ) -> dict[str, Any]:
     """What the page needs of a results.json: the rows without their runs.
 
-    A row that was not run this time is the one that was kept before, if there is one.
+    What was not run this time is as it was kept before, if it was.
     """
     wanted = (*ROW, *document["measures"], "rounds_to_target")
     ran = [row for row in document["table"] if row["seeds"]]
     table = [{key: row[key] for key in wanted if key in row} for row in ran]
     names = {row["name"] for row in table if "name" in row}
-    table += [row for row in (before or {"table": []})["table"] if row["name"] not in names]
-    seeds = max(document["seeds"], before["seeds"], key=len) if before else document["seeds"]
-    known = {**document, "table": table, "made": made, "seeds": seeds}
+    old = before or {"table": [], "seeds": [], "edges": []}
+    table += [row for row in old["table"] if row["name"] not in names]
+    seeds = max(document["seeds"], old["seeds"], key=len)
+    edges = [one for one in old["edges"] if names.isdisjoint(_cells(one))] + document["edges"]
+    known = {**document, "table": table, "made": made, "seeds": seeds, "edges": edges}
     return {key: known[key] for key in KEPT}
+
+
+def _cells(edge: Mapping[str, Any]) -> list[str]:
+    """The cells whose search chose a value at an edge."""
+    return [f"{place}/{edge['row']}" for place in edge["places"]]
 
 
 def keep(folder: Path, made: str) -> Path:
@@ -150,8 +157,7 @@ def thousand() -> str:
 
 def quick() -> str:
     """Rounds to the target at quick scale: a row for each setting, a column for each method."""
-    document = json.loads((RESULTS / "gong-worlds-quick.json").read_text("utf-8"))
-    rows = {row["name"]: row for row in document["table"]}
+    rows = stored("gong-worlds-quick")
     lines = [f"| rounds to the target, by seed | {' | '.join(COLUMNS.values())} |"]
     lines.append("|---" * (len(COLUMNS) + 1) + "|")
     for setting, title in SETTINGS.items():
@@ -232,6 +238,7 @@ def ladder() -> str:
 
 
 PARTS = {
+    **OTHERS,
     "sentence": sentence,
     "shards": shards,
     "quick": quick,
@@ -244,12 +251,13 @@ PARTS = {
 
 
 def filled(text: str) -> str:
-    """A page with its generated parts made again."""
+    """A page with its generated parts made again; one on lines of its own is a block."""
     for name, make in PARTS.items():
-        gap = "" if name in ("sentence", "shards") else "\n\n"
-        part = re.compile(rf"(<!-- {name} -->).*?(<!-- end -->)", re.DOTALL)
-        text, count = part.subn(lambda found: f"{found[1]}{gap}{make()}{gap}{found[2]}", text)  # noqa: B023
-        assert count == 1, f"the page has {count} parts {name!r}, but must have one"
+        part = re.compile(rf"(<!-- {name} -->)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
+        found = part.findall(text)
+        assert len(found) == 1, f"the page has {len(found)} parts {name!r}, but must have one"
+        gap = "\n\n" if re.search(f"(?m)^{part.pattern}$", text, re.DOTALL) else ""
+        text = part.sub(rf"\g<1>{gap}{make()}{gap}\g<2>", text)
     return text
 
 

@@ -40,6 +40,7 @@ Measure = Literal[
     "passes",
     "epoch_reduction",
     "pass_reduction",
+    "penalty_mean",
     "distance",
 ]
 Keys = Mapping[str, Any]

@@ -122,6 +122,8 @@ def measure(
         return curve[-1]
     if name == "best":
         return max(curve) if records.metric(metric).up else min(curve)
+    if name == "penalty_mean":  # over the participants of the last round
+        return own.columns.measured(name)[-1]
     if name in ("epochs", "passes"):
         return own.columns.work(name)
     if reference is None or not (theirs := reference.columns.measured(metric)):
