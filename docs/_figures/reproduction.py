@@ -156,17 +156,19 @@ def curves_figure() -> Figure:
         plot.remove()
     for plot, (place, some) in zip(plots, found.items(), strict=False):
         world, _, split = place.partition("-")
+        last = 30 if split == "iid" else 60
         for row, values in some.items():
             name, colour, line = ROWS[row]
-            rounds = range(1, len(values) + 1)
-            plot.plot(rounds, values, line, color=colour, label=name, lw=1.5)
+            shown = values[: last + 1]  # what is beyond the axis needs no bytes
+            rounds = range(1, len(shown) + 1)
+            plot.plot(rounds, shown, line, color=colour, label=name, lw=1.5)
         plot.axhline(TARGET, color="#999999", lw=0.8, ls=":")
-        plot.set(xlabel="round", xlim=(0, 30 if split == "iid" else 60), ylim=(0.5, 1.0))
+        plot.set(xlabel="round", xlim=(0, last), ylim=(0.5, 1.0))
         plot.set_title(f"{WORLDS[world]}, {SPLITS[split][0]}", fontsize=9.5)
         plot.set_ylabel("test accuracy")
     handles = {line.get_label(): line for plot in plots for line in plot.get_lines()}
-    shown = {name: handles[name] for name, *_ in ROWS.values() if name in handles}
-    drawn.legend(shown.values(), shown.keys(), loc="outside right upper", fontsize=9)
+    legend = {name: handles[name] for name, *_ in ROWS.values() if name in handles}
+    drawn.legend(legend.values(), legend.keys(), loc="outside right upper", fontsize=9)
     return drawn
 
 

@@ -16,6 +16,7 @@ from fedadmm.study.report.drawing import SETTINGS
 def write(draw: Callable[[], Figure], path: Path, description: str | None = None) -> None:
     """Draw in the look of the reports; two decimals of a pixel are enough."""
     text = io.StringIO()
-    with matplotlib.rc_context(SETTINGS):
+    fonts = {"font.sans-serif": ["DejaVu Sans"]}  # every text repeats the list
+    with matplotlib.rc_context({**SETTINGS, **fonts}):
         draw().savefig(text, format="svg", metadata={"Date": None, "Description": description})
     path.write_text(re.sub(r"(\.\d\d)\d{4}\b", r"\1", text.getvalue()), encoding="utf-8")
