@@ -24,8 +24,7 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 demo: $(VENV)/.demo
 	$(BIN)/fedadmm compare quickstart
 	@echo
-	@echo "In short: \"FedADMM, aligned\" is the method to start with.  On clients whose data differ it needs about"
-	@echo "half of FedAvg's rounds, and sends less than SCAFFOLD.  Open the report in a browser.  Then try:"
+	@echo "Open the report in a browser.  Then try:"
 	@echo "  $(BIN)/fedadmm compare recommended          the methods to start from, and their evidence"
 	@echo "  $(BIN)/fedadmm algorithms fedadmm           what a method does, keeps and sends"
 	@echo "  $(BIN)/fedadmm run --csv YOURS.csv --target COLUMN --client COLUMN"

@@ -151,6 +151,18 @@ def test_a_comparison_says_what_won_and_by_how_much() -> None:
         "and 5 MB; mean after 20 rounds and – (the first two differ by −4 rounds; 95 % interval "
         "−5 to −3 over 2 seeds: significant)"
     )
+    usual = replace(usual, bytes=spread([2e6]))
+
+    def short(*rows: Row) -> list[str]:
+        found = Results(target, "test_accuracy", None, list(rows), lead)
+        words = "\n".join(results.verdict(found)).replace("\N{NO-BREAK SPACE}", " ")
+        return [line for line in words.splitlines() if line.startswith("in short")]
+
+    assert short(usual, faster, slower) == [
+        "in short: FedADMM needs 45 % fewer rounds than mean to test accuracy ≥ 90 %, and sends "
+        "25 % more"
+    ]
+    assert short(faster, slower) == []
 
 
 def test_a_comparison_without_a_target_speaks_of_none(tmp_path: Path) -> None:

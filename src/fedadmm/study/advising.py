@@ -284,7 +284,7 @@ def _written(
     if not rounds:
         changes["algorithm"] = {"name": "async-feddr", "eta": _rounded(1 / rho)}
     elif partial and not convex:
-        changes["algorithm"] = {"name": "aligned-admm", "rho": rho}
+        changes["algorithm"] = {"name": "aligned-admm", "rho": rho, "download": "half"}
         changes["output"] = {"name": "participants-mean"}
     else:  # all clients take part, or the theorem's method
         changes["algorithm"] = {"name": "fedadmm", "rho": rho}

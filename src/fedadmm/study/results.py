@@ -369,8 +369,11 @@ def reached(found: Results, row: Row) -> str:
 
 
 def verdict(found: Results) -> list[str]:
-    """Who differs from the best baseline; then what won, by how much, and if it is significant."""
-    return [*filter(None, [_significance(found), _won(found)])]
+    """Who differs from the best baseline; then what won, by how much, and if it is significant.
+
+    The last sentence is for somebody who reads only one: the winner beside FedAvg.
+    """
+    return [*filter(None, [_significance(found), _won(found), _in_short(found)])]
 
 
 def _won(found: Results) -> str | None:
@@ -380,8 +383,7 @@ def _won(found: Results) -> str | None:
     if by_rounds:
         assert found.target is not None
         shown, unit = partial(_signed, share=False), " rounds"
-        usual = [row for row in found.rows if row.algorithm == "fedavg" and row.rounds.complete]
-        shown_rows = dict.fromkeys(row.label for row in (best, second, *usual))
+        shown_rows = dict.fromkeys(row.label for row in (best, second, *_fedavg(found)))
         parts = [
             f"{row.method} after {formatting.number(row.rounds.mean or 0)} rounds and "
             f"{formatting.size(row.bytes.mean)}"
@@ -403,6 +405,29 @@ def _won(found: Results) -> str | None:
         chance = f"95 % interval {shown(gap.low)} to {shown(gap.high)} over {gap.seeds} seeds: "
         chance += "significant" if gap.beyond_chance else "not significant"
     return f"{sentence} (the first two differ by {shown(gap.mean)}{unit}; {chance})"
+
+
+def _in_short(found: Results) -> str | None:
+    if found.target is None or found.lead is None or not found.lead.by_rounds:
+        return None
+    best = found.lead.best
+    usual = next((row for row in _fedavg(found) if row.label != best.label), None)
+    if usual is None:
+        return None
+    means = (best.rounds.mean, usual.rounds.mean), (best.bytes.mean, usual.bytes.mean)
+    shares = [round(100 * (1 - own / other)) for own, other in means if own and other]
+    if len(shares) < 2:
+        return None
+    words = zip(shares, ("fewer", "less"), strict=True)
+    rounds, sent = (f"{abs(share)} % {word if share >= 0 else 'more'}" for share, word in words)
+    return (
+        f"in short: {best.method} needs {rounds} rounds than {usual.method} to "
+        f"{formatting.describe(found.target)}, and sends {sent}"
+    )
+
+
+def _fedavg(found: Results) -> list[Row]:
+    return [row for row in found.rows if row.algorithm == "fedavg" and row.rounds.complete]
 
 
 def _significance(found: Results) -> str | None:
