@@ -139,6 +139,7 @@ def test_long_curves_are_thinned_and_their_tables_are_exact(tmp_path: Path) -> N
             bytes_up=t,
             bytes_down=10,
             seconds=0.25,
+            **({} if t % 3 else {"test_loss": t}),
         )
         for t in range(1, 3001)
     ]
@@ -155,6 +156,10 @@ def test_long_curves_are_thinned_and_their_tables_are_exact(tmp_path: Path) -> N
     assert all(
         drawn[number] == pytest.approx(0.5 + number / 10000) for number in drawn.keys() - accuracy
     )
+
+    (loss,) = sections(content)[0].panels[1].lines  # measured in every third round
+    assert loss.y == loss.x["rounds"]
+    assert all(number % 3 == 0 for number in loss.y)
 
     (row,) = content.results.rows
     assert row.rounds.mean == 1234
