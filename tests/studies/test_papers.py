@@ -168,6 +168,19 @@ def test_what_the_list_says_of_gong_is_what_the_results_say() -> None:
         assert all(a < b < c for a, b, c in zip(fixed, changed, larger, strict=True))
 
 
+def test_what_the_page_says_of_two_shards_is_what_the_runs_say() -> None:
+    def best(world: str, row: str) -> float:
+        return max(max(run["curve"]) for run in gong_runs(f"{world}-shards-{row}"))
+
+    rows = ("aligned-1", "released", "scaffold", "fedavg", "printed")
+    found = [best("released", row) for row in rows]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.5
+    epochs = [gong_runs(f"released-shards-{row}")[0]["epochs"] for row in rows[1:4]]
+    assert [round(one) for one in epochs] == [178, 300, 300]
+    assert best("sound", "aligned-1") > best("sound", "fedavg") > best("sound", "released")
+
+
 def test_a_missing_cell_is_named_with_what_it_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
