@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fedadmm as fa
-from fedadmm.core import codec
+from fedadmm.core import codec, files
 from fedadmm.core.codec import DamageError, Packed
 from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol.admission import Brought, seal
@@ -88,11 +88,11 @@ def test_a_file_that_cannot_be_read_now_is_not_lost(number, tmp_path, monkeypatc
     """Too many open files is no reason to throw a good state away."""
     reply, _ = a_commit(SiteState(tmp_path))
 
-    def refuse(self):
+    def refuse(self, path, begin=0, size=-1):
         raise OSError(number, "no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", refuse)
+        patch.setattr(files.Disk, "read", refuse)
         with pytest.raises(StateError, match="cannot read") as raised:
             SiteState(tmp_path).ledger()
     assert not isinstance(raised.value, DamageError)
@@ -101,15 +101,15 @@ def test_a_file_that_cannot_be_read_now_is_not_lost(number, tmp_path, monkeypatc
 
 def test_a_transient_error_costs_a_client_one_attempt_only(tmp_path, monkeypatch, quick):
     settings = federation(fa.FedADMM(rho=1.0), rounds=4, ledger="disk")
-    read, refused = Path.read_bytes, []
+    read, refused = files.Disk.read, []
 
-    def sometimes(self):
-        if "site-2" in str(self) and self.name == PENDING and not refused:
-            refused.append(self)
+    def sometimes(self, path, begin=0, size=-1):
+        if "site-2" in str(path) and path.name == PENDING and not refused:
+            refused.append(path)
             raise OSError(errno.EMFILE, "Too many open files")
-        return read(self)
+        return read(self, path, begin, size)
 
-    monkeypatch.setattr(Path, "read_bytes", sometimes)
+    monkeypatch.setattr(files.Disk, "read", sometimes)
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
     assert len(refused) == 1
     assert history.trace == [[0, 1, 2, 3]] * 4
