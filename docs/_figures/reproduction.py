@@ -14,6 +14,7 @@ from svg import write
 
 STUDIES = Path(__file__).parents[2] / "studies"
 TARGET = 0.97
+LOWEST = 0.5  # of the axis of accuracies
 
 ROWS = {
     "fedavg": ("FedAvg", "#586070", "-"),
@@ -159,11 +160,12 @@ def curves_figure() -> Figure:
         last = 30 if split == "iid" else 60
         for row, values in some.items():
             name, colour, line = ROWS[row]
-            shown = values[: last + 1]  # what is beyond the axis needs no bytes
-            rounds = range(1, len(shown) + 1)
-            plot.plot(rounds, shown, line, color=colour, label=name, lw=1.5)
+            # What is beyond the axes needs no bytes: all but one of the first points below.
+            first = next((k for k, value in enumerate(values) if value >= LOWEST), len(values))
+            shown = dict(list(enumerate(values, 1))[max(first - 1, 0) : last + 1])
+            plot.plot(shown.keys(), shown.values(), line, color=colour, label=name, lw=1.5)
         plot.axhline(TARGET, color="#999999", lw=0.8, ls=":")
-        plot.set(xlabel="round", xlim=(0, last), ylim=(0.5, 1.0))
+        plot.set(xlabel="round", xlim=(0, last), ylim=(LOWEST, 1.0))
         plot.set_title(f"{WORLDS[world]}, {SPLITS[split][0]}", fontsize=9.5)
         plot.set_ylabel("test accuracy")
     handles = {line.get_label(): line for plot in plots for line in plot.get_lines()}

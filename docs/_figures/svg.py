@@ -19,4 +19,7 @@ def write(draw: Callable[[], Figure], path: Path, description: str | None = None
     fonts = {"font.sans-serif": ["DejaVu Sans"]}  # every text repeats the list
     with matplotlib.rc_context({**SETTINGS, **fonts}):
         draw().savefig(text, format="svg", metadata={"Date": None, "Description": description})
-    path.write_text(re.sub(r"(\.\d\d)\d{4}\b", r"\1", text.getvalue()), encoding="utf-8")
+    mark = f">{description}<"  # its numbers stay as they are
+    parts = [re.sub(r"(\.\d\d)\d+\b", r"\1", part) for part in text.getvalue().split(mark)]
+    short = re.sub(r' transform="rotate\(-0 [^"]*"', "", mark.join(parts))
+    path.write_text(short, encoding="utf-8")

@@ -327,8 +327,8 @@ class World:
         try:
             with self.running(process):
                 for run in gate.waiting(Path(f"/{machine}/state")):
+                    self._approved.add((machine, run))  # also if the process dies in the middle
                     gate.approve(Path(f"/{machine}/state"), run)
-                    self._approved.add((machine, run))
                     self.counts["approved runs"] += 1
         except FedADMMError:
             pass  # a disk refused; the next task asks again

@@ -178,7 +178,20 @@ def test_what_the_page_says_of_two_shards_is_what_the_runs_say() -> None:
     assert found[-1] < 0.5
     epochs = [gong_runs(f"released-shards-{row}")[0]["epochs"] for row in rows[1:4]]
     assert [round(one) for one in epochs] == [178, 300, 300]
-    assert best("sound", "aligned-1") > best("sound", "fedavg") > best("sound", "released")
+    rows = ("aligned-1", "fedavg", "scaffold", "released", "printed")
+    found = [best("sound", row) for row in rows]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.44
+
+
+def test_what_the_page_says_of_printed_steps_and_starts_is_what_the_runs_say() -> None:
+    for world in ("released", "sound"):
+        (printed,) = gong_runs(f"{world}-iid-printed")
+        assert max(printed["curve"]) < 0.94
+        assert gong_runs(f"{world}-iid-printed-global")[0]["code"] == "diverged"
+    assert gong_runs("released-iid-tracking-global")[0]["rounds_to_target"] is None
+    met = [gong_runs(f"sound-iid-{row}")[0]["rounds_to_target"] or 0 for row in COLUMNS]
+    assert max(met) == gong_runs("sound-iid-tracking-global")[0]["rounds_to_target"] == 52
 
 
 def test_a_missing_cell_is_named_with_what_it_costs(
