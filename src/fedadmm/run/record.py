@@ -223,12 +223,6 @@ def besides(record: Mapping[str, Any], name: str) -> float | None:
     return next((as_number(entries[name]) for entries in found if name in entries), None)
 
 
-def ambiguous(record: Mapping[str, Any], taken: Collection[str] = ()) -> set[str]:
-    """The metrics whose names mean something else in the record, or are taken."""
-    others = [{"round", *taken}, *(record.get(group, {}) for group in OTHERS)]
-    return {name for name in record["metrics"] if any(name in names for names in others)}
-
-
 def flat(record: Record, taken: Collection[str] = ()) -> dict[str, Any]:
     """A record as one row, by the names inside its groups.
 
@@ -238,9 +232,8 @@ def flat(record: Record, taken: Collection[str] = ()) -> dict[str, Any]:
     entries: Mapping[str, Any] = record
     for group in OTHERS:
         row |= entries.get(group, {})
-    clashing = ambiguous(record, taken)
     return row | {
-        f"metrics.{name}" if name in clashing else name: found
+        f"metrics.{name}" if name in row or name in taken else name: found
         for name, found in record["metrics"].items()
     }
 
