@@ -234,6 +234,9 @@ class Story:
             if self._everybody_is_lost():
                 world.counts["stopped, as all sites lost their state"] += 1
                 return
+            if world.books.swallowed_a_lie:  # what honest sites then send is far from what it was
+                world.counts["stopped, as a lie within the bound was folded"] += 1
+                return
             raise Violation("the run does not end although nothing fails any more")
         if self._diverged_by_a_lie():
             world.counts["diverged, as a lie within the bound was folded"] += 1
