@@ -15,10 +15,9 @@ _EXPORTS = {
         "AFedPD AdaBest AlignedADMM AsyncFedDR FedADMM FedADMMIn FedADMMInReleased FedADMMInSa "
         "FedADMMInSaReleased FedADMMPrinted FedADMMReleased FedADMMWangReleased "
         "FedAdagrad FedAdam FedAsync FedAvg FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg "
-        "FedDyn FedExP FedGloSS FedMid FedNova FedPD FedProx FedSGD FedSplit FedYogi PFedMe "
-        "Scaffnew Scaffold ScaffoldPlus"
+        "FedDyn FedExP FedMid FedNova FedPD FedProx FedSGD FedSplit FedYogi PFedMe "
+        "Scaffnew Scaffold"
     ),
-    "fedadmm.core.adaptive_sampling": "EnergySampling LeastRecentlySeenSampling LossSampling",
     "fedadmm.core.aggregation": "Aggregation MaskedSum Median Sum TrimmedMean",
     "fedadmm.core.errors": (
         "ConfigError DataError EngineError FedADMMError PairingError ParameterError StateError"
@@ -36,11 +35,10 @@ _EXPORTS = {
     ),
     "fedadmm.core.sampling": (
         "BernoulliSampling CyclicSampling DoublyUniformSampling FullParticipation "
-        "NonOverlappingSampling Sampler Seen TraceSampling UniformSampling WeightedSampling"
+        "NonOverlappingSampling Sampler TraceSampling UniformSampling WeightedSampling"
     ),
     "fedadmm.core.schedules": "Geometric PerWork Piecewise",
     "fedadmm.core.solvers": "Adam DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
-    "fedadmm.core.solvers.sgd": "LESAM SAM",
     "fedadmm.core.uploads.stages": (
         "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK UploadStage"
     ),
@@ -50,8 +48,8 @@ _EXPORTS = {
     ),
     "fedadmm.run.callbacks": "Callback",
     "fedadmm.run.diagnostics": "Diagnostics",
-    "fedadmm.run.engines": "Auto GivenDelays Ray Sequential Vectorised VirtualTime Workers",
-    "fedadmm.core.local_work": "LocalSolver LocalWork Relaxed",
+    "fedadmm.run.engines": "Auto Ray Sequential Vectorised VirtualTime Workers",
+    "fedadmm.core.local_work": "LocalSolver LocalWork",
     "fedadmm.core.personal": "Ditto OwnLayers",
     "fedadmm.run.evaluation": "Evaluation Target",
     "fedadmm.run.experiment": "Checkpointing Experiment Storage",

@@ -25,7 +25,6 @@ from fedadmm.algorithms.fed_dr_ii import FedDRII as FedDRII
 from fedadmm.algorithms.fed_dual_avg import FedDualAvg as FedDualAvg
 from fedadmm.algorithms.fed_dyn import FedDyn as FedDyn
 from fedadmm.algorithms.fed_exp import FedExP as FedExP
-from fedadmm.algorithms.fed_gloss import FedGloSS as FedGloSS
 from fedadmm.algorithms.fed_mid import FedMid as FedMid
 from fedadmm.algorithms.fed_nova import FedNova as FedNova
 from fedadmm.algorithms.fed_opt import FedAdagrad as FedAdagrad
@@ -37,7 +36,6 @@ from fedadmm.algorithms.fed_split import FedSplit as FedSplit
 from fedadmm.algorithms.p_fed_me import PFedMe as PFedMe
 from fedadmm.algorithms.scaffnew import Scaffnew as Scaffnew
 from fedadmm.algorithms.scaffold import Scaffold as Scaffold
-from fedadmm.algorithms.scaffold_plus import ScaffoldPlus as ScaffoldPlus
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import AnyAlgorithm
 

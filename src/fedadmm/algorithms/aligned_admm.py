@@ -72,8 +72,6 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
             min(1, |S|/10) times the share of the clients seen so far: a mean of ten replies is good
             enough for everybody, but while most duals are zero h is momentum without damping.
         members: h runs over "all" clients, or over those "seen" so far.
-        download: the virtual steps that a client missed are sent in "full" or in "half" precision.
-            What is rounded off is taken out of h, which stays the mean of the duals.
     """
 
     paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024, for any sigma and g"
@@ -82,7 +80,6 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
     rho: Positive | Schedule | PerWork = PerWork(0.25)
     sigma: Annotated[float, Ge(0), Le(1)] | Literal["auto"] = "auto"
     members: Literal["all", "seen"] = "all"
-    download: Literal["full", "half"] = "full"
     increments = ("step",)
 
     @property

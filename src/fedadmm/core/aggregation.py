@@ -138,11 +138,6 @@ class MaskedSum(Aggregation):
                 "MaskedSum adds up the replies of a round, but here each is folded as it arrives; "
                 "use rounds, or Sum"
             )
-        if sampler.asks_losses:
-            yield (
-                f"{type(sampler).__name__} asks for each client's loss, but MaskedSum shows sums "
-                "only; use another sampler, or Sum"
-            )
         chances = sampler.probabilities(clients)
         least = clients if chances is None else float(chances.sum())
         if least < self.minimum:

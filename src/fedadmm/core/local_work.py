@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.objectives import Objective
-from fedadmm.core.parts import NotNegative, Part, checked, part, role
+from fedadmm.core.parts import Part, checked, role
 from fedadmm.core.personal import Personal
 from fedadmm.core.protocols import (
     AnyAlgorithm,
@@ -131,18 +131,6 @@ class LocalSolver(Part, ABC):
 STARTS: tuple[Start, ...] = ("own", "current", "global")
 
 
-@part("start", "relaxed")
-class Relaxed:
-    """FedInit's start theta + beta (theta - w_i), w_i the client's model of its last round.
-
-    A client that has had no round yet starts at theta.  beta = 0 is "global".  (Sun, Shen, Tao:
-    Understanding How Consistency Works in Federated Learning via Stage-wise Relaxed
-    Initialization, NeurIPS 2023.)
-    """
-
-    beta: NotNegative = 0.1
-
-
 @checked
 class LocalWork(Part):
     """The local work of every client.
@@ -150,16 +138,16 @@ class LocalWork(Part):
     Args:
         solver: how local problems are solved; every method but FedSGD needs one.
         stop: when a local solve ends; None takes the method's own rule, or one epoch.
-        start: local training starts at the "global" model, at the client's "own", at its own
-            except in its first round ("current"), or beyond the global one (`Relaxed`); None takes
-            the method's own, which is "global" unless a paper's algorithm says otherwise.
+        start: local training starts at the "global" model, at the client's "own", or at its own
+            except in its first round ("current"); None takes the method's own, which is "global"
+            unless a paper's algorithm says otherwise.
         personal: what each client trains and keeps for itself: a second model (`Ditto`) or some
             layers (`OwnLayers`).
     """
 
     solver: LocalSolver | None = None
     stop: StoppingRule | None = None
-    start: Start | Relaxed | None = None
+    start: Start | None = None
     personal: Personal | None = None
 
     def refuses(self, setup: Setup) -> Iterator[str]:
@@ -187,8 +175,6 @@ class LocalWork(Part):
             return problem
         start = algorithm.local_params(state)
         assert start is not None, "`refuses` says so"
-        if isinstance(self.start, Relaxed):
-            start = problem.start + self.start.beta * (problem.start - start)
         if self.start != "own":
             start = torch.where(first, problem.start, start)
         return problem._replace(start=start)

@@ -8,10 +8,6 @@ server keeps the sum of all virtual steps so far, and sends a client that comes 
 
 It does not get the virtual part of its own step.  Replies are never late here: a method with
 virtual steps does not tolerate them (`Algorithm.tolerates_stale`).
-
-Sent in half precision (`Algorithm.download`), a client gets `missed` rounded.  What was rounded off
-is taken out of the server's mean as a client's uploads are (`Algorithm.remove_client`), so that the
-mean stays exact.
 """
 
 from __future__ import annotations
@@ -45,20 +41,9 @@ class Missed:
     """The sum after a step, by the step's index."""
     visits: Mapping[int, int] = field(default_factory=dict)
     """The step that folded a client's last reply."""
-    half: bool = False
-    """Whether clients are sent what they missed in half precision."""
 
     def change(self, client: int) -> Tensor:
-        """The sum of what a client missed that begins now, as it is sent."""
-        missed = self.exact(client)
-        return missed.bfloat16() if self.half else missed
-
-    def rounded_off(self, client: int) -> Tensor:
-        """What a client missed and is not sent."""
-        return self.exact(client) - self.change(client)
-
-    def exact(self, client: int) -> Tensor:
-        """The sum of what a client missed, before it is rounded."""
+        """The sum of what a client missed that begins now."""
         step = self.visits.get(client)
         return self.total if step is None else self.total - self.sums[step]
 
@@ -82,7 +67,7 @@ class Missed:
     @property
     def bytes_each(self) -> int:
         """What a client is sent."""
-        return self.total.numel() * (2 if self.half else self.total.element_size())
+        return self.total.numel() * self.total.element_size()
 
     def tensors(self) -> dict[str, Tensor]:
         """The sums as one tensor with its name, for a checkpoint."""
@@ -96,7 +81,7 @@ class Missed:
 def first_missed(algorithm: AnyAlgorithm, server: Any) -> Missed | None:
     """What clients have missed before the first round; None for a method without virtual steps."""
     total = algorithm.virtual_steps(server)
-    return None if total is None else Missed(total, half=algorithm.download == "half")
+    return None if total is None else Missed(total)
 
 
 def restored(
@@ -162,8 +147,6 @@ class ClientInfo(NamedTuple):
     """||w_new - theta||: the client's part of the primal residual."""
     finite: bool
     """False when the client produced a NaN or an infinity."""
-    loss: float = float("nan")
-    """f_i(theta) before the solve; NaN when not needed."""
     noised: int = 0
     """All noised steps that the client made in this run, where it counts them itself because
     replies may get lost; 0 where the loop does."""

@@ -167,9 +167,6 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     old point solve no local problem; "own" where a paper prints it (needs `local_params`)."""
     baseline: ClassVar[bool] = False
     """Whether comparisons measure the others against it: a method without duals."""
-    download: Literal["full", "half"] = "full"
-    """The precision in which a client is sent the virtual steps that it missed; "half" needs
-    `contribution` and `remove_client`."""
     without_mean_gradient: ClassVar[str] = ""
     """The option to use where a solver has no gradients to average; empty where there is none."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,32 +26,10 @@ if TYPE_CHECKING:
 Probabilities = NDArray[np.float64]
 
 
-class Seen(NamedTuple):
-    """What the server knows of one client, from its replies alone."""
-
-    asked: int
-    """The last round it was asked to take part in; -1 is the initial round with everybody."""
-    heard: int | None = None
-    """The last round that its reply counted in; None before the first."""
-    drift: float = float("nan")
-    """||w_i - theta|| in that round."""
-    loss: float = float("nan")
-    """f_i(theta) in that round, for a sampler that asks for losses."""
-
-
-SeenClients = Mapping[int, Seen]
-"""What the server knows of every client that was ever asked, by its id."""
-
-
 @role("sampler")
 class Sampler(Part, ABC):
-    """Who takes part in a round: a function of the seed, the round, and what is known."""
+    """Who takes part in a round: a function of the seed and the round."""
 
-    looks_back: ClassVar[bool] = False
-    """Whether `sample` needs `known`; the loop can then not prepare the next round early."""
-    asks_losses: ClassVar[bool] = False
-    """Whether clients report f_i(theta) with their reply, a pass over their data without gradient;
-    only what is `known` holds it."""
     is_random: ClassVar[bool] = True
     """Whether rounds are drawn, as the theorems want it, and not planned."""
     takes_everybody: ClassVar[bool] = False
@@ -61,24 +39,18 @@ class Sampler(Part, ABC):
         """What `check` refuses, and a `sample` that forgot what it is called with."""
         signature = inspect.signature(self.sample)
         try:
-            signature.bind(0, 0, 1, None)
+            signature.bind(0, 0, 1)
         except TypeError:
             raise ParameterError(
                 f"{type(self).__name__}: sample takes {signature}, but must take "
-                "(seed, round_index, clients, known=None)"
+                "(seed, round_index, clients)"
             ) from None
         self.check(setup.problem.num_clients, setup.rounds)
         yield from super().refuses(setup)
 
     @abstractmethod
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
-        """The ids of round `round_index`, sorted, without repetition.
-
-        `known` is what the server knows when the round begins, for a sampler that looks back, and
-        None for others.
-        """
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
+        """The ids of round `round_index`, sorted, without repetition."""
 
     def probabilities(self, clients: int) -> Probabilities | None:
         """p_i = P(client i takes part), if it is the same in every round; else None."""
@@ -124,9 +96,7 @@ class FullParticipation(Sampler):
 
     takes_everybody = True
 
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         return range(clients)
 
     def probabilities(self, clients: int) -> Probabilities:
@@ -139,9 +109,7 @@ class UniformSampling(Sampler):
 
     size: Count | Share
 
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         count = count_of(self, self.size, clients)
         return _sorted(draws_of(seed, round_index).choice(clients, count, replace=False))
 
@@ -161,9 +129,7 @@ class BernoulliSampling(Sampler):
 
     probability: Share | Schedule | Sequence[Share | Schedule]
 
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         coins = draws_of(seed, round_index).random(clients)
         return _sorted(np.flatnonzero(coins < self.coins(round_index, clients)))
 
@@ -200,9 +166,7 @@ class WeightedSampling(Sampler):
     weights: Sequence[NotNegative]
     size: Count
 
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         return systematic(draws_of(seed, round_index), self.probabilities(clients))
 
     def probabilities(self, clients: int) -> Probabilities:
@@ -244,9 +208,7 @@ class NonOverlappingSampling(Sampler):
 
     blocks: Count
 
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         order = numpy_generator(derive(seed, "sampler-blocks")).permutation(clients)
         block = int(draws_of(seed, round_index).integers(self.blocks))
         return _sorted(np.array_split(order, self.blocks)[block])
@@ -266,9 +228,7 @@ class NonOverlappingSampling(Sampler):
 class DoublyUniformSampling(Sampler):
     """A uniform size from 1..n, then a uniform set of that size."""
 
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         draws = draws_of(seed, round_index)
         size = int(draws.integers(1, clients + 1))
         return _sorted(draws.choice(clients, size, replace=False))
@@ -285,9 +245,7 @@ class CyclicSampling(Sampler):
 
     size: Count | Share
 
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         count = count_of(self, self.size, clients)
         return sorted((round_index * count + offset) % clients for offset in range(count))
 
@@ -314,9 +272,7 @@ class TraceSampling(Sampler):
             if len(set(ids)) != len(ids):
                 raise ParameterError(f"TraceSampling: rounds[{index}] names a client twice")
 
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         return sorted(self.rounds[round_index % len(self.rounds)])
 
     def probabilities(self, clients: int) -> Probabilities:

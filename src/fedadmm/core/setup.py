@@ -70,11 +70,6 @@ class Setup:
                 f"{method}: tolerates_stale is True, but must be False for a method with virtual "
                 "steps, which the clients of late replies would get twice"
             )
-        if algorithm.download == "half" and self.uploads.noise is not None:
-            yield (
-                f"{method} with download='half' takes what it rounded off for those who took part "
-                "out of its mean, but the upload's noise is to hide who they are; use 'full'"
-            )
         if not algorithm.accepts_partial and not self.sampler.takes_everybody:
             yield (
                 f"{method} needs all clients in every round, but the sampler is "

@@ -93,7 +93,7 @@ class DropIn:
         self.model = model
         self.policy = policy or SitePolicy()
         check("DropIn", "policy", self.policy, SitePolicy)
-        needs, sampler = algorithm.needs_in(-1), self.federation.experiment.sampler
+        needs = algorithm.needs_in(-1)
         if needs.start_gradient or not needs.local_solve:
             raise PairingError(
                 f"DropIn: {type(algorithm).__name__} needs full gradients, which a train "
@@ -109,11 +109,6 @@ class DropIn:
             raise PairingError(
                 "DropIn: aggregate is MaskedSum, but the metrics of a train function travel beside "
                 "its update; use Sum, or fedadmm.flower.client_app"
-            )
-        if sampler.asks_losses:
-            raise PairingError(
-                f"DropIn: {type(sampler).__name__} asks for the clients' losses, which a "
-                "train function does not give; use another sampler, or fedadmm.flower.client_app"
             )
 
     def start(

@@ -257,7 +257,6 @@ class Federation:
         clients = LazyClients(problem.num_clients, lambda _: objective)
         job = make_job(method, problem.with_clients(clients), run.local, run.seed, start)
         job = job._replace(
-            asks_losses=run.sampler.asks_losses,
             uploads=Uploads.of(run.upload),
             aggregate=run.aggregate.fitted(Uploads.of(run.upload)),
             deployed=True,

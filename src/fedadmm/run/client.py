@@ -43,8 +43,6 @@ class Job(NamedTuple):
     seed: Key
     initial: Tensor
     initial_buffers: Tensor | None = None
-    asks_losses: bool = False
-    """Whether clients report f_i(theta), for a sampler that wants to know."""
     uploads: Uploads = Uploads()
     """What happens to a message before the sum."""
     aggregate: Aggregation = Sum()
@@ -175,7 +173,6 @@ def client_round(
     )
     key = client_key(job, round_index, client)
     _load_buffers(job, objective, download, record)
-    loss = reported_loss(job, objective, download, problem)
     with _seeded(objective, key):
         own = job.algorithm.local_params(record.state)
         needs, theta = job.algorithm.needs_in(round_index), global_vector(job, download)
@@ -188,7 +185,6 @@ def client_round(
     buffers = _buffers(job, objective)
     finite = trees.all_finite(result)
     info = describe(client, problem, result, solve, global_vector(job, download), finite)
-    info = info._replace(loss=loss)
     keeps = job.problem.buffers == "keep-local"
     kept = ClientRecord(
         state, buffers if keeps else None, record.error_feedback, trees.clone(result.memory)
@@ -228,16 +224,6 @@ def message_template(job: Job, cast: Any) -> Any:
     client = job.algorithm.init_client(job.initial)
     zero = torch.zeros_like(job.initial)
     return job.algorithm.client_update(cast, client, LocalResult.like(zero))[1]
-
-
-def reported_loss(
-    job: Job, objective: Objective, download: Download, problem: LocalProblem
-) -> float:
-    """f_i at theta, or at the solve's start when theta was not sent; NaN if it is not needed."""
-    if not job.asks_losses:
-        return float("nan")
-    theta = global_vector(job, download)
-    return float(objective.value(problem.start if theta is None else theta))
 
 
 def describe(

@@ -37,7 +37,7 @@ from fedadmm.core.messages import (
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.parts import name_of
 from fedadmm.core.protocols import AnyAlgorithm, Received
-from fedadmm.core.sampling import Sampler, Seen, SeenClients
+from fedadmm.core.sampling import Sampler
 from fedadmm.run import callbacks, endings, noise
 from fedadmm.run.client import Job, bound_tensor, this_round
 from fedadmm.run.plan import RoundReport, RunState, Schedule
@@ -68,12 +68,6 @@ def run(
     state: RunState,
 ) -> Iterator[RoundReport]:
     """Yield a report after every round; the last one carries the ending."""
-    if sampler.looks_back and state.known is None and state.notes is not None:
-        raise StateError(
-            f"the checkpoint of round {state.round} does not say who took part in which round, but "
-            f"{type(sampler).__name__} looks back; start again from round 0"
-        )
-    state = state._replace(known=(state.known or {}) if sampler.looks_back else None)
     output = schedule.output
     if state.engine is not None:
         engine.restore(state.engine)
@@ -90,12 +84,12 @@ def run(
     first, watch = state.round, schedule.watch or Stopwatch()
     watch.taken()
     with watch.on("sampling"):
-        ids = _cohort(sampler, job, state.round, state.known)
+        ids = _cohort(sampler, job, state.round)
     while state.round < schedule.rounds:
         upcoming = None
-        if not sampler.looks_back and state.round + 1 < schedule.rounds:
+        if state.round + 1 < schedule.rounds:
             with watch.on("sampling"):
-                upcoming = _cohort(sampler, job, state.round + 1, None)
+                upcoming = _cohort(sampler, job, state.round + 1)
             if state.round > first:  # no thread yet while engines may still start processes
                 # The records of those who take part now are about to change.
                 store.prefetch(sorted({*upcoming} - {*ids}))
@@ -103,7 +97,6 @@ def run(
         if schedule.spending is not None:
             following = noise.counted(following, job, infos)
             record["privacy"] = noise.spent(schedule.spending, state, following)
-        following = _remembered(following, state.round, ids, infos)
         if (ending := endings.broken(infos, following.round)) is not None:
             yield RoundReport(state, record, infos, ending)
             return
@@ -143,15 +136,15 @@ def run(
         if "evaluation_seconds" in record["clock"]:  # callbacks were first: they say it better
             endings.check_measured(record, schedule, state)
         with watch.on("sampling"):
-            ids = _cohort(sampler, job, state.round, state.known) if upcoming is None else upcoming
+            ids = _cohort(sampler, job, state.round) if upcoming is None else upcoming
 
 
-def _cohort(sampler: Sampler, job: Job, index: int, known: SeenClients | None) -> Sequence[int]:
+def _cohort(sampler: Sampler, job: Job, index: int) -> Sequence[int]:
     """Who takes part: in an initial round all, else whom a sampler says, maybe somebody's own."""
     clients = job.problem.num_clients
     if index < 0:
         return range(clients)
-    chosen = sampler.sample(job.seed, index, clients, known)
+    chosen = sampler.sample(job.seed, index, clients)
     if isinstance(chosen, range) and chosen == range(clients):
         return chosen
     try:
@@ -165,21 +158,6 @@ def _cohort(sampler: Sampler, job: Job, index: int, known: SeenClients | None) -
             f"must be ids from 0 to {clients - 1}, sorted, without repetition"
         )
     return ids
-
-
-def _remembered(
-    state: RunState, index: int, asked: Sequence[int], infos: Sequence[ClientInfo]
-) -> RunState:
-    """The state after a round that asked some clients and heard some of them, or others."""
-    if state.known is None:
-        return state
-    known = dict(state.known)
-    for client in asked:
-        known[client] = known.get(client, Seen(index))._replace(asked=index)
-    for info in infos:
-        before = known.get(info.client, Seen(index))
-        known[info.client] = Seen(before.asked, index, info.drift, info.loss)
-    return state._replace(known=known)
 
 
 def run_round(
@@ -201,12 +179,6 @@ def run_round(
     if job.expected is not None and replies.finite:
         total, received = noise.hidden_sum(job, total, infos, state, cast)
     if total is not None and replies.finite:
-        if state.missed is not None and state.missed.half:
-            there = [info.client for info in infos]
-            lost = [problem.weight(one) * state.missed.rounded_off(one) for one in there]
-            zero = trees.scaled(total.message, 0.0)
-            past = algorithm.contribution(zero, -torch.stack(lost).sum(0))
-            server = algorithm.remove_client(server, past, problem.regularizer)
         server = algorithm.server_update(server, total.message, received, problem.regularizer)
         buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began

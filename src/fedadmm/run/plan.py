@@ -16,7 +16,6 @@ from fedadmm.core.codec import Packed, pack, unpack
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.messages import ClientInfo, Download, EngineState, Missed
 from fedadmm.core.outputs import AnyOutput, Iterate, LastIterate
-from fedadmm.core.sampling import Seen, SeenClients
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.metrics import Best, Judge
 from fedadmm.run.record import Record, Stopwatch
@@ -52,8 +51,6 @@ class RunState(NamedTuple):
     """The clock and the work in flight of an engine that has them."""
     notes: dict[str, Any] | None = None
     """What callbacks that measure remember, as plain values by name."""
-    known: SeenClients | None = None
-    """What a sampler that looks back may know of the clients; None for others."""
     output: Any = None
     """What the output remembers, as tensors."""
     missed: Missed | None = None
@@ -77,7 +74,6 @@ def pack_state(state: RunState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     values = {
         "plain": packed.plain,
         "notes": state.notes,
-        "known": _rows(state.known),
         "noised": _rows(state.noised),
         "missed": None if missed is None else missed.rows(),
         "engine": None if state.engine is None else engine.values,
@@ -113,7 +109,7 @@ def unpack_state(
     best = _BEST if "best.round" in packed.plain else None
     tree = _tree(template, (Download(cast),) * len(steps))._replace(best=best)
     state: Any = unpack(tree, packed)
-    known, noised, missed, engine = values["known"], values["noised"], None, None
+    noised, missed, engine = values["noised"], None, None
     if template.missed is not None:
         missed = messages.restored(template.missed, values["missed"], tensors, device)
     if values["engine"] is not None:
@@ -121,7 +117,6 @@ def unpack_state(
     read: RunState = state._replace(
         engine=engine,
         notes=values["notes"],
-        known=None if known is None else {client: Seen(*seen) for client, *seen in known},
         noised=None if noised is None else {client: Noised(*made) for client, *made in noised},
         missed=missed,
     )
@@ -130,7 +125,7 @@ def unpack_state(
 
 def _tree(state: RunState, downloads: tuple[Download, ...]) -> Any:
     """What of a state is a tree of tensors and plain values."""
-    others: dict[str, Any] = dict.fromkeys(("notes", "known", "missed", "noised"))
+    others: dict[str, Any] = dict.fromkeys(("notes", "missed", "noised"))
     return state._replace(**others, engine=downloads)  # type: ignore[arg-type]
 
 

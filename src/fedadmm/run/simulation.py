@@ -134,7 +134,6 @@ def simulate(
         start_vector = initial if initial is not None else first_vector(chosen, loaded)
         job = make_job(chosen.algorithm, loaded, chosen.local, chosen.seed, start_vector)
         job = job._replace(
-            asks_losses=sampler.asks_losses,
             uploads=Uploads.of(chosen.upload),
             aggregate=chosen.aggregate.fitted(Uploads.of(chosen.upload)),
         )

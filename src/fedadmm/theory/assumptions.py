@@ -24,7 +24,6 @@ from fedadmm.core.solvers import ExactSolver
 from fedadmm.core.stopping import GradientTolerance, ProxAccuracy
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
-from fedadmm.run.engines.given_delays import GivenDelays
 from fedadmm.run.engines.virtual_time import VirtualTime
 from fedadmm.run.record import Record
 
@@ -97,10 +96,10 @@ def arrival_law(job: Job, sampler: Sampler, engine: EngineChoice) -> Law:
     Under a clock tau and T are the delays and absences that did occur; the schedule is no longer
     random, so p_hat is 1.
     """
-    if isinstance(engine, GivenDelays):
-        turns = _turns(job, sampler)
-        return lambda record: (engine.longest, *turns)
-    assert isinstance(engine, VirtualTime)
+    if not isinstance(engine, VirtualTime):
+        delay, turns = engine.expected_delay(job.problem.num_clients), _turns(job, sampler)
+        assert delay is not None, "an engine without rounds knows its delays"
+        return lambda record: (delay, *turns)
     if engine.buffer != 1 or engine.policy == "wait":
         raise PairingError(
             "certificate: the asynchronous theorem needs one reply a step: buffer=1, no "

@@ -114,7 +114,7 @@ class _AdamStepper(GradientStepper):
 
     def step(self, rows: Tensor | None) -> Tensor:
         solver, (params, m, v, made, lr, weight, linear, centre) = self._solver, self._vectors
-        gradient = self._gradient(params, rows)
+        gradient = self._objectives.gradient(params, rows)
         whole = gradient if linear is None or centre is not None else gradient + linear
         made.add_(1)
         m.lerp_(whole, 1 - solver.beta1)

@@ -64,11 +64,6 @@ class RecordNoise(NamedTuple):
                 f"{method} draws how many steps a round has, but noise is accounted for by those "
                 "of the stopping rule; use another method"
             )
-        if setup.sampler.asks_losses:
-            yield (
-                f"{type(setup.sampler).__name__} asks for losses, which {solver} does not noise; "
-                "use another sampler"
-            )
         if setup.uploads.noise is not None:
             yield (
                 f"{solver} hides the rows of clients and the upload's noise hides clients, but a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
@@ -16,8 +16,8 @@ from fedadmm.core import trees
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveContext, SolveInfo
 from fedadmm.core.objectives import Objective
-from fedadmm.core.parts import Count, Positive, Probability, Share, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, Regularizer, norm
+from fedadmm.core.parts import Count, Positive, Probability, part
+from fedadmm.core.protocols import LocalProblem, LocalResult, Regularizer
 from fedadmm.core.rng import Key
 from fedadmm.core.schedules import Schedule, at, of_clients
 from fedadmm.core.solvers.descent import Descent
@@ -25,7 +25,7 @@ from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OneObjective,
 from fedadmm.core.stopping import StoppingRule
 
 if TYPE_CHECKING:
-    from fedadmm.core.setup import Setup
+    pass
 
 _Count = TypeVar("_Count", float, Tensor)
 
@@ -39,117 +39,27 @@ class _Vectors(NamedTuple):
     velocity: Tensor | None
 
 
-@part("perturb", "sam")
-class SAM:
-    """(1 - s) grad f_i(w) + s grad f_i(w + r d), both over the same mini-batch.
-
-    d is the direction of grad f_i(w), or that gradient itself.  s = 1 is SAM (Foret et al., ICLR
-    2021); FedSpeed (Sun et al., ICLR 2023) prints a share and the gradient.  Such a step costs two
-    gradients and seeks flat minima: a run comes to rest not at the optimum but, for quadratics and
-    with d the gradient, at that of the f_i + (s r / 2) ||grad f_i||^2.  Stopping rules go by the
-    gradient as it is.
-
-    Args:
-        radius: r, how far ahead of w the second gradient is taken.
-        share: s, what it counts.
-        normalised: whether d is the direction, so that r is a length, or the gradient.
-    """
-
-    radius: Positive = 0.05
-    share: Share = 1.0
-    normalised: bool = True
-
-    def gradient(self, objectives: Objectives, params: Tensor, rows: Any) -> Tensor:
-        """The perturbed gradient; `params` is no workspace."""
-        here = objectives.gradient(params, rows).clone()
-        way: Tensor | float = self.radius
-        if self.normalised:
-            way = self.radius / norm(here).clamp(min=torch.finfo(here.dtype).tiny)
-        there = objectives.probe(params + way * here, rows)
-        return here.lerp_(there, self.share)
-
-
-@part("perturb", "lesam")
-class LESAM:
-    """FedLESAM's grad f_i(w + r d): ahead along the way of the global model, for one gradient.
-
-    d is the direction of theta_old - theta, where theta_old is the model that the client received
-    in its last round, and at first the initial one (Fan et al., Locally Estimated Global
-    Perturbations, ICML 2024).  Its program sends everybody the server's last move in the place of
-    that way, and divides it by the sum of its layers' norms.  With FedDyn or aligned ADMM it is
-    FedLESAM-D, with SCAFFOLD FedLESAM-S.
-
-    Args:
-        radius: r, how far ahead of w the gradient is taken.
-    """
-
-    radius: Positive = 0.05
-
-    def ahead(self, start: Tensor, context: SolveContext) -> _Ahead:
-        """r d of this round."""
-        assert context.theta is not None, "`refuses` says so"
-        theta = context.theta.expand_as(start)
-        way = (theta if context.memory is None else context.memory[0]) - theta
-        way = self.radius * way / norm(way).clamp(min=torch.finfo(way.dtype).tiny)
-        return _Ahead(way, theta)
-
-
-class _Ahead(NamedTuple):
-    """A known way ahead, and the model that the next round's is made of."""
-
-    way: Tensor
-    theta: Tensor
-
-    def gradient(self, objectives: Objectives, params: Tensor, rows: Any) -> Tensor:
-        """The gradient ahead."""
-        return objectives.gradient(params + self.way, rows)
-
-
 class GradientStepper(Stepper):
-    """A stepper on plain or perturbed gradients, whose vectors are one tree of a stack."""
+    """A stepper whose vectors are one tree of a stack."""
 
     _objectives: Objectives
-    _perturbation: SAM | _Ahead | None
     _vectors: Any
-
-    def _gradient(self, params: Tensor, rows: Any) -> Tensor:
-        """grad f_i on the rows, perturbed where that is asked for."""
-        if self._perturbation is None:
-            return self._objectives.gradient(params, rows)
-        return self._perturbation.gradient(self._objectives, params, rows)
 
     def select(self, clients: Tensor | slice) -> Self:
         chosen = copy.copy(self)
         chosen._vectors = trees.select(self._vectors, clients)
-        chosen._perturbation = trees.select(self._perturbation, clients)
         if isinstance(clients, Tensor):
             chosen._objectives = self._objectives.select(clients.tolist())
         return chosen
-
-    @property
-    def memory(self) -> tuple[Tensor, ...] | None:
-        ahead = self._perturbation
-        return (ahead.theta,) if isinstance(ahead, _Ahead) else None
-
-    def passes(self, stepped: float) -> float:
-        return 2 * stepped if isinstance(self._perturbation, SAM) else stepped
 
 
 class SGDStepper(GradientStepper):
     """w <- w - lr (g + the gradient of the local problem's own terms), with optional momentum."""
 
-    def __init__(
-        self,
-        loss: LocalLoss,
-        lr: Tensor | float,
-        momentum: float,
-        perturbation: SAM | _Ahead | None = None,
-    ) -> None:
+    def __init__(self, loss: LocalLoss, lr: Tensor | float, momentum: float) -> None:
         self._objectives = loss.objectives
         self._momentum = momentum
-        self._perturbation = perturbation
-        start = loss.problem.start
-        params = loss.objectives.workspace(start) if perturbation is None else start.clone()
+        params = loss.objectives.workspace(loss.problem.start)
         velocity = torch.zeros_like(params) if momentum else None
         self._vectors = _Vectors(params, lr, OwnTerms.of(loss, lr), velocity)
 
@@ -160,7 +70,7 @@ class SGDStepper(GradientStepper):
 
     def step(self, rows: Any) -> Tensor:
         params, lr, terms, velocity = self._vectors
-        gradient = self._gradient(params, rows)
+        gradient = self._objectives.gradient(params, rows)
         if velocity is None:
             if terms is not None:
                 terms.pull(params, 0, params.shape[-1])
@@ -196,17 +106,10 @@ class ProximalStepper(Stepper):
     def params(self) -> Tensor:
         return self._inner.params
 
-    @property
-    def memory(self) -> tuple[Tensor, ...] | None:
-        return self._inner.memory
-
     def step(self, rows: Any) -> Tensor:
         gradient = self._inner.step(rows)
         self.params.copy_(_prox(self._regularizer, self.params, self._lr))
         return gradient
-
-    def passes(self, stepped: float) -> float:
-        return self._inner.passes(stepped)
 
     def select(self, clients: Tensor | slice) -> ProximalStepper:
         lr = trees.select(self._lr, clients)
@@ -235,16 +138,13 @@ class DualAveragingStepper(GradientStepper):
         lr: Tensor | float,
         momentum: float,
         regularizer: Regularizer | None,
-        perturbation: SAM | _Ahead | None = None,
     ) -> None:
         assert regularizer is not None  # engines give it to methods that ask for it
         self._objectives = loss.objectives
         self._momentum = momentum
         self._regularizer = regularizer
-        self._perturbation = perturbation
         start = loss.problem.start
-        z = start.clone()
-        model = loss.objectives.workspace(start) if perturbation is None else start.clone()
+        z, model = start.clone(), loss.objectives.workspace(start)
         column = z.new_zeros(*z.shape[:-1], 1)
         reach = column + loss.problem.prox_step
         self._vectors = _Dual(z, model, lr, torch.zeros_like(z), reach, column)
@@ -257,7 +157,7 @@ class DualAveragingStepper(GradientStepper):
     def step(self, rows: Any) -> Tensor:
         z, model, lr, velocity, reach, pace = self._vectors
         model.copy_(_prox(self._regularizer, z, reach))
-        gradient = self._gradient(model, rows)
+        gradient = self._objectives.gradient(model, rows)
         _add(velocity.mul_(self._momentum), gradient, lr)
         z.sub_(velocity)
         reach.add_(pace.mul_(self._momentum).add_(lr))
@@ -348,13 +248,12 @@ class RatedSolver(IterativeSolver):
 
 @part("solver", "sgd")
 class SGD(RatedSolver):
-    """Mini-batch SGD, optionally with momentum and perturbed gradients.
+    """Mini-batch SGD, optionally with momentum.
 
     Args:
         lr: the learning rate: a number, a schedule over rounds, or one number per client.
         batch_size: the rows of a step; None takes all.
         momentum: the share of the last step that is made again.
-        perturb: take gradients ahead of the model, as `SAM` or `LESAM` does.
     """
 
     stacks = True
@@ -363,30 +262,13 @@ class SGD(RatedSolver):
     lr: Rate = 0.1
     batch_size: Count | None = 32
     momentum: Probability = 0.0
-    perturb: SAM | LESAM | None = None
-
-    def first_memory(self, params: Tensor) -> tuple[Tensor, ...] | None:
-        return (params,) if isinstance(self.perturb, LESAM) else None
-
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        yield from super().refuses(setup)
-        if isinstance(self.perturb, LESAM) and not setup.algorithm.always_sends_theta:
-            yield (
-                f"LESAM goes along the global model's way, but {type(setup.algorithm).__name__} "
-                "does not send it in every round; use SAM"
-            )
 
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
-        lr, needs, chosen = self.rate(loss, context), context.needs, self.perturb
-        start = loss.problem.start
-        perturbation = chosen.ahead(start, context) if isinstance(chosen, LESAM) else chosen
+        lr, needs = self.rate(loss, context), context.needs
         if needs.local_prox == "dual":
-            return DualAveragingStepper(loss, lr, self.momentum, context.regularizer, perturbation)
+            return DualAveragingStepper(loss, lr, self.momentum, context.regularizer)
         if needs.local_prox == "primal":
-            inner = SGDStepper(loss, lr, self.momentum, perturbation)
-            return ProximalStepper(inner, lr, context.regularizer)
-        if perturbation is not None:
-            return SGDStepper(loss, lr, self.momentum, perturbation)
+            return ProximalStepper(SGDStepper(loss, lr, self.momentum), lr, context.regularizer)
         plain = None
         if not self.momentum and not needs.mean_gradient:
             plain = loss.objectives.plain_stepper(loss, lr)

@@ -300,11 +300,6 @@ class GaussianNoise(UploadStage):
                 "the model's buffers are averaged without noise; use buffers='keep-local' or a "
                 "model without them"
             )
-        if sampler.looks_back or sampler.asks_losses:
-            yield (
-                f"{type(sampler).__name__} chooses by what clients replied, which no noise hides; "
-                "use BernoulliSampling, UniformSampling or FullParticipation"
-            )
         if sampler.probabilities(clients) is None:
             yield (
                 f"noise needs to know how many replies to expect, which {type(sampler).__name__} "

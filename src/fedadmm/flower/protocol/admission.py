@@ -31,7 +31,6 @@ _NOTHING = 1e-6
 
 _LARGEST = {
     "info.weight": 1e30,
-    "info.loss": 1e30,
     "info.noised": 1e12,
     "info.solve.steps": 1e12,
     "info.solve.epochs": 1e12,
@@ -40,7 +39,6 @@ _LARGEST = {
 """What a site may say about its work; no honest one comes near."""
 _FURTHEST = {
     "info.weight": 100.0,
-    "info.loss": 100.0,
     "info.move": 100.0,
     "info.drift": 100.0,
     "info.solve.steps": 1e4,
@@ -49,7 +47,7 @@ _FURTHEST = {
 }
 """A number about the work may be this many times 1 + what most others say: rows may differ more
 than losses do."""
-_UNKNOWN = frozenset(("info.loss", "info.solve.epochs", "info.solve.passes", "info.solve.accuracy"))
+_UNKNOWN = frozenset(("info.solve.epochs", "info.solve.passes", "info.solve.accuracy"))
 """What may be NaN, because not every solver knows it."""
 
 
@@ -205,9 +203,8 @@ def _check_info(plain: Mapping[str, Plain], ceiling: float) -> None:
         if name in _UNKNOWN and math.isnan(value):
             continue
         largest = _LARGEST.get(name, ceiling)
-        least = -largest if name == "info.loss" else 0.0
-        if not least <= value <= largest:
-            detail = f"{name} is {str(value)[:40]}, but must be in {least:g} … {largest:g}"
+        if not 0.0 <= value <= largest:
+            detail = f"{name} is {str(value)[:40]}, but must be in 0 … {largest:g}"
             raise RefusedError(Word.RANGE, detail)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import EngineError
-from fedadmm.core.messages import ClientInfo, Download, Engine, Missed, Partial, Upload
+from fedadmm.core.messages import ClientInfo, Download, Engine, Partial, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Brought, Sizes, vectors
@@ -146,11 +146,10 @@ class GridEngine(Engine):
     def broadcasts(self, ids: Sequence[int]) -> int:
         return self._tasks.take_count()
 
-    def settle(self, virtual: Tensor | None, missed: Missed | None, step: int) -> dict[int, Any]:
+    def settle(self, virtual: Tensor | None, step: int) -> dict[int, Any]:
         """The step was folded: move the ledger, and return what it leaves of each client.
 
-        That is its weighted message, less the virtual step of this round, if there was one, and
-        less what was rounded off of those before it.
+        That is its weighted message, less the virtual step of this round, if there was one.
         """
         brought, norms = {}, dict(self.norms)
         for client, (reply, admitted, *_) in self._answers.items():
@@ -159,9 +158,8 @@ class GridEngine(Engine):
                 continue  # nothing is known of a single upload
             share = self._job.problem.weight(client)
             message = admitted.answer.upload.message
-            if virtual is not None and missed is not None:
-                without = virtual + missed.rounded_off(client)
-                message = self._job.algorithm.contribution(message, without)
+            if virtual is not None:
+                message = self._job.algorithm.contribution(message, virtual)
             brought[client] = trees.scaled(message, share)
             norms[client] = Brought.after(norms.get(client), step, admitted.sizes)
         self.norms, self._answers = norms, {}

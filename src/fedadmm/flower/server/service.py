@@ -326,9 +326,7 @@ class Service:
     def settle(self, state: RunState) -> None:
         """Checkpoint what was folded; only then may the next task acknowledge it."""
         if state.round > self.saved.state.round:
-            brought = self.engine.settle(
-                self._virtual(state), self.saved.state.missed, state.round - 1
-            )
+            brought = self.engine.settle(self._virtual(state), state.round - 1)
             self.saved = self.saved._replace(
                 state=state,
                 ledger=self.engine.ledger,

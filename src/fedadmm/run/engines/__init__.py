@@ -10,7 +10,6 @@ from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.run.engines.auto import Auto as Auto
 from fedadmm.run.engines.choice import EngineChoice as EngineChoice
 from fedadmm.run.engines.choice import Sequential as Sequential
-from fedadmm.run.engines.given_delays import GivenDelays as GivenDelays
 from fedadmm.run.engines.ray_engine import Ray as Ray
 from fedadmm.run.engines.vectorised import Vectorised as Vectorised
 from fedadmm.run.engines.virtual_time import VirtualTime as VirtualTime

@@ -44,7 +44,7 @@ class EngineChoice(Part, ABC):
         if algorithm.asynchronous and not asynchronous:
             yield (
                 f"{method} folds every reply as it arrives, but the engine {engine} works in "
-                "rounds; use VirtualTime(mode='async') or GivenDelays, or else a method with rounds"
+                "rounds; use VirtualTime(mode='async'), or else a method with rounds"
             )
         if asynchronous and not algorithm.accepts_partial:
             yield (

@@ -28,7 +28,6 @@ from fedadmm.run.client import (
     client_key,
     global_vector,
     is_first,
-    reported_loss,
     staged,
 )
 from fedadmm.run.engines.choice import EngineChoice
@@ -126,12 +125,9 @@ class VectorisedEngine(Engine):
         stack = self._gather(ids, download)
         keys = [client_key(job, round_index, client) for client in stack.clients]
         problem = job.local.problem(algorithm, download.cast, stack.state, stack.first)
-        losses = self._losses(stack, problem, download) if job.asks_losses else None
         result, solves = self._solve(stack, problem, download, round_index, keys)
         state, message = algorithm.client_update(download.cast, stack.state, result)
         infos = _describe(stack.clients, problem, result, solves, global_vector(job, download))
-        if losses is not None:
-            infos = [info._replace(loss=loss) for info, loss in zip(infos, losses, strict=True)]
         parts = (state, result.memory, message)
         states, memories, messages = (trees.unstack(part, len(ids)) for part in parts)
         position = {client: index for index, client in enumerate(stack.clients)}
@@ -147,14 +143,6 @@ class VectorisedEngine(Engine):
             if done.record is not None:
                 self._store.commit(client, done.record, round_index)
             yield client, done.upload, done.info
-
-    def _losses(self, stack: _Stack, problem: LocalProblem, download: Download) -> list[float]:
-        """f_i(theta) of every client, one after the other: values do not stack."""
-        clients = self._job.problem.clients
-        return [
-            reported_loss(self._job, clients[client], download, trees.select(problem, row))
-            for row, client in enumerate(stack.clients)
-        ]
 
     def _solve(
         self,

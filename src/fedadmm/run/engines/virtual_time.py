@@ -22,7 +22,7 @@ from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, E
 from fedadmm.core.parts import Count, NotNegative, Positive, Probability, Share, part
 from fedadmm.run.client import Job, client_round
 from fedadmm.run.engines.choice import EngineChoice, torch_threads
-from fedadmm.run.engines.given_delays import Staleness
+from fedadmm.run.engines.staleness import Staleness
 from fedadmm.run.engines.timeline import Duration, Kind, Timeline, read_trace
 
 

@@ -29,7 +29,7 @@ from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Lazy, Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Needs
 from fedadmm.core.rng import Dice, Key, derive, generator
-from fedadmm.core.sampling import Sampler, SeenClients
+from fedadmm.core.sampling import Sampler
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.uploads import noised
 from fedadmm.run.client import Job, caught_up, client_key, global_vector
@@ -277,12 +277,10 @@ class _WithClient(Sampler):
     client: int
     last: int
 
-    def sample(
-        self, seed: Key, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
+    def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         if round_index == self.last:
             return [self.client]
-        chosen = self.others.sample(seed, round_index, clients, known or {})
+        chosen = self.others.sample(seed, round_index, clients)
         return sorted({*chosen, self.client})
 
 

@@ -12,7 +12,6 @@ longer delay is cut there (the assumption's d_{i_k} = 0).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -22,6 +21,7 @@ from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.core.schedules import of_client
 from fedadmm.run.client import Job, run_client
 from fedadmm.run.engines.choice import EngineChoice
+from fedadmm.run.engines.staleness import Staleness
 
 
 @part("engine", "given-delays")
@@ -93,75 +93,3 @@ class GivenDelaysEngine(Engine):
     def restore(self, state: EngineState) -> None:
         self._staleness.restore(state.values["staleness"])
         self._downloads = dict(state.downloads)
-
-
-class Staleness:
-    """How stale replies were so far, and for how long clients were not heard of, in server steps.
-
-    A plain value of it makes a snapshot.
-    """
-
-    def __init__(self, clients: int) -> None:
-        self._clients = clients
-        self._delays: list[int] = []
-        """Those of the last step."""
-        self._counts: Counter[int] = Counter()
-        self._heard: dict[int, int] = {}
-        """The last step of each client, least recent first."""
-        self._longest = 0
-        """The longest absence that is over."""
-        self._step = -1
-
-    def note(self, clients: Sequence[int], delays: Sequence[int], step: int) -> None:
-        """Replies of one step; an initial round, whose step is -1, counts for nothing."""
-        self._delays = list(delays)
-        if step < 0:
-            return
-        self._step = step
-        self._counts.update(delays)
-        for client in clients:
-            self._longest = max(self._longest, self.absence(client, step))
-            self._heard.pop(client, None)
-            self._heard[client] = step
-
-    def absence(self, client: int, step: int) -> int:
-        """For how many steps before this one the client was not heard of."""
-        return step - self._heard.get(client, -1) - 1
-
-    def extras(self) -> dict[str, Any]:
-        """What the last step adds to its record."""
-        delays = self._delays
-        return {
-            "delays": list(delays),
-            "staleness_mean": sum(delays) / len(delays) if delays else 0.0,
-            "staleness_max": max(delays, default=0),
-            "staleness_quantiles": self._quantiles(),
-            "longest_absence": self._longest_so_far(),
-        }
-
-    def values(self) -> list[Any]:
-        """Everything as plain values."""
-        counts, heard = sorted(self._counts.items()), list(self._heard.items())
-        return [counts, heard, self._longest, self._step]
-
-    def restore(self, values: list[Any]) -> None:
-        """Go on from plain values."""
-        counts, heard, self._longest, self._step = values
-        self._counts, self._heard = Counter(dict(counts)), dict(heard)
-
-    def _longest_so_far(self) -> int:
-        """The longest absence, those that still last among them: T of the asynchronous theorem."""
-        everybody = len(self._heard) == self._clients
-        oldest = next(iter(self._heard.values()), -1) if everybody else -1
-        return max(self._longest, self._step - oldest)
-
-    def _quantiles(self) -> list[int]:
-        """The median, the 90 % quantile and the largest delay of all replies so far."""
-        total, seen = sum(self._counts.values()), 0
-        shares = [0.5, 0.9, 1.0]
-        found: list[int] = []
-        for delay in sorted(self._counts):
-            seen += self._counts[delay]
-            while len(found) < len(shares) and seen >= shares[len(found)] * total:
-                found.append(delay)
-        return found
