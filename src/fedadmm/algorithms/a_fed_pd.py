@@ -1,6 +1,6 @@
 """A-FedPD: FedDyn whose absent clients make the participants' mean dual step.
 
-Sun, Shen, Tao: A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual Learning Needs,
+Sun, Shen, Tao: A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual Learning LocalNeeds,
 NeurIPS 2024.
 
     client   as FedDyn's, with eta = 1 / rho
@@ -18,6 +18,7 @@ from annotated_types import Ge, Le
 
 from fedadmm.algorithms.aligned_admm import AlignedADMM
 from fedadmm.core.parts import Positive, part
+from fedadmm.core.protocols import Requirements
 from fedadmm.core.schedules import PerWork, Schedule
 
 
@@ -27,7 +28,7 @@ class AFedPD(AlignedADMM):
 
     title: ClassVar[str] = "A-FedPD"
     paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024"
-    accepts_regularizer: ClassVar[bool] = False
+    requirements: ClassVar[Requirements] = Requirements()
 
     rho: Positive | Schedule | PerWork = 0.1
     sigma: Annotated[float, Ge(1), Le(1)] = 1.0

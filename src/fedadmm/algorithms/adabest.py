@@ -29,6 +29,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import Delta
+from fedadmm.core.capabilities import ParticipantsMeanModel
 from fedadmm.core.parts import NotNegative, part
 from fedadmm.core.protocols import (
     Algorithm,
@@ -63,7 +64,7 @@ class Broadcast(NamedTuple):
 
 
 @part("algorithm", "adabest")
-class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
+class AdaBest(ParticipantsMeanModel[Server], Algorithm[Server, Client, Broadcast, Delta]):
     """AdaBest with a memory per client and a server that carries its mean on.
 
     Args:
@@ -75,7 +76,7 @@ class AdaBest(Algorithm[Server, Client, Broadcast, Delta]):
     bias: ClassVar[str | None] = (
         "the memories hold on to the start, and fade while a client is absent"
     )
-    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
     mu: NotNegative = 0.02
     beta: Annotated[float, Ge(0), Le(1)] = 0.9

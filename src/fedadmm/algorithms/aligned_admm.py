@@ -13,7 +13,7 @@ the participants do on average: its dual takes sigma times their mean step (a *v
              theta <- prox_{g/rho}(m + h / rho)
 
 sigma = 1 is A-FedPD (Sun, Shen, Tao: A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual
-Learning Needs, NeurIPS 2024), sigma = 0 is FedDyn (Acar et al., ICLR 2021), and with full
+Learning LocalNeeds, NeurIPS 2024), sigma = 0 is FedDyn (Acar et al., ICLR 2021), and with full
 participation every sigma is FedADMM, and FedDR with eta = 1 / rho and alpha = 1.  For every sigma
 the only point of rest is the optimum: s = 0 there, so that y_i = -grad f_i(theta), and
 h = -grad f(theta) lies in the subdifferential of g.
@@ -31,6 +31,12 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_admm_state import Broadcast
 from fedadmm.algorithms.fed_dyn import Client
+from fedadmm.core.capabilities import (
+    AbsentClientAlignment,
+    ClientRemoval,
+    ParticipantsMeanModel,
+    ProximalServer,
+)
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
@@ -38,6 +44,7 @@ from fedadmm.core.protocols import (
     LocalResult,
     Received,
     Regularizer,
+    Requirements,
     Round,
 )
 from fedadmm.core.schedules import PerWork, Schedule, at
@@ -62,7 +69,13 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "aligned-admm")
-class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
+class AlignedADMM(
+    AbsentClientAlignment[Server, Client, Message],
+    ClientRemoval[Server, Message],
+    ParticipantsMeanModel[Server],
+    ProximalServer,
+    Algorithm[Server, Client, Broadcast, Message],
+):
     """FedADMM whose absent clients move along with the participants.
 
     Args:
@@ -75,7 +88,7 @@ class AlignedADMM(Algorithm[Server, Client, Broadcast, Message]):
     """
 
     paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024, for any sigma and g"
-    accepts_regularizer: ClassVar[bool] = True
+    requirements: ClassVar[Requirements] = Requirements(regularizer=True)
 
     rho: Positive | Schedule | PerWork = PerWork(0.25)
     sigma: Annotated[float, Ge(0), Le(1)] | Literal["auto"] = "auto"

@@ -26,23 +26,37 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_admm_state import Broadcast, Client, Message, Server, change, fold
 from fedadmm.core import trees
+from fedadmm.core.capabilities import (
+    ClientRemoval,
+    InitialDuals,
+    PrimalDualStates,
+    ProximalServer,
+    TrackedMean,
+)
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
-    FirstDuals,
     LocalProblem,
     LocalResult,
     PrimalDual,
     Received,
     Regularizer,
+    Requirements,
     Round,
 )
 from fedadmm.core.schedules import PerWork, Schedule, at
 
 
 @part("algorithm", "fedadmm")
-class FedADMM(FirstDuals, Algorithm[Server, Client, Broadcast, Message]):
+class FedADMM(
+    InitialDuals,
+    PrimalDualStates[Client],
+    TrackedMean[Server],
+    ClientRemoval[Server, Message],
+    ProximalServer,
+    Algorithm[Server, Client, Broadcast, Message],
+):
     """FedADMM of Gong et al. and of Wang et al.
 
     Args:
@@ -55,7 +69,6 @@ class FedADMM(FirstDuals, Algorithm[Server, Client, Broadcast, Message]):
     """
 
     paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022; Wang et al., FedADMM, CDC 2022"
-    accepts_regularizer: ClassVar[bool] = True
 
     rho: Positive | Schedule | PerWork = PerWork(0.25)
     step: Literal["tracking"] | Positive | Schedule = "tracking"
@@ -63,7 +76,7 @@ class FedADMM(FirstDuals, Algorithm[Server, Client, Broadcast, Message]):
     dual: Literal["zero", "gradient"] = "zero"
 
     def __post_init__(self) -> None:
-        if (self.weighted or self.starts_with_everyone) and self.step != "tracking":
+        if (self.weighted or self.dual == "gradient") and self.step != "tracking":
             raise ParameterError(
                 f"FedADMM: step is {self.step!r}, but must be 'tracking' with members 'seen', dual "
                 "'gradient' or a schedule of rho, which keep an exact mean (FedADMMPrinted keeps "
@@ -81,10 +94,14 @@ class FedADMM(FirstDuals, Algorithm[Server, Client, Broadcast, Message]):
         return None if self.step == "tracking" else pull
 
     @property
-    def tolerates_stale(self) -> bool:
-        return self.step == "tracking"  # a reply then moves the mean by its own share
+    def requirements(self) -> Requirements:
+        return Requirements(
+            initial_round=self.initial_round,
+            regularizer=True,
+            stale_updates=self.step == "tracking",  # an update moves the mean by its own share
+        )
 
-    def fixed_step(self, round_index: int) -> float | None:
+    def numeric_step(self, round_index: int) -> float | None:
         return None if isinstance(self.step, str) else at(self.step, round_index)
 
     @property

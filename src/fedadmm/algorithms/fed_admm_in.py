@@ -21,6 +21,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm.core.capabilities import ClientRemoval, PrimalDualStates, ProximalServer
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
@@ -29,6 +30,7 @@ from fedadmm.core.protocols import (
     PrimalDual,
     Received,
     Regularizer,
+    Requirements,
     Theta,
     norm,
 )
@@ -60,7 +62,12 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "fedadmm-in")
-class FedADMMIn(Algorithm[Server, Client, Theta, Message]):
+class FedADMMIn(
+    PrimalDualStates[Client],
+    ClientRemoval[Server, Message],
+    ProximalServer,
+    Algorithm[Server, Client, Theta, Message],
+):
     """FedADMM-In: a fixed penalty and the inexactness criterion as stopping rule.
 
     Args:
@@ -70,8 +77,11 @@ class FedADMMIn(Algorithm[Server, Client, Theta, Message]):
 
     title: ClassVar[str] = "FedADMM-In"
     paper: ClassVar[str] = "Song, Wang, Zuazua, FedADMM-InSa, Neural Networks 2025"
-    tolerates_stale: ClassVar[bool] = True  # a reply moves the sums by its own share
-    accepts_regularizer: ClassVar[bool] = True
+    requirements: ClassVar[Requirements] = Requirements(
+        regularizer=True,
+        stale_updates=True,  # an update moves the sums by its own share
+        default_stop=InSaCriterion(),
+    )
 
     beta: Positive = 1.0
     members: Literal["all", "seen"] = "all"
@@ -83,9 +93,6 @@ class FedADMMIn(Algorithm[Server, Client, Theta, Message]):
     @property
     def prox_step(self) -> float:
         return 1 / self.beta
-
-    def default_stop(self) -> InSaCriterion:
-        return InSaCriterion()
 
     @property
     def increments(self) -> tuple[str, ...]:

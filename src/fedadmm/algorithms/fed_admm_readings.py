@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 from fedadmm.algorithms.fed_admm import FedADMM
 from fedadmm.algorithms.fed_admm_state import Broadcast, Client, Message, Server
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import LocalResult, Received, Regularizer
+from fedadmm.core.protocols import LocalResult, Received, Regularizer, Requirements
 from fedadmm.core.schedules import PerWork, Piecewise, Schedule
 
 
@@ -43,11 +43,14 @@ class FedADMMPrinted(FedADMM):
     title: ClassVar[str] = "FedADMM-printed"
     paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022, (4) and figure 9"
     weighted = False
-    usual_start = "own"
 
     rho: Schedule = Piecewise({0: 0.01, 60: 0.1})
     members: Literal["all"] = "all"
     dual: Literal["zero"] = "zero"
+
+    @property
+    def requirements(self) -> Requirements:
+        return super().requirements._replace(default_start="own")
 
     @property
     def bias(self) -> str:

@@ -25,8 +25,16 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import KeepsNothing, Sent, State, Stateless
+from fedadmm.core.capabilities import StalenessWeighting
 from fedadmm.core.parts import NotNegative, Positive, Share, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer, Round
+from fedadmm.core.protocols import (
+    LocalProblem,
+    LocalResult,
+    Received,
+    Regularizer,
+    Requirements,
+    Round,
+)
 
 
 class Versioned(NamedTuple):
@@ -48,7 +56,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AsTheyArrive(KeepsNothing[State, Versioned, Sent]):
+class AsTheyArrive(StalenessWeighting[State, Sent], KeepsNothing[State, Versioned, Sent]):
     """Models with a version, and a server without rounds that weighs replies by their age.
 
     Args:
@@ -58,7 +66,7 @@ class AsTheyArrive(KeepsNothing[State, Versioned, Sent]):
         grace: hinge: up to which delay a reply counts in full.
     """
 
-    asynchronous: ClassVar[bool] = True
+    requirements: ClassVar[Requirements] = Requirements(asynchronous=True, stale_updates=True)
     bias: ClassVar[str | None] = (
         "local steps have a fixed point of their own, and quick clients count more"
     )
@@ -104,7 +112,7 @@ class FedAsync(AsTheyArrive[Versioned, Message]):
     ) -> tuple[Stateless, Message]:
         return client, Message(result.params, cast.version)
 
-    def arrived(self, server: Versioned, message: Message) -> Message:
+    def weight_update(self, server: Versioned, message: Message) -> Message:
         share = self.discount(server.version - message.version)
         return Message(share * message.model, message.version, share)
 

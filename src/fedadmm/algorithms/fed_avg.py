@@ -18,11 +18,12 @@ from torch import Tensor
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
+    LocalNeeds,
     LocalProblem,
     LocalResult,
-    Needs,
     Received,
     Regularizer,
+    Requirements,
     Theta,
 )
 
@@ -65,11 +66,13 @@ class FedSGD(KeepsNothing[Theta, Theta, Gradient]):
     """FedSGD with server learning rate `lr`."""
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
-    needs: ClassVar[Needs] = Needs(local_solve=False, start_gradient=True)
+    requirements: ClassVar[Requirements] = Requirements(
+        local=LocalNeeds(local_solve=False, start_gradient=True)
+    )
     bias: ClassVar[str | None] = (
         "the mean gradient of some of the clients is not zero at the optimum"
     )
-    moves: ClassVar[tuple[str, ...]] = ("gradient",)
+    deltas: ClassVar[tuple[str, ...]] = ("gradient",)
 
     lr: Positive = 0.1
 
@@ -98,7 +101,7 @@ class LocalSteps(KeepsNothing[State, Theta, Sent]):
 class SendsMove(LocalSteps[State, Delta]):
     """The clients' half of FedAvg, which other servers share: theta in, w - theta out."""
 
-    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
     def client_update(
         self, cast: Theta, client: Stateless, result: LocalResult

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms.fed_opt import FedOpt
+from fedadmm.core.capabilities import ParticipantsMeanModel
 from fedadmm.core.parts import Positive, Probability, part
 
 
@@ -32,7 +33,7 @@ class Server(NamedTuple):
 
 
 @part("algorithm", "fedavgm")
-class FedAvgM(FedOpt[Server]):
+class FedAvgM(ParticipantsMeanModel[Server], FedOpt[Server]):
     """FedAvgM with server momentum.
 
     Args:

@@ -56,7 +56,7 @@ class FedBuff(AsTheyArrive[Server, Message]):
     """
 
     paper: ClassVar[str] = "Nguyen et al., Buffered Asynchronous Aggregation, AISTATS 2022"
-    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
     size: Count = 10
     lr: Positive = 1.0
@@ -76,7 +76,7 @@ class FedBuff(AsTheyArrive[Server, Message]):
     ) -> tuple[Stateless, Message]:
         return client, Message(result.params - cast.theta, cast.version)
 
-    def arrived(self, server: Server, message: Message) -> Message:
+    def weight_update(self, server: Server, message: Message) -> Message:
         count = self.discount(server.version - message.version)
         return Message(count * message.delta, message.version)
 

@@ -25,7 +25,15 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import KeepsNothing, Stateless
 from fedadmm.core.parts import Positive, Share, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, Needs, Received, Regularizer, Round
+from fedadmm.core.protocols import (
+    LocalNeeds,
+    LocalProblem,
+    LocalResult,
+    Received,
+    Regularizer,
+    Requirements,
+    Round,
+)
 
 
 class Server(NamedTuple):
@@ -52,8 +60,8 @@ class FedCM(KeepsNothing[Server, Server, Message]):
     """
 
     paper: ClassVar[str] = "Xu et al., FedCM, 2021"
-    needs: ClassVar[Needs] = Needs(step_sum=True)
-    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    requirements: ClassVar[Requirements] = Requirements(local=LocalNeeds(step_sum=True))
+    deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
     alpha: Share = 0.1
     step: Positive = 1.0

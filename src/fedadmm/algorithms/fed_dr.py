@@ -26,14 +26,17 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, TypeVar
 from annotated_types import Gt, Lt
 from torch import Tensor
 
+from fedadmm.core.capabilities import ClientRemoval, PrimalDualStates, ProximalServer, TrackedMean
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
+    LocalNeeds,
     LocalProblem,
     LocalResult,
     PrimalDual,
     Received,
     Regularizer,
+    Requirements,
     Theta,
 )
 
@@ -60,12 +63,22 @@ class Message(NamedTuple):
     increment: Tensor
 
 
-class DouglasRachford(Algorithm[Server, State, Theta, Message]):
+class DouglasRachford(
+    PrimalDualStates[State],
+    TrackedMean[Server],
+    ClientRemoval[Server, Message],
+    ProximalServer,
+    Algorithm[Server, State, Theta, Message],
+):
     """The server's half, which FedDR and FedDR-II share."""
 
     eta: float
     increments = ("increment",)
-    tolerates_stale = True  # a reply moves the mean by its own share
+
+    @property
+    def requirements(self) -> Requirements:
+        """An update moves the mean by its own share, however old it is."""
+        return Requirements(regularizer=True, stale_updates=True)
 
     @property
     def prox_step(self) -> float:
@@ -103,20 +116,16 @@ class FedDR(DouglasRachford[Client]):
     """
 
     paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021"
-    accepts_regularizer: ClassVar[bool] = True
 
     eta: Positive = 100.0
     alpha: Annotated[float, Gt(0), Lt(2)] = 1.0
     init: Literal["start", "prox"] = "start"
 
     @property
-    def relaxation(self) -> float:
-        return self.alpha
-
-    @property
-    def starts_with_everyone(self) -> bool:
-        """init="prox": v_i stays at x^0 in that round, so x_i = prox_{eta f_i}(x^0)."""
-        return self.init == "prox"
+    def requirements(self) -> Requirements:
+        """With init="prox", v_i stays at x^0 in the initial round: x_i = prox_{eta f_i}(x^0)."""
+        initial = LocalNeeds() if self.init == "prox" else None
+        return super().requirements._replace(initial_round=initial)
 
     def init_client(self, params: Tensor) -> Client:
         return Client(params, params)
@@ -133,10 +142,10 @@ class FedDR(DouglasRachford[Client]):
         new = Client(self._governing(cast, client), result.params)
         return new, Message((2 * new.x - new.v) - (2 * client.x - client.v))
 
-    def local_params(self, client: Client) -> Tensor | None:
+    def local_params(self, client: Client) -> Tensor:
         return client.x
 
-    def primal_dual(self, client: Client) -> PrimalDual | None:
+    def primal_dual(self, client: Client) -> PrimalDual:
         return PrimalDual(client.x, (client.x - client.v) / self.eta, 1 / self.eta)
 
 
@@ -146,4 +155,7 @@ class AsyncFedDR(FedDR):
 
     title: ClassVar[str] = "asyncFedDR"
     paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021, Algorithm 2"
-    asynchronous: ClassVar[bool] = True
+
+    @property
+    def requirements(self) -> Requirements:
+        return super().requirements._replace(asynchronous=True)

@@ -34,7 +34,6 @@ class FedDRII(DouglasRachford[Client]):
 
     title: ClassVar[str] = "FedDR-II"
     paper: ClassVar[str] = "Wang et al., FedADMM, CDC 2022, section IV.B"
-    accepts_regularizer: ClassVar[bool] = True
 
     eta: Positive = 100.0
 

@@ -27,7 +27,15 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import KeepsNothing, Stateless
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, Needs, Received, Regularizer, Round
+from fedadmm.core.protocols import (
+    LocalNeeds,
+    LocalProblem,
+    LocalResult,
+    Received,
+    Regularizer,
+    Requirements,
+    Round,
+)
 
 
 class Server(NamedTuple):
@@ -61,10 +69,12 @@ class FedDualAvg(KeepsNothing[Server, Broadcast, Message]):
     """
 
     paper: ClassVar[str] = "Yuan et al., Federated Composite Optimization, ICML 2021"
-    accepts_regularizer: ClassVar[bool] = True
-    needs: ClassVar[Needs] = Needs(step_sum=True, local_prox="dual")
-    always_sends_theta: ClassVar[bool] = False  # clients form it from the dual state
-    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    requirements: ClassVar[Requirements] = Requirements(
+        local=LocalNeeds(step_sum=True, local_prox="dual"),
+        regularizer=True,
+        broadcasts_theta=False,  # clients compute it from the dual vector
+    )
+    deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
     step: Positive = 1.0
 

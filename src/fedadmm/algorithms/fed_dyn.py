@@ -24,6 +24,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm.core.capabilities import ClientRemoval, ParticipantsMeanModel
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
@@ -58,7 +59,11 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "feddyn")
-class FedDyn(Algorithm[Server, Client, Theta, Message]):
+class FedDyn(
+    ClientRemoval[Server, Message],
+    ParticipantsMeanModel[Server],
+    Algorithm[Server, Client, Theta, Message],
+):
     """FedDyn with step `eta`, the inverse of the paper's regularisation weight.
 
     Args:
@@ -106,6 +111,6 @@ class FedDyn(Algorithm[Server, Client, Theta, Message]):
         h = server.h - past.delta / self.eta
         return server._replace(h=h, members=members.clamp(min=0))
 
-    def participants_mean(self, server: Server) -> Tensor | None:
+    def participants_mean(self, server: Server) -> Tensor:
         """theta without the step along h, which is zero while there are no members."""
         return server.theta - self.eta * server.h / server.members.clamp(min=1e-30)

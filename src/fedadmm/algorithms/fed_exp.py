@@ -22,6 +22,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import LocalSteps, Stateless
+from fedadmm.core.capabilities import ParticipantsMeanModel
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import LocalResult, Received, Regularizer, Theta
 
@@ -41,7 +42,7 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "fedexp")
-class FedExP(LocalSteps[Server, Message]):
+class FedExP(ParticipantsMeanModel[Server], LocalSteps[Server, Message]):
     """FedExP: FedAvg with an extrapolated server step.
 
     Args:
@@ -49,7 +50,7 @@ class FedExP(LocalSteps[Server, Message]):
     """
 
     paper: ClassVar[str] = "Jhunjhunwala et al., FedExP, ICLR 2023"
-    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
     epsilon: Positive = 1e-3
 

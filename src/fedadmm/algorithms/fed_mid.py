@@ -23,7 +23,14 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import LocalSteps, Stateless
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import LocalResult, Needs, Received, Regularizer, Theta
+from fedadmm.core.protocols import (
+    LocalNeeds,
+    LocalResult,
+    Received,
+    Regularizer,
+    Requirements,
+    Theta,
+)
 
 
 class Message(NamedTuple):
@@ -43,9 +50,10 @@ class FedMid(LocalSteps[Theta, Message]):
     """
 
     paper: ClassVar[str] = "Yuan et al., Federated Composite Optimization, ICML 2021"
-    accepts_regularizer: ClassVar[bool] = True
-    needs: ClassVar[Needs] = Needs(step_sum=True, local_prox="primal")
-    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    requirements: ClassVar[Requirements] = Requirements(
+        local=LocalNeeds(step_sum=True, local_prox="primal"), regularizer=True
+    )
+    deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
     step: Positive = 1.0
     server_prox: Literal["printed", "none"] = "printed"

@@ -28,7 +28,14 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import LocalSteps, Stateless
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import LocalResult, Needs, Received, Regularizer, Theta
+from fedadmm.core.protocols import (
+    LocalNeeds,
+    LocalResult,
+    Received,
+    Regularizer,
+    Requirements,
+    Theta,
+)
 
 
 class Message(NamedTuple):
@@ -43,8 +50,8 @@ class FedNova(LocalSteps[Theta, Message]):
     """FedNova; all hyper-parameters are those of the solver and its stopping rule."""
 
     paper: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
-    needs: ClassVar[Needs] = Needs(step_sum=True)
-    moves: ClassVar[tuple[str, ...]] = ("direction",)
+    requirements: ClassVar[Requirements] = Requirements(local=LocalNeeds(step_sum=True))
+    deltas: ClassVar[tuple[str, ...]] = ("direction",)
 
     def client_update(
         self, cast: Theta, client: Stateless, result: LocalResult

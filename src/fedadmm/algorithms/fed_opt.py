@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import Delta, SendsMove, State
+from fedadmm.core.capabilities import ParticipantsMeanModel
 from fedadmm.core.parts import Positive, Probability, part
-from fedadmm.core.protocols import Received, Regularizer
+from fedadmm.core.protocols import Received, Regularizer, Requirements
 
 
 class FedOpt(SendsMove[State]):
@@ -54,7 +55,7 @@ class AdaptiveServer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adaptive(FedOpt[AdaptiveServer]):
+class Adaptive(ParticipantsMeanModel[AdaptiveServer], FedOpt[AdaptiveServer]):
     """Algorithm 2 of the paper; its three members differ in how v moves.
 
     Args:
@@ -64,7 +65,8 @@ class Adaptive(FedOpt[AdaptiveServer]):
     """
 
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
-    tolerates_stale: ClassVar[bool] = True  # the division by sqrt(v) bounds every step
+    # The division by sqrt(v) bounds every step.
+    requirements: ClassVar[Requirements] = Requirements(stale_updates=True)
 
     lr: Positive = 0.1
     beta1: Probability = 0.9

@@ -18,15 +18,16 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm.core.capabilities import InitialDuals, PrimalDualStates
 from fedadmm.core.parts import Positive, Probability, part
 from fedadmm.core.protocols import (
     Algorithm,
-    FirstDuals,
     LocalProblem,
     LocalResult,
     PrimalDual,
     Received,
     Regularizer,
+    Requirements,
     Round,
 )
 from fedadmm.core.rng import uniform
@@ -60,7 +61,7 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "fedpd")
-class FedPD(FirstDuals, Algorithm[Server, Client, Broadcast, Message]):
+class FedPD(InitialDuals, PrimalDualStates[Client], Algorithm[Server, Client, Broadcast, Message]):
     """FedPD with step `eta`; a round is silent with probability `skip_probability`.
 
     `dual` is lambda^0 of the note's Algorithm 1: "zero", or the "gradient" -grad f_i(theta^0), with
@@ -68,7 +69,6 @@ class FedPD(FirstDuals, Algorithm[Server, Client, Broadcast, Message]):
     """
 
     paper: ClassVar[str] = "Zhang et al., FedPD, IEEE TSP 2021"
-    accepts_partial: ClassVar[bool] = False
 
     eta: Positive = 100.0
     skip_probability: Probability = 0.0
@@ -82,8 +82,12 @@ class FedPD(FirstDuals, Algorithm[Server, Client, Broadcast, Message]):
         )
 
     @property
-    def always_sends_theta(self) -> bool:
-        return self.skip_probability == 0
+    def requirements(self) -> Requirements:
+        return Requirements(
+            initial_round=self.initial_round,
+            full_participation=True,
+            broadcasts_theta=self.skip_probability == 0,
+        )
 
     def init_server(self, params: Tensor) -> Server:
         return Server(params, params.new_ones(1))

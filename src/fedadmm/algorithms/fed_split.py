@@ -11,6 +11,7 @@ from typing import ClassVar
 from fedadmm.algorithms.fed_dr import FedDR
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import part
+from fedadmm.core.protocols import Requirements
 
 
 @part("algorithm", "fedsplit")
@@ -18,10 +19,12 @@ class FedSplit(FedDR):
     """FedSplit with step `eta`; alpha is 2 by definition."""
 
     paper: ClassVar[str] = "Pathak and Wainwright, FedSplit, NeurIPS 2020"
-    accepts_regularizer: ClassVar[bool] = False
-    accepts_partial: ClassVar[bool] = False
 
     alpha: float = 2.0
+
+    @property
+    def requirements(self) -> Requirements:
+        return super().requirements._replace(regularizer=False, full_participation=True)
 
     def __post_init__(self) -> None:
         if self.alpha != 2.0:

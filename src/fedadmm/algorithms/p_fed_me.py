@@ -22,6 +22,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import Delta
+from fedadmm.core.capabilities import LocalModels
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
@@ -40,7 +41,7 @@ class Client(NamedTuple):
 
 
 @part("algorithm", "pfedme")
-class PFedMe(Algorithm[Theta, Client, Theta, Delta]):
+class PFedMe(LocalModels[Client], Algorithm[Theta, Client, Theta, Delta]):
     """pFedMe: personal models within a quadratic penalty of the global one.
 
     Args:
@@ -51,7 +52,7 @@ class PFedMe(Algorithm[Theta, Client, Theta, Delta]):
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "Dinh, Tran, Nguyen, Moreau Envelopes, NeurIPS 2020"
     bias: ClassVar[str | None] = "theta minimises the mean of the clients' Moreau envelopes, not f"
-    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
     rho: Positive = 15.0
     step: Positive = 1.0

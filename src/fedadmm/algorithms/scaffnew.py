@@ -31,11 +31,12 @@ from torch import Tensor
 from fedadmm.core.parts import Share, part
 from fedadmm.core.protocols import (
     Algorithm,
+    LocalNeeds,
     LocalProblem,
     LocalResult,
-    Needs,
     Received,
     Regularizer,
+    Requirements,
     Round,
     Theta,
 )
@@ -72,8 +73,9 @@ class Scaffnew(Algorithm[Theta, Client, Broadcast, Message]):
     """
 
     paper: ClassVar[str] = "Mishchenko et al., ProxSkip, ICML 2022"
-    accepts_partial: ClassVar[bool] = False
-    needs: ClassVar[Needs] = Needs(step_sum=True)
+    requirements: ClassVar[Requirements] = Requirements(
+        local=LocalNeeds(step_sum=True), full_participation=True
+    )
 
     p: Share = 0.2
 

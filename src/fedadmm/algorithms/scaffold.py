@@ -21,14 +21,16 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm.core.capabilities import ClientRemoval
 from fedadmm.core.parts import Positive, part
 from fedadmm.core.protocols import (
     Algorithm,
+    LocalNeeds,
     LocalProblem,
     LocalResult,
-    Needs,
     Received,
     Regularizer,
+    Requirements,
     Round,
 )
 
@@ -54,23 +56,23 @@ class Message(NamedTuple):
 
 
 @part("algorithm", "scaffold")
-class Scaffold(Algorithm[Server, Client, Server, Message]):
+class Scaffold(ClientRemoval[Server, Message], Algorithm[Server, Client, Server, Message]):
     """SCAFFOLD with option 1 or 2 for the control variates and a server step."""
 
     title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
     baseline: ClassVar[bool] = True
-    moves: ClassVar[tuple[str, ...]] = ("delta",)
+    deltas: ClassVar[tuple[str, ...]] = ("delta",)
     increments: ClassVar[tuple[str, ...]] = ("control",)
-    without_mean_gradient: ClassVar[str] = "option=1"
 
     option: Literal[1, 2] = 2
     step: Positive = 1.0
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         """A gradient at theta (option 1) or the mean gradient of the steps (option 2)."""
-        return Needs(start_gradient=self.option == 1, mean_gradient=self.option == 2)
+        needs = LocalNeeds(start_gradient=self.option == 1, mean_gradient=self.option == 2)
+        return Requirements(local=needs)
 
     def init_server(self, params: Tensor) -> Server:
         return Server(params, torch.zeros_like(params))

@@ -59,7 +59,9 @@ def local(
     folder = options.output_folder(out, base, resume)
     deployment = Deployment(
         clients,
-        mode="asynchronous" if asynchronous or chosen.algorithm.asynchronous else "rounds",
+        mode="asynchronous"
+        if asynchronous or chosen.algorithm.requirements.asynchronous
+        else "rounds",
         ledger="auto" if ledger is None else "disk" if ledger else "none",
     )
     go_on = again(source=str(folder), out=folder, resume=True, rounds=None, sets=None)

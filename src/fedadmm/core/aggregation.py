@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -11,6 +11,7 @@ from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
 from fedadmm.core import masking, trees
+from fedadmm.core.compatibility import Feature
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.messages import Upload
 from fedadmm.core.parts import NOT_IN_TABLES, NotNegative, Part, Positive, part, role
@@ -47,24 +48,11 @@ class Aggregation(Part, ABC):
         finds a mean, or a median, returns it times that sum.
         """
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """Where single replies are needed: whatever is right for sums only."""
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        """An aggregator of single updates changes what their weighted sum would be."""
         if self.needs == "sum":
-            return
-        needs, method = f"{type(self).__name__} needs each reply by itself", setup.algorithm
-        if trees.tensors(method.init_client(setup.initial)):
-            yield (
-                f"{needs}, but the clients of {type(method).__name__} keep a state that fits the "
-                "server's only if the sum of what they send is folded; use Sum, or a method "
-                "without client state, such as FedAvg"
-            )
-        if setup.asynchronous:
-            yield (
-                f"{needs} and all of a round together, but replies are folded as they arrive; use "
-                "Sum, or rounds"
-            )
-        if setup.uploads.noise is not None:
-            yield f"{needs}, but the upload's noise hides clients in the sum only; use Sum"
+            return ()
+        return (Feature.STATELESS_CLIENTS, Feature.ROUNDS, Feature.NO_NOISE)
 
 
 @part("aggregate", "sum")
@@ -130,52 +118,48 @@ class MaskedSum(Aggregation):
         assert self.bound is not None, "refused before round 0"
         return masking.fixed_point(self.bound, self.step, 2 * self.group - 1, self.noise)
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """Whatever needs more than the sum, and entries that nothing bounds."""
-        method, sampler, clients = setup.algorithm, setup.sampler, setup.problem.num_clients
-        if setup.asynchronous:
-            yield (
-                "MaskedSum adds up the replies of a round, but here each is folded as it arrives; "
-                "use rounds, or Sum"
-            )
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        """Only the sum of a round is revealed, in fixed-point words of equal length."""
+        return (Feature.ROUNDS, Feature.NO_COMPRESSION)
+
+    def check_run(self, run: Setup) -> Iterator[str]:
+        """Yield why the sum may be empty or its entries unbounded."""
+        sampler, clients, clip = run.sampler, run.problem.num_clients, run.uploads.clip
         chances = sampler.probabilities(clients)
         least = clients if chances is None else float(chances.sum())
         if least < self.minimum:
             yield (
-                f"MaskedSum: minimum is {self.minimum}, but a round has {least:g} clients; use a "
-                "sampler that draws more"
+                f"sampler: got {type(sampler).__name__} with {least:g} clients per round, expected "
+                f"at least MaskedSum.minimum, {self.minimum}."
             )
-        adaptive = setup.uploads.first_bound is not None
         if self.bound is None:
             yield (
-                "MaskedSum rounds uploads to fixed point, but nothing that stays the same bounds "
-                "their entries; put Clip into the upload, or give MaskedSum(bound=…), the largest "
-                "entry of an upload"
+                "MaskedSum.bound: got None, expected the largest entry of an update, because "
+                "nothing that stays the same bounds it. Put Clip into the pipeline, or give "
+                "MaskedSum(bound=…)."
             )
             return
-        _ = self.fixed_point  # refuses a step without headroom
-        unclipped = [*setup.sent_as_it_is]
-        unclipped += ["buffers"] if setup.problem.buffers == "average" else []
-        if setup.uploads.clip is not None and self.bound <= setup.uploads.clip.norm and unclipped:
+        _ = self.fixed_point  # rejects a step without headroom
+        unclipped = [*run.sent_as_it_is]
+        unclipped += ["buffers"] if run.problem.buffers == "average" else []
+        if clip is not None and self.bound <= clip.norm and unclipped:
             yield (
-                f"{type(method).__name__} sends {', '.join(unclipped)} as it is, which the clip "
-                f"does not bound; give MaskedSum(bound=…), the largest entry of an upload, above "
-                f"{setup.uploads.clip.norm:g}"
+                f"MaskedSum.bound: got {self.bound:g}, expected more than {clip.norm:g}, the norm "
+                f"of the clip, because {type(run.algorithm).__name__} sends "
+                f"{', '.join(unclipped)} unclipped."
             )
-        clipped = setup.uploads.clip is not None and not adaptive
-        solver = setup.local.solver
-        if solver is not None and solver.noise is not None and not clipped:
+        adaptive = run.uploads.first_bound is not None
+        solver = run.local.solver
+        if solver is not None and solver.noise is not None and (clip is None or adaptive):
             yield (
-                f"MaskedSum refuses an upload that exceeds its bound, which would tell of rows "
-                f"that {type(solver).__name__} hides; put Clip into the upload"
+                f"upload: got no fixed clip, expected Clip for MaskedSum with "
+                f"{type(solver).__name__}: an update beyond the bound would reveal its samples."
             )
-        if setup.uploads.compresses:
+        if run.uploads.noise is not None and adaptive:
             yield (
-                "MaskedSum rounds to fixed point itself, and masks make every word as long as the "
-                "others; leave out top-k, random-k, quantise and bfloat16"
+                "upload: got AdaptiveClip, expected Clip for MaskedSum with noise: the clients' "
+                "noise shares do not cover the count of an adaptive clip."
             )
-        if setup.uploads.noise is not None and adaptive:
-            yield "MaskedSum adds noise in shares, but not to an adaptive clip's count; use Clip"
 
     @property
     def noise_share(self) -> float:

@@ -8,20 +8,22 @@ work where they start.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedadmm.core.capabilities import local_model
+from fedadmm.core.compatibility import Feature
 from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import Part, checked, role
 from fedadmm.core.personal import Personal
 from fedadmm.core.protocols import (
     AnyAlgorithm,
+    LocalNeeds,
     LocalProblem,
     LocalResult,
-    Needs,
     Regularizer,
     Start,
 )
@@ -54,7 +56,7 @@ class SolveContext(NamedTuple):
     """The circumstances of a solve that some rules and schedules look at."""
 
     round_index: int = 0
-    needs: Needs = Needs()
+    needs: LocalNeeds = LocalNeeds()
     theta: Tensor | None = None
     """The global vector; None when it was not sent."""
     own: Tensor | None = None
@@ -86,10 +88,13 @@ class LocalSolver(Part, ABC):
     batch_size: int | None = None
     """The rows of a step; None for all."""
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        yield from super().refuses(setup)
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        return () if self.noise is None else self.noise.requires(run)
+
+    def check_run(self, run: Setup) -> Iterator[str]:
+        yield from super().check_run(run)
         if self.noise is not None:
-            yield from self.noise.refuses(setup, type(self).__name__)
+            yield from self.noise.check_run(run, type(self).__name__)
 
     @property
     def noise(self) -> RecordNoise | None:
@@ -150,18 +155,13 @@ class LocalWork(Part):
     start: Start | None = None
     personal: Personal | None = None
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """A start at the client's own model where the method keeps none; what its parts refuse."""
-        method = setup.algorithm
-        state = method.init_client(setup.initial)
-        if self.start != "global" and method.local_params(state) is None:
-            yield (
-                f"{type(method).__name__} keeps no model of a client between rounds, but "
-                f"local.start is {self.start!r}; use 'global'"
-            )
-        for one in (self.solver, self.stop, self.personal):
-            if one is not None:
-                yield from one.refuses(setup)
+    @property
+    def components(self) -> list[Part]:
+        """The solver, the stopping rule and the personalisation, as far as they are given."""
+        return [one for one in (self.solver, self.stop, self.personal) if one is not None]
+
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        return () if self.start == "global" else (Feature.LOCAL_MODELS,)
 
     def problem(
         self, algorithm: AnyAlgorithm, cast: Any, state: Any, first: Tensor
@@ -173,8 +173,8 @@ class LocalWork(Part):
         problem = algorithm.local_problem(cast, state)
         if self.start == "global":
             return problem
-        start = algorithm.local_params(state)
-        assert start is not None, "`refuses` says so"
+        start = local_model(algorithm, state)
+        assert start is not None, "Feature.LOCAL_MODELS is required"
         if self.start != "own":
             start = torch.where(first, problem.start, start)
         return problem._replace(start=start)

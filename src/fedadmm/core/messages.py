@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.capabilities import AbsentClientAlignment
 from fedadmm.core.errors import StateError
 from fedadmm.core.local_work import SolveInfo
 from fedadmm.core.protocols import AnyAlgorithm
@@ -80,8 +81,9 @@ class Missed:
 
 def first_missed(algorithm: AnyAlgorithm, server: Any) -> Missed | None:
     """What clients have missed before the first round; None for a method without virtual steps."""
-    total = algorithm.virtual_steps(server)
-    return None if total is None else Missed(total)
+    if not isinstance(algorithm, AbsentClientAlignment):
+        return None
+    return Missed(algorithm.virtual_steps(server))
 
 
 def restored(

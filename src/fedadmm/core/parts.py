@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cache
@@ -34,6 +34,7 @@ from fedadmm.core.validation import Share as Share
 from fedadmm.core.validation import checked_arguments as checked_arguments
 
 if TYPE_CHECKING:
+    from fedadmm.core.compatibility import Feature
     from fedadmm.core.setup import Setup
 
 Made = TypeVar("Made")
@@ -54,20 +55,24 @@ def check_one_each(owner: object, field: str, value: object, clients: int) -> No
 
 
 class Part:
-    """What a part says about the others of its run."""
+    """A registered component: a frozen dataclass that a configuration can name."""
 
     name: str
     """The name in configurations and on the command line; "module:Class" for one of your own."""
     per_client: ClassVar[tuple[str, ...]] = ()
     """The fields that may hold a sequence with one entry per client; its length is checked."""
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """Why it cannot work with the other parts, a sentence each; nothing where it can.
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        """Return the features that this component requires of the other components of a run."""
+        return ()
 
-        A subclass that has more to say begins with `yield from super().refuses(setup)`.  For a
-        wrong value of its own it raises a ParameterError.
+    def check_run(self, run: Setup) -> Iterator[str]:
+        """Yield a message for every incompatibility that `requires` cannot express.
+
+        An override begins with `yield from super().check_run(run)`.  For an invalid value of its
+        own it raises a ParameterError.
         """
-        self.check_per_client(setup.problem.num_clients)
+        self.check_per_client(run.problem.num_clients)
         yield from ()
 
     def check_per_client(self, clients: int) -> None:

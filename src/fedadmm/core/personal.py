@@ -7,16 +7,17 @@ tensor of the client's memory (`ClientRecord.memory`), where its solver's own fo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedadmm.core.compatibility import Feature
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Part, Positive, part, role
-from fedadmm.core.protocols import LocalProblem, LocalResult, Needs
+from fedadmm.core.protocols import LocalNeeds, LocalProblem, LocalResult
 
 if TYPE_CHECKING:
     from fedadmm.core.local_work import SolveContext, SolveInfo
@@ -44,13 +45,8 @@ class Work(NamedTuple):
 class Personal(Part, ABC):
     """What clients keep for themselves."""
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        yield from super().refuses(setup)
-        if not setup.algorithm.needs_in(-1).local_solve:
-            yield (
-                f"{type(self).__name__} is trained by local steps, but "
-                f"{type(setup.algorithm).__name__} makes none in some round; use FedAvg"
-            )
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        return (Feature.LOCAL_SOLVE,)
 
     def work(
         self, run: Solve, problem: LocalProblem, context: SolveContext, flat: FlatModule | None
@@ -90,13 +86,8 @@ class Ditto(Personal):
 
     weight: Positive = 0.1
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        yield from super().refuses(setup)
-        if not setup.algorithm.always_sends_theta:
-            yield (
-                f"Ditto holds a model near the global one, but {type(setup.algorithm).__name__} "
-                "does not send it in every round"
-            )
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        return (*super().requires(run), Feature.GLOBAL_MODEL)
 
     def first(self, params: Tensor) -> Tensor:
         return params
@@ -107,7 +98,9 @@ class Ditto(Personal):
         params = result.params.clone()  # the second solve may use its memory
         buffers = None if flat is None else flat.buffers()
         near = LocalProblem(kept, weight=self.weight, centre=context.theta)
-        own, more = run(near, context._replace(needs=Needs(), own=kept, memory=None), "personal")
+        own, more = run(
+            near, context._replace(needs=LocalNeeds(), own=kept, memory=None), "personal"
+        )
         if flat is not None and buffers is not None:
             flat.load_buffers(buffers)  # statistics are those of the method's model
         pairs = zip(infos, more, strict=True)
@@ -136,16 +129,15 @@ class OwnLayers(Personal):
 
     stay: Sequence[str]
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        yield from super().refuses(setup)
-        if not setup.problem.regularizer.is_zero or setup.uploads.noise is not None:
-            yield (
-                "OwnLayers leaves the layers of the global model as they are, but the regularizer "
-                "or the upload's noise moves them; use neither"
-            )
-        flat = setup.problem.clients[0].flat
-        if flat is not None:  # elsewhere the site checks it
-            self._mask(flat, setup.initial)
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        """Neither g nor noise may move the layers of the global model that clients keep."""
+        return (*super().requires(run), Feature.ZERO_REGULARIZER, Feature.NO_NOISE)
+
+    def check_run(self, run: Setup) -> Iterator[str]:
+        yield from super().check_run(run)
+        flat = run.problem.clients[0].flat
+        if flat is not None:  # a server without data leaves the check to its sites
+            self._mask(flat, run.initial)
 
     def _mask(self, flat: FlatModule | None, like: Tensor) -> Tensor:
         """Which entries of a vector stay."""

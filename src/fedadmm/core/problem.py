@@ -122,8 +122,8 @@ class Problem(Part):
                 "but there must be one a client"
             )
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """Buffers without a policy, data that do not fit the model, a batch of one row."""
+    def check_run(self, run: Setup) -> Iterator[str]:
+        """Yield why the model's buffers or the clients' data cannot be trained on."""
         first = self.clients[0]
         if first.flat is not None and first.flat.buffers() is not None and self.buffers is None:
             names = ", ".join(name for name, _ in first.flat.module.named_buffers())
@@ -135,7 +135,7 @@ class Problem(Part):
         first.check()  # of lazy clients only the first
         if (layer := first.needs_two_rows()) is None:
             return
-        solver = setup.local.solver if setup.algorithm.needs.local_solve else None
+        solver = run.local.solver if run.algorithm.requirements.local.local_solve else None
         size = None if solver is None else solver.batch_size
         for number in self.evenly(_COUNTED):
             rows = self.clients[number].num_samples

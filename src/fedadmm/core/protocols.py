@@ -1,44 +1,41 @@
-"""The roles of the package and the NamedTuples that pass between them.
+"""The contracts of the package and the NamedTuples that pass between components.
 
-Every method of the family is one local problem plus one increment:
+Every method of the family solves one local problem per client and adds one increment per client:
 
     min_w  f_i(w) + <linear, w> + (weight / 2) ||w - centre||^2        started at `start`
 
-An `Algorithm` says which (start, linear, weight, centre), how a client's state moves, what it
-uploads and how the server folds the weighted sum of uploads.  It knows neither the solver, nor
-the engine, nor where state is kept.
+An `Algorithm` specifies (start, linear, weight, centre), how a client's state changes, what the
+client uploads, and how the server uses the weighted sum of the uploads.  It depends neither on the
+solver nor on the engine nor on the place where states are stored.  Optional abilities of a method
+are mix-ins in `capabilities`.
 
-Shapes.  Client-side code is written once for one client and also runs on a stack of clients:
-vectors are (D,) or (K, D), a client's scalars are (1,) or (K, 1), norms keep their last
-dimension (`norm`), and a choice between clients is `torch.where`, never a Python `if`.
+Shapes.  Client-side code is written once for one client and also runs on a stack of K clients:
+vectors are (D,) or (K, D), scalars of a client are (1,) or (K, 1), norms keep their last dimension
+(`norm`), and a choice between clients is `torch.where`, never a Python `if`.
 
-Weights.  The loop streams `total = sum over replies of a_i * message_i`, where the a_i of all n
-clients add up to one.  An exact mean over everybody is therefore `total` itself, and a mean over
-the replies is `total / received.weight`.
+Weights.  The aggregate is `total = sum over participants of a_i * message_i`, where the a_i of all
+n clients sum to one.  The mean over all clients is therefore `total` itself, and the mean over the
+participants is `total / received.weight`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import ParameterError, StateError
-from fedadmm.core.parts import Part, names_of, role
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import Part, role
 from fedadmm.core.rng import Key
-from fedadmm.core.schedules import PerWork
 
 if TYPE_CHECKING:
-    from fedadmm.core.setup import Setup
     from fedadmm.core.stopping import StoppingRule
 
 Start = Literal["own", "current", "global"]
-"""Where local work starts: at the client's own model, there except in the client's first round, or
-at theta."""
+"""Initial point of local training: the client's previous local model ("own"), the same except in
+its first round ("current"), or the global model ("global")."""
 Server = TypeVar("Server")
 Client = TypeVar("Client")
 Cast = TypeVar("Cast")
@@ -46,369 +43,250 @@ Message = TypeVar("Message")
 
 
 def norm(vector: Tensor) -> Tensor:
-    """The Euclidean norm over the last dimension, kept, so that it broadcasts over a stack."""
+    """Return the Euclidean norm over the last dimension, which is kept for broadcasting."""
     result: Tensor = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
     return result
 
 
 class Theta(NamedTuple):
-    """The global vector alone: what most methods broadcast, and all that some servers hold."""
+    """The global vector alone: the broadcast of most methods and the state of some servers."""
 
     theta: Tensor
 
 
 class LocalProblem(NamedTuple):
-    """One client's work in one round; None means a zero vector."""
+    """The local problem of one client in one round; None stands for a zero vector."""
 
     start: Tensor
-    """Theta, or what takes its place; a run may start at the client's own model (`LocalWork`)."""
+    """Initial point: theta, unless `LocalWork.start` selects the client's local model."""
     linear: Tensor | None = None
     weight: Tensor | float = 0.0
     centre: Tensor | None = None
     steps: int | None = None
-    """How many steps to make, where the method says it and not the stopping rule."""
+    """Number of local steps if the method prescribes it instead of the stopping rule."""
     prox_step: Tensor | float = 0.0
-    """The step of the prox of g that `start` waits for, where it is a dual state."""
+    """Step size of the proximal operator applied to `start` when `start` is a dual vector."""
 
 
 class LocalResult(NamedTuple):
-    """What a solve hands to the algorithm.
-
-    `start_gradient` is the full gradient of f_i at `start`, `mean_gradient` the mean of the
-    (mini-batch) gradients of f_i over the steps made, `step_sum` the sum of the weights with which
-    those gradients moved the model: the steps' learning rates, and what momentum made of them.
-    Each is there only when the algorithm needs it.
-    """
+    """Result of a local solve; a field that the algorithm does not require is None."""
 
     params: Tensor
     start_gradient: Tensor | None = None
+    """Full gradient of f_i at `start`."""
     mean_gradient: Tensor | None = None
+    """Mean of the mini-batch gradients of f_i over all local steps."""
     step_sum: Tensor | None = None
+    """Sum of the weights with which the gradients moved the model: the learning rates of all
+    steps, including the effect of momentum."""
     memory: tuple[Tensor, ...] | None = None
-    """What the solver keeps for the client's next round; no algorithm looks at it."""
+    """State of the solver for the client's next round; algorithms do not read it."""
 
     @classmethod
     def like(cls, params: Tensor) -> LocalResult:
-        """A result with every field, for whoever wants to know how messages look."""
+        """Return a result with every field set, to find out the shapes of messages."""
         return cls(params, params, params, params.new_ones(1))
 
 
-class Needs(NamedTuple):
-    """What an algorithm needs of the local solve."""
+class LocalNeeds(NamedTuple):
+    """What an algorithm requires of the local solve of a round."""
 
     local_solve: bool = True
     start_gradient: bool = False
     mean_gradient: bool = False
     step_sum: bool = False
     local_prox: Literal["none", "primal", "dual"] = "none"
-    """How g enters the local steps: not at all, by its prox after every step, or by its prox before
-    every gradient, while the steps themselves add up in a dual state."""
+    """How g enters the local steps: not at all, by its prox after every step, or by its prox
+    before every gradient while the steps are accumulated in a dual vector."""
+
+
+class Requirements(NamedTuple):
+    """What a method requires of the other components of a run, and what it tolerates.
+
+    `core.compatibility` compares these declarations with the components of a run.
+    """
+
+    local: LocalNeeds = LocalNeeds()
+    """Required of the local solve in every sampled round."""
+    initial_round: LocalNeeds | None = None
+    """Required of the local solve in an initial round with all clients; None if there is none."""
+    full_participation: bool = False
+    """Whether all clients must participate in every round."""
+    regularizer: bool = False
+    """Whether the method minimises f + g for any convex g."""
+    asynchronous: bool = False
+    """Whether the method is defined without rounds: every arriving update is one server step."""
+    stale_updates: bool = False
+    """Whether single updates may be aggregated on arrival although they were computed from an
+    older model.  False where each update moves the whole model, as a mean over a few participants
+    does: stale updates then accumulate and the run diverges."""
+    broadcasts_theta: bool = True
+    """Whether every broadcast contains the global vector."""
+    default_start: Start = "global"
+    """Initial point of local training unless the run specifies one."""
+    default_stop: StoppingRule | None = None
+    """Stopping rule of the local solve unless the run specifies one; None is one epoch."""
+
+    def local_in(self, round_index: int) -> LocalNeeds:
+        """Return what the local solve of a round must provide; -1 is the initial round."""
+        initial = round_index < 0 and self.initial_round is not None
+        return cast(LocalNeeds, self.initial_round) if initial else self.local
 
 
 class Round(NamedTuple):
-    """Which round it is: the clock of every schedule, and the key of what is random in it."""
+    """Index and random key of a round."""
 
     round_index: int
-    """Rounds of the run before this one, empty ones included; an initial round has -1."""
+    """Number of earlier rounds of the run, rounds without participants included; -1 for an
+    initial round."""
     key: Key
 
 
 class Received(NamedTuple):
-    """Which replies a server step folds: how many, their weight sum, out of how many clients."""
+    """Size of the cohort whose updates were aggregated."""
 
     replies: int
+    """Number of participants."""
     weight: float
+    """Sum of the participants' weights a_i."""
     clients: int
+    """Number of all clients."""
     round_index: int
-    """The round's index, as in `Round`."""
+    """Index of the round, as in `Round`."""
 
 
 @role("regularizer")
 class Regularizer(Part, ABC):
-    """A proper, closed, convex g with its proximal operator."""
+    """A proper, closed, convex function g with its proximal operator.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.L1(weight=1.0).prox(torch.tensor([3.0, -0.5]), step=1.0)
+        tensor([2., -0.])
+    """
 
     is_zero: ClassVar[bool] = False
     """Whether g = 0, which every method accepts."""
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """Nothing but a vector of the wrong length, which the prox itself refuses."""
-        self.prox(setup.initial, setup.algorithm.prox_step)
-        yield from super().refuses(setup)
-
     @abstractmethod
     def value(self, params: Tensor) -> Tensor:
-        """g(params), a scalar tensor (infinite outside the domain of an indicator)."""
+        """Return g(params) as a scalar tensor; infinite outside the domain of an indicator."""
 
     @abstractmethod
     def prox(self, params: Tensor, step: float) -> Tensor:
-        """argmin_u g(u) + ||u - params||^2 / (2 step)."""
+        """Return argmin_u g(u) + ||u - params||^2 / (2 step)."""
 
 
 @role("algorithm")
 class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
-    """One paper's method: a frozen dataclass of hyper-parameters with pure functions.
+    """A federated method: a frozen dataclass of hyper-parameters with pure functions.
 
-    States, broadcasts and messages are NamedTuples of tensors.  No function changes what it is
-    given, and none keeps anything on `self`.
+    States, broadcasts and messages are NamedTuples of tensors.  No function modifies its arguments
+    or keeps anything on `self`.  A new method defines the four abstract functions; everything else
+    has a default.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import fedadmm as fa
+        >>> issubclass(fa.FedADMM, fa.Algorithm)
+        True
     """
 
     title: ClassVar[str]
-    """What people call it; the name of the class, unless the class says otherwise."""
+    """Name in tables and figures; the name of the class by default."""
     paper: ClassVar[str] = ""
-    """Authors, title, year."""
-    accepts_regularizer: ClassVar[bool] = False
-    """Whether it minimises f + g: the server step applies the prox of g."""
-    accepts_partial: ClassVar[bool] = True
-    """Whether clients may sit a round out."""
-    asynchronous: ClassVar[bool] = False
-    """Whether it is defined without rounds: every arriving reply is one server step."""
-    usual_start: ClassVar[Start] = "global"
-    """Where local work starts unless a run says otherwise: at theta, because a few steps from an
-    old point solve no local problem; "own" where a paper prints it (needs `local_params`)."""
+    """Authors, title, venue and year."""
     baseline: ClassVar[bool] = False
-    """Whether comparisons measure the others against it: a method without duals."""
-    without_mean_gradient: ClassVar[str] = ""
-    """The option to use where a solver has no gradients to average; empty where there is none."""
+    """Whether comparisons count it among the methods without duals."""
 
     def __init_subclass__(cls, **options: object) -> None:
-        """Give a method its title, and the name by which a configuration reaches an own one."""
+        """Set the default title, and the name by which a configuration refers to the class."""
         super().__init_subclass__(**options)
         cls.name = f"{cls.__module__}:{cls.__qualname__}"
         if "title" not in cls.__dict__:
             cls.title = cls.__name__
 
     @property
-    def needs(self) -> Needs:
-        """What this method needs of the local solve."""
-        return Needs()
-
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """Clients that sit out, a regulariser, or a solver that it is not made for."""
-        yield from super().refuses(setup)
-        yield from setup.method_refusals()
-
-    def no_late_replies(self) -> str:
-        """Why a method that is not `tolerates_stale` is refused where replies arrive late."""
-        given = " with a fixed step" if self.fixed_step(0) is not None else ""
-        return (
-            f"{type(self).__name__}{given} does not tolerate late replies (tolerates_stale is "
-            "False): each moves the whole model, they pile up and the run explodes; use FedADMM "
-            f"with step='tracking', FedDR, {names_of('algorithm', lambda k: k.asynchronous)}"
-        )
-
-    def resolve_penalty(self, length: Callable[[], float]) -> Self:
-        """The method with a number for every `PerWork`; itself where there is none.
-
-        `length` returns the mean over the clients of learning rate * local steps in a round.
-        """
-        fields = [name for name, value in vars(self).items() if isinstance(value, PerWork)]
-        numbers = {name: getattr(self, name).penalty(length()) for name in fields}
-        return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
-
-    @property
-    def tolerates_stale(self) -> bool:
-        """Whether replies may be folded one by one, from models that others have moved since.
-
-        Where each reply moves the model in full, as a mean over a few replies does, late ones pile
-        up and the run explodes.  A method is taken to be like that unless it says otherwise.
-        """
-        return self.asynchronous
-
-    @property
-    def relaxation(self) -> float:
-        """Alpha of the Douglas-Rachford step that the method makes; 1 is no relaxation."""
-        return 1.0
+    def requirements(self) -> Requirements:
+        """What the method requires of the other components of a run."""
+        return Requirements()
 
     @property
     def bias(self) -> str | None:
-        """Why a run does not come to rest at the optimum; None for a method that does.
+        """Why the method converges to a biased point; None if it converges to the optimum.
 
-        On strongly convex problems, with accurate local solves and every client taking part again
-        and again.
+        This refers to strongly convex problems with accurate local solves in which every client
+        participates infinitely often.
         """
         return None
 
     @property
     def increments(self) -> tuple[str, ...]:
-        """The fields of a message whose vectors add up on the server, client by client.
+        """Message fields whose vectors the server accumulates client by client.
 
-        What a stage of the upload cuts away of them is sent later.
+        What the update pipeline removes from such a field is sent in a later round.
         """
         return ()
 
     @property
-    def moves(self) -> tuple[str, ...]:
-        """The fields of a message whose vectors are fresh in every round, such as w - theta.
+    def deltas(self) -> tuple[str, ...]:
+        """Message fields whose vectors are computed anew in every round, such as w - theta.
 
-        A vector in neither of these is taken as it is: no stage of the upload may cut it.
+        A vector that is neither an increment nor a delta is sent unchanged: the update pipeline
+        must not modify it.
         """
         return ()
-
-    @property
-    def starts_with_everyone(self) -> bool:
-        """Whether an initial round with all clients precedes the first sampled one."""
-        return False
-
-    def needs_in(self, round_index: int) -> Needs:
-        """What it needs of the local work in a round; -1 is the initial round with all clients."""
-        return self.needs
-
-    @property
-    def always_sends_theta(self) -> bool:
-        """Whether every broadcast carries the global vector."""
-        return True
-
-    @property
-    def prox_step(self) -> float:
-        """The step of prox_{step * g} in the server update; also that of the gradient mapping."""
-        return 1.0
-
-    def fixed_step(self, round_index: int) -> float | None:
-        """The server's step along the participants' mean increment, if it is a given number."""
-        return None
-
-    def default_stop(self) -> StoppingRule | None:
-        """The stopping rule that belongs to the method, or None."""
-        return None
 
     def init_server(self, params: Tensor) -> Server:
-        """The server's state before the first round: the initial vector, and what else it holds."""
+        """Return the server's state before the first round from the initial model."""
         return cast(Server, Theta(params))
 
     @abstractmethod
     def init_client(self, params: Tensor) -> Client:
-        """A client's state before its first round, from the initial vector."""
+        """Return a client's state before its first round from the initial model."""
 
     def broadcast(self, server: Server, round: Round) -> Cast:
-        """What every participant of the round receives: the global vector, unless it is more."""
+        """Return what every participant of the round receives; the global vector by default."""
         return cast(Cast, Theta(self.global_params(server)))
 
     @abstractmethod
     def local_problem(self, cast: Cast, client: Client) -> LocalProblem:
-        """The local problem of one client (or of a stack of clients)."""
+        """Return the local problem of one client, or of a stack of clients."""
 
     @abstractmethod
     def client_update(
         self, cast: Cast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        """The client's next state and its upload."""
-
-    def arrived(self, server: Server, message: Message) -> Message:
-        """A message as it counts when it arrives, for methods in which its age matters.
-
-        It is asked for every reply that is folded as it arrives; the replies of a round have no
-        age, and are summed up as they are.
-        """
-        return message
+        """Return the client's next state and its message."""
 
     @abstractmethod
     def server_update(
         self, server: Server, total: Message, received: Received, regularizer: Regularizer
     ) -> Server:
-        """Fold the weighted sum of at least one upload."""
-
-    def remove_client(
-        self, server: Server, past: Message, regularizer: Regularizer
-    ) -> Server | None:
-        """The server as if a client were at its initial state; `past` is a_i times its uploads.
-
-        This is how a client that lost its state is taken out.  None, the default, says that the
-        server holds nothing of a client beyond the model, so that there is nothing to take out.
-        """
-        return None
-
-    def virtual_steps(self, server: Server) -> Tensor | None:
-        """The sum of all steps so far that absent clients are moved by; None if they stay.
-
-        Who is not part of a server step is moved by the same vector as all others who are not.
-        Whoever runs the method tells a client that takes part again what it missed.  Such a method
-        does not tolerate late replies.
-        """
-        return None
-
-    def catch_up(self, client: Client, missed: Tensor) -> Client:
-        """A client's state after the virtual steps that it missed."""
-        raise StateError(
-            f"{type(self).__name__}: it makes virtual steps, but does not say what they do to a "
-            "client that comes back"
-        )
-
-    def contribution(self, message: Message, virtual: Tensor) -> Message:
-        """What a folded upload leaves in the server's sums, as `remove_client` takes it out.
-
-        That is the upload itself, except where the same server step also made a virtual one, which
-        this client did not get.
-        """
-        return message
+        """Return the server's next state from the weighted sum of at least one message."""
 
     def global_params(self, server: Server) -> Tensor:
-        """The global vector, which is broadcast and evaluated: `theta` of the server's state."""
-        theta = _theta(server)
+        """Return the global vector, which is broadcast and evaluated; `theta` by default."""
+        theta = theta_of(server)
         if theta is None:
             raise ParameterError(
-                f"{type(self).__name__}: its server's state is a {type(server).__name__} without a "
-                "field theta, but must have one, or the method its own global_params"
+                f"{type(self).__name__}.global_params: got a server state {type(server).__name__} "
+                "without a field theta, expected that field or an override of global_params."
             )
         return theta
 
-    def participants_mean(self, server: Server) -> Tensor | None:
-        """The mean model of the last participants, where the server carries it on to theta.
 
-        None where theta is the best that there is: it is that mean, or the mean is not known.
-        """
-        return None
-
-    def broadcast_params(self, cast: Cast) -> Tensor | None:
-        """The global vector that a broadcast carries: its field `theta`, or None without one."""
-        return _theta(cast)
-
-    def local_params(self, client: Client) -> Tensor | None:
-        """The client's own model, where local work may start; None if the method keeps none."""
-        return None
-
-    def primal_dual(self, client: Client) -> PrimalDual | None:
-        """The client's model, dual and penalty; None for methods without one of them."""
-        return None
-
-    def tracked_mean(self, server: Server) -> Tensor | None:
-        """What the server holds as the mean of all w_i + y_i / penalty; None if it holds none."""
-        return None
-
-
-def _theta(tree: Any) -> Tensor | None:
+def theta_of(tree: Any) -> Tensor | None:
+    """Return the field `theta` of a state or broadcast, or None if it has none."""
     theta: Tensor | None = tree.theta if "theta" in getattr(tree, "_fields", ()) else None
     return theta
-
-
-class FirstDuals:
-    """For methods whose option `dual` says where the duals begin: at "zero" or at the "gradient".
-
-    With "gradient" an initial round asks everybody.  It solves nothing and sets
-    y_i = -grad f_i(theta^0), which moves theta by -grad f(theta^0) / penalty.
-    """
-
-    dual: str
-    needs: Needs
-
-    @property
-    def starts_with_everyone(self) -> bool:
-        return self.dual == "gradient"
-
-    def needs_in(self, round_index: int) -> Needs:
-        initial = self.starts_with_everyone and round_index < 0
-        return Needs(local_solve=False, start_gradient=True) if initial else self.needs
-
-    @staticmethod
-    def dual_after(y: Tensor, result: LocalResult) -> Tensor:
-        """The dual after a solve; in the initial round, which makes none, minus the gradient."""
-        return y if result.start_gradient is None else -result.start_gradient
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
 class PrimalDual(NamedTuple):
-    """A client's model, its dual and its penalty, whatever a method keeps them as."""
+    """A client's model, dual vector and penalty, however a method stores them."""
 
     w: Tensor
     y: Tensor

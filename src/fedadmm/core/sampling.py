@@ -35,8 +35,7 @@ class Sampler(Part, ABC):
     takes_everybody: ClassVar[bool] = False
     """Whether every client takes part in every round, as some methods need it."""
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """What `check` refuses, and a `sample` that forgot what it is called with."""
+    def check_run(self, run: Setup) -> Iterator[str]:
         signature = inspect.signature(self.sample)
         try:
             signature.bind(0, 0, 1)
@@ -45,8 +44,8 @@ class Sampler(Part, ABC):
                 f"{type(self).__name__}: sample takes {signature}, but must take "
                 "(seed, round_index, clients)"
             ) from None
-        self.check(setup.problem.num_clients, setup.rounds)
-        yield from super().refuses(setup)
+        self.check(run.problem.num_clients, run.rounds)
+        yield from super().check_run(run)
 
     @abstractmethod
     def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:

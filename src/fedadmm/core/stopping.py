@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
+from fedadmm.core.compatibility import Feature
 from fedadmm.core.errors import PairingError
-from fedadmm.core.parts import Count, NotNegative, Part, Positive, names_of, part, role
+from fedadmm.core.parts import Count, NotNegative, Part, Positive, part, role
 from fedadmm.core.rng import Key, generator
 from fedadmm.core.schedules import of_client, of_clients
 
@@ -53,31 +54,22 @@ class StoppingRule(Part, ABC):
     needs_gradient: ClassVar[bool] = False
     """Whether `reached` must be asked, with full gradients, before every epoch."""
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """For a rule that measures gradients: a method in which they do not tell the accuracy."""
-        yield from super().refuses(setup)
-        if not setup.algorithm.needs.local_solve or not self.needs_gradient:
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        """A rule that measures gradients needs a local problem whose gradient is its accuracy."""
+        if not run.algorithm.requirements.local.local_solve or not self.needs_gradient:
             return
-        method, rule = type(setup.algorithm).__name__, type(self).__name__
-        others = names_of("stop", lambda kind: not kind.needs_gradient)
-        if self.reference == "global" and not setup.algorithm.always_sends_theta:
-            yield (
-                f"{rule} with reference='global' measures against theta, but {method} does not "
-                "send it in every round; use reference='own'"
-            )
-        if setup.algorithm.needs.local_prox != "none":
-            yield (
-                f"{rule} measures the gradient of a smooth local problem, but {method} takes the "
-                f"prox of g in its local steps; use {others}"
-            )
-        if setup.first_problem.steps is not None:
-            yield (
-                f"{rule} ends a local solve by what it measures, but {method} says how many steps "
-                f"a round has; use {others}, which it does not ask"
-            )
-        zero = setup.initial.new_zeros(1)
-        # A rule that certifies an accuracy refuses a penalty that is too small for it.
-        self.reached(Progress(zero, zero, zero, setup.first_problem.weight, 0, (0,)))
+        if self.reference == "global":
+            yield Feature.GLOBAL_MODEL
+        yield Feature.SMOOTH_LOCAL_PROBLEM
+        yield Feature.STOPPING_RULE_DECIDES
+
+    def check_run(self, run: Setup) -> Iterator[str]:
+        yield from super().check_run(run)
+        if not run.algorithm.requirements.local.local_solve or not self.needs_gradient:
+            return
+        zero = run.initial.new_zeros(1)
+        # A rule that certifies an accuracy rejects a penalty that is too small for it.
+        self.reached(Progress(zero, zero, zero, run.first_problem.weight, 0, (0,)))
 
     @property
     def reference(self) -> str | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from fedadmm.core.capabilities import fit_penalties
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import Count, checked
 from fedadmm.core.problem import LazyClients, Problem
@@ -116,8 +117,8 @@ def federation(
 def as_it_runs(config: Experiment, problem: Problem) -> AnyAlgorithm:
     """The algorithm, fitted to the clients' local work."""
     rule = not_none(config.local.stop)
-    return config.algorithm.resolve_penalty(
-        partial(local_length, problem, config.local.solver, rule)
+    return fit_penalties(
+        config.algorithm, partial(local_length, problem, config.local.solver, rule)
     )
 
 

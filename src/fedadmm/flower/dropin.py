@@ -93,7 +93,7 @@ class DropIn:
         self.model = model
         self.policy = policy or SitePolicy()
         check("DropIn", "policy", self.policy, SitePolicy)
-        needs = algorithm.needs_in(-1)
+        needs = algorithm.requirements.local_in(-1)
         if needs.start_gradient or not needs.local_solve:
             raise PairingError(
                 f"DropIn: {type(algorithm).__name__} needs full gradients, which a train "

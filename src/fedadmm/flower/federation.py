@@ -11,6 +11,7 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
+from fedadmm.core.capabilities import fit_penalties
 from fedadmm.core.errors import ConfigError, ParameterError, StateError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
@@ -174,20 +175,20 @@ class Federation:
         measured = local.solver is None or local.solver.measures_length
         if self.per_work and not measured:  # refused here, and not at the sites
             client_length(1, local.solver, not_none(local.stop), 0)
-        if method.asynchronous and self.mode == "rounds":
+        if method.requirements.asynchronous and self.mode == "rounds":
             raise ParameterError(
                 f"Federation: mode is 'rounds', but {type(method).__name__} folds every "
                 "reply as it arrives; use mode='asynchronous', or a method with rounds"
             )
-        if self.mode == "asynchronous" and not method.accepts_partial:
+        if self.mode == "asynchronous" and method.requirements.full_participation:
             raise ParameterError(
                 f"Federation: mode is 'asynchronous', but {type(method).__name__} needs "
                 "all clients in every step; use mode='rounds'"
             )
-        if self.mode == "asynchronous" and not method.tolerates_stale:
+        if self.mode == "asynchronous" and not method.requirements.stale_updates:
             raise ParameterError(
-                "Federation: mode is 'asynchronous', but "
-                f"{method.no_late_replies()}, or mode='rounds'"
+                f"Federation.mode: got 'asynchronous', expected 'rounds' for "
+                f"{type(method).__name__}, in which a stale update would move the whole model."
             )
 
     @property
@@ -227,7 +228,7 @@ class Federation:
 
     def fitted(self, length: float) -> Federation:
         """The federation with a number for every penalty per work; `length` is the sites' mean."""
-        method = self.experiment.algorithm.resolve_penalty(lambda: length)
+        method = fit_penalties(self.experiment.algorithm, lambda: length)
         return replace(self, experiment=replace(self.experiment, algorithm=method))
 
     def server_job(self) -> Job:
@@ -253,7 +254,7 @@ class Federation:
     def _job(self, objective: Objective, start: Tensor) -> Job:
         run, problem = self.experiment, self.problem
         # Whoever only measures needs no penalty; whoever trains has `fitted` it.
-        method = run.algorithm.resolve_penalty(lambda: 1.0)
+        method = fit_penalties(run.algorithm, lambda: 1.0)
         clients = LazyClients(problem.num_clients, lambda _: objective)
         job = make_job(method, problem.with_clients(clients), run.local, run.seed, start)
         job = job._replace(

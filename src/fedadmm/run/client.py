@@ -11,13 +11,14 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Aggregation, Sum
+from fedadmm.core.capabilities import AbsentClientAlignment, local_model
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import LocalSolver, LocalWork, SolveContext, SolveInfo
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Upload
 from fedadmm.core.objectives import Objective
 from fedadmm.core.personal import Personal
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Round, norm
+from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Round, norm, theta_of
 from fedadmm.core.rng import Key, derive
 from fedadmm.core.stopping import StoppingRule
 from fedadmm.core.uploads import Uploads, encoded_bytes
@@ -101,9 +102,15 @@ def is_first(record: ClientRecord | None, download: Download) -> bool:
     return record is None and download.missed is None
 
 
+def aligned(algorithm: AnyAlgorithm) -> AbsentClientAlignment[Any, Any, Any]:
+    """Return the method as one that aligns absent clients."""
+    assert isinstance(algorithm, AbsentClientAlignment), "the server sends missed steps to no other"
+    return algorithm
+
+
 def moved_along(job: Job, record: ClientRecord, missed: Tensor) -> ClientRecord:
     """A record after the virtual steps that its client missed."""
-    return record._replace(state=job.algorithm.catch_up(record.state, missed))
+    return record._replace(state=aligned(job.algorithm).catch_up(record.state, missed))
 
 
 def first_record(job: Job) -> ClientRecord:
@@ -121,7 +128,7 @@ class OwnModels(NamedTuple):
     def find(self, record: ClientRecord, theta: Tensor) -> Tensor | None:
         """The own model beside the global one; None where neither method nor work keeps one."""
         if self.personal is None or record.memory is None:
-            return self.algorithm.local_params(record.state)
+            return local_model(self.algorithm, record.state)
         return self.personal.own_model(record.memory[0], theta)
 
     def get(self, client: int, record: ClientRecord | None, theta: Tensor) -> Tensor:
@@ -174,8 +181,9 @@ def client_round(
     key = client_key(job, round_index, client)
     _load_buffers(job, objective, download, record)
     with _seeded(objective, key):
-        own = job.algorithm.local_params(record.state)
-        needs, theta = job.algorithm.needs_in(round_index), global_vector(job, download)
+        own = local_model(job.algorithm, record.state)
+        needs = job.algorithm.requirements.local_in(round_index)
+        theta = global_vector(job, download)
         g = job.problem.regularizer
         context = SolveContext(
             round_index, needs, theta, own, (client,), g, job.deployed, record.memory
@@ -243,7 +251,7 @@ def describe(
 
 def global_vector(job: Job, download: Download) -> Tensor | None:
     """Theta in the broadcast, or None when it is not sent (FedPD after a silent round)."""
-    return job.algorithm.broadcast_params(download.cast)
+    return theta_of(download.cast)
 
 
 def _solve(

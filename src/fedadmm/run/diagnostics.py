@@ -29,6 +29,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm.core.capabilities import (
+    AbsentClientAlignment,
+    PrimalDualStates,
+    TrackedMean,
+    prox_step,
+)
 from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.objectives import Objective
@@ -65,8 +71,8 @@ class Look(NamedTuple):
 def look_at(job: Job, store: ClientStateStore, client: int) -> Look:
     """The client's model, dual and gradient as they are now."""
     record = client_record(job, store, client)
+    assert isinstance(job.algorithm, PrimalDualStates)
     own = job.algorithm.primal_dual(record.state)
-    assert own is not None
     gradient = job.problem.clients[client].evaluation_gradient(own.w).clone()
     unsent = record.error_feedback[0] if record.error_feedback else 0.0
     return Look(client, job.problem.weight(client), own, gradient, unsent)
@@ -142,13 +148,13 @@ class _Examiner:
         if self.asked.duality:
             check_conjugate(self.job.problem.clients[0])
         method = self.job.algorithm
-        if method.virtual_steps(method.init_server(self.job.initial)) is not None:
+        if isinstance(method, AbsentClientAlignment):
             raise PairingError(
                 "diagnostics are about the models and duals that clients keep, but those of this "
                 f"{type(method).__name__} move along while they are absent, which only its server "
                 "knows; use FedADMM, FedADMMInSa or FedDR"
             )
-        if method.primal_dual(method.init_client(self.job.initial)) is None:
+        if not isinstance(method, PrimalDualStates):
             raise PairingError(
                 f"diagnostics are about duals, but {type(method).__name__} keeps none; "
                 "use FedADMM, FedADMMIn, FedADMMInSa, FedDR, FedDRII or FedPD"
@@ -201,16 +207,18 @@ class _Examiner:
             sums["gong_v"] = optimality_measure(looks, theta)
         if self.asked.duality:
             prices = [look.own.y for look in looks]
-            found = duality(self.job.problem, theta, prices, self.job.algorithm.prox_step)
+            found = duality(self.job.problem, theta, prices, prox_step(self.job.algorithm))
             sums |= {"dual_value": found.dual, "duality_gap": found.gap}
-        tracked = self.job.algorithm.tracked_mean(server)
+        method = self.job.algorithm
+        tracked = method.tracked_mean(server) if isinstance(method, TrackedMean) else None
         return sums if tracked is None else sums | {"mean_drift": _norm(tracked - means)}
 
     def _cause(self, looks: Sequence[Look], theta: Tensor, report: RoundReport) -> str:
         """The most likely reason, from the curvature that the clients' models meet."""
         index = report.state.round - 1
         share = sum(self.job.problem.weight(info.client) for info in report.infos)
-        step = self.job.algorithm.fixed_step(index)
+        method = self.job.algorithm
+        step = method.numeric_step(index) if isinstance(method, TrackedMean) else None
         if step is not None and step > share:
             return (
                 f"likely cause: step {step:g} is more than the share {share:.3g} of the clients "

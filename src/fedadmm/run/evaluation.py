@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm.core.capabilities import prox_step
 from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.messages import ClientRecord, ClientStateStore, Engine
 from fedadmm.core.parts import NOT_IN_TABLES, Count, checked
@@ -241,7 +242,7 @@ def _join(record: dict[str, float], metrics: Metrics, source: str) -> None:
 
 
 def _objective(job: Job, params: Tensor, loss: float, gradient: Tensor) -> dict[str, float]:
-    problem, step = job.problem, job.algorithm.prox_step
+    problem, step = job.problem, prox_step(job.algorithm)
     mapping = problem.gradient_mapping(params, step, gradient)
     record = {
         "loss": loss,

@@ -180,14 +180,15 @@ def not_none(value: Made | None) -> Made:
 
 def resolved_work(method: AnyAlgorithm, given: LocalWork) -> LocalWork:
     """The local work with the method's own stopping rule and start where none is given."""
-    stop = given.stop or method.default_stop() or Epochs(1)
-    return replace(given, stop=stop, start=given.start or method.usual_start)
+    needs = method.requirements
+    stop = given.stop or needs.default_stop or Epochs(1)
+    return replace(given, stop=stop, start=given.start or needs.default_start)
 
 
 def resolved(given: Experiment) -> Experiment:
     """Fill in every default that depends on another field; the only function that does."""
     method, source = given.algorithm, given.problem
-    engine = given.engine or ENGINES[default_engine(method)]()
+    engine = given.engine or ENGINES[default_engine(method.requirements)]()
     evaluate = given.evaluate
     if evaluate.objective is None:
         cheap = not getattr(source, "costly_objective", False)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Sum
+from fedadmm.core.capabilities import ParticipantsMeanModel, StalenessWeighting
 from fedadmm.core.errors import EngineError, ParameterError, StateError
 from fedadmm.core.messages import (
     ClientInfo,
@@ -39,14 +40,16 @@ from fedadmm.core.parts import name_of
 from fedadmm.core.protocols import AnyAlgorithm, Received
 from fedadmm.core.sampling import Sampler
 from fedadmm.run import callbacks, endings, noise
-from fedadmm.run.client import Job, bound_tensor, this_round
+from fedadmm.run.client import Job, aligned, bound_tensor, this_round
 from fedadmm.run.plan import RoundReport, RunState, Schedule
 from fedadmm.run.record import Record, Stopwatch, cohort, work
 
 
 def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
     """What a method offers as output model."""
-    mean = algorithm.participants_mean(state.server)
+    mean = None
+    if isinstance(algorithm, ParticipantsMeanModel):
+        mean = algorithm.participants_mean(state.server)
     return Iterate(algorithm.global_params(state.server), state.buffers, mean)
 
 
@@ -55,7 +58,7 @@ def initial_state(job: Job) -> RunState:
     shared = job.initial_buffers if job.problem.buffers == "average" else None
     server = job.algorithm.init_server(job.initial)
     missed = first_missed(job.algorithm, server)
-    first = -1 if job.algorithm.starts_with_everyone else 0
+    first = 0 if job.algorithm.requirements.initial_round is None else -1
     return RunState(first, server, shared, missed=missed, clip_bound=job.uploads.first_bound)
 
 
@@ -168,7 +171,9 @@ def run_round(
     algorithm, problem, round_index = job.algorithm, job.problem, state.round
     cast = algorithm.broadcast(state.server, this_round(job, round_index))
     download = Download(cast, state.buffers, state.missed, bound_tensor(state.clip_bound))
-    arrived = partial(algorithm.arrived, state.server) if engine.is_asynchronous else None
+    arrived = None
+    if engine.is_asynchronous and isinstance(algorithm, StalenessWeighting):
+        arrived = partial(algorithm.weight_update, state.server)
     sent = iter(engine.run_clients(ids, download, round_index))
     watch.switch("fold")
     next_reply = watch.around("local", partial(next, sent, None))
@@ -185,8 +190,7 @@ def run_round(
     watch.switch(outside)
     missed = state.missed
     if missed is not None:
-        steps = algorithm.virtual_steps(server)
-        assert steps is not None, "it made some before the first round"
+        steps = aligned(algorithm).virtual_steps(server)
         missed = missed.after(round_index, steps, [info.client for info in infos])
     bound = noise.next_bound(job, state.clip_bound, total, received)
     following = state._replace(

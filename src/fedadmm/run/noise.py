@@ -148,7 +148,7 @@ def hidden(job: Job, sampler: Sampler) -> tuple[Job, Spending | None]:
         noise.multiplier,
         noise.delta,
         float(chances.max()) if poisson else 1.0,
-        job.algorithm.starts_with_everyone,
+        job.algorithm.requirements.initial_round is not None,
         noise.budget,
     )
     accountant.check()

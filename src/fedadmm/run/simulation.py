@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.capabilities import fit_penalties, prox_step
+from fedadmm.core.compatibility import incompatibilities
 from fedadmm.core.errors import ConfigError, PairingError, ParameterError
 from fedadmm.core.files import locked
 from fedadmm.core.local_work import LocalSolver, LocalWork
@@ -218,7 +220,7 @@ def make_job(
     converted = problem.to(start.dtype, start.device)
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
-    method = algorithm.resolve_penalty(lambda: local_length(converted, local.solver, rule))
+    method = fit_penalties(algorithm, lambda: local_length(converted, local.solver, rule))
     return Job(method, converted, work, seed, start, buffers)
 
 
@@ -289,21 +291,33 @@ def check_pairing(
     *,
     asynchronous: bool = False,
 ) -> None:
-    """Refuse a run whose parts do not fit each other; each says what: `Part.refuses`.
+    """Reject a run whose components are incompatible.
 
-    Without an engine, as on a network, `asynchronous` says whether there are rounds.
+    Args:
+        job: the components that concern the clients.
+        sampler: selects the participants.
+        rounds: number of rounds.
+        engine: runs the clients; None in a deployment.
+        asynchronous: in a deployment, whether updates are aggregated on arrival.
+
+    Raises:
+        PairingError: two components do not fit each other.
     """
+    stale = asynchronous
+    if engine is not None:
+        asynchronous = engine.is_asynchronous
+        stale = asynchronous and engine.expected_delay(job.problem.num_clients) != 0
     setup = Setup(
         *(job.algorithm, job.problem, job.local, sampler, job.uploads, job.aggregate),
-        *(job.initial, job.seed, rounds),
-        engine.is_asynchronous if engine is not None else asynchronous,
+        *(job.initial, job.seed, rounds, asynchronous, stale),
     )
-    parts: list[Part] = [sampler, job.algorithm, job.problem.regularizer, job.local, job.problem]
-    parts += [] if engine is None else [engine]
-    parts += [*job.uploads.stages, job.aggregate]
-    for part in parts:
-        for reason in part.refuses(setup):
-            raise PairingError(reason)
+    # A regularizer for vectors of another length raises here.
+    job.problem.regularizer.prox(job.initial, prox_step(job.algorithm))
+    components: list[Part] = [sampler, job.algorithm, job.local, *job.local.components]
+    components += [job.problem, *([] if engine is None else [engine])]
+    components += [*job.uploads.stages, job.aggregate]
+    for message in incompatibilities(setup, components):
+        raise PairingError(message)
 
 
 def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRule) -> float:

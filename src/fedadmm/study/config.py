@@ -17,6 +17,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from fedadmm.core.compatibility import default_requirements
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import FAMILIES, TRUSTS_CODE, is_external, part_of
 from fedadmm.core.tables import Tree, flattened, from_table, suggestion
@@ -303,7 +304,7 @@ def completed(tree: Mapping[str, Any]) -> Tree:
     names = dict(_NAMES)
     method = whole["algorithm"].get("name") if isinstance(whole["algorithm"], dict) else None
     if isinstance(method, str) and (is_external(method) or method in FAMILIES["algorithm"]):
-        names["engine"] = default_engine(part_of("algorithm", method))
+        names["engine"] = default_engine(default_requirements(part_of("algorithm", method)))
     for key, name in names.items():
         if isinstance(whole.get(key), dict):
             whole[key] = {"name": name} | whole[key]

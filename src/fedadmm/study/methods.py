@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from fedadmm.core import trees
+from fedadmm.core.capabilities import fit_penalties
+from fedadmm.core.compatibility import default_requirements
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import FAMILIES, annotations_of, is_external, part_of, table_fields
-from fedadmm.core.protocols import AnyAlgorithm, LocalResult, Needs, Round
+from fedadmm.core.protocols import AnyAlgorithm, LocalNeeds, LocalResult, Round
 from fedadmm.core.tables import suggestion
 from fedadmm.core.validation import allowed
 from fedadmm.run.engines import VirtualTime
@@ -48,7 +50,7 @@ def own_engine(name: str | None) -> dict[str, str]:
     if not is_external(name) and name not in _known():
         return {}
     method = part_of("algorithm", str(name))
-    if not method.asynchronous:
+    if not default_requirements(method).asynchronous:
         return {}
     return {"name": VirtualTime.name, "mode": "async"}
 
@@ -130,7 +132,7 @@ def _tried(name: str) -> AnyAlgorithm:
     """The method with its defaults; what has none gets a one, which is in every range."""
     kind = _known()[name]
     made: AnyAlgorithm = kind(**dict.fromkeys(_required(kind), 1.0))
-    return made.resolve_penalty(lambda: 1.0)
+    return fit_penalties(made, lambda: 1.0)
 
 
 def _vectors(tree: Any) -> float:
@@ -148,18 +150,19 @@ def _state(client: Any) -> list[str]:
 
 
 def _accepts(method: AnyAlgorithm) -> list[str]:
-    needs = method.needs
+    requirements = method.requirements
+    needs, partial = requirements.local, not requirements.full_participation
     return [
-        "partial participation" if method.accepts_partial else "full participation only",
-        *(["late replies"] if method.accepts_partial and method.tolerates_stale else []),
-        "any convex regulariser g" if method.accepts_regularizer else "g = 0 only",
+        "partial participation" if partial else "full participation only",
+        *(["stale updates"] if partial and requirements.stale_updates else []),
+        "any convex regulariser g" if requirements.regularizer else "g = 0 only",
         *(["any local solver"] if needs.local_solve and not _counts(needs) else []),
         *(["solvers with gradient steps"] if _counts(needs) else []),
         *(["no local solver: one gradient"] if not needs.local_solve else []),
     ]
 
 
-def _counts(needs: Needs) -> bool:
+def _counts(needs: LocalNeeds) -> bool:
     return needs.mean_gradient or needs.step_sum
 
 

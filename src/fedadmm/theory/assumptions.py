@@ -50,7 +50,7 @@ def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
     keeps that error for an expected 1/p_i rounds, so that the rounds add eps_k² each; what it has
     from the initial round, in which all clients solve, adds eps² / p_i.
     """
-    stop, everyone = job.stop, job.algorithm.starts_with_everyone
+    stop, everyone = job.stop, job.algorithm.requirements.initial_round is not None
     facts = job.problem.facts
     modulus = facts.smoothness if facts.weak_convexity is None else facts.weak_convexity
     if isinstance(job.solver, ExactSolver):

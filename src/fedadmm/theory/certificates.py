@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
+from fedadmm.core.capabilities import AbsentClientAlignment, prox_step
 from fedadmm.core.errors import PairingError, ParameterError
 from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.parts import part
+from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.solvers import ExactSolver
 from fedadmm.run.callbacks import Callback, Run
@@ -168,7 +170,7 @@ def _start(job: Job) -> Start:
 
 def _choose(theorem: Theorem, job: Job, engine: EngineChoice, L: float) -> str:
     method = job.algorithm
-    if method.virtual_steps(method.init_server(job.initial)) is not None:
+    if isinstance(method, AbsentClientAlignment):
         raise _refuse(
             f"the theorems are about absent clients that keep what they have, but those of this "
             f"{type(method).__name__} move along; use FedADMM or FedDR"
@@ -217,27 +219,32 @@ def _mapping(job: Job, step: float) -> Callable[[Any, ClientStateStore], float]:
     return measure
 
 
+def relaxation(method: AnyAlgorithm) -> float:
+    """Return alpha of the Douglas-Rachford step that the method makes; 1 is no relaxation."""
+    return method.alpha if isinstance(method, FedDR) else 1.0
+
+
 def _starts_at_a_prox(job: Job) -> bool:
     """Whether x0 = prox_{step g}(x0), so that the first model is a prox as all others are."""
-    moved = job.problem.regularizer.prox(job.initial, job.algorithm.prox_step)
+    moved = job.problem.regularizer.prox(job.initial, prox_step(job.algorithm))
     return bool((moved == job.initial).all())
 
 
 def _after_initial_round(start: Start, job: Job, eta: float, epsilon: float = 0.0) -> float:
     """The gap once everybody has x_i = prox(v_i), which a gradient at x0 gives without moving."""
-    if not job.algorithm.needs_in(-1).local_solve:
+    if not job.algorithm.requirements.local_in(-1).local_solve:
         return start.gap
     return start.gap + feddr_prox_start_excess(start.L, eta, start.gradients, epsilon=epsilon)
 
 
 def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Covered:
-    eta = job.algorithm.prox_step
-    alpha = job.algorithm.relaxation
+    eta = prox_step(job.algorithm)
+    alpha = relaxation(job.algorithm)
     gap, gradients = start.gap, start.gradients
     feddr_constants(start.L, eta, alpha, p_hat)  # refuses what the theorem does not cover
     errors = local_errors(job, 1 / eta, p_hat)
     mapping = 0.0
-    if job.algorithm.starts_with_everyone:
+    if job.algorithm.requirements.initial_round is not None:
         gap, gradients = _after_initial_round(start, job, eta, errors.initial), 0.0
     elif not _starts_at_a_prox(job):
         mapping = float(job.problem.gradient_mapping(job.initial, eta).square().sum())
@@ -262,12 +269,12 @@ def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start
     if not isinstance(job.solver, ExactSolver):
         raise _refuse("the asynchronous theorem needs exact local solves; use ExactSolver")
     law = arrival_law(job, sampler, engine)
-    eta, alpha = job.algorithm.prox_step, job.algorithm.relaxation
+    eta, alpha = prox_step(job.algorithm), relaxation(job.algorithm)
     gap, gradients, n = start.gap, start.gradients, start.clients
     # Refuses what the theorem does not cover, whatever the delays.
     tau, T, p_hat = law(None)
     async_certificate(n, tau, T, p_hat, start.L, alpha, eta)
-    if job.algorithm.starts_with_everyone:
+    if job.algorithm.requirements.initial_round is not None:
         gap, gradients = _after_initial_round(start, job, eta), 0.0
     elif not _starts_at_a_prox(job):
         raise _refuse(
@@ -283,7 +290,7 @@ def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start
 
 
 def _gong(job: Job, start: Start, p_hat: float) -> Covered:
-    rho = 1 / job.algorithm.prox_step
+    rho = 1 / prox_step(job.algorithm)
     gong_constants(start.L, rho, p_hat)  # refuses what the theorem does not cover
     if not has_gongs_measure(job.problem):
         raise _refuse("Gong's theorem is about g = 0, but the problem has a regularizer")
@@ -297,7 +304,9 @@ def _gong(job: Job, start: Start, p_hat: float) -> Covered:
             rounds,
             start.gap,
             epsilon_max=errors.gradient,
-            start_gradient=0.0 if job.algorithm.starts_with_everyone else start.gradients,
+            start_gradient=0.0
+            if job.algorithm.requirements.initial_round is not None
+            else start.gradients,
         )
 
     def measure(server: Any, store: ClientStateStore) -> float:

@@ -140,14 +140,13 @@ class LBFGS(IterativeSolver):
 class ExactSolver(LocalSolver):
     """Solves (A + weight I) w = b - linear + weight centre; meets every stopping rule."""
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """Objectives that are not quadratic."""
-        yield from super().refuses(setup)
-        client = setup.problem.clients[0]
-        if setup.algorithm.needs.local_solve and not isinstance(client, QuadraticObjective):
+    def check_run(self, run: Setup) -> Iterator[str]:
+        yield from super().check_run(run)
+        client, needs = run.problem.clients[0], run.algorithm.requirements.local
+        if needs.local_solve and not isinstance(client, QuadraticObjective):
             yield (
-                "ExactSolver needs quadratic objectives, but the clients' are "
-                f"{type(client).__name__}; use SGD, GradientDescent, AcceleratedGradient or LBFGS"
+                f"problem: got clients with {type(client).__name__}, expected quadratic objectives "
+                "for ExactSolver. Use SGD, GradientDescent, AcceleratedGradient or LBFGS."
             )
 
     def solve(

@@ -13,16 +13,17 @@ finite counts as zero, so that no row decides whether the result is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
+from fedadmm.core.compatibility import Feature
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import SolveContext, SolveInfo
-from fedadmm.core.parts import Count, Positive, Probability, names_of, part
+from fedadmm.core.parts import Count, Positive, Probability, part
 from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Dice, Key, derive
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, Stepper
@@ -45,29 +46,22 @@ class RecordNoise(NamedTuple):
     delta: float
     budget: float | None
 
-    def refuses(self, setup: Setup, solver: str) -> Iterator[str]:
-        """What tells of rows and has no noise."""
-        method, needs = type(setup.algorithm).__name__, setup.algorithm.needs_in(-1)
-        if needs.start_gradient or not needs.local_solve:
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        """Return what keeps statistics without noise from being computed or sent."""
+        return (
+            Feature.LOCAL_SOLVE,
+            Feature.STOP_WITHOUT_GRADIENTS,
+            Feature.STOPPING_RULE_DECIDES,
+            Feature.NO_NOISE,
+        )
+
+    def check_run(self, setup: Setup, solver: str) -> Iterator[str]:
+        """Yield why the samples of a client cannot be privatised."""
+        method, needs = type(setup.algorithm).__name__, setup.algorithm.requirements.local_in(-1)
+        if needs.start_gradient:
             yield (
-                f"{method} takes the gradient over all of a client's rows, which {solver} does not "
-                "noise; use a method that sends where its local steps lead"
-            )
-        assert setup.local.stop is not None
-        if setup.local.stop.needs_gradient:
-            yield (
-                f"{type(setup.local.stop).__name__} looks at gradients without the noise of "
-                f"{solver}; use {names_of('stop', lambda kind: not kind.needs_gradient)}"
-            )
-        if setup.first_problem.steps is not None:
-            yield (
-                f"{method} draws how many steps a round has, but noise is accounted for by those "
-                "of the stopping rule; use another method"
-            )
-        if setup.uploads.noise is not None:
-            yield (
-                f"{solver} hides the rows of clients and the upload's noise hides clients, but a "
-                "run accounts for one of them; leave out the other"
+                f"algorithm: got {method}, expected a method without full gradients for {solver}, "
+                "which adds noise to mini-batch gradients only."
             )
         if (reason := setup.problem.clients[0].row_refusal(setup.initial)) is not None:
             yield f"{solver}: {reason}"

@@ -104,8 +104,8 @@ class Uploads(NamedTuple):
 
     def carried(self, algorithm: AnyAlgorithm) -> tuple[str, ...]:
         """The fields of which something may remain with the client."""
-        moves = algorithm.moves if self.compresses else ()
-        return (*algorithm.increments, *moves) if self.changes_messages else ()
+        deltas = algorithm.deltas if self.compresses else ()
+        return (*algorithm.increments, *deltas) if self.changes_messages else ()
 
     def send(
         self,
@@ -191,7 +191,7 @@ class Uploads(NamedTuple):
 
 def vectors_of(algorithm: AnyAlgorithm, message: Any) -> dict[str, Tensor]:
     """The vectors of a message that stages work on, by field."""
-    declared = (*algorithm.increments, *algorithm.moves)
+    declared = (*algorithm.increments, *algorithm.deltas)
     fields = message._asdict()
     return {name: fields[name] for name in declared if fields.get(name) is not None}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
+from fedadmm.core.compatibility import Feature
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, Fraction, Part, Positive, Share, part, role
 from fedadmm.core.rng import Key, generator
@@ -25,17 +26,16 @@ class UploadStage(Part, ABC):
     place: ClassVar[str]
     """Its place in the pipeline: clip, select, code or noise, in this order, once each."""
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """A vector of the wrong length, and a message that the stage would bias."""
-        self.check(setup.problem.num_parameters)
-        method, whole = setup.algorithm, setup.sent_as_it_is
-        for name, leaf in whole.items():
-            if leaf.numel() > 1 or not (method.increments or method.moves):
+    def check_run(self, run: Setup) -> Iterator[str]:
+        self.check(run.problem.num_parameters)
+        method = run.algorithm
+        for name, leaf in run.sent_as_it_is.items():
+            if leaf.numel() > 1 or not (method.increments or method.deltas):
                 yield (
-                    f"{type(method).__name__} sends {name} as a whole, not as a difference, so "
-                    f"that the upload's {self.name} would bias it; use a method whose messages are "
-                    "moves or increments, such as FedAvg, FedDyn, FedDR, FedADMM with rho fixed "
-                    "and members='all', or AlignedADMM"
+                    f"algorithm: got {type(method).__name__}, which sends {name} as a whole, "
+                    f"expected increments or deltas for {type(self).__name__}, which would bias "
+                    "anything else. Use FedAvg, FedDyn, FedDR, AlignedADMM, or FedADMM with a "
+                    "constant rho and members='all'."
                 )
 
     def check(self, parameters: int) -> None:
@@ -275,41 +275,22 @@ class GaussianNoise(UploadStage):
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
     budget: Positive | None = None
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """Whatever the noise does not hide."""
-        yield from super().refuses(setup)
-        sampler, clients = setup.sampler, setup.problem.num_clients
-        if setup.uploads.clip is None:
-            yield (
-                "the upload has noise but no clip, so that one client could change the sum by more "
-                "than any noise hides; put Clip or AdaptiveClip first"
-            )
-        if setup.sent_as_it_is:
-            yield (
-                f"{type(setup.algorithm).__name__} sends {', '.join(sorted(setup.sent_as_it_is))} "
-                "beside its vectors, which no noise hides; use a method, or options of it, that "
-                "sends vectors alone"
-            )
-        if setup.asynchronous:
-            yield (
-                "noise hides a client among those of its round, but the engine folds every reply "
-                "on its own; use an engine with rounds"
-            )
-        if setup.problem.buffers == "average":
-            yield (
-                "the model's buffers are averaged without noise; use buffers='keep-local' or a "
-                "model without them"
-            )
-        if sampler.probabilities(clients) is None:
-            yield (
-                f"noise needs to know how many replies to expect, which {type(sampler).__name__} "
-                "does not tell; use BernoulliSampling with fixed probabilities, UniformSampling or "
-                "FullParticipation"
-            )
-        if self.delta >= 1 / clients:
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        """Nothing that depends on a client may leave it outside the noised aggregate."""
+        return (
+            Feature.CLIPPING,
+            Feature.VECTOR_MESSAGES,
+            Feature.ROUNDS,
+            Feature.NO_AVERAGED_BUFFERS,
+            Feature.PARTICIPATION_PROBABILITIES,
+        )
+
+    def check_run(self, run: Setup) -> Iterator[str]:
+        yield from super().check_run(run)
+        if self.delta >= 1 / run.problem.num_clients:
             raise ParameterError(
-                f"GaussianNoise: delta is {self.delta:g}, but must be below one over the number of "
-                f"clients, {1 / clients:.4g}: otherwise giving one client away would be allowed"
+                f"GaussianNoise.delta: got {self.delta:g}, expected less than one over the number "
+                f"of clients, {1 / run.problem.num_clients:.4g}."
             )
 
 

@@ -25,7 +25,7 @@ from fedadmm.flower.server.exchange import Exchange, Roster, Seat
 from fedadmm.flower.server.masking import Readiness
 from fedadmm.flower.server.rundir import Journal
 from fedadmm.flower.server.tasks import Accepted, Broadcast, Cast, Tasks
-from fedadmm.run.client import Job
+from fedadmm.run.client import Job, aligned
 
 _ALONE = 8
 """This many times as many rounds may fail while always the same client is asked alone."""
@@ -159,7 +159,7 @@ class GridEngine(Engine):
             share = self._job.problem.weight(client)
             message = admitted.answer.upload.message
             if virtual is not None:
-                message = self._job.algorithm.contribution(message, virtual)
+                message = aligned(self._job.algorithm).contribution(message, virtual)
             brought[client] = trees.scaled(message, share)
             norms[client] = Brought.after(norms.get(client), step, admitted.sizes)
         self.norms, self._answers = norms, {}
@@ -218,7 +218,7 @@ class GridEngine(Engine):
 
     def _round(self, ids: Sequence[int], cast: Broadcast, index: int) -> Iterator[Reply | Partial]:
         algorithm = self._job.algorithm
-        with_all = not algorithm.accepts_partial or index < 0
+        with_all = algorithm.requirements.full_participation or index < 0
         self._answers, why = self._collect(ids, cast, index, with_all)
         sums = self._sums(cast, index) if isinstance(cast, Readiness) else None
         missing = [client for client in ids if client not in self._answers]

@@ -14,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedadmm.core import clock, codec, files, trees
+from fedadmm.core.capabilities import AbsentClientAlignment, ClientRemoval
 from fedadmm.core.codec import DamageError
 from fedadmm.core.errors import EngineError, ParameterError, StateError
 from fedadmm.core.outputs import Iterate
@@ -177,7 +178,9 @@ class Service:
     def _removed(self, state: RunState, past: Any) -> RunState:
         """The state without something that was folded."""
         past = trees.map_tensors(lambda leaf: leaf.to(self.job.initial.dtype), past)
-        server = self.job.algorithm.remove_client(state.server, past, self.job.problem.regularizer)
+        method = self.job.algorithm
+        assert isinstance(method, ClientRemoval)
+        server = method.remove_client(state.server, past, self.job.problem.regularizer)
         return state._replace(server=server)
 
     def _say_waiting(self, index: int, clients: Sequence[int]) -> None:
@@ -200,7 +203,7 @@ class Service:
         if self._simulated:
             self._check_nodes()
         initial = self.saved.state.round < 0
-        everybody = initial or not self.job.algorithm.accepts_partial
+        everybody = initial or self.job.algorithm.requirements.full_participation
         self.roster.wait_for(len(self.federation.members) if everybody else 1)
         sampler, engine = self.federation.experiment.sampler, self.engine
         while self.saved.state.round < self.rounds:
@@ -357,9 +360,10 @@ class Service:
 
     def _virtual(self, state: RunState) -> Tensor | None:
         """The virtual step that a round has made, for a method that makes them."""
-        before = self.job.algorithm.virtual_steps(self.saved.state.server)
-        after = self.job.algorithm.virtual_steps(state.server)
-        return None if before is None or after is None else after - before
+        method = self.job.algorithm
+        if not isinstance(method, AbsentClientAlignment):
+            return None
+        return method.virtual_steps(state.server) - method.virtual_steps(self.saved.state.server)
 
     def repair(self) -> None:
         """Take clients that lost their state out of the server's, and let them start again."""
@@ -471,6 +475,8 @@ def _message_template(job: Job) -> Any:
 
 def _remembers(job: Job) -> bool:
     """Whether the server's state holds something of each client."""
+    if not isinstance(job.algorithm, ClientRemoval):
+        return False
     server, message = job.algorithm.init_server(job.initial), _message_template(job)
     zero = trees.map_tensors(torch.zeros_like, message)
     return job.algorithm.remove_client(server, zero, job.problem.regularizer) is not None

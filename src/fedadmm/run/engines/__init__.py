@@ -6,7 +6,7 @@ An engine is chosen by a small frozen dataclass, its options, which starts it fo
 from __future__ import annotations
 
 from fedadmm.core.parts import FAMILIES
-from fedadmm.core.protocols import AnyAlgorithm
+from fedadmm.core.protocols import Requirements
 from fedadmm.run.engines.auto import Auto as Auto
 from fedadmm.run.engines.choice import EngineChoice as EngineChoice
 from fedadmm.run.engines.choice import Sequential as Sequential
@@ -19,6 +19,6 @@ ENGINES: dict[str, type[EngineChoice]] = FAMILIES["engine"]
 """Name on the command line and in configurations -> choice."""
 
 
-def default_engine(algorithm: AnyAlgorithm | type[AnyAlgorithm]) -> str:
-    """The engine of a run that names none."""
-    return VirtualTime.name if algorithm.asynchronous else Auto.name
+def default_engine(requirements: Requirements) -> str:
+    """Return the name of the engine of a run that specifies none."""
+    return VirtualTime.name if requirements.asynchronous else Auto.name

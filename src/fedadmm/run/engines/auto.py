@@ -52,7 +52,7 @@ class Auto(EngineChoice):
         if stacks and refusal(job) is None:
             return Vectorised()
         steps = 1
-        if job.algorithm.needs.local_solve:
+        if job.algorithm.requirements.local.local_solve:
             steps = job.stop.largest_budget(-(-client.num_samples // rows), 0)
         cores = self.workers or usable_cores()
         fork = "fork" in multiprocessing.get_all_start_methods()

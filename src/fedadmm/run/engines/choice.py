@@ -11,7 +11,6 @@ import torch
 
 from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, Upload
 from fedadmm.core.parts import Part, part, role
-from fedadmm.core.setup import Setup
 from fedadmm.run.client import Job, run_client
 
 Threads = int | Literal["auto"]
@@ -36,27 +35,6 @@ class EngineChoice(Part, ABC):
     """Whether the options change the result, not only how fast it is computed."""
     needs_disk: ClassVar[bool] = False
     """Whether client state is where the clients are, so that the default store is one on disk."""
-
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """A method without rounds where there are rounds, and the other way round."""
-        algorithm, engine = setup.algorithm, type(self).__name__
-        method, asynchronous = type(algorithm).__name__, self.is_asynchronous
-        if algorithm.asynchronous and not asynchronous:
-            yield (
-                f"{method} folds every reply as it arrives, but the engine {engine} works in "
-                "rounds; use VirtualTime(mode='async'), or else a method with rounds"
-            )
-        if asynchronous and not algorithm.accepts_partial:
-            yield (
-                f"{method} needs all clients in every round, but {engine} folds replies without "
-                "rounds; use an engine with rounds, such as VirtualTime(mode='sync')"
-            )
-        late = asynchronous and self.expected_delay(setup.problem.num_clients) != 0
-        if late and not algorithm.tolerates_stale:
-            yield (
-                f"{engine} folds replies as they arrive, but {algorithm.no_late_replies()}, or an "
-                "engine with rounds, such as VirtualTime(mode='sync')"
-            )
 
     @property
     def is_asynchronous(self) -> bool:
@@ -97,7 +75,7 @@ def chosen_threads(job: Job, threads: Threads) -> int:
 def rows_of_a_step(job: Job) -> int:
     """The rows in a gradient of the first client."""
     rows, solver = job.problem.clients[0].num_samples, job.solver
-    if job.algorithm.needs.local_solve and solver is not None and solver.batch_size:
+    if job.algorithm.requirements.local.local_solve and solver is not None and solver.batch_size:
         return min(rows, solver.batch_size)
     return rows
 

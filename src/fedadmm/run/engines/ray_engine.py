@@ -18,13 +18,14 @@ import pickle
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from fedadmm.core.compatibility import Feature
 from fedadmm.core.errors import EngineError, FedADMMError, PairingError
 from fedadmm.core.messages import (
     ClientInfo,
@@ -71,15 +72,9 @@ class Ray(EngineChoice):
     actors: Count | None = None
     timeout: Positive = 600.0
 
-    def refuses(self, setup: Setup) -> Iterator[str]:
-        """An aggregation of single replies: actors send the sums of their clients."""
-        yield from super().refuses(setup)
-        if setup.aggregate.needs != "sum" or setup.aggregate.hides:
-            yield (
-                "the ray engine adds up replies where the clients are, but "
-                f"{type(setup.aggregate).__name__} needs each by itself; use Sequential, "
-                "Vectorised or Workers"
-            )
+    def requires(self, run: Setup) -> Iterable[Feature]:
+        """Actors send the sums of their clients' updates."""
+        return (Feature.SUMMABLE_UPDATES,)
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
         if not isinstance(store, DiskStore):

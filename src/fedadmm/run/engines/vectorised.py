@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.capabilities import local_model
 from fedadmm.core.errors import PairingError
 from fedadmm.core.local_work import SolveContext, SolveInfo
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Engine, Upload
@@ -153,14 +154,15 @@ class VectorisedEngine(Engine):
         keys: list[Key],
     ) -> tuple[LocalResult, list[SolveInfo]]:
         job, count = self._job, len(stack.clients)
-        needs, start = job.algorithm.needs_in(round_index), problem.start.expand(count, -1)
+        needs = job.algorithm.requirements.local_in(round_index)
+        start = problem.start.expand(count, -1)
         if not needs.local_solve:
             info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
             gradient = stack.objective.gradient(start)
             return LocalResult(start.clone(), gradient, memory=stack.memory), [info] * count
         solver = job.solver
         assert isinstance(solver, IterativeSolver)
-        own = job.algorithm.local_params(stack.state)
+        own = local_model(job.algorithm, stack.state)
         theta = global_vector(job, download)
         g = job.problem.regularizer
         context = SolveContext(
@@ -210,7 +212,7 @@ def _describe(
 def refusal(job: Job) -> str | None:
     """Why a job's clients cannot run stacked, or None when they can."""
     stacks = isinstance(job.solver, IterativeSolver) and job.solver.stacks
-    if job.algorithm.needs.local_solve and not stacks:
+    if job.algorithm.requirements.local.local_solve and not stacks:
         names = names_of("solver", lambda kind: getattr(kind, "stacks", False))
         return f"the solver is {type(job.solver).__name__}, but must be {names}"
     client: Any = job.problem.clients[0]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.capabilities import local_model
 from fedadmm.core.codec import Packed, unpack
 from fedadmm.core.errors import StateError
 from fedadmm.core.messages import ClientRecord, ClientStateStore
@@ -88,7 +89,7 @@ def layout(job: Job) -> Layout:
     """The layout of a run's records."""
     # Its tensors are copies: a state may hold the initial vector twice, and `is` tells them apart.
     record = record_layout(job)
-    own = job.algorithm.local_params(record.state)
+    own = local_model(job.algorithm, record.state)
     named = trees.named_tensors(record.state, "state")
     primal = next((name for name, leaf in named if leaf is own), None)
     return Layout(record, primal)

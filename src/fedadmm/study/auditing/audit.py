@@ -325,7 +325,7 @@ def settings_of(run: Experiment, rows: int, available: int) -> Iterator[Setting]
     rate = run.tree["local"]["solver"].get("lr", _RATE)
     exposed = {"name": "sgd", "lr": rate, "batch_size": available}
     yield Setting("1 step", rows, local(1))
-    if run.algorithm.needs.local_solve:
+    if run.algorithm.requirements.local.local_solve:
         yield Setting("5 steps", rows, local(5))
         yield Setting("20 steps", rows, local(20))
     for count in (1, 16):
@@ -337,7 +337,7 @@ def settings_of(run: Experiment, rows: int, available: int) -> Iterator[Setting]
         stages = [_STAGES["clip"], {"name": "gaussian", "multiplier": multiplier, "delta": 1e-12}]
         title = f"1 step, noise {multiplier:g}"
         yield Setting(title, rows, local(1, upload=stages), in_sum=True)
-    if run.algorithm.needs.local_solve:
+    if run.algorithm.requirements.local.local_solve:
         for multiplier in _NOISE:
             private = {"name": "dp-sgd", "clip": 1.0, "multiplier": multiplier, "delta": 1e-12}
             solver = exposed | private

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.capabilities import local_model
 from fedadmm.core.errors import PairingError
 from fedadmm.core.local_work import LocalSolver, SolveContext
 from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import Lazy, Problem
-from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Needs
+from fedadmm.core.protocols import AnyAlgorithm, LocalNeeds, LocalProblem, LocalResult
 from fedadmm.core.rng import Dice, Key, derive, generator
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.stopping import Epochs
@@ -113,7 +114,7 @@ def _of_round(
 ) -> Inferred:
     algorithm, cast, message = job.algorithm, download.cast, _double(one.message)
     problem = job.local.problem(algorithm, cast, state, first)
-    response, needs = None, algorithm.needs_in(one.round_index)
+    response, needs = None, algorithm.requirements.local_in(one.round_index)
     if needs.local_solve and job.solver is not None:
         response = _response(job, job.solver, client, problem, download, state, one)
     sums = None if response is None else response.step_sum
@@ -130,7 +131,7 @@ def result_of(
     state: Any,
     message: Any,
     known: LocalResult,
-    needs: Needs,
+    needs: LocalNeeds,
 ) -> LocalResult:
     """The local result that a message tells of, beside what is known of it.
 
@@ -196,12 +197,12 @@ def _response(
     if solver.rate_of(client, one.round_index) is None:
         return None
     solver = solver.without_noise()
-    needs = job.algorithm.needs._replace(start_gradient=False, mean_gradient=False)
+    needs = job.algorithm.requirements.local._replace(start_gradient=False, mean_gradient=False)
     context = SolveContext(
         one.round_index,
         needs,
         global_vector(job, download),
-        job.algorithm.local_params(state),
+        local_model(job.algorithm, state),
         (client,),
         job.problem.regularizer,
     )
