@@ -39,8 +39,8 @@ _EXPORTS = {
     ),
     "fedadmm.core.schedules": "Geometric PerWork Piecewise",
     "fedadmm.core.solvers": "Adam DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
-    "fedadmm.core.uploads.stages": (
-        "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK UploadStage"
+    "fedadmm.core.pipeline.postprocessors": (
+        "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK Postprocessor"
     ),
     "fedadmm.core.stopping": (
         "Epochs GradientTolerance InSaCriterion ProxAccuracy RelativeAccuracy Steps StoppingRule "

@@ -17,8 +17,8 @@ from fedadmm.core.messages import Upload
 from fedadmm.core.parts import NOT_IN_TABLES, NotNegative, Part, Positive, part, role
 
 if TYPE_CHECKING:
+    from fedadmm.core.pipeline import UpdatePipeline
     from fedadmm.core.setup import Setup
-    from fedadmm.core.uploads import Uploads
 
 
 @role("aggregate")
@@ -31,8 +31,8 @@ class Aggregation(Part, ABC):
     hides: ClassVar[bool] = False
     """Whether nothing but the sum of a whole round's replies may be seen."""
 
-    def fitted(self, uploads: Uploads) -> Aggregation:
-        """The part with what it takes from the stages of the upload."""
+    def fitted(self, pipeline: UpdatePipeline) -> Aggregation:
+        """Return the aggregator with what it takes from the update pipeline."""
         return self
 
     def sent_bytes(self, upload: Upload) -> int:
@@ -99,11 +99,11 @@ class MaskedSum(Aggregation):
                 f"MaskedSum: group is {self.group}, but must be at least minimum, {self.minimum}"
             )
 
-    def fitted(self, uploads: Uploads) -> Aggregation:
+    def fitted(self, pipeline: UpdatePipeline) -> Aggregation:
         """With the clip's norm as the bound, where no bound is given and the clip stays."""
-        if uploads.clip is None or uploads.first_bound is not None:
+        if pipeline.clip is None or pipeline.adapts_clip:
             return self
-        norm, noise = float(uploads.clip.norm), uploads.noise
+        norm, noise = float(pipeline.clip.norm), pipeline.noise
         if self.bound is not None and self.bound < norm:
             raise ParameterError(
                 f"MaskedSum: bound is {self.bound:g}, but must be at least the clip's norm, "
@@ -124,7 +124,7 @@ class MaskedSum(Aggregation):
 
     def check_run(self, run: Setup) -> Iterator[str]:
         """Yield why the sum may be empty or its entries unbounded."""
-        sampler, clients, clip = run.sampler, run.problem.num_clients, run.uploads.clip
+        sampler, clients, clip = run.sampler, run.problem.num_clients, run.pipeline.clip
         chances = sampler.probabilities(clients)
         least = clients if chances is None else float(chances.sum())
         if least < self.minimum:
@@ -148,14 +148,14 @@ class MaskedSum(Aggregation):
                 f"of the clip, because {type(run.algorithm).__name__} sends "
                 f"{', '.join(unclipped)} unclipped."
             )
-        adaptive = run.uploads.first_bound is not None
+        adaptive = run.pipeline.adapts_clip
         solver = run.local.solver
         if solver is not None and solver.noise is not None and (clip is None or adaptive):
             yield (
                 f"upload: got no fixed clip, expected Clip for MaskedSum with "
                 f"{type(solver).__name__}: an update beyond the bound would reveal its samples."
             )
-        if run.uploads.noise is not None and adaptive:
+        if run.pipeline.noise is not None and adaptive:
             yield (
                 "upload: got AdaptiveClip, expected Clip for MaskedSum with noise: the clients' "
                 "noise shares do not cover the count of an adaptive clip."

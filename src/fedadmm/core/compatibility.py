@@ -162,20 +162,20 @@ class Feature(Enum):
     NO_NOISE = _Feature(
         "upload",
         "an aggregate without noise",
-        lambda run: run.uploads.noise is None,
+        lambda run: run.pipeline.noise is None,
         lambda run: "GaussianNoise",
     )
     NO_COMPRESSION = _Feature(
         "upload",
         "uncompressed vectors",
-        lambda run: not run.uploads.compresses,
+        lambda run: not run.pipeline.compresses,
         lambda run: "a pipeline that compresses",
         lambda: "leave out TopK, RandomK, Quantise and BFloat16",
     )
     CLIPPING = _Feature(
         "upload",
         "a bound on the norm of every update",
-        lambda run: run.uploads.clip is not None,
+        lambda run: run.pipeline.clip is not None,
         lambda run: "a pipeline without clipping",
         lambda: "put Clip or AdaptiveClip first",
     )

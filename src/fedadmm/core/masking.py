@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fedadmm.core import trees
 from fedadmm.core.errors import FedADMMError, ParameterError, StateError
-from fedadmm.core.rng import Dice
+from fedadmm.core.rng import KeyedGenerator
 
 Words = NDArray[Any]
 """Integers modulo 2^32 or 2^64."""
@@ -85,7 +85,7 @@ class FixedPoint(NamedTuple):
             )
         whole = whole * share
         if noise:
-            drawn = Dice(None).normal(whole, "share")
+            drawn = KeyedGenerator(None).normal(whole, "share")
             whole = whole + noise * drawn.clamp(-TAIL, TAIL)
         rounded: Words = np.rint((whole / self.step).numpy())
         return rounded.astype(np.int64).astype(self.dtype)

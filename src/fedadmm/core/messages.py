@@ -1,110 +1,28 @@
-"""What travels between the server and its clients, what is kept of a client, and who runs them.
-
-Methods in which absent clients move along make *virtual steps*: in every server step one vector is
-added to the state of each client that is not part of it.  The absent ones do not hear of it.  The
-server keeps the sum of all virtual steps so far, and sends a client that comes back what it missed:
-
-    missed = total now - total after the step that folded its last reply
-
-It does not get the virtual part of its own step.  Replies are never late here: a method with
-virtual steps does not tolerate them (`Algorithm.tolerates_stale`).
-"""
+"""What server and clients exchange, what is kept of a client, and the contract of engines."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from fedadmm.core import trees
-from fedadmm.core.capabilities import AbsentClientAlignment
+from fedadmm.core.catch_up import CatchUp
 from fedadmm.core.errors import StateError
 from fedadmm.core.local_work import SolveInfo
-from fedadmm.core.protocols import AnyAlgorithm
-
-_NAME = "missed"
-
-
-@dataclass(frozen=True)
-class Missed:
-    """The sum of all virtual steps, and what it was after every client's last step.
-
-    `sums` holds one vector for each distinct last step, however many clients share it.  A client
-    that was never folded missed everything.
-    """
-
-    total: Tensor
-    sums: Mapping[int, Tensor] = field(default_factory=dict)
-    """The sum after a step, by the step's index."""
-    visits: Mapping[int, int] = field(default_factory=dict)
-    """The step that folded a client's last reply."""
-
-    def change(self, client: int) -> Tensor:
-        """The sum of what a client missed that begins now."""
-        step = self.visits.get(client)
-        return self.total if step is None else self.total - self.sums[step]
-
-    def after(self, step: int, total: Tensor, clients: Collection[int]) -> Missed:
-        """After a step that folded these clients, with the new sum."""
-        sums, visits = {**self.sums, step: total}, {**self.visits, **dict.fromkeys(clients, step)}
-        return replace(self, total=total, sums=sums, visits=visits).of(visits)
-
-    def of(self, clients: Collection[int]) -> Missed:
-        """What concerns these clients, to be sent elsewhere."""
-        visits = {client: self.visits[client] for client in clients if client in self.visits}
-        return replace(
-            self, sums={at: self.sums[at] for at in sorted({*visits.values()})}, visits=visits
-        )
-
-    def remove_client(self, client: int) -> Missed:
-        """As if a client had never been folded: it starts again."""
-        visits = {other: step for other, step in self.visits.items() if other != client}
-        return replace(self, visits=visits)
-
-    @property
-    def bytes_each(self) -> int:
-        """What a client is sent."""
-        return self.total.numel() * self.total.element_size()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The sums as one tensor with its name, for a checkpoint."""
-        return {_NAME: torch.stack([self.total, *self.sums.values()])}
-
-    def rows(self) -> dict[str, list[Any]]:
-        """The rest as JSON can hold it."""
-        return {"steps": list(self.sums), "visits": list(self.visits.items())}
-
-
-def first_missed(algorithm: AnyAlgorithm, server: Any) -> Missed | None:
-    """What clients have missed before the first round; None for a method without virtual steps."""
-    if not isinstance(algorithm, AbsentClientAlignment):
-        return None
-    return Missed(algorithm.virtual_steps(server))
-
-
-def restored(
-    before: Missed, rows: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device
-) -> Missed:
-    """The inverse of `Missed.tensors` and `Missed.rows`, for a run that began with `before`."""
-    # Clones, so that a sum which is no longer needed does not keep all of them.
-    total, *sums = [total.clone() for total in tensors[_NAME].to(device)]
-    kept = dict(zip(rows["steps"], sums, strict=True))
-    return replace(before, total=total, sums=kept, visits=dict(rows["visits"]))
 
 
 class Download(NamedTuple):
-    """What goes down to a client: the algorithm's broadcast and the model's buffers, if any."""
+    """What a participant receives: the algorithm's broadcast, the model's buffers, and more."""
 
     cast: Any
     buffers: Tensor | None = None
-    missed: Missed | None = None
-    """Where every client's one vector of missed virtual steps comes from, for methods with them."""
-    clip_bound: Tensor | None = None
-    """The norm that an adaptive clip cuts uploads to in this round; None for others."""
+    missed: CatchUp | None = None
+    """Virtual steps that returning clients have missed, for methods that align absent clients."""
+    pipeline: Tensor | None = None
+    """What the server sides of the update pipeline broadcast, one number each."""
 
 
 class Upload(NamedTuple):
@@ -112,17 +30,17 @@ class Upload(NamedTuple):
 
     message: Any
     buffers: Tensor | None = None
-    within: Tensor | None = None
-    """For an adaptive clip: whether the norm was within the bound, 1/2 or -1/2."""
+    statistics: Tensor | None = None
+    """What a postprocessor of the update pipeline reports to its server side."""
     encoded_bytes: int | None = None
-    """The bytes of the message as it travels; None where it travels as it is."""
+    """Bytes of the encoded message; None if the message is sent unencoded."""
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that a client sends."""
+        """Bytes that the client sends."""
         if self.encoded_bytes is None:
             return trees.num_bytes(self)
-        return self.encoded_bytes + trees.num_bytes((self.buffers, self.within))
+        return self.encoded_bytes + trees.num_bytes((self.buffers, self.statistics))
 
 
 class ClientRecord(NamedTuple):

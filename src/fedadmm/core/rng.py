@@ -50,7 +50,7 @@ def permutation(key: Key, epoch: int, length: int, draws: torch.Generator | None
     return torch.randperm(length, generator=draws.manual_seed(derive(key, "epoch", epoch)))
 
 
-class Dice(NamedTuple):
+class KeyedGenerator(NamedTuple):
     """Random numbers for privacy: from a key in a simulation, else from the machine's entropy."""
 
     key: Key | None

@@ -16,8 +16,8 @@ from fedadmm.core.sampling import Sampler
 if TYPE_CHECKING:
     from fedadmm.core.aggregation import Aggregation
     from fedadmm.core.local_work import LocalWork
+    from fedadmm.core.pipeline import UpdatePipeline
     from fedadmm.core.problem import Problem
-    from fedadmm.core.uploads import Uploads
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Setup:
     problem: Problem
     local: LocalWork
     sampler: Sampler
-    uploads: Uploads
+    pipeline: UpdatePipeline
     aggregate: Aggregation
     initial: Tensor
     seed: Key

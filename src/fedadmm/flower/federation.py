@@ -17,11 +17,11 @@ from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import rows_are_mixed
 from fedadmm.core.parts import Count, Natural, Positive, checked
+from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.problem import Buffers, Evaluator, LazyClients, Problem
 from fedadmm.core.protocols import AnyAlgorithm, Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.schedules import PerWork
-from fedadmm.core.uploads import Uploads
 from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.protocol.admission import Admission
@@ -213,7 +213,7 @@ class Federation:
         """Whether noise is to hide the sites' rows, or the sites."""
         solver = self.experiment.local.solver
         hides_rows = solver is not None and solver.noise is not None
-        return hides_rows or Uploads.of(self.experiment.upload).noise is not None
+        return hides_rows or UpdatePipeline.of(self.experiment.upload).noise is not None
 
     @property
     def per_work(self) -> bool:
@@ -258,8 +258,8 @@ class Federation:
         clients = LazyClients(problem.num_clients, lambda _: objective)
         job = make_job(method, problem.with_clients(clients), run.local, run.seed, start)
         job = job._replace(
-            uploads=Uploads.of(run.upload),
-            aggregate=run.aggregate.fitted(Uploads.of(run.upload)),
+            pipeline=UpdatePipeline.of(run.upload),
+            aggregate=run.aggregate.fitted(UpdatePipeline.of(run.upload)),
             deployed=True,
         )
         if self.take_out:

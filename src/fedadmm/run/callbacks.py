@@ -27,8 +27,8 @@ from fedadmm.core.tables import Tree
 from fedadmm.core.validation import check
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice
-from fedadmm.run.plan import Ending, RoundReport, RunState
 from fedadmm.run.record import Record
+from fedadmm.run.state import Ending, RoundReport, RunState
 
 
 class Run(NamedTuple):
@@ -50,7 +50,7 @@ class Run(NamedTuple):
     @property
     def is_fresh(self) -> bool:
         """Whether no round was run yet."""
-        return self.state.notes is None
+        return "callbacks" not in self.state.components
 
 
 @role("callback")
@@ -172,10 +172,14 @@ def _broken_off(error: BaseException | None) -> Ending:
 
 
 def measured(
-    attached: Sequence[Attached], state: RunState, record: Record, infos: Sequence[ClientInfo]
-) -> RunState:
-    """Let callbacks measure; the entries go into the record, the notes into the state."""
-    notes = dict(state.notes or {})
+    attached: Sequence[Attached],
+    notes: Mapping[str, Any],
+    state: RunState,
+    record: Record,
+    infos: Sequence[ClientInfo],
+) -> tuple[dict[str, Any], None]:
+    """Call `measure` of every callback, add its entries to the record, and return the notes."""
+    notes = dict(notes)
     for callback, live in attached:
         if not callback.measures:
             continue
@@ -186,7 +190,7 @@ def measured(
             short = name.rpartition(":")[2]
             record["clock"][f"{short}_seconds"] = time.perf_counter() - began
             _add(record.setdefault("callbacks", {}), found, short)
-    return state._replace(notes=notes)
+    return notes, None
 
 
 def _add(entries: dict[str, Any], found: Mapping[str, Any], source: str) -> None:

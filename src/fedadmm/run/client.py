@@ -17,22 +17,12 @@ from fedadmm.core.local_work import LocalSolver, LocalWork, SolveContext, SolveI
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Upload
 from fedadmm.core.objectives import Objective
 from fedadmm.core.personal import Personal
+from fedadmm.core.pipeline import UpdatePipeline
+from fedadmm.core.pipeline.postprocessors import ExpectedCohort
 from fedadmm.core.problem import Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Round, norm, theta_of
 from fedadmm.core.rng import Key, derive
 from fedadmm.core.stopping import StoppingRule
-from fedadmm.core.uploads import Uploads, encoded_bytes
-
-
-class Expected(NamedTuple):
-    """What a run with noise counts with instead of the replies, which would tell who took part."""
-
-    replies: float
-    """How many replies a round is expected to have."""
-    weight: float
-    """The weight that they are expected to have."""
-    largest: float
-    """The largest weight of a client: times the clip's norm, the most it can change the sum by."""
 
 
 class Job(NamedTuple):
@@ -44,12 +34,12 @@ class Job(NamedTuple):
     seed: Key
     initial: Tensor
     initial_buffers: Tensor | None = None
-    uploads: Uploads = Uploads()
-    """What happens to a message before the sum."""
+    pipeline: UpdatePipeline = UpdatePipeline()
+    """What happens to an update before the server update."""
     aggregate: Aggregation = Sum()
-    """What the server makes of the replies."""
-    expected: Expected | None = None
-    """Whom noise hides, for a run with noise."""
+    """How the server combines the updates."""
+    expected: ExpectedCohort | None = None
+    """The expected cohort, in place of the actual one, if the server adds noise."""
     deployed: bool = False
     """Whether noise must come from the machine's entropy, and not from the seed."""
 
@@ -94,7 +84,7 @@ def caught_up(
         record = first_record(job)
     if download.missed is None:
         return record
-    return moved_along(job, record, download.missed.change(client))
+    return moved_along(job, record, download.missed.missed(client))
 
 
 def is_first(record: ClientRecord | None, download: Download) -> bool:
@@ -198,33 +188,29 @@ def client_round(
         state, buffers if keeps else None, record.error_feedback, trees.clone(result.memory)
     )
     upload = Upload(message, None if keeps else buffers)
-    return staged(job, ClientRound(kept if finite else None, upload, info), download, key)
+    return apply_pipeline(job, ClientRound(kept if finite else None, upload, info), download, key)
 
 
-def staged(job: Job, done: ClientRound, download: Download, key: Key) -> ClientRound:
-    """A client's round after the stages of its upload; its record still has the last rest."""
-    if done.record is None or not job.uploads.changes_messages:
+def apply_pipeline(job: Job, done: ClientRound, download: Download, key: Key) -> ClientRound:
+    """Return a client's round after the update pipeline; its record still has the old residual."""
+    if done.record is None or not job.pipeline.changes_messages:
         return done
-    fields = job.uploads.carried(job.algorithm)
+    fields = job.pipeline.residual_fields(job.algorithm)
     before = done.record.error_feedback
-    rest = None if before is None else dict(zip(fields, before, strict=True))
-    bound = None if download.clip_bound is None else float(download.clip_bound)
-    sent = job.uploads.send(job.algorithm, done.upload.message, rest, key, bound)
-    upload = Upload(sent.message, done.upload.buffers, sent.within, encoded_bytes(sent))
-    kept = tuple(sent.error_feedback[name] for name in fields) if fields else None
+    residual = None if before is None else dict(zip(fields, before, strict=True))
+    message = done.upload.message
+    sent = job.pipeline.on_client(job.algorithm, message, residual, key, download.pipeline)
+    size = trees.num_bytes(sent.encoded)
+    upload = Upload(sent.message, done.upload.buffers, sent.statistics, size)
+    kept = tuple(sent.residual[name] for name in fields) if fields else None
     return ClientRound(done.record._replace(error_feedback=kept), upload, done.info, sent.encoded)
 
 
 def record_layout(job: Job) -> ClientRecord:
     """How a client's record looks after a round."""
-    fields = job.uploads.carried(job.algorithm)
+    fields = job.pipeline.residual_fields(job.algorithm)
     rest = tuple(torch.zeros_like(job.initial) for _ in fields) if fields else None
     return trees.clone(first_record(job))._replace(error_feedback=rest)
-
-
-def bound_tensor(bound: float | None) -> Tensor | None:
-    """An adaptive clip's bound as it is broadcast."""
-    return None if bound is None else torch.tensor([bound], dtype=torch.float64)
 
 
 def message_template(job: Job, cast: Any) -> Any:

@@ -47,7 +47,7 @@ from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.run.callbacks import Callback, Run
 from fedadmm.run.client import Job, client_record
 from fedadmm.run.engines.choice import torch_threads
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 
 GROWTH = 10.0
 """A KKT residual this many times its smallest so far is a warning."""
@@ -175,7 +175,7 @@ class _Examiner:
         ]
         entries["kkt_residual"] = math.hypot(*parts)
         everybody_seen = len(self.store.clients()) == self.job.problem.num_clients
-        exact = self.job.uploads.noise is None  # noise is meant to move the server's mean
+        exact = self.job.pipeline.noise is None  # noise is meant to move the server's mean
         following, found = _warnings(entries, note, theta, everybody_seen, exact)
         if found:
             cause = self._cause(looks, theta, report)

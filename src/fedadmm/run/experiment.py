@@ -17,13 +17,13 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import AnyOutput, LastIterate
 from fedadmm.core.parts import Count, Natural, Positive, checked, name_of
+from fedadmm.core.pipeline.postprocessors import Postprocessor
 from fedadmm.core.problem import Evaluator, Problem, ProblemSource
 from fedadmm.core.protocols import AnyAlgorithm, Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.sampling import FullParticipation, Sampler
 from fedadmm.core.stopping import Epochs
 from fedadmm.core.tables import Tree, to_table
-from fedadmm.core.uploads.stages import UploadStage
 from fedadmm.core.validation import allowed, shown
 from fedadmm.run.callbacks import Callback, as_callbacks
 from fedadmm.run.engines import ENGINES, EngineChoice, default_engine
@@ -105,7 +105,7 @@ class Experiment:
     local: LocalWork = LocalWork()
     sampler: Sampler = FullParticipation()
     regularizer: Regularizer | None = None
-    upload: Sequence[UploadStage] = ()
+    upload: Sequence[Postprocessor] = ()
     aggregate: Aggregation = Sum()
     output: AnyOutput = LastIterate()
     evaluate: Evaluation = Evaluation()

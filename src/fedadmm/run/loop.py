@@ -1,12 +1,7 @@
-"""The only training loop.
+"""The training loop of simulations and deployments.
 
-    sampler -> who takes part           algorithm.broadcast -> what they get
-    engine.run_clients -> their uploads
-    aggregate.fold -> one of them all: a weighted sum, streamed, unless the part asks for more
-    algorithm.server_update -> one step; then the output model is evaluated and recorded
-
-Everything random is derived from (seed, purpose, round, client), so a run is the pair of its
-state and its round number: it can be resumed anywhere.
+Everything random is derived from (seed, purpose, round, client), so that a run is determined by its
+state and its round number and can be resumed anywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +20,7 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Sum
 from fedadmm.core.capabilities import ParticipantsMeanModel, StalenessWeighting
-from fedadmm.core.errors import EngineError, ParameterError, StateError
+from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.core.messages import (
     ClientInfo,
     ClientStateStore,
@@ -33,33 +28,49 @@ from fedadmm.core.messages import (
     Engine,
     Partial,
     Upload,
-    first_missed,
 )
-from fedadmm.core.outputs import Iterate
-from fedadmm.core.parts import name_of
+from fedadmm.core.outputs import AnyOutput, Iterate
+from fedadmm.core.pipeline.postprocessors import Aggregate
 from fedadmm.core.protocols import AnyAlgorithm, Received
 from fedadmm.core.sampling import Sampler
-from fedadmm.run import callbacks, endings, noise
-from fedadmm.run.client import Job, aligned, bound_tensor, this_round
-from fedadmm.run.plan import RoundReport, RunState, Schedule
+from fedadmm.run.client import Job, this_round
+from fedadmm.run.components import Aggregation, RoundComponent, round_components
 from fedadmm.run.record import Record, Stopwatch, cohort, work
+from fedadmm.run.round_callbacks import (
+    CompletedRound,
+    RoundCallback,
+    RunPlan,
+    not_finite,
+    round_callbacks,
+)
+from fedadmm.run.state import Ending, RoundReport, RunState
+
+OUTPUT = "output"
+"""Key of the output's state in `RunState.components`."""
 
 
-def offered(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
-    """What a method offers as output model."""
+def offered_models(algorithm: AnyAlgorithm, state: RunState) -> Iterate:
+    """Return the models that an output may choose from after a round."""
     mean = None
     if isinstance(algorithm, ParticipantsMeanModel):
         mean = algorithm.participants_mean(state.server)
     return Iterate(algorithm.global_params(state.server), state.buffers, mean)
 
 
-def initial_state(job: Job) -> RunState:
-    """The state before the first round, whose index is -1 for methods that start with everyone."""
-    shared = job.initial_buffers if job.problem.buffers == "average" else None
+def output_model(algorithm: AnyAlgorithm, output: AnyOutput, state: RunState) -> Iterate:
+    """Return the output model of a run after a round."""
+    return output.model(state.components.get(OUTPUT), offered_models(algorithm, state))
+
+
+def initial_state(job: Job, plan: RunPlan) -> RunState:
+    """Return the state before the first round; its index is -1 if an initial round precedes it."""
+    buffers = job.initial_buffers if job.problem.buffers == "average" else None
     server = job.algorithm.init_server(job.initial)
-    missed = first_missed(job.algorithm, server)
     first = 0 if job.algorithm.requirements.initial_round is None else -1
-    return RunState(first, server, shared, missed=missed, clip_bound=job.uploads.first_bound)
+    state = RunState(first, server, buffers)
+    components = {one.key: one.initial(server) for one in round_components(job, plan.privacy)}
+    components[OUTPUT] = plan.output.begin(offered_models(job.algorithm, state))
+    return state._replace(components=components)
 
 
 def run(
@@ -67,83 +78,89 @@ def run(
     sampler: Sampler,
     engine: Engine,
     store: ClientStateStore,
-    schedule: Schedule,
+    plan: RunPlan,
     state: RunState,
 ) -> Iterator[RoundReport]:
-    """Yield a report after every round; the last one carries the ending."""
-    output = schedule.output
+    """Yield a report after every round; the last one contains the ending."""
+    components, callbacks = round_components(job, plan.privacy), round_callbacks(plan)
     if state.engine is not None:
         engine.restore(state.engine)
-    if state.notes is None:
-        notes = {name_of(type(one)): None for one, _ in schedule.callbacks if one.measures}
-        state = state._replace(notes=notes, output=output.begin(offered(job.algorithm, state)))
-    for callback, _ in schedule.callbacks:
-        if callback.measures and name_of(type(callback)) not in (state.notes or {}):
-            raise StateError(
-                f"the checkpoint of round {state.round} knows nothing of the callback "
-                f"{name_of(type(callback))}, but it must measure from the first round on"
-            )
-    endings.check_budget(schedule, state)
-    first, watch = state.round, schedule.watch or Stopwatch()
+    for callback in callbacks:
+        own = callback.begin(state)
+        state = state.with_component(callback.key, own) if callback.key else state
+    first, watch = state.round, plan.watch or Stopwatch()
     watch.taken()
     with watch.on("sampling"):
-        ids = _cohort(sampler, job, state.round)
-    while state.round < schedule.rounds:
+        ids = sample_cohort(sampler, job, state.round)
+    while state.round < plan.rounds:
         upcoming = None
-        if state.round + 1 < schedule.rounds:
+        if state.round + 1 < plan.rounds:
             with watch.on("sampling"):
-                upcoming = _cohort(sampler, job, state.round + 1)
+                upcoming = sample_cohort(sampler, job, state.round + 1)
             if state.round > first:  # no thread yet while engines may still start processes
-                # The records of those who take part now are about to change.
+                # The records of the current participants are about to change.
                 store.prefetch(sorted({*upcoming} - {*ids}))
-        following, record, infos = run_round(job, ids, engine, state, watch)
-        if schedule.spending is not None:
-            following = noise.counted(following, job, infos)
-            record["privacy"] = noise.spent(schedule.spending, state, following)
-        if (ending := endings.broken(infos, following.round)) is not None:
-            yield RoundReport(state, record, infos, ending)
+        done = run_round(job, components, ids, engine, state, watch)
+        if not done.finite:
+            failure = not_finite(done.infos, done.state.round)
+            yield RoundReport(state, done.record, done.infos, failure)
             return
-        iterate = offered(job.algorithm, following)
-        if following.round == 0:  # an initial round leads to where the others start
-            note = output.begin(iterate)
-        else:
-            note = output.look(state.output, iterate, following.round, job.seed)
-        following = following._replace(output=note)
-        handed = output.model(note, iterate)
-        if schedule.evaluation.due(following.round, schedule.rounds):
-            with watch.on("evaluation"):
-                measure = partial(schedule.evaluation.measure, job, store, engine=engine)
-                measured = measure(handed.params, handed.buffers)
-                for suffix, model in output.beside(note, iterate).items():
-                    other = measure(model.params, model.buffers)
-                    for name, found in other.metrics.items():
-                        measured.metrics[f"{name}_{suffix}"] = found
-                record["metrics"] = measured.metrics
-                if measured.clients:
-                    record["clients"] = measured.clients
-        with watch.on("callbacks"):
-            following = callbacks.measured(schedule.callbacks, following, record, infos)
-        if schedule.judge is not None:
-            following = following._replace(best=schedule.judge.after(state.best, record, handed))
-        ending = endings.decide(following, record, infos, schedule, iterate.params)
-        if state.first_loss is None:
-            following = following._replace(first_loss=record["metrics"].get("loss"))
-        if state.first_norm is None:
-            before = job.algorithm.global_params(state.server)
-            following = following._replace(first_norm=endings.first_norm(before, iterate.params))
+        following = _update_output(job, plan.output, state, done.state)
+        following, ending = _call_back(
+            callbacks, plan.output, job, store, engine, state, following, done, watch
+        )
         state = following
-        record["clock"] |= watch.taken()
-        yield RoundReport(state, record, infos, ending)
+        done.record["clock"] |= watch.taken()
+        yield RoundReport(state, done.record, done.infos, ending)
         if ending is not None:
             return
-        if "evaluation_seconds" in record["clock"]:  # callbacks were first: they say it better
-            endings.check_measured(record, schedule, state)
+        if "evaluation_seconds" in done.record["clock"]:
+            # Only now, because the errors of callbacks that see the report are more specific.
+            for callback in callbacks:
+                callback.check_measured(done.record, state)
         with watch.on("sampling"):
-            ids = _cohort(sampler, job, state.round) if upcoming is None else upcoming
+            ids = sample_cohort(sampler, job, state.round) if upcoming is None else upcoming
 
 
-def _cohort(sampler: Sampler, job: Job, index: int) -> Sequence[int]:
-    """Who takes part: in an initial round all, else whom a sampler says, maybe somebody's own."""
+def _update_output(job: Job, output: AnyOutput, before: RunState, after: RunState) -> RunState:
+    """Return the state after a round with the output's next state."""
+    iterate = offered_models(job.algorithm, after)
+    if after.round == 0:  # an initial round produces the starting point of the others
+        return after.with_component(OUTPUT, output.begin(iterate))
+    own = output.look(before.components.get(OUTPUT), iterate, after.round, job.seed)
+    return after.with_component(OUTPUT, own)
+
+
+def _call_back(
+    callbacks: Sequence[RoundCallback],
+    output: AnyOutput,
+    job: Job,
+    store: ClientStateStore,
+    engine: Engine,
+    before: RunState,
+    after: RunState,
+    done: RoundResult,
+    watch: Stopwatch,
+) -> tuple[RunState, Ending | None]:
+    """Return the state after all callbacks of a round, and the first ending among theirs."""
+    ending: Ending | None = None
+    iterate, own = offered_models(job.algorithm, after), after.components.get(OUTPUT)
+    model, extra = output.model(own, iterate), output.beside(own, iterate)
+    for callback in callbacks:
+        if not callback.is_due(after.round):
+            continue
+        context = CompletedRound(
+            job, store, engine, before, after, done.record, done.infos, iterate, model, extra
+        )
+        with watch.on(callback.phase):
+            own, proposed = callback.after_round(context, after.components.get(callback.key))
+        after = after.with_component(callback.key, own) if callback.key else after
+        ending = ending or proposed
+    return after, ending
+
+
+def sample_cohort(sampler: Sampler, job: Job, index: int) -> Sequence[int]:
+    """Return the validated ids of a round's participants; all clients in an initial round."""
     clients = job.problem.num_clients
     if index < 0:
         return range(clients)
@@ -151,101 +168,132 @@ def _cohort(sampler: Sampler, job: Job, index: int) -> Sequence[int]:
     if isinstance(chosen, range) and chosen == range(clients):
         return chosen
     try:
-        ids = [operator.index(one) for one in chosen]  # NumPy's whole numbers become Python's
+        ids = [operator.index(one) for one in chosen]  # converts integers of NumPy
         right = all(0 <= one < clients for one in ids)
     except TypeError:
         ids, right = [], False
     if not right or any(a >= b for a, b in itertools.pairwise(ids)):
         raise ParameterError(
-            f"{type(sampler).__name__}: sample is {reprlib.repr(chosen)} in round {index}, but "
-            f"must be ids from 0 to {clients - 1}, sorted, without repetition"
+            f"{type(sampler).__name__}.sample: got {reprlib.repr(chosen)} in round {index}, "
+            f"expected ids from 0 to {clients - 1}, sorted and without repetition."
         )
     return ids
 
 
+class RoundResult(NamedTuple):
+    """A round after its server update."""
+
+    state: RunState
+    record: Record
+    infos: list[ClientInfo]
+    finite: bool
+    """Whether the results of all clients are finite; otherwise the state is void."""
+
+
 def run_round(
-    job: Job, ids: Sequence[int], engine: Engine, state: RunState, watch: Stopwatch
-) -> tuple[RunState, Record, list[ClientInfo]]:
-    """One round: broadcast, fold the replies as they come, one server step."""
+    job: Job,
+    components: Sequence[RoundComponent],
+    ids: Sequence[int],
+    engine: Engine,
+    state: RunState,
+    watch: Stopwatch,
+) -> RoundResult:
+    """Run one round with these participants."""
     began, outside = time.perf_counter(), watch.switch("broadcast")
-    algorithm, problem, round_index = job.algorithm, job.problem, state.round
-    cast = algorithm.broadcast(state.server, this_round(job, round_index))
-    download = Download(cast, state.buffers, state.missed, bound_tensor(state.clip_bound))
-    arrived = None
-    if engine.is_asynchronous and isinstance(algorithm, StalenessWeighting):
-        arrived = partial(algorithm.weight_update, state.server)
-    sent = iter(engine.run_clients(ids, download, round_index))
+    algorithm, problem, index = job.algorithm, job.problem, state.round
+    own = dict(state.components)
+    # 1. Broadcast.
+    cast = algorithm.broadcast(state.server, this_round(job, index))
+    download = Download(cast, state.buffers)
+    for component in components:
+        download = component.extend_download(download, own[component.key])
+    # 2. Run the clients, and 3. aggregate their updates as they arrive.
+    results = iter(engine.run_clients(ids, download, index))
     watch.switch("fold")
-    next_reply = watch.around("local", partial(next, sent, None))
-    replies = Replies(job, iter(next_reply, None), arrived)
-    infos = sorted(replies.infos, key=lambda info: info.client)
-    server, buffers, total = state.server, state.buffers, replies.total
-    received = Received(len(infos), replies.weight, problem.num_clients, round_index)
-    if job.expected is not None and replies.finite:
-        total, received = noise.hidden_sum(job, total, infos, state, cast)
-    if total is not None and replies.finite:
-        server = algorithm.server_update(server, total.message, received, problem.regularizer)
-        buffers = replies.averaged_buffers(buffers, engine.is_asynchronous)
+    next_result = watch.around("local", partial(next, results, None))
+    updates = ClientUpdates(job, iter(next_result, None), _weighting(engine, algorithm, state))
+    infos = sorted(updates.infos, key=lambda info: info.client)
+    received = Received(len(infos), updates.weight, problem.num_clients, index)
+    aggregate, round = Aggregate(updates.total, received), Aggregation(index, infos, cast)
+    server, buffers = state.server, state.buffers
+    if updates.finite:
+        # 4. Post-process the aggregate.
+        for component in components:
+            aggregate, own[component.key] = component.on_aggregate(
+                aggregate, own[component.key], round
+            )
+        # 5. Update the server.
+        if aggregate.total is not None:
+            message, received = aggregate.total.message, aggregate.received
+            server = algorithm.server_update(server, message, received, problem.regularizer)
+            buffers = updates.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     watch.switch(outside)
-    missed = state.missed
-    if missed is not None:
-        steps = aligned(algorithm).virtual_steps(server)
-        missed = missed.after(round_index, steps, [info.client for info in infos])
-    bound = noise.next_bound(job, state.clip_bound, total, received)
-    following = state._replace(
-        round=state.round + 1, server=server, buffers=buffers, missed=missed, clip_bound=bound
-    )
+    for component in components:
+        own[component.key] = component.after_server_update(own[component.key], server, round)
+    # 6. Record.
+    following = RunState(index + 1, server, buffers, components=own)
     way = algorithm.global_params(server) - algorithm.global_params(state.server)
     move = float(torch.linalg.vector_norm(way))
-    each = trees.num_bytes(download) + (state.missed.bytes_each if state.missed else 0)
+    sent = trees.num_bytes(download) * engine.broadcasts(ids)
     record: Record = {
         "round": following.round,
         "cohort": cohort(infos),
-        "work": work(infos, job, replies.weight, move),
-        "traffic": {"bytes_up": replies.bytes_up, "bytes_down": each * engine.broadcasts(ids)},
+        "work": work(infos, job, updates.weight, move),
+        "traffic": {"bytes_up": updates.bytes_up, "bytes_down": sent},
         "clock": {"seconds": seconds} | engine.extras(),
         "metrics": {},
     }
-    return following._replace(engine=engine.snapshot()), record, infos
+    for component in components:
+        record |= component.record(state, following)  # type: ignore[typeddict-item]
+    return RoundResult(following._replace(engine=engine.snapshot()), record, infos, updates.finite)
 
 
-class Replies:
-    """The replies of a round: their total, and what is known of those who sent them."""
+def _weighting(
+    engine: Engine, algorithm: AnyAlgorithm, state: RunState
+) -> Callable[[Any], Any] | None:
+    """Return what weights an update on arrival; None in synchronous rounds."""
+    if engine.is_asynchronous and isinstance(algorithm, StalenessWeighting):
+        return partial(algorithm.weight_update, state.server)
+    return None
+
+
+class ClientUpdates:
+    """The updates of a round: their aggregate, and statistics of the clients that sent them."""
 
     def __init__(
         self,
         job: Job,
-        replies: Iterable[tuple[int, Upload, ClientInfo] | Partial],
-        arrived: Callable[[Any], Any] | None,
+        updates: Iterable[tuple[int, Upload, ClientInfo] | Partial],
+        weighting: Callable[[Any], Any] | None,
     ) -> None:
-        """`arrived` says what a message counts that is folded as it arrives; None with rounds."""
+        """Aggregate updates as they arrive; `weighting` transforms each message on arrival."""
         self._job = job
-        self._arrived = arrived
+        self._weighting = weighting
         self.weight = 0.0
         self.bytes_up = 0
         self.infos: list[ClientInfo] = []
         self.finite = True
-        # What arrives of a deployed masked sum is summed already.
-        fold = Sum().fold if job.deployed and job.aggregate.hides else job.aggregate.fold
-        self.total = fold(self._taken(replies))
+        # In a deployment the masked sum is complete when it arrives.
+        summed = job.deployed and job.aggregate.hides
+        aggregate = Sum().fold if summed else job.aggregate.fold
+        self.total = aggregate(self._received(updates))
         if self.total is None and self.infos and self.finite:
             raise EngineError(
-                f"{len(self.infos)} clients took part in a round, but "
-                f"{type(job.aggregate).__name__} needs more; use a sampler that draws more, or a "
-                "smaller minimum"
+                f"{type(job.aggregate).__name__}.minimum: got {len(self.infos)} participants in a "
+                "round, expected more. Use a sampler that draws more, or a smaller minimum."
             )
 
-    def _taken(
-        self, replies: Iterable[tuple[int, Upload, ClientInfo] | Partial]
+    def _received(
+        self, updates: Iterable[tuple[int, Upload, ClientInfo] | Partial]
     ) -> Iterator[tuple[float, Upload]]:
-        """Each reply, or sum of several, with its share; ends at the first that is not finite."""
-        for reply in replies:
-            if isinstance(reply, Partial):
-                share, weight, upload, infos = 1.0, reply.weight, reply.total, reply.infos
-                sent = reply.bytes_up
+        """Yield each update, or partial sum, with its factor until one is not finite."""
+        for update in updates:
+            if isinstance(update, Partial):
+                share, weight, upload, infos = 1.0, update.weight, update.total, update.infos
+                sent = update.bytes_up
             else:
-                client, upload, info = reply
+                client, upload, info = update
                 share = weight = self._job.problem.weight(client)
                 infos = (info,)
                 sent = self._job.aggregate.sent_bytes(upload) if info.finite else 0
@@ -253,25 +301,24 @@ class Replies:
             self.finite = all(info.finite for info in infos)
             if not self.finite:
                 return
-            if self._arrived is not None:
-                upload = upload._replace(message=self._arrived(upload.message))
+            if self._weighting is not None:
+                upload = upload._replace(message=self._weighting(upload.message))
             if self._job.aggregate.needs == "replies":
-                upload = trees.clone(upload)  # engines may use its memory again for the next one
+                upload = trees.clone(upload)  # engines may reuse its memory for the next one
             self.weight += weight
             self.bytes_up += sent
             yield share, upload
 
-    def averaged_buffers(self, before: Tensor | None, as_they_arrive: bool) -> Tensor | None:
-        """The buffers after the step; those before it when none were sent.
+    def averaged_buffers(self, before: Tensor | None, on_arrival: bool) -> Tensor | None:
+        """Return the buffers after the server update; unchanged if the clients sent none.
 
-        A round's participants represent all clients, so their mean replaces the old buffers.  A
-        reply that arrives on its own represents its own client only: replacing everything by it
-        would leave whatever came last.  It therefore takes its share a_S of the mean and the others
-        keep theirs, B <- B + a_S (mean of the replies - B).  No client's past buffers are stored,
-        so clients count in proportion to a_i times how often they reply.
+        The participants of a synchronous round represent all clients, so that their mean replaces
+        the old buffers.  An update that arrives alone represents its own client only and gets its
+        share a_S of the mean: B <- B + a_S (mean of the updates - B).  The past buffers of a client
+        are not stored, so that clients count in proportion to a_i times their number of updates.
         """
         if before is None or self.total is None or self.total.buffers is None:
             return before
-        if as_they_arrive:
+        if on_arrival:
             return before * (1.0 - self.weight) + self.total.buffers
         return self.total.buffers / self.weight

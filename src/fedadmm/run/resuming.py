@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
 from fedadmm.core.messages import ClientStateStore
-from fedadmm.core.outputs import AnyOutput
 from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job, this_round
-from fedadmm.run.loop import initial_state, offered
-from fedadmm.run.plan import Ending, RoundReport, RunState, pack_state, unpack_state
+from fedadmm.run.loop import initial_state
+from fedadmm.run.round_callbacks import RunPlan
+from fedadmm.run.state import Ending, RoundReport, RunState, pack_state, unpack_state
 from fedadmm.run.stores.records import SnapshotStore, layout
 
 
@@ -31,10 +31,10 @@ class Journal:
         store: ClientStateStore,
         checkpoints: Checkpoints | None,
         fingerprint: Mapping[str, Any] | None,
-        output: AnyOutput,
+        plan: RunPlan,
     ) -> None:
         self._job = job
-        self._output = output
+        self._plan = plan
         self._store = store
         self._checkpoints = checkpoints
         self._fingerprint = fingerprint if fingerprint is not None else _described(job)
@@ -54,13 +54,13 @@ class Journal:
                 raise ParameterError(
                     "simulate: resume is True, but checkpoints is None; it must say where they are"
                 )
-            return Begun(initial_state(self._job))
+            return Begun(initial_state(self._job, self._plan))
         found = self._checkpoints.begin(resume, self._fingerprint, self._snapshots())
         self._store.mark()
         if found is None:
-            start = Begun(initial_state(self._job))
+            start = Begun(initial_state(self._job, self._plan))
         else:
-            start = restored(self._job, found, self._output)
+            start = restored(self._job, found, self._plan)
         self._saved = start.state.round
         return start
 
@@ -116,11 +116,10 @@ def _pack(latest: Begun) -> Checkpoint:
     return Checkpoint(latest.state.round, tensors, values | {"ending": latest.ending})
 
 
-def restored(job: Job, found: Checkpoint, output: AnyOutput) -> Begun:
+def restored(job: Job, found: Checkpoint, plan: RunPlan) -> Begun:
     """Where a checkpoint lets a run begin; one that says something else is refused."""
-    first = initial_state(job)
-    template = first._replace(output=output.begin(offered(job.algorithm, first)))
-    cast = job.algorithm.broadcast(first.server, this_round(job, 0))
+    template = initial_state(job, plan)
+    cast = job.algorithm.broadcast(template.server, this_round(job, 0))
     try:
         state = unpack_state(template, cast, found.tensors, found.values)
         ending = found.values["ending"]

@@ -17,27 +17,26 @@ from fedadmm.core.errors import ConfigError, PairingError, ParameterError
 from fedadmm.core.files import locked
 from fedadmm.core.local_work import LocalSolver, LocalWork
 from fedadmm.core.messages import ClientStateStore
-from fedadmm.core.outputs import Iterate
 from fedadmm.core.parts import Part
+from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.problem import Problem, ProblemSource
 from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.setup import Setup
 from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.stopping import StoppingRule
-from fedadmm.core.uploads import Uploads
-from fedadmm.run import endings
 from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.client import Job, OwnModels
 from fedadmm.run.engines.choice import EngineChoice, chosen_threads, torch_threads
 from fedadmm.run.experiment import Experiment, described, not_none, resolved, resolved_work
-from fedadmm.run.loop import offered, run
+from fedadmm.run.loop import output_model, run
 from fedadmm.run.metrics import Best, Judge
-from fedadmm.run.noise import hidden
-from fedadmm.run.plan import Code, Ending, RoundReport, RunState, Schedule
+from fedadmm.run.privacy import attach_privacy
 from fedadmm.run.record import Record, Stopwatch
 from fedadmm.run.resuming import Begun, Journal
+from fedadmm.run.round_callbacks import BEST, RunPlan, resumed_ending
+from fedadmm.run.state import Code, Ending, RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore
 from fedadmm.run.stores.records import StoredStates
 
@@ -136,12 +135,12 @@ def simulate(
         start_vector = initial if initial is not None else first_vector(chosen, loaded)
         job = make_job(chosen.algorithm, loaded, chosen.local, chosen.seed, start_vector)
         job = job._replace(
-            uploads=Uploads.of(chosen.upload),
-            aggregate=chosen.aggregate.fitted(Uploads.of(chosen.upload)),
+            pipeline=UpdatePipeline.of(chosen.upload),
+            aggregate=chosen.aggregate.fitted(UpdatePipeline.of(chosen.upload)),
         )
         check_pairing(job, sampler, chosen.rounds, choice)
         evaluation.check(job)
-        job, spending = hidden(job, sampler)
+        job, privacy = attach_privacy(job, sampler)
         held.enter_context(torch_threads(chosen_threads(job, chosen.threads)))
         held.enter_context(torch.no_grad())
         if checkpoints is not None:
@@ -149,29 +148,29 @@ def simulate(
         kept = store if store is not None else _default_store(chosen, checkpoints, resume)
         if isinstance(kept, DiskStore) and not (checkpoints and checkpoints.shares(kept.directory)):
             held.enter_context(locked(kept.directory, _PATIENCE))
-        journal = Journal(job, kept, checkpoints, fingerprint, chosen.output)
-        begun = journal.begin(resume)
-        callbacks.begin(Run(chosen.tree, job, sampler, choice, kept, begun.state, directory))
-        schedule = Schedule(
+        plan = RunPlan(
             chosen.rounds,
             evaluation,
             chosen.target,
             chosen.tolerance,
             callbacks.attached,
             chosen.output,
-            spending,
+            privacy,
             Judge(chosen.target, chosen.patience),
             watch := Stopwatch(),
         )
+        journal = Journal(job, kept, checkpoints, fingerprint, plan)
+        begun = journal.begin(resume)
+        callbacks.begin(Run(chosen.tree, job, sampler, choice, kept, begun.state, directory))
         try:
             running = choice.start(job, kept if choice.needs_disk else _TimedRecords(kept, watch))
             try:
-                reports = run(job, sampler, running, kept, schedule, begun.state)
+                reports = run(job, sampler, running, kept, plan, begun.state)
                 after = (
                     watch.around("callbacks", callbacks.round),
                     watch.around("checkpoint", journal.completed),
                 )
-                result = _collect(job, kept, begun, schedule, reports, after, keep_trajectory)
+                result = _collect(job, kept, begun, plan, reports, after, keep_trajectory)
             finally:
                 running.close()
         except KeyboardInterrupt:
@@ -240,33 +239,30 @@ def _default_store(
     return store
 
 
-def _handed_out(job: Job, schedule: Schedule, state: RunState) -> Iterate:
-    return schedule.output.model(state.output, offered(job.algorithm, state))
-
-
 def _collect(
     job: Job,
     store: ClientStateStore,
     begun: Begun,
-    schedule: Schedule,
+    plan: RunPlan,
     reports: Iterator[RoundReport],
     after: Sequence[Callable[[RoundReport], None]],
     keep_trajectory: bool,
 ) -> Result:
     history: list[Record] = []
     trajectory: list[Tensor] = []
-    state, ending = begun.state, endings.taken_up(begun.ending, begun.state, schedule)
+    state, ending = begun.state, resumed_ending(begun.ending, begun.state, plan)
     if ending is None:
-        ending = Ending("completed", f"completed all {schedule.rounds} rounds")
+        ending = Ending("completed", f"completed all {plan.rounds} rounds")
         for report in reports:
             state, ending = report.state, report.ending or ending
             history.append(report.record)
             if keep_trajectory:
-                trajectory.append(_handed_out(job, schedule, state).params.clone())
+                model = output_model(job.algorithm, plan.output, state)
+                trajectory.append(model.params.clone())
             with interrupts_deferred():
                 for step in after:
                     step(report)
-    model = trees.clone(_handed_out(job, schedule, state))
+    model = trees.clone(output_model(job.algorithm, plan.output, state))
     return Result(
         params=model.params,
         buffers=model.buffers,
@@ -279,7 +275,7 @@ def _collect(
         threads=torch.get_num_threads(),
         algorithm=job.algorithm,
         own_models=OwnModels(job.algorithm, job.local.personal),
-        best=trees.clone(state.best),
+        best=trees.clone(state.components.get(BEST)),
     )
 
 
@@ -308,14 +304,14 @@ def check_pairing(
         asynchronous = engine.is_asynchronous
         stale = asynchronous and engine.expected_delay(job.problem.num_clients) != 0
     setup = Setup(
-        *(job.algorithm, job.problem, job.local, sampler, job.uploads, job.aggregate),
+        *(job.algorithm, job.problem, job.local, sampler, job.pipeline, job.aggregate),
         *(job.initial, job.seed, rounds, asynchronous, stale),
     )
     # A regularizer for vectors of another length raises here.
     job.problem.regularizer.prox(job.initial, prox_step(job.algorithm))
     components: list[Part] = [sampler, job.algorithm, job.local, *job.local.components]
     components += [job.problem, *([] if engine is None else [engine])]
-    components += [*job.uploads.stages, job.aggregate]
+    components += [*job.pipeline.stages, job.aggregate]
     for message in incompatibilities(setup, components):
         raise PairingError(message)
 

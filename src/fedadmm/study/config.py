@@ -32,7 +32,7 @@ COMPARISON_KEYS = ("seeds", "methods", "search")
 REGISTERED = (
     *("data.problems", "algorithms", "core.regularizers", "core.schedules", "core.solvers"),
     *("core.stopping", "core.sampling", "core.adaptive_sampling", "run.engines", "core.outputs"),
-    *("core.uploads", "core.aggregation", "run.diagnostics", "theory.certificates"),
+    *("core.pipeline", "core.aggregation", "run.diagnostics", "theory.certificates"),
     *("study.trackers", "theory.incentives"),
 )
 """Importing these modules of the package fills the families of parts."""
@@ -265,7 +265,7 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Experiment:
     A ConfigError names the key, the value and what is allowed; `where` says which of several
     configurations is meant.
     """
-    from fedadmm.core.uploads import Uploads
+    from fedadmm.core.pipeline import UpdatePipeline
     from fedadmm.run.experiment import Experiment, resolved
 
     given = flattened(tree)
@@ -274,7 +274,7 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Experiment:
             raise ConfigError(f"{where}{old} is of version 0.1.0; write {new}")
     try:
         made = from_table(Experiment, completed(tree))
-        Uploads.of(made.upload)
+        UpdatePipeline.of(made.upload)
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from None
     made = resolved(made)

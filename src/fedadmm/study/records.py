@@ -27,10 +27,10 @@ from fedadmm.run.metrics import Metric as Metric
 from fedadmm.run.metrics import metric as metric
 from fedadmm.run.metrics import over_clients as over_clients
 from fedadmm.run.metrics import primary as primary
-from fedadmm.run.plan import Ending
 from fedadmm.run.record import GROUPS, OTHERS, Record, as_number
 from fedadmm.run.record import besides as besides
 from fedadmm.run.record import value as value
+from fedadmm.run.state import Ending
 
 if TYPE_CHECKING:
     from fedadmm.run.experiment import Experiment

@@ -21,11 +21,12 @@ from fedadmm.core.tables import flattened, suggestion
 from fedadmm.run.callbacks import Callback, Given, as_callbacks
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.experiment import MAY_CHANGE, Experiment
-from fedadmm.run.loop import offered
+from fedadmm.run.loop import output_model
 from fedadmm.run.metrics import Best
-from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import flat
+from fedadmm.run.round_callbacks import BEST
 from fedadmm.run.simulation import Result, simulate
+from fedadmm.run.state import Ending, RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore, params_sha256
 from fedadmm.study import config as configs
 from fedadmm.study import formatting, records
@@ -200,8 +201,8 @@ class _Session(Callback):
         self._folder.append(report.record, durable=due and every > 0)  # before the checkpoint is
         self._columns.add(plain(report.record))
         state, output = report.state, self._run.output
-        last = output.model(state.output, offered(self._run.algorithm, state))
-        self._latest = _Models(last, state.best)
+        last = output_model(self._run.algorithm, output, state)
+        self._latest = _Models(last, state.components.get(BEST))
         if due and every > 0:
             self._keep_model()
         # A target that no round measures would never be met: refuse it in the first one.

@@ -18,8 +18,8 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import part
 from fedadmm.core.tables import flattened
 from fedadmm.run.callbacks import Callback, Run
-from fedadmm.run.plan import RoundReport
 from fedadmm.run.record import numbers
+from fedadmm.run.state import RoundReport
 
 
 @part("callback", "tensorboard")

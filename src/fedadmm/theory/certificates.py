@@ -30,8 +30,8 @@ from fedadmm.run.client import Job
 from fedadmm.run.diagnostics import has_gongs_measure, look_at, optimality_measure
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.virtual_time import VirtualTime
-from fedadmm.run.plan import RoundReport
 from fedadmm.run.record import Record
+from fedadmm.run.state import RoundReport
 from fedadmm.theory import (
     async_certificate,
     async_feddr_bound,

@@ -25,7 +25,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import SolveContext, SolveInfo
 from fedadmm.core.parts import Count, Positive, Probability, part
 from fedadmm.core.protocols import LocalProblem, LocalResult, norm
-from fedadmm.core.rng import Dice, Key, derive
+from fedadmm.core.rng import Key, KeyedGenerator, derive
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, Stepper
 from fedadmm.core.solvers.sgd import SGD, RatedSolver
 from fedadmm.core.stopping import StoppingRule
@@ -135,7 +135,7 @@ class _Drawn(NamedTuple):
     """The rows of a step, and where its noise comes from, of each of the first clients."""
 
     rows: list[Tensor]
-    dice: list[Dice]
+    dice: list[KeyedGenerator]
 
 
 class _NoisedObjectives(Objectives):
@@ -157,7 +157,7 @@ class _NoisedObjectives(Objectives):
         for step in range(limits[0]):
             count = sum(limit > step for limit in limits)
             dice = [
-                Dice(None if self._deployed else derive(key, "noised step", epoch, step))
+                KeyedGenerator(None if self._deployed else derive(key, "noised step", epoch, step))
                 for key in keys[:count]
             ]
             columns = zip(dice, self.sizes, self._per_epoch, strict=False)

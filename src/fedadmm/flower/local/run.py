@@ -27,8 +27,8 @@ from fedadmm.flower.server.rundir import WAITING, read_events
 from fedadmm.flower.server.state import read_known
 from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
-from fedadmm.run.plan import Ending
 from fedadmm.run.record import Record
+from fedadmm.run.state import Ending
 from fedadmm.study.records import RUNNING, Summary, clients, partition_of, rounds, summarise
 from fedadmm.study.rundir import CHECKPOINT, RunDir, create
 from fedadmm.study.worth import pooled, trained

@@ -25,8 +25,7 @@ from fedadmm.core.codec import encode, pack, unpack
 from fedadmm.core.local_work import SolveInfo
 from fedadmm.core.masking import FixedPoint, Share, Words
 from fedadmm.core.messages import ClientInfo, Download, Upload
-from fedadmm.core.uploads import vectors_of
-from fedadmm.core.uploads.stages import joint_norm
+from fedadmm.core.pipeline.postprocessors import joint_norm, vectors_of
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Word
 from fedadmm.flower.protocol.messages import check_like, decode
@@ -81,7 +80,7 @@ def upload_words(job: Job, part: MaskedSum, client: int, done: ClientRound) -> W
     """A client's weighted upload, its share of the noise, and what records say about its work."""
     weight, info = job.problem.weight(client), done.info
     noise = 0.0
-    if job.uploads.noise is not None:
+    if job.pipeline.noise is not None:
         largest = max(job.problem.weight(one) for one in range(job.problem.num_clients))
         noise = part.noise * largest
     solve = info.solve
@@ -93,7 +92,7 @@ def upload_words(job: Job, part: MaskedSum, client: int, done: ClientRound) -> W
 def upload_template(job: Job, download: Download) -> Upload:
     """How an upload looks before it becomes words."""
     buffers = job.initial_buffers if job.problem.buffers == "average" else None
-    within = None if job.uploads.first_bound is None else job.initial.new_zeros(1)
+    within = None if not job.pipeline.adapts_clip else job.initial.new_zeros(1)
     return Upload(message_template(job, download.cast), buffers, within)
 
 
@@ -112,8 +111,8 @@ def read_sum(
     point, count = part.fixed_point, len(clients)
     upload = point.decode(total[: -3 * _COUNTS], template)
     weight = sum(job.problem.weight(client) for client in clients)
-    clip, noise = job.uploads.clip, job.uploads.noise
-    if clip is not None and noise is None and job.uploads.first_bound is None:
+    clip, noise = job.pipeline.clip, job.pipeline.noise
+    if clip is not None and noise is None and not job.pipeline.adapts_clip:
         vectors = vectors_of(job.algorithm, upload.message)
         length = joint_norm({name: vector.double() for name, vector in vectors.items()})
         entries = sum(vector.numel() for vector in vectors.values())

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import codec, trees
+from fedadmm.core.catch_up import initial_catch_up
 from fedadmm.core.codec import FormatError, Packed, pack
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import SolveInfo
-from fedadmm.core.messages import ClientInfo, Download, Upload, first_missed
-from fedadmm.core.uploads import vectors_of
-from fedadmm.core.uploads.stages import joint_norm
+from fedadmm.core.messages import ClientInfo, Download, Upload
+from fedadmm.core.pipeline.postprocessors import joint_norm, vectors_of
 from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
 from fedadmm.run.client import (
     ClientRound,
     Job,
-    bound_tensor,
     message_template,
     this_round,
 )
@@ -72,9 +71,9 @@ def parcel_template(job: Job) -> Parcel:
     algorithm = job.algorithm
     server = algorithm.init_server(job.initial)
     download = Download(algorithm.broadcast(server, this_round(job, 0)), job.initial_buffers)
-    download = download._replace(clip_bound=bound_tensor(job.uploads.first_bound))
-    missed = first_missed(algorithm, server)
-    return parcel(job, download, 0, True, None if missed is None else missed.change(0))
+    download = download._replace(pipeline=job.pipeline.broadcast(job.pipeline.init_state()))
+    catch_up = initial_catch_up(algorithm, server)
+    return parcel(job, download, 0, True, None if catch_up is None else catch_up.missed(0))
 
 
 def answer_template(job: Job, download: Download) -> Answer:
@@ -83,10 +82,10 @@ def answer_template(job: Job, download: Download) -> Answer:
     averaged = job.problem.buffers == "average"
     info = ClientInfo(0, SolveInfo(0, 0.0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)
     buffers = job.initial_buffers if averaged else None
-    if not job.uploads.changes_messages:
+    if not job.pipeline.changes_messages:
         return Answer(Upload(message, buffers), info)
-    sent = job.uploads.send(job.algorithm, message, None, 0)
-    return Answer(Upload(sent.encoded, buffers, sent.within), info)
+    sent = job.pipeline.on_client(job.algorithm, message, None, 0)
+    return Answer(Upload(sent.encoded, buffers, sent.statistics), info)
 
 
 def travelling(done: ClientRound) -> Answer:
@@ -103,16 +102,16 @@ def arrived(job: Job, message: Any, bound: Tensor | None, answer: Answer) -> Ans
     `bound` is an adaptive clip's.  A site that does not clip is refused: noise hides no more than
     the clip lets a site change.
     """
-    if not job.uploads.changes_messages:
+    if not job.pipeline.changes_messages:
         return answer
     encoded = answer.upload.message
     try:
-        decoded = job.uploads.decode_message(encoded, message)
+        decoded = job.pipeline.decode_message(encoded, message)
     except ParameterError as error:
         raise RefusedError(Word.RANGE, str(error)) from None
-    if job.uploads.clip is not None:
-        largest = job.uploads.clip.norm if bound is None else float(bound)
-        _check_clipped(job, decoded, answer.upload.within, largest)
+    if job.pipeline.clip is not None:
+        largest = job.pipeline.clip.norm if bound is None else float(bound)
+        _check_clipped(job, decoded, answer.upload.statistics, largest)
     size = trees.num_bytes(encoded)
     return answer._replace(upload=answer.upload._replace(message=decoded, encoded_bytes=size))
 
@@ -128,7 +127,7 @@ def _check_clipped(job: Job, message: Any, within: Tensor | None, bound: float) 
         )
     if within is not None and abs(float(within)) != 0.5:
         raise RefusedError(
-            Word.RANGE, f"upload.within is {float(within):g}, but must be -0.5 or 0.5"
+            Word.RANGE, f"upload.statistics is {float(within):g}, but must be -0.5 or 0.5"
         )
 
 

@@ -34,8 +34,8 @@ from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.service import Outcome, Service
 from fedadmm.flower.site.app import STATE_DIR
 from fedadmm.run.callbacks import Callbacks, Given, as_callbacks
-from fedadmm.run.plan import Ending, RoundReport
 from fedadmm.run.record import Record
+from fedadmm.run.state import Ending, RoundReport
 from fedadmm.study import records as reading
 from fedadmm.study.report.live import Answer, Loopback
 

@@ -15,7 +15,8 @@ from fedadmm.core.codec import params_sha256
 from fedadmm.core.errors import DataError
 from fedadmm.core.outputs import Iterate
 from fedadmm.flower.protocol.ledger import RefusedError, Word
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.round_callbacks import BEST
+from fedadmm.run.state import RoundReport
 from fedadmm.study.records import RUNNING, best_model
 from fedadmm.study.rundir import RunDir, create
 
@@ -87,7 +88,7 @@ class RunDirectory:
 
     def finish(self, outcome: Outcome, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """Leave the model and the summary."""
-        best, last = outcome.state.best, Iterate(outcome.params, outcome.buffers)
+        best, last = outcome.state.components.get(BEST), Iterate(outcome.params, outcome.buffers)
         self._folder.write_model(best, last)
         summary = {
             "status": outcome.ending.sentence,

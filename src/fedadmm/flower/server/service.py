@@ -30,13 +30,20 @@ from fedadmm.flower.server.site_evaluation import Measured, SiteEvaluation, far_
 from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run, read_known
 from fedadmm.run.callbacks import Callbacks, Run
 from fedadmm.run.client import Job, message_template
-from fedadmm.run.endings import EXPLOSION
+from fedadmm.run.components import without_client
 from fedadmm.run.evaluation import Evaluation
-from fedadmm.run.loop import initial_state, offered, run
+from fedadmm.run.loop import initial_state, output_model, run
 from fedadmm.run.metrics import Judge
-from fedadmm.run.noise import hidden
-from fedadmm.run.plan import Ending, RoundReport, RunState, Schedule
+from fedadmm.run.privacy import attach_privacy
 from fedadmm.run.record import Record, numbers, value
+from fedadmm.run.round_callbacks import (
+    BEST,
+    DIVERGENCE,
+    EXPLOSION,
+    FirstValues,
+    RunPlan,
+)
+from fedadmm.run.state import Ending, RoundReport, RunState
 from fedadmm.run.stores import MemoryStore
 from fedadmm.run.stores.records import separate
 from fedadmm.study.records import fitted
@@ -86,7 +93,7 @@ class Service:
             beside = {**beside, wire.WORK: {"length": length}}
             as_it_runs = federation.fitted(length)
         job = as_it_runs.server_job()
-        self.job, self._spending = hidden(job, federation.experiment.sampler)
+        self.job, self._privacy = attach_privacy(job, federation.experiment.sampler)
         self.callbacks = callbacks
         self._folder = folder
         self._simulated = PLACE in beside
@@ -95,21 +102,20 @@ class Service:
         self._flat = site.flat if isinstance(site, Elsewhere) else None
         self.remembers = _remembers(self.job)
         # With noise on the sum nobody can be taken out: the models would show what it sent.
-        on_disk = federation.ledger == "disk" and self.job.uploads.noise is None
+        on_disk = federation.ledger == "disk" and self.job.pipeline.noise is None
         self.disk = ServerState(
             folder / CHECKPOINT, on_disk and self.remembers, fingerprint(federation, self.job)
         )
-        begun = initial_state(self.job)
-        note = federation.experiment.output.begin(offered(self.job.algorithm, begun))
+        begun = initial_state(self.job, self._plan(federation.experiment.rounds))
         weights = [self.job.problem.weight(client) for client in range(federation.clients)]
-        fresh = Saved(begun._replace(output=note), new_run(), {}, length=length, weights=weights)
+        fresh = Saved(begun, new_run(), {}, length=length, weights=weights)
         saved = self.disk.load(fresh.state, accept_sites=federation.accept_sites) or fresh
         saved = saved._replace(weights=saved.weights or weights)
         if list(saved.weights) != weights:
             saved = self._with_sites(saved, weights, on_disk)
         self.saved = saved = saved._replace(boots=saved.boots + 1)
         self.disk.save(self.saved, {})
-        self._first_loss = saved.state.first_loss
+        self._first_values = FirstValues(*saved.state.components.get(DIVERGENCE, ()))
         # An exchange each: waiting for one thing must not end the waiting for another.
         tasks, greeting, questions = (Exchange(grid, patience.poll, sign) for _ in range(3))
         self.roster = Roster(greeting, federation, saved.roster, saved.holders)
@@ -169,8 +175,7 @@ class Service:
                 state = self._removed(state, less)
         for client in (c for c in range(len(weights)) if weights[c] == 0 < before[c]):
             ledger = restart(ledger, client)
-            if state.missed is not None:
-                state = state._replace(missed=state.missed.remove_client(client))
+            state = without_client(state, client)
             _logger.warning("client %d leaves the federation", client)
         norms = {c: brought for c, brought in saved.norms.items() if weights[c]}
         return saved._replace(state=state, ledger=ledger, norms=norms, weights=weights)
@@ -209,7 +214,8 @@ class Service:
         while self.saved.state.round < self.rounds:
             self.repair()
             state = self.saved.state
-            for report in run(self.job, sampler, engine, MemoryStore(), self._schedule(), state):
+            plan = self._plan(self.rounds)
+            for report in run(self.job, sampler, engine, MemoryStore(), plan, state):
                 if engine.to_repair() and not report.infos:
                     break  # nothing was folded: the round is made again after the repair
                 report = self.observe(report)
@@ -262,7 +268,10 @@ class Service:
             ending = ending._replace(sentence=told)
         record["network"] = record.get("network", {}) | self._told(record["round"]) | self.news()
         record["network"] |= self.engine.influence()
-        state = report.state._replace(first_loss=self._first_loss)
+        # The loss is that of the sites, and the norm that of the loop.
+        found = report.state.components.get(DIVERGENCE, self._first_values)
+        found = found._replace(loss=self._first_values.loss)
+        state = report.state.with_component(DIVERGENCE, found)
         report = RoundReport(state, record, report.infos, ending)
         self.callbacks.round(report)
         return report
@@ -297,9 +306,10 @@ class Service:
         record["metrics"] = found.shown() | record["metrics"]
         spent, times = time.perf_counter() - began, record["clock"]
         times["evaluation_seconds"] = times.get("evaluation_seconds", 0.0) + spent
-        if self._first_loss is None:
-            self._first_loss = means.get("loss")
-        elif found.exceed(EXPLOSION * (1 + abs(self._first_loss))):
+        first = self._first_values.loss
+        if first is None:
+            self._first_values = self._first_values._replace(loss=means.get("loss"))
+        elif found.exceed(EXPLOSION * (1 + abs(first))):
             sentence = f"the loss of the global model is {means['loss']:g} at the sites"
             return Ending("diverged", f"diverged in round {number}: {sentence}")
         return ending
@@ -348,10 +358,11 @@ class Service:
     def _write_model(self, state: RunState) -> None:
         """The model as every run keeps it; that of an app's own module also by its names."""
         last = Iterate(*self._handed_out(state))
-        RunDir(self._folder).write_model(state.best, last)
+        RunDir(self._folder).write_model(state.components.get(BEST), last)
         if self._flat is None:
             return
-        chosen = last if state.best is None else state.best.model
+        best = state.components.get(BEST)
+        chosen = last if best is None else best.model
         self._flat.load(chosen.params)
         if chosen.buffers is not None:
             self._flat.load_buffers(chosen.buffers)
@@ -374,8 +385,7 @@ class Service:
                 if without is None:
                     continue
                 state = without
-            if state.missed is not None:
-                state = state._replace(missed=state.missed.remove_client(client))
+            state = without_client(state, client)
             self.engine.ledger = restart(self.engine.ledger, client)
             self.engine.drop(client)
             self.saved = self.saved._replace(
@@ -398,7 +408,7 @@ class Service:
             return None
         return state if past is None else self._removed(state, past)
 
-    def _schedule(self) -> Schedule:
+    def _plan(self, rounds: int) -> RunPlan:
         evaluation = Evaluation(
             every=max(1, self.federation.evaluate_every),
             objective=False,
@@ -407,18 +417,13 @@ class Service:
         # By the server's own metrics: no single site can choose a model or end a run.
         experiment = self.federation.experiment
         judge = Judge(experiment.target, experiment.patience)
-        return Schedule(
-            self.rounds,
-            evaluation,
-            output=experiment.output,
-            spending=self._spending,
-            judge=judge,
+        return RunPlan(
+            rounds, evaluation, output=experiment.output, privacy=self._privacy, judge=judge
         )
 
     def _handed_out(self, state: RunState) -> tuple[Tensor, Tensor | None]:
         """The model of the run's output after a round, and its buffers."""
-        output = self.federation.experiment.output
-        handed = output.model(state.output, offered(self.job.algorithm, state))
+        handed = output_model(self.job.algorithm, self.federation.experiment.output, state)
         return handed.params, handed.buffers
 
     def news(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol.admission import Brought
 from fedadmm.flower.protocol.ledger import Entry, ServerLedger
 from fedadmm.run.client import Job
-from fedadmm.run.plan import RunState, pack_state, unpack_state
+from fedadmm.run.state import RunState, pack_state, unpack_state
 
 SERVER, _CONTRIBUTION = "server.safetensors", "contribution-"
 FORMAT = 4

@@ -111,7 +111,7 @@ class Broadcast:
         reply, body = wire.read_reply(content, self._most)
         if reply.kind is Kind.UPDATE and not self._job.aggregate.hides:
             admit = self._admission.admit
-            decoded = partial(arrived, self._job, self._message, self._download.clip_bound)
+            decoded = partial(arrived, self._job, self._message, self._download.pipeline)
             admitted = admit(ledger, task, reply, body, self._template, self.scale, decoded)
             check_work(self._job, admitted.answer.info, self._step)
             return Accepted(reply, admitted, wire.read_metrics(content))
@@ -127,7 +127,7 @@ class Broadcast:
         missed = self._download.missed
         key = (index, newcomer, None if missed is None else client)
         if key not in self._bodies:
-            change = None if missed is None else missed.change(client)
+            change = None if missed is None else missed.missed(client)
             body = encode(pack(parcel(self._job, self._download, index, newcomer, change)))
             self._bodies[key] = body, digest(body)
         return self._bodies[key]

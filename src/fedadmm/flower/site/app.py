@@ -15,9 +15,9 @@ from fedadmm.core.codec import digest, encode, pack, unpack
 from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.core.messages import ClientRecord
 from fedadmm.core.objectives import Objective
+from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.problem import Evaluator
 from fedadmm.core.solvers.private import RecordNoise
-from fedadmm.core.uploads import Uploads
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
@@ -51,7 +51,7 @@ from fedadmm.run.client import (
     moved_along,
     record_layout,
 )
-from fedadmm.run.noise import steps_of_an_epoch
+from fedadmm.run.privacy import steps_per_epoch
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -259,7 +259,7 @@ def _counted_round(
     noise = None if job.solver is None else job.solver.noise
     if noise is None:
         return client_round(job, client, record, download, index)
-    per_epoch = steps_of_an_epoch(job, client)
+    per_epoch = steps_per_epoch(job, client)
     kind = Steps(float(noise.multiplier), per_epoch)
     with account.locked():
         account.check_budget(noise, kind, job.stop.largest_budget(per_epoch, client), budget)
@@ -270,7 +270,7 @@ def _counted_round(
 
 def _spend(federation: Federation, account: SiteAccount, run: str, budget: float | None) -> None:
     """Count an upload whose noise is added in shares, before it leaves."""
-    noise = Uploads.of(federation.experiment.upload).noise
+    noise = UpdatePipeline.of(federation.experiment.upload).noise
     if noise is None:
         return
     kind = Steps(float(noise.multiplier), 1)

@@ -19,7 +19,7 @@ from fedadmm.core import clock, files
 from fedadmm.core.errors import ConfigError, EngineError, PairingError, StateError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import name_of
-from fedadmm.core.uploads import Uploads
+from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind, reply_to
@@ -67,11 +67,14 @@ class Terms(NamedTuple):
     def of(cls, federation: Federation) -> Terms:
         """Those of a federation."""
         run, client = federation.experiment, federation.problem.clients[0]
-        solver, stages = run.local.solver, Uploads.of(run.upload).stages
+        solver, stages = run.local.solver, UpdatePipeline.of(run.upload).stages
         module: Any = client if client.flat is None else client.flat.module
         noise = "" if solver is None or solver.noise is None else str(solver.noise)
-        if getattr(run.aggregate, "hides", False) and Uploads.of(run.upload).noise is not None:
-            noise = noise or str(Uploads.of(run.upload).noise)  # in shares, before the sum
+        if (
+            getattr(run.aggregate, "hides", False)
+            and UpdatePipeline.of(run.upload).noise is not None
+        ):
+            noise = noise or str(UpdatePipeline.of(run.upload).noise)  # in shares, before the sum
         return cls(
             name_of(type(run.algorithm)),
             f"{type(module).__name__}-{client.num_parameters}",
@@ -256,7 +259,7 @@ def _steps(federation: Federation, objective: Objective, client: int) -> int:
 def _delta(federation: Federation) -> float | None:
     run = federation.experiment
     noise: Any = None if run.local.solver is None else run.local.solver.noise
-    noise = noise or Uploads.of(run.upload).noise
+    noise = noise or UpdatePipeline.of(run.upload).noise
     return None if noise is None else float(noise.delta)
 
 

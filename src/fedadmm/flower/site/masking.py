@@ -28,7 +28,7 @@ from fedadmm.core.masking import (
     new_share,
     set_digest,
 )
-from fedadmm.core.uploads import Uploads
+from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
@@ -311,5 +311,5 @@ def masker(
 ) -> Masker | None:
     """A site's half of masked sums; None for a federation without them."""
     run = federation.experiment
-    part = hiding(run.aggregate.fitted(Uploads.of(run.upload)))
+    part = hiding(run.aggregate.fitted(UpdatePipeline.of(run.upload)))
     return None if part is None else Masker(part, read_peers(node, policy), folder)

@@ -303,7 +303,7 @@ class RayEngine(Engine):
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[Partial]:
         if download.missed is not None:
-            download = download._replace(missed=download.missed.of(ids))
+            download = download._replace(missed=download.missed.restrict(ids))
         self._welcome()
         broadcast = self._ray.put(download)
         batches = self._batches(ids)

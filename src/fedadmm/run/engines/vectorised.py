@@ -25,11 +25,11 @@ from fedadmm.core.solvers.sgd import IterativeSolver
 from fedadmm.run.client import (
     ClientRound,
     Job,
+    apply_pipeline,
     caught_up,
     client_key,
     global_vector,
     is_first,
-    staged,
 )
 from fedadmm.run.engines.choice import EngineChoice
 from fedadmm.run.engines.stacked import (
@@ -140,7 +140,7 @@ class VectorisedEngine(Engine):
                 own, memory = trees.clone(states[index]), trees.clone(memories[index])
                 record = ClientRecord(own, None, stack.rests[index], memory)
             done = ClientRound(record, Upload(messages[index]), info)
-            done = staged(job, done, download, keys[index])
+            done = apply_pipeline(job, done, download, keys[index])
             if done.record is not None:
                 self._store.commit(client, done.record, round_index)
             yield client, done.upload, done.info

@@ -153,7 +153,7 @@ def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
     layout = record_layout(job)
     records = [layout._replace(state=state, buffers=buffers) for state in (before, after)]
     kept = max(map(region_bytes, records))
-    upload = region_bytes(Upload(message, buffers, download.clip_bound))
+    upload = region_bytes(Upload(message, buffers, download.pipeline))
     least = region_bytes((vector, buffers))  # what an evaluation needs
     return max(region_bytes(download), least), kept, max(kept + upload, least + ALIGNMENT)
 

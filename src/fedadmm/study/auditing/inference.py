@@ -27,12 +27,12 @@ from fedadmm.core.local_work import LocalSolver, SolveContext
 from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.model import ModelObjective
+from fedadmm.core.pipeline import noised
 from fedadmm.core.problem import Lazy, Problem
 from fedadmm.core.protocols import AnyAlgorithm, LocalNeeds, LocalProblem, LocalResult
 from fedadmm.core.rng import Dice, Key, derive, generator
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.stopping import Epochs
-from fedadmm.core.uploads import noised
 from fedadmm.run.client import Job, caught_up, client_key, global_vector
 from fedadmm.run.engines.choice import SequentialEngine
 from fedadmm.run.evaluation import Evaluation
@@ -310,7 +310,7 @@ def observe(job: Job, sampler: Sampler, client: int, before: int = 0) -> list[Ob
     Noise of the upload is not on what the server hears, and the model is trained without it.
     """
     check_pairing(job, sampler, before + 1)
-    job = job._replace(uploads=job.uploads._replace(noise=None))
+    job = job._replace(uploads=job.pipeline._replace(noise=None))
     engine = _Recorder(job, client)
     schedule = Schedule(before + 1, Evaluation(objective=False, test=False))
     sampler_with_client = _WithClient(sampler, client, before)
@@ -331,14 +331,12 @@ def from_the_sum(job: Job, client: int, observed: list[Observed]) -> list[Observ
     That is the strongest observer that the noise is meant for: it subtracts all other clients from
     a sum, which leaves a_i times the message and the noise.
     """
-    uploads, problem = job.uploads, job.problem
+    uploads, problem = job.pipeline, job.problem
     assert uploads.clip is not None
     largest = max(problem.weight(index) for index in range(problem.num_clients))
     seen = []
     for one in observed:
-        bound = (
-            uploads.clip.norm if one.download.clip_bound is None else float(one.download.clip_bound)
-        )
+        bound = uploads.clip.norm if one.download.pipeline is None else float(one.download.pipeline)
         change = (
             uploads.vector_noise(problem.num_clients) * bound * largest / problem.weight(client)
         )
