@@ -184,12 +184,11 @@ def _numbered(base: str, number: int) -> Path:
 def processes(jobs: int | None, study: Study) -> int:
     """How many runs at once: one a core, unless an engine uses more than one by itself."""
     from fedadmm.run.engines.workers import usable_cores
-    from fedadmm.run.experiment import not_none
 
     if jobs is not None:
         return jobs
     runs = [cell.run for cell in study.cells]
-    alone = all(not_none(run.engine).keeps_to_one_core(run.threads) for run in runs)
+    alone = all(run.resolve().engine.keeps_to_one_core(run.threads) for run in runs)
     return usable_cores() if alone else 1
 
 

@@ -21,6 +21,7 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import Count, checked
 from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.protocols import AnyAlgorithm
+from fedadmm.core.regularizers import Zero
 from fedadmm.core.tables import from_table
 from fedadmm.data import models
 from fedadmm.data.problems import NamedProblem, Sites
@@ -31,7 +32,7 @@ from fedadmm.flower.federation import (
 )
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
-from fedadmm.run.experiment import Experiment, not_none
+from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulation import local_length
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
@@ -116,7 +117,8 @@ def federation(
 
 def as_it_runs(config: Experiment, problem: Problem) -> AnyAlgorithm:
     """The algorithm, fitted to the clients' local work."""
-    rule = not_none(config.local.stop)
+    rule = config.local.stop
+    assert rule is not None, "a resolved experiment has a stopping rule"
     return fit_penalties(
         config.algorithm, partial(local_length, problem, config.local.solver, rule)
     )
@@ -143,7 +145,7 @@ def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> E
     model = models.factory(make, **sizes)
     start = models.initial_vector(model, config.seed)
     clients = LazyClients(deployment.clients, lambda _: Elsewhere(start.numel(), None))
-    problem = Problem(clients, not_none(config.regularizer), initial=start)
+    problem = Problem(clients, config.regularizer or Zero(), initial=start)
     return replace(config, problem=problem, regularizer=None)
 
 

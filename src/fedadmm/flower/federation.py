@@ -26,7 +26,7 @@ from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.protocol.admission import Admission
 from fedadmm.run.client import Job
-from fedadmm.run.experiment import Experiment, described, not_none, resolved_work
+from fedadmm.run.experiment import Experiment, ResolvedExperiment, described
 from fedadmm.run.simulation import check_pairing, client_length, first_vector, make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
@@ -103,7 +103,7 @@ class Federation:
             name.
     """
 
-    experiment: Experiment
+    experiment: ResolvedExperiment
     evaluate_every: Natural = 0
     mode: Literal["rounds", "asynchronous"] = "rounds"
     ledger: Literal["none", "disk"] = "none"
@@ -139,7 +139,7 @@ class Federation:
             )
         if not isinstance(experiment.problem, Problem) or experiment.regularizer is not None:
             experiment = replace(experiment, problem=experiment.load_problem(), regularizer=None)
-        object.__setattr__(self, "experiment", experiment)
+        object.__setattr__(self, "experiment", experiment.resolve())
         for one in network:
             usual = one.default if one.default is not MISSING else {}
             object.__setattr__(self, one.name, chosen.get(one.name, usual))
@@ -171,10 +171,10 @@ class Federation:
             )
         if not set(range(self.clients)) - set(self.take_out):
             raise ParameterError("Federation: take_out names all clients, but one must stay")
-        local = resolved_work(method, self.experiment.local)
+        local = self.experiment.local
         measured = local.solver is None or local.solver.measures_length
-        if self.per_work and not measured:  # refused here, and not at the sites
-            client_length(1, local.solver, not_none(local.stop), 0)
+        if self.per_work and not measured:  # rejected here rather than at the sites
+            client_length(1, local.solver, local.stop, 0)
         if method.requirements.asynchronous and self.mode == "rounds":
             raise ParameterError(
                 f"Federation: mode is 'rounds', but {type(method).__name__} folds every "
@@ -223,8 +223,7 @@ class Federation:
     def length(self, objective: Objective, client: int) -> float:
         """How long a site's local work is: learning rate * steps of a round."""
         local = self.experiment.local
-        rule = resolved_work(self.experiment.algorithm, local).stop
-        return client_length(objective.num_samples, local.solver, not_none(rule), client)
+        return client_length(objective.num_samples, local.solver, local.stop, client)
 
     def fitted(self, length: float) -> Federation:
         """The federation with a number for every penalty per work; `length` is the sites' mean."""
@@ -254,14 +253,9 @@ class Federation:
     def _job(self, objective: Objective, start: Tensor) -> Job:
         run, problem = self.experiment, self.problem
         # Whoever only measures needs no penalty; whoever trains has `fitted` it.
-        method = fit_penalties(run.algorithm, lambda: 1.0)
+        run = replace(run, algorithm=fit_penalties(run.algorithm, lambda: 1.0))
         clients = LazyClients(problem.num_clients, lambda _: objective)
-        job = make_job(method, problem.with_clients(clients), run.local, run.seed, start)
-        job = job._replace(
-            pipeline=UpdatePipeline.of(run.upload),
-            aggregate=run.aggregate.fitted(UpdatePipeline.of(run.upload)),
-            deployed=True,
-        )
+        job = make_job(run, problem.with_clients(clients), start)._replace(deployed=True)
         if self.take_out:
             job = job._replace(problem=job.problem.without(self.take_out))
         check_pairing(job, run.sampler, run.rounds, asynchronous=self.mode == "asynchronous")

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, Self, cast
 
 from fedadmm.core.aggregation import Aggregation, Sum
 from fedadmm.core.errors import ParameterError
@@ -26,10 +26,9 @@ from fedadmm.core.stopping import Epochs
 from fedadmm.core.tables import Tree, to_table
 from fedadmm.core.validation import allowed, shown
 from fedadmm.run.callbacks import Callback, as_callbacks
-from fedadmm.run.engines import ENGINES, EngineChoice, default_engine
+from fedadmm.run.engines import ENGINES, EngineChoice, Sequential, default_engine
 from fedadmm.run.evaluation import Evaluation, Target
 
-Made = TypeVar("Made")
 Precision = Literal["float32", "float64", "bfloat16"]
 MAY_CHANGE = (
     *("rounds", "engine", "checkpoint", "device", "threads"),
@@ -151,14 +150,42 @@ class Experiment:
 
     def affecting(self, *ignored: str) -> Tree:
         """The tables without these and without what never affects the records."""
-        skipped = {*ignored} - ({"engine"} if not_none(self.engine).affects_result else set())
+        skipped = {*ignored} - ({"engine"} if self.resolve().engine.affects_result else set())
         measuring = [to_table(one) for one in self.callbacks if one.measures]
         tree = self.tree | {"callbacks": measuring}
         return {key: value for key, value in tree.items() if key not in skipped}
 
-    def with_seed(self, seed: int) -> Experiment:
-        """The same experiment from another seed."""
+    def with_seed(self, seed: int) -> Self:
+        """Return the same experiment with another seed."""
         return replace(self, seed=seed)
+
+    def resolve(self) -> ResolvedExperiment:
+        """Return the experiment with every default that depends on another field filled in."""
+        method, source = self.algorithm, self.problem
+        needs, loaded = method.requirements, isinstance(source, Problem)
+        engine = self.engine or ENGINES[default_engine(needs)]()
+        evaluate, store = self.evaluate, self.store
+        if evaluate.objective is None:
+            cheap = not getattr(source, "costly_objective", False)
+            evaluate = replace(evaluate, objective=cheap)
+        if store.name is None:
+            store = replace(store, name="disk" if engine.needs_disk else "memory")
+        local = replace(
+            self.local,
+            stop=self.local.stop or needs.default_stop or Epochs(1),
+            start=self.local.start or needs.default_start,
+        )
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= {
+            "local": local,
+            "engine": engine,
+            "evaluate": evaluate,
+            "store": store,
+            "regularizer": self.regularizer or (source.regularizer if loaded else Zero()),  # type: ignore[union-attr]
+            "precision": self.precision or (None if loaded else "float32"),
+            "device": self.device or (None if loaded else "cpu"),
+        }
+        return ResolvedExperiment(**given)
 
     def load_problem(self, loaded: Problem | None = None) -> Problem:
         """The problem with its regulariser; may read files, unless it is loaded already."""
@@ -172,41 +199,14 @@ class Experiment:
         return replace(source.load(), regularizer=chosen or Zero())
 
 
-def not_none(value: Made | None) -> Made:
-    """A field that `resolved` has filled in."""
-    assert value is not None, "an experiment that was not resolved"
-    return value
+@checked
+class ResolvedExperiment(Experiment):
+    """An experiment without open defaults: what a run, its config file and a federation use."""
 
+    engine: EngineChoice = Sequential()
 
-def resolved_work(method: AnyAlgorithm, given: LocalWork) -> LocalWork:
-    """The local work with the method's own stopping rule and start where none is given."""
-    needs = method.requirements
-    stop = given.stop or needs.default_stop or Epochs(1)
-    return replace(given, stop=stop, start=given.start or needs.default_start)
-
-
-def resolved(given: Experiment) -> Experiment:
-    """Fill in every default that depends on another field; the only function that does."""
-    method, source = given.algorithm, given.problem
-    engine = given.engine or ENGINES[default_engine(method.requirements)]()
-    evaluate = given.evaluate
-    if evaluate.objective is None:
-        cheap = not getattr(source, "costly_objective", False)
-        evaluate = replace(evaluate, objective=cheap)
-    store = given.store
-    if store.name is None:
-        store = replace(store, name="disk" if engine.needs_disk else "memory")
-    loaded = isinstance(source, Problem)
-    return replace(
-        given,
-        local=resolved_work(method, given.local),
-        engine=engine,
-        evaluate=evaluate,
-        store=store,
-        regularizer=given.regularizer or (source.regularizer if loaded else Zero()),  # type: ignore[union-attr]
-        precision=given.precision or (None if loaded else "float32"),
-        device=given.device or (None if loaded else "cpu"),
-    )
+    def resolve(self) -> ResolvedExperiment:
+        return self
 
 
 def described(

@@ -15,7 +15,7 @@ from fedadmm.core.capabilities import fit_penalties, prox_step
 from fedadmm.core.compatibility import incompatibilities
 from fedadmm.core.errors import ConfigError, PairingError, ParameterError
 from fedadmm.core.files import locked
-from fedadmm.core.local_work import LocalSolver, LocalWork
+from fedadmm.core.local_work import LocalSolver
 from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.parts import Part
 from fedadmm.core.pipeline import UpdatePipeline
@@ -29,7 +29,7 @@ from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.client import Job, OwnModels
 from fedadmm.run.engines.choice import EngineChoice, chosen_threads, torch_threads
-from fedadmm.run.experiment import Experiment, described, not_none, resolved, resolved_work
+from fedadmm.run.experiment import Experiment, ResolvedExperiment, described
 from fedadmm.run.loop import output_model, run
 from fedadmm.run.metrics import Best, Judge
 from fedadmm.run.privacy import attach_privacy
@@ -127,17 +127,13 @@ def simulate(
             "simulate: an experiment has all its fields already; change them by "
             "dataclasses.replace(experiment, …)"
         )
-    chosen = resolved(experiment)
-    choice, sampler, evaluation = not_none(chosen.engine), chosen.sampler, chosen.evaluate
+    chosen = experiment.resolve()
+    choice, sampler, evaluation = chosen.engine, chosen.sampler, chosen.evaluate
     with ExitStack() as held:
         callbacks = held.enter_context(Callbacks(chosen.callbacks, summarise or _summary))
         loaded = chosen.load_problem(problem if isinstance(problem, Problem) else None)
         start_vector = initial if initial is not None else first_vector(chosen, loaded)
-        job = make_job(chosen.algorithm, loaded, chosen.local, chosen.seed, start_vector)
-        job = job._replace(
-            pipeline=UpdatePipeline.of(chosen.upload),
-            aggregate=chosen.aggregate.fitted(UpdatePipeline.of(chosen.upload)),
-        )
+        job = make_job(chosen, loaded, start_vector)
         check_pairing(job, sampler, chosen.rounds, choice)
         evaluation.check(job)
         job, privacy = attach_privacy(job, sampler)
@@ -208,19 +204,22 @@ def first_vector(chosen: Experiment, problem: Problem) -> Tensor:
         raise ConfigError(f"device is {chosen.device!r}, but cannot be used ({reason})") from None
 
 
-def make_job(
-    algorithm: AnyAlgorithm, problem: Problem, local: LocalWork, seed: int, initial: Tensor
-) -> Job:
-    """Put the whole problem into the precision of the initial vector, and fix the penalty."""
+def make_job(run: ResolvedExperiment, problem: Problem, initial: Tensor) -> Job:
+    """Return the components that concern the clients of a run.
+
+    The problem is converted to the precision and device of the initial vector, and penalties are
+    fitted to the local work.
+    """
     check_initial(initial, problem.num_parameters)
-    start = initial.detach().clone()
-    work = resolved_work(algorithm, local)
-    rule = not_none(work.stop)
+    start, solver, rule = initial.detach().clone(), run.local.solver, run.local.stop
+    assert rule is not None, "a resolved experiment has a stopping rule"
     converted = problem.to(start.dtype, start.device)
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
-    method = fit_penalties(algorithm, lambda: local_length(converted, local.solver, rule))
-    return Job(method, converted, work, seed, start, buffers)
+    method = fit_penalties(run.algorithm, lambda: local_length(converted, solver, rule))
+    pipeline = UpdatePipeline.of(run.upload)
+    aggregate = run.aggregate.fitted(pipeline)
+    return Job(method, converted, run.local, run.seed, start, buffers, pipeline, aggregate)
 
 
 def _default_store(
@@ -331,10 +330,13 @@ def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRul
     return sum(lengths) / len(lengths)
 
 
-def client_length(rows: int, solver: LocalSolver | None, stop: StoppingRule, client: int) -> float:
-    """One client's learning rate * steps in a round."""
+def client_length(
+    samples: int, solver: LocalSolver | None, stop: StoppingRule | None, client: int
+) -> float:
+    """Return learning rate times local steps of one client in a round."""
+    assert stop is not None, "a resolved experiment has a stopping rule"
     size = None if solver is None else solver.batch_size
-    steps = stop.largest_budget(1 if size is None else -(-rows // size), client)
+    steps = stop.largest_budget(1 if size is None else -(-samples // size), client)
     length = None if solver is None else solver.length(steps, client)
     if length is None:
         raise PairingError(

@@ -13,7 +13,7 @@ from fedadmm.core.problem import Problem
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.tables import Tree, flattened
 from fedadmm.core.validation import Positive, check
-from fedadmm.run.experiment import Experiment, not_none
+from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulation import first_vector
 from fedadmm.study.config import merged, resolve
 from fedadmm.study.estimating import Estimate, estimate
@@ -142,7 +142,7 @@ def _situation(
         strong_convexity=None if convexity is None else min(convexity, found.largest),
         local_steps=_local_steps(config, problem, found, batch),
         accuracy=max(ACCURACY * found.mean_gradient, 1e-12),
-        tau=not_none(config.engine).expected_delay(problem.num_clients),
+        tau=config.resolve().engine.expected_delay(problem.num_clients),
     )
 
 

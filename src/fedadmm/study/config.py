@@ -266,7 +266,7 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Experiment:
     configurations is meant.
     """
     from fedadmm.core.pipeline import UpdatePipeline
-    from fedadmm.run.experiment import Experiment, resolved
+    from fedadmm.run.experiment import Experiment
 
     given = flattened(tree)
     for old, new in MOVED.items():
@@ -277,7 +277,7 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Experiment:
         UpdatePipeline.of(made.upload)
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from None
-    made = resolved(made)
+    made = made.resolve()
     _check_sizes(made.tree, where)
     return made
 

@@ -136,7 +136,7 @@ def _personal(
 ) -> Iterate:
     """The client's own model in place of the run's."""
     initial = first_vector(chosen, problem)
-    job = make_job(chosen.algorithm, problem, chosen.local, chosen.seed, initial)
+    job = make_job(chosen.resolve(), problem, initial)
     template = layout(job).template
     job.own_models.get(client, template, model.params)  # somebody keeps one
     named = Checkpoints(folder.checkpoint).client(client)
