@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import scipy.stats
 import torch
 
 import fedadmm as fa
@@ -60,6 +62,12 @@ def rounds_to(curve: Sequence[tuple[int, float]], target: float) -> int | None:
 def restricted_mean(rounds: Sequence[int | None], limit: int) -> float:
     """Mean of min(rounds to the target, limit): a run that never reached it counts `limit`."""
     return sum(limit if one is None else min(one, limit) for one in rounds) / len(rounds)
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half the width of the 95 % t interval of the mean."""
+    quantile = float(scipy.stats.t.ppf(0.975, len(values) - 1))
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Rounds to a target against the participation rate: five methods, digits and MNIST."""
