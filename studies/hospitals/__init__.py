@@ -1,0 +1,1 @@
+"""Heart disease in four hospitals: shared, personalised and locally trained models."""
