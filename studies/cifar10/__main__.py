@@ -52,10 +52,10 @@ class Setting:
 
 
 SETTINGS = {
-    "dirichlet-cnn2-10": Setting("dirichlet", "cnn2", 10, 50, 2, 15, (1000, 1001, 1002)),
-    "dirichlet-cnn2-50": Setting("dirichlet", "cnn2", 50, 12, 1, 5, (1000,)),
-    "shards-cnn2-10": Setting("shards", "cnn2", 10, 50, 2, 15, (1000,)),
-    "dirichlet-resnet8-10": Setting("dirichlet", "resnet8", 10, 50, 2, 15, (1000,)),
+    "dirichlet-cnn2-10": Setting("dirichlet", "cnn2", 10, 40, 2, 15, (1000, 1001, 1002)),
+    "dirichlet-cnn2-50": Setting("dirichlet", "cnn2", 50, 10, 1, 4, (1000,)),
+    "shards-cnn2-10": Setting("shards", "cnn2", 10, 40, 2, 15, (1000,)),
+    "dirichlet-resnet8-10": Setting("dirichlet", "resnet8", 10, 40, 2, 15, (1000,)),
 }
 
 
@@ -154,7 +154,7 @@ def complete(name: str) -> None:
     """Run what is missing of a setting: all searches first, then seed by seed."""
     setting = SETTINGS[name]
     path = RESULTS / f"{name}.json"
-    results = read(path) or {"setting": vars(setting), "search": {}, "runs": {}}
+    results = {"search": {}, "runs": {}} | read(path) | {"setting": vars(setting)}
     for method in METHODS:
         if method not in results["search"]:
             results["search"][method] = choose(setting, method)

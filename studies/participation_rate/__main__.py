@@ -40,18 +40,19 @@ PERCENT = (10, 20, 50, 100)
 EPOCHS, BATCH = 5, 10
 LIMIT = 100
 """Largest number of rounds; a run that has not reached the target by then counts as this many."""
-SEARCH_SEEDS = (1000, 1001, 1002, 1003, 1004)
-SEEDS = tuple(range(10))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem with its target accuracy and the first grid of learning rates."""
+    """A problem with its target accuracy, the search and the reported seeds."""
 
     title: str
     problem: dict[str, Any]
     target: float
     rates: tuple[float, ...]
+    search_seeds: tuple[int, ...]
+    keep: float
+    seeds: tuple[int, ...]
 
 
 SETTINGS = {
@@ -60,6 +61,9 @@ SETTINGS = {
         {"name": "digits", "clients": 50, "model": "mlp-64-32-10"},
         0.93,
         (0.06, 0.12, 0.24, 0.48),
+        (1000, 1001, 1002, 1003, 1004),
+        1.0,
+        tuple(range(10)),
     ),
     "mnist": Setting(
         "MNIST, 6,000 samples, 100 clients, two shards, MLP 784-32-10",
@@ -72,6 +76,9 @@ SETTINGS = {
         },
         0.9,
         (0.02, 0.04, 0.08, 0.16),
+        (1000, 1001, 1002),
+        0.5,
+        tuple(range(5)),
     ),
 }
 
@@ -116,7 +123,7 @@ def run(
 
 def choose(setting: Setting, method: str, percent: int) -> dict[str, Any]:
     """Search the learning rate, and the output where there are two, on validation samples."""
-    problems = {seed: on_validation(problem_of(setting, seed)) for seed in SEARCH_SEEDS}
+    problems = {seed: on_validation(problem_of(setting, seed)) for seed in setting.search_seeds}
 
     def evaluate(values: dict[str, Any], seed: int) -> float:
         found = run(setting, problems[seed], method, percent, values, seed)
@@ -125,7 +132,7 @@ def choose(setting: Setting, method: str, percent: int) -> dict[str, Any]:
         return -float(missed if found["rounds"] is None else found["rounds"])
 
     grid = {"lr": setting.rates, "output": (LAST, MEAN) if method in TWO_OUTPUTS else (LAST,)}
-    return search(grid, evaluate, SEARCH_SEEDS).as_dict()
+    return search(grid, evaluate, setting.search_seeds, keep=setting.keep).as_dict()
 
 
 def complete(name: str) -> None:
@@ -139,7 +146,7 @@ def complete(name: str) -> None:
                 cell["search"] = choose(setting, method, percent)
                 write(path, results)
             runs = cell.setdefault("runs", {})
-            for seed in SEEDS:
+            for seed in setting.seeds:
                 if str(seed) not in runs:
                     problem = problem_of(setting, seed)
                     values = cell["search"]["chosen"]
