@@ -32,7 +32,7 @@ METHODS: dict[str, Callable[[float], Any]] = {
     "SCAFFOLD": lambda length: fa.Scaffold(),
     "FedDyn": lambda length: fa.FedDyn(eta=length / PULL, members="seen"),
     "FedADMM": lambda length: fa.FedADMM(rho=fa.PerWork(PULL)),
-    "aligned ADMM": lambda length: fa.AlignedADMM(rho=fa.PerWork(PULL), download="half"),
+    "aligned ADMM": lambda length: fa.AlignedADMM(rho=fa.PerWork(PULL)),
 }
 TWO_OUTPUTS = ("FedAvgM", "FedDyn", "aligned ADMM")
 """Methods whose server moves on from the participants' mean model.  Which of the two models is
