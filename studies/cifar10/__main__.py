@@ -35,7 +35,7 @@ RATES = (0.04, 0.1, 0.25)
 SEEDS = (0, 1, 2)
 CURVE_SAMPLES = 2_000
 """Test samples of the learning curve; the last `FINAL` evaluations use all 10,000."""
-FINAL = 3
+FINAL = 2
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Setting:
 
 
 SETTINGS = {
-    "dirichlet-cnn2-10": Setting("dirichlet", "cnn2", 10, 40, 2, 15, (1000, 1001, 1002)),
-    "dirichlet-cnn2-50": Setting("dirichlet", "cnn2", 50, 10, 1, 4, (1000,)),
-    "shards-cnn2-10": Setting("shards", "cnn2", 10, 40, 2, 15, (1000,)),
-    "dirichlet-resnet8-10": Setting("dirichlet", "resnet8", 10, 40, 2, 15, (1000,)),
+    "dirichlet-cnn2-10": Setting("dirichlet", "cnn2", 10, 40, 4, 15, (1000, 1001, 1002)),
+    "dirichlet-cnn2-50": Setting("dirichlet", "cnn2", 50, 8, 1, 4, (1000,)),
+    "shards-cnn2-10": Setting("shards", "cnn2", 10, 40, 4, 15, (1000,)),
+    "dirichlet-resnet8-10": Setting("dirichlet", "resnet8", 10, 40, 4, 15, (1000,)),
 }
 
 
