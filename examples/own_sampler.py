@@ -1,42 +1,41 @@
-"""Your own sampler: half of a round is whoever was away longest, half is whoever drifted most."""
+"""Your own sampler: one half of the clients is available by day, the other half by night."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedadmm import SGD, Epochs, FedADMM, Sampler, problems, simulate
-from fedadmm.core.sampling import Seen, SeenClients
-
-NEVER = Seen(asked=-2, drift=0.0)
+from fedadmm.core.rng import derive, numpy_generator
 
 
 @dataclass(frozen=True)
-class AwayOrAdrift(Sampler):
-    """`pairs` clients that were not asked for longest, and as many that are furthest from theta."""
+class DayAndNight(Sampler):
+    """`size` of the available clients, drawn uniformly; day and night alternate.
 
-    looks_back = True  # so that `known` is there, and is what was known when the round begins
+    Args:
+        size: the clients of a round.
+        half_day: the rounds of a day, and of a night.
+    """
 
-    pairs: int
+    size: int
+    half_day: int = 3
 
-    def sample(
-        self, seed: int, round_index: int, clients: int, known: SeenClients | None = None
-    ) -> Sequence[int]:
-        assert known is not None
-        everybody = [(client, known.get(client, NEVER)) for client in range(clients)]
-        away = sorted(everybody, key=lambda pair: pair[1].asked)[: self.pairs]
-        others = [pair for pair in everybody if pair not in away]
-        adrift = sorted(others, key=lambda pair: -pair[1].drift)[: self.pairs]
-        return sorted(client for client, _ in away + adrift)
+    def sample(self, seed: int, round_index: int, clients: int) -> Sequence[int]:
+        night = round_index // self.half_day % 2
+        available = range(night, clients, 2)
+        rng = numpy_generator(derive(seed, "day-and-night", round_index))
+        return sorted(int(i) for i in rng.choice(available, self.size, replace=False))
 
 
 result = simulate(
     FedADMM(rho=0.1, members="seen"),
     problems.load("digits", clients=20, partition="shards"),
-    rounds=20,
-    sampler=AwayOrAdrift(pairs=2),
+    rounds=30,
+    sampler=DayAndNight(size=4),
     solver=SGD(lr=0.1, batch_size=20),
     stop=Epochs(3),
 )
-turns = [record["cohort"]["clients"] for record in result.history]
-print("the first rounds took", *turns[:3])
-print("clients seen:", len({client for clients in turns for client in clients}))
+cohorts = [record["cohort"]["clients"] for record in result.history]
+print("first day:", *cohorts[:3])
+print("first night:", *cohorts[3:6])
+print("clients seen:", len({client for cohort in cohorts for client in cohort}))
 print(f"accuracy {result.history[-1]['metrics']['test_accuracy']:.1%}")

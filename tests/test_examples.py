@@ -19,7 +19,7 @@ SAYS = {
     "sparse_model": r"(l1 weight .* zeros [\d.]+%.*\n){3}",
     "estimator": r"fedavg .*\nfedadmm .*\nround 20: .*\na clinic .*: (\d+\.\d% ?){4}\nreport: ",
     "hospitals": r"FedADMM: 7\d\.\d%(.*\n)  Cleveland .*\n  Hungary .*\n  Switzerland .*\n",
-    "own_sampler": r"took (\[\d+, \d+, \d+, \d+\] ?){3}\nclients seen: 20\naccuracy [5-9]\d",
+    "own_sampler": r"day: (\[\d+, \d+, \d+, \d+\] ?){3}\n.*\nclients seen: 20\naccuracy [6-9]\d",
     "hugging_face_lora": r"1,090 of 37,412 parameters travel\naccuracy [6-9]\d",
     "lightning_module": r"accuracy [6-9]\d",
     "streamed_files": r"loss 2\.\d+ 0\.0\d+\ntoo little: [1-3]\d\.",

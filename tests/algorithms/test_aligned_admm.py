@@ -18,7 +18,7 @@ import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.messages import Missed
 from fedadmm.core.protocols import Received, Round
-from fedadmm.run.engines import GivenDelays, VirtualTime
+from fedadmm.run.engines import VirtualTime
 from fedadmm.run.plan import RoundReport
 from support import reference
 from support.federations import (
@@ -36,6 +36,7 @@ from support.federations import (
     stacked,
     weighted_mean,
 )
+from support.given_delays import GivenDelays
 from support.resumable import assert_continued, interrupted
 from support.resumable import run as resumable_run
 
@@ -56,14 +57,9 @@ def aligned(
     penalty: Any,
     prox: Any = lambda v, t: v,
     members: str = "all",
-    rounding: Any = lambda missed: missed,
 ) -> tuple[Array, Array]:
-    """theta and m, when every client's dual is really moved in every round.
-
-    A client that comes back only gets its steps so far after `rounding`.
-    """
+    """theta and m, when every client's dual is really moved in every round."""
     n, d = given.b.shape
-    last = np.zeros((n, d))
     y, theta, seen = np.zeros((n, d)), given.start.copy(), set[int]()
     m = theta
     trajectory, means = [], []
@@ -72,7 +68,6 @@ def aligned(
         moves = sigma(t) if callable(sigma) else sigma
         if cohort:
             share = given.a[cohort]
-            y[cohort] = last[cohort] + rounding(y[cohort] - last[cohort])
             moved = [
                 np.linalg.solve(given.A[i] + rho * np.eye(d), given.b[i] - y[i] + rho * theta)
                 for i in cohort
@@ -83,7 +78,6 @@ def aligned(
                     y[j] = y[j] + rho * (moved[cohort.index(j)] - theta)
                 else:
                     y[j] = y[j] + moves * rho * (m - theta)
-            last[cohort] = y[cohort]
             seen |= set(cohort)
             ids = sorted(seen) if members == "seen" else list(range(n))
             h = given.a[ids] @ y[ids] / given.a[ids].sum()
@@ -113,28 +107,6 @@ def test_every_absent_dual_is_moved(sigma, sampler, members, kind):
     assert_close(run(method, given, **options).trajectory, thetas)
     handed_out = run(method, given, output=fa.ParticipantsMean(), **options)
     assert_close(handed_out.trajectory, means)
-
-
-def bfloat16(numbers: Array) -> Array:
-    """The nearest numbers with eight bits, ties to even, by their bits."""
-    bits = numbers.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-
-
-@pytest.mark.parametrize("members", ["all", "seen"])
-@pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
-def test_half_the_bytes_of_what_was_missed_and_the_mean_stays_exact(sampler, members):
-    given = federation(91, weights=WEIGHTS)
-    drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
-    expected, _ = aligned(given, drawn, 0.3, lambda t: 1.2, members=members, rounding=bfloat16)
-    options = {"sampler": SAMPLERS[sampler], "seed": 4}
-    half = run(fa.AlignedADMM(1.2, 0.3, members, "half"), given, **options)
-    assert_close(half.trajectory, expected)
-    full = run(fa.AlignedADMM(1.2, 0.3, members), given, **options)
-    assert not torch.equal(full.params, half.params)
-    for one, other, cohort in zip(half.history, full.history, drawn, strict=True):
-        saved = other["traffic"]["bytes_down"] - one["traffic"]["bytes_down"]
-        assert saved == len(cohort) * 4 * (8 - 2)  # of numbers with eight bytes
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
@@ -332,16 +304,15 @@ def test_with_one_participant_a_round_sigma_one_finds_no_rest():
     assert distance(fa.AlignedADMM(1.25, sigma=0.1), given, **options) < 1e-9
 
 
-@pytest.mark.parametrize("download", ["full", "half"])
 @pytest.mark.parametrize("engine", ["workers", "vectorised", "auto"])
-def test_every_engine_hands_a_client_what_it_missed(engine, download):
+def test_every_engine_hands_a_client_what_it_missed(engine):
     given = federation(98, weights=WEIGHTS)
     options = {
         "sampler": fa.UniformSampling(2),
         "solver": fa.GradientDescent(0.1),
         "stop": fa.Steps(3),
     }
-    method = fa.AlignedADMM(1.3, sigma=0.4, members="seen", download=download)
+    method = fa.AlignedADMM(1.3, sigma=0.4, members="seen")
     first = run(method, given, 12, **options)
     second = run(method, given, 12, engine=engine, **options)
     assert_same(first.trajectory, second.trajectory)
@@ -349,8 +320,7 @@ def test_every_engine_hands_a_client_what_it_missed(engine, download):
 
 RESUMED = {
     "auto": fa.AlignedADMM(0.5, members="seen"),
-    "half": fa.AlignedADMM(0.5, sigma=0.5),
-    "in half precision": fa.AlignedADMM(0.5, sigma=0.5, download="half"),
+    "fixed": fa.AlignedADMM(0.5, sigma=0.5),
     "a-fedpd": fa.AFedPD(1.0),
 }
 
@@ -371,13 +341,6 @@ def test_a_clock_is_taken_up_with_what_its_clients_missed(tmp_path: Path):
     }
     resume = interrupted(tmp_path, 5, **options)
     assert_continued(resume(), resumable_run(8, **options), 5)
-
-
-def test_what_noise_hides_is_not_rounded_off():
-    """Who took part would show in h, and in the next model."""
-    upload = [fa.Clip(1.0), fa.GaussianNoise(1.0, delta=1e-3)]
-    with pytest.raises(fa.PairingError, match="AlignedADMM with download='half' takes what"):
-        run(fa.AlignedADMM(1.2, download="half"), federation(99), 2, upload=upload)
 
 
 def test_a_participant_is_sent_theta_and_one_more_vector():

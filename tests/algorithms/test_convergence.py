@@ -38,7 +38,6 @@ METHODS = {
     "SCAFFOLD 2": (fa.Scaffold(2), SOME, SMOOTH),
 }
 COMPOSITE = [name for name, (method, _, _) in METHODS.items() if method.accepts_regularizer]
-FROM = ("own", "current", "global", fa.Relaxed(0.2))
 METHODS |= {
     f"{name} from {start}": (method, sampler, options | {"start": start})
     for name, method, sampler, options in (
@@ -50,7 +49,7 @@ METHODS |= {
         ("FedSplit", fa.FedSplit(0.7), EVERYBODY, SMOOTH),
         ("FedPD", fa.FedPD(0.7), EVERYBODY, SMOOTH),
     )
-    for start in FROM
+    for start in ("own", "current", "global")
 }
 """The limit does not depend on where local work starts, when it is accurate enough."""
 

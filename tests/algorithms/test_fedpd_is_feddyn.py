@@ -17,7 +17,6 @@ from support import reference
 from support.federations import (
     PARTIAL_SAMPLERS,
     ROUNDS,
-    SAMPLERS,
     WEIGHTS,
     assert_same,
     federation,
@@ -111,35 +110,3 @@ def test_fedpd_with_silent_rounds_and_inexact_solves():
     result = run(fa.FedPD(0.9, 0.5), given, seed=8, solver=solver, stop=stop, start="own")
     expected = reference.fedpd(given, 0.9, silent, reference.gradient_steps(given, 3, 0.1))
     assert_same(result.trajectory, expected)
-
-
-def fedgloss(given, cohorts, eta, radius):
-    """Algorithm 1 of Caldarola et al. with sigma_i = -y_i, and sigma the mean of all sigma_i."""
-    n, d = given.b.shape
-    theta, climb, sigma_i = given.start.copy(), np.zeros(d), np.zeros((n, d))
-    trajectory = []
-    for cohort in cohorts:
-        if cohort:
-            length = np.linalg.norm(climb)
-            sent = theta + (radius * climb / length if length else 0)
-            moves = []
-            for i in cohort:
-                left = given.A[i] + np.eye(d) / eta
-                moves.append(np.linalg.solve(left, given.b[i] + sigma_i[i] + sent / eta) - sent)
-                sigma_i[i] -= moves[-1] / eta
-            climb = -(given.a[cohort] @ np.array(moves)) / given.a[cohort].sum()
-            theta = theta - climb - eta * (given.a @ sigma_i)
-        trajectory.append(theta.copy())
-    return np.array(trajectory)
-
-
-@pytest.mark.parametrize("radius", [0.0, 0.3])
-@pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
-def test_fedgloss_is_feddyn_from_a_perturbed_model(sampler, radius):
-    given, chosen = federation(27, weights=WEIGHTS), SAMPLERS[sampler]
-    cohorts = [list(chosen.sample(2, t, given.clients)) for t in range(20)]
-    found = run(fa.FedGloSS(0.8, perturb=radius), given, rounds=20, sampler=chosen, seed=2)
-    assert_same(found.trajectory, fedgloss(given, cohorts, 0.8, radius))
-    if not radius:
-        plain = run(fa.FedDyn(0.8), given, rounds=20, sampler=chosen, seed=2)
-        assert_same(found.trajectory, plain.trajectory)

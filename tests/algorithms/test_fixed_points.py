@@ -27,11 +27,9 @@ from fedadmm.algorithms import (
     fed_dr,
     fed_dr_ii,
     fed_dyn,
-    fed_gloss,
     fed_pd,
     scaffnew,
     scaffold,
-    scaffold_plus,
 )
 from fedadmm.algorithms.fed_async import AsTheyArrive
 from fedadmm.algorithms.fed_avg import LocalSteps
@@ -74,9 +72,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "size": (3,),
     "p": (0.4,),
     "sigma": (0.05,),
-    "gamma": (0.0, 1.0),
     "epsilon": (1e-3,),
-    "perturb": (0.0, 0.1),
 }
 """Values to try for every field that takes a number."""
 OWN_NUMBERS: dict[tuple[str, str], tuple[float, ...]] = {
@@ -179,9 +175,6 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
     if isinstance(method, fa.FedDR):
         server = fed_dr.Server(x - method.eta * at.mean, x)
         return server, [fed_dr.Client(x - method.eta * y, x) for y in duals]
-    if isinstance(method, fa.FedGloSS):
-        server = fed_gloss.Server(x, -at.mean, one, torch.ones_like(x))
-        return server, [fed_dyn.Client(y, one) for y in duals]
     if isinstance(method, fa.FedDyn):
         return fed_dyn.Server(x, -at.mean, one), [fed_dyn.Client(y, one) for y in duals]
     if isinstance(method, fa.FedPD):
@@ -195,9 +188,6 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
         return server, [adabest.Client(g, 0 * one) for g in at.gradients]
     if isinstance(method, fa.Scaffold):
         return scaffold.Server(x, at.mean), [scaffold.Client(g) for g in at.gradients]
-    if isinstance(method, fa.ScaffoldPlus):
-        server = scaffold_plus.Server(x, at.mean, x)
-        return server, [scaffold_plus.Client(g) for g in at.gradients]
     return method.init_server(x), [method.init_client(x) for _ in duals]
 
 
@@ -236,9 +226,7 @@ RESTLESS = LocalSteps | AsTheyArrive | fa.FedSGD | fa.FedCM | fa.FedDualAvg | fa
 STILL = [
     title
     for title, (method, _) in CASES.items()
-    if not isinstance(method, RESTLESS)
-    and not getattr(method, "skip_probability", 0)
-    and not getattr(method, "perturb", 0)
+    if not isinstance(method, RESTLESS) and not getattr(method, "skip_probability", 0)
 ]
 """Everything that has a state of rest at the optimum."""
 SAMPLERS = {
@@ -317,9 +305,6 @@ SCHEMES = {
     "doubly-uniform": fa.DoublyUniformSampling(),
     "cyclic": fa.CyclicSampling(2),
     "trace": fa.TraceSampling([[0, 3], [1], [2, 4], [0, 1, 2]], repeat=True),
-    "least-recently-seen": fa.LeastRecentlySeenSampling(2),
-    "loss": fa.LossSampling(2, 0.1),
-    "energy": fa.EnergySampling(2, 2.0, 0.5),
 }
 """One of every registered scheme; each takes everybody again and again."""
 PROPER = {

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import fedadmm as fa
-from fedadmm.run.engines import GivenDelays, VirtualTime
+from fedadmm.run.engines import VirtualTime
 from support import reference
 from support.federations import ROUNDS, WEIGHTS, Array, Federation, assert_same, federation, run
+from support.given_delays import GivenDelays
 
 LR, K = 0.1, 3
 WORK = {"solver": fa.GradientDescent(LR), "stop": fa.Steps(K)}

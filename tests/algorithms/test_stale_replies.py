@@ -18,8 +18,9 @@ import pytest
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.flower.federation import Federation
-from fedadmm.run.engines import GivenDelays, VirtualTime
+from fedadmm.run.engines import VirtualTime
 from support.federations import Chosen, federation, run
+from support.given_delays import GivenDelays
 
 CLIENTS, STEPS = 30, 900
 NUMBERS = {"rho": 1.3, "eta": 0.8}

@@ -171,7 +171,7 @@ def test_a_mistake_in_ones_own_file_names_the_file_and_the_line(
         "from fedadmm import Sampler\n\n\n"
         "@dataclass(frozen=True)\n"
         "class Mistaken(Sampler):\n"
-        "    def sample(self, seed, round_index, clients, known=None):\n"
+        "    def sample(self, seed, round_index, clients):\n"
         "        return [1 // round_index]\n"
     )
     table = 'sampler={name = "mistaken:Mistaken"}'

@@ -273,7 +273,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no solve": ({"algorithm": fa.FedSGD(0.1)}, "FedSGD takes the gradient over all"),
     "drawn steps": ({"algorithm": fa.Scaffnew(0.5)}, "Scaffnew draws how many steps"),
     "rule": ({"stop": fa.GradientTolerance(0.1)}, "GradientTolerance looks at gradients without"),
-    "losses": ({"sampler": fa.LossSampling(2, 0.1)}, "LossSampling asks for losses"),
     "both": ({"upload": UPLOAD}, "hides the rows of clients and the upload's noise hides clients"),
     "delta": ({"solver": solver(delta=0.03)}, "delta is 0.03, but must be below one over .* 0.025"),
     "budget": ({"solver": solver(budget=0.5)}, "budget is 0.5, but a round of client 0 has 5"),

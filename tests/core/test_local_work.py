@@ -24,8 +24,6 @@ KEEPERS = {
     "feddr-ii": fa.FedDRII(eta=0.6),
 }
 STEPS, LR = 3, 0.15
-BEYOND = fa.Relaxed(0.3)
-ANYWHERE = [*STARTS, BEYOND]
 WORK: dict[str, Any] = {"solver": fa.GradientDescent(LR), "stop": fa.Steps(STEPS)}
 
 
@@ -55,7 +53,7 @@ def expected(name: str, given: Federation, cohorts: list[list[int]], start: Any)
     return reference.fedadmm(given, cohorts, lambda t: 1.7, solve, start=start)
 
 
-@pytest.mark.parametrize("start", ANYWHERE, ids=str)
+@pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("name", KEEPERS)
 def test_a_solve_starts_where_it_is_asked_to(name, start):
     given, sampler = federation(41, weights=WEIGHTS), fa.UniformSampling(2)
@@ -64,7 +62,7 @@ def test_a_solve_starts_where_it_is_asked_to(name, start):
     assert_same(found.trajectory, expected(name, given, cohorts, start))
 
 
-@pytest.mark.parametrize("start", ANYWHERE, ids=str)
+@pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("engine", ["vectorised", "workers", "auto"])
 @pytest.mark.parametrize("name", KEEPERS)
 def test_every_engine_starts_there(name, engine, start):
@@ -96,19 +94,7 @@ def test_the_default_is_a_run_from_theta():
     assert_same(usual.trajectory, said.trajectory)
 
 
-def test_a_relaxed_start_without_relaxation_is_the_global_one():
-    given = federation(43)
-    ways = [run(fa.FedDR(0.6), given, start=s, **WORK) for s in (fa.Relaxed(0.0), "global")]
-    assert_same(ways[0].trajectory, ways[1].trajectory)
-
-
-@pytest.mark.parametrize("beta", [-0.1, "much"])
-def test_a_relaxation_is_a_number_that_is_not_negative(beta):
-    with pytest.raises(fa.ParameterError, match=r"beta is .*but must be"):
-        fa.Relaxed(beta)
-
-
-@pytest.mark.parametrize("start", ["own", "current", BEYOND], ids=str)
+@pytest.mark.parametrize("start", ["own", "current"])
 @pytest.mark.parametrize(
     "method", [fa.FedAvg(), fa.Scaffold(), fa.FedDyn(1.0), fa.AlignedADMM(1.0)]
 )

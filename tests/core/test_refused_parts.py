@@ -67,17 +67,9 @@ RULES: Cases = {
         "BernoulliSampling: probability in round 1 is 1.2000000000000002, but must be >= 0 and "
         "<= 1",
     ),
-    "no room for the floor": (
-        lambda: simulate(sampler=fa.LossSampling(1, floor=0.3)),
-        "LossSampling: floor is 0.3, but must be > 0 and <= 0.25",
-    ),
-    "batteries for others": (
-        lambda: simulate(sampler=fa.EnergySampling(2, recovery=[0.1, 0.2])),
-        "EnergySampling: recovery has 2 entries, but must have one for each of the 4 clients",
-    ),
     "more than there are": (
-        lambda: simulate(sampler=fa.LeastRecentlySeenSampling(9)),
-        "LeastRecentlySeenSampling: size is 9, but must be at most the number of clients, 4",
+        lambda: simulate(sampler=fa.UniformSampling(9)),
+        "UniformSampling: size is 9, but must be at most the number of clients, 4",
     ),
     "rates for others": (
         lambda: simulate(solver=fa.SGD([0.1, 0.2])),

@@ -1,6 +1,6 @@
-"""Solvers that keep something of a client: FedLESAM's direction and Adam's moments, against numpy.
+"""A solver with per-client memory: Adam's moments, against numpy and torch.
 
-Each on every engine, through an interruption and deployed: what a client keeps must come along.
+The memory is kept on every engine and across an interruption.
 """
 
 from __future__ import annotations
@@ -19,76 +19,9 @@ from support.engines import PROBLEMS, assert_same_run, run
 from support.federations import WEIGHTS, Array, assert_same, federation
 from support.federations import run as run_quadratics
 
-R, LR, STEPS, RHO = 0.3, 0.05, 4, 1.3
+STEPS, RHO = 4, 1.3
 ROUNDS = 12
 COHORTS = fa.UniformSampling(2)
-LESAM = fa.SGD(LR, None, perturb=fa.LESAM(R))
-
-
-def lesam(given, method: str) -> Array:
-    """FedLESAM with FedAvg's server and FedLESAM-D with FedDyn's, from the paper."""
-    n, zero = given.clients, np.zeros_like(given.start)
-    theta, old = given.start.copy(), [given.start.copy() for _ in range(n)]
-    y, h, trajectory = [zero] * n, zero, []
-    for t in range(ROUNDS):
-        cohort = list(COHORTS.sample(0, t, n))
-        moves = {}
-        for i in cohort:
-            way = old[i] - theta
-            e = R * way / np.linalg.norm(way) if way.any() else zero
-            old[i], w = theta, theta.copy()
-            for _ in range(STEPS):
-                g = given.gradient(i, w + e)
-                w = w - LR * (g + (y[i] + RHO * (w - theta) if method == "dyn" else 0))
-            moves[i] = w - theta
-        share = given.a[cohort].sum()
-        mean = sum(given.a[i] * moves[i] for i in cohort) / share
-        if method == "dyn":
-            for i in cohort:
-                y[i] = y[i] + RHO * moves[i]
-            h = h + RHO * sum(given.a[i] * moves[i] for i in cohort)
-            mean = mean + h / RHO
-        theta = theta + mean
-        trajectory.append(theta)
-    return np.array(trajectory)
-
-
-@pytest.mark.parametrize(
-    ("name", "method"), [("avg", fa.FedAvg()), ("dyn", fa.FedDyn(1 / RHO))], ids=str
-)
-def test_fedlesam_is_the_papers(name, method):
-    """Two of five clients a round, so that a client's last round is not everybody's."""
-    given = federation(31, weights=WEIGHTS)
-    options = {"sampler": COHORTS, "solver": LESAM, "stop": fa.Steps(STEPS)}
-    found = run_quadratics(method, given, rounds=ROUNDS, **options)
-    assert_same(found.trajectory, lesam(given, name))
-    assert found.history[-1]["work"]["passes"] == pytest.approx(STEPS)  # one gradient a step
-
-
-def test_aligned_admm_without_virtual_steps_is_fedlesam_d():
-    given = federation(32)
-    options = {"rounds": ROUNDS, "sampler": COHORTS, "solver": LESAM, "stop": fa.Steps(STEPS)}
-    aligned = run_quadratics(fa.AlignedADMM(RHO, sigma=0.0), given, **options)
-    dyn = run_quadratics(fa.FedDyn(1 / RHO), given, **options)
-    assert_same(aligned.trajectory, dyn.trajectory)
-
-
-def test_where_the_model_did_not_move_nothing_is_perturbed():
-    """In a first round from the initial model, and in a solve of its own."""
-    given = federation(33)
-    options = {"rounds": 1, "stop": fa.Steps(STEPS)}
-    perturbed = run_quadratics(fa.FedAvg(), given, solver=LESAM, **options)
-    plain = run_quadratics(fa.FedAvg(), given, solver=fa.SGD(LR, None), **options)
-    assert torch.equal(perturbed.params, plain.params)
-
-
-def test_a_constant_perturbation_moves_the_limit_by_itself():
-    """theta_old - theta goes to zero and its direction does not: the limit is not a point."""
-    given = federation(34)
-    options = {"solver": LESAM, "stop": fa.Steps(STEPS), "sampler": fa.FullParticipation()}
-    result = run_quadratics(fa.FedDyn(1 / RHO), given, rounds=600, **options)
-    away = np.linalg.norm(result.params.numpy() - given.optimum)
-    assert 1e-3 < away < 2 * R
 
 
 def adam(given, beta1: float, beta2: float, lr: float, eps: float, keep: bool) -> Array:
@@ -171,7 +104,6 @@ def test_adam_rests_at_the_optimum_of_a_primal_dual_method(method, moments):
 
 
 SOLVERS = {
-    "lesam": fa.SGD(0.05, 4, momentum=0.3, perturb=fa.LESAM(0.1)),
     "adam": fa.Adam(0.02, 4),
     "kept": fa.Adam(0.02, 4, weight_decay=0.1, moments="kept"),
     "rates": fa.Adam([0.01, 0.02, 0.03, 0.01, 0.02, 0.03], None, moments="kept"),
@@ -189,11 +121,11 @@ STOPS = {"epochs": fa.UniformEpochs(3), "tolerance": fa.GradientTolerance(0.02, 
 CASES = list(itertools.product(SOLVERS, METHODS, STOPS))[::3]
 
 
-@pytest.mark.parametrize(("solver", "method", "stop"), [*CASES, ("lesam", "fedmid", "epochs")])
+@pytest.mark.parametrize(("solver", "method", "stop"), CASES)
 @pytest.mark.parametrize("problem", ["perceptron", "tanh", "least squares"])
 def test_stacked(solver, method, stop, problem):
     given = {"solver": SOLVERS[solver], "stop": STOPS[stop], "rounds": 6}
-    chosen = METHODS.get(method, fa.FedMid())
+    chosen = METHODS[method]
     expected = run("sequential", chosen, PROBLEMS[problem](), **given)
     found = run("vectorised", chosen, PROBLEMS[problem](), **given)
     assert_same_run(found, expected)
@@ -211,9 +143,8 @@ def test_in_workers(solver):
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-@pytest.mark.parametrize("solver", ["lesam", "kept"])
-def test_resumed(solver, kind, tmp_path):
-    options = {"solver": SOLVERS[solver], "algorithm": fa.FedAvg()}
+def test_resumed(kind, tmp_path):
+    options = {"solver": SOLVERS["kept"], "algorithm": fa.FedAvg()}
     resume = resumable.interrupted(tmp_path, 5, kind=kind, **options)
     resumable.assert_continued(resume(), resumable.run(8, **options), 5)
 
@@ -232,8 +163,6 @@ def test_a_round_without_steps_keeps_what_the_solver_keeps(engine):
 
 def test_what_does_not_fit_is_refused():
     given = federation(37)
-    with pytest.raises(fa.PairingError, match="FedPD does not send it in every round"):
-        run_quadratics(fa.FedPD(0.7, 0.3), given, solver=LESAM)
     with pytest.raises(fa.PairingError, match="FedNova must know the size of every local step"):
         run_quadratics(fa.FedNova(), given, solver=fa.Adam(0.1))
     with pytest.raises(fa.PairingError, match="PerWork makes a penalty from the learning rate"):

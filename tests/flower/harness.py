@@ -295,9 +295,9 @@ def contribution(algorithm: Any, state: Any) -> list[Tensor]:
         return [2 * state.x - state.v]
     if name == "feddr-ii":
         return [state.x + state.w]
-    if name in ("scaffold", "scaffold-plus"):
+    if name == "scaffold":
         return [state.c_i]
-    if name in ("feddyn", "fedgloss"):
+    if name == "feddyn":
         return [state.y]
     return []
 
@@ -315,9 +315,7 @@ def tracked(algorithm: Any, server: Any) -> list[Tensor]:
         "fedsplit": ["xtilde"],
         "feddr-ii": ["xtilde"],
         "scaffold": ["c"],
-        "scaffold-plus": ["c"],
         "feddyn": ["h"],
-        "fedgloss": ["h"],
     }
     names = ["h"] if is_aligned(algorithm) else fields.get(algorithm.name, [])
     return [getattr(server, field) for field in names]
@@ -334,7 +332,7 @@ def check_invariant(settings: Federation, folder: Path, tolerance: float = 1e-6)
     assert (missed is not None) == is_aligned(algorithm)
     if missed is not None:
         states = {
-            client: algorithm.catch_up(state, missed.exact(client))
+            client: algorithm.catch_up(state, missed.change(client))
             for client, state in states.items()
         }
     sums: list[Tensor] = []

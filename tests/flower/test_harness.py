@@ -53,9 +53,7 @@ ALGORITHMS = {
     "scaffnew": fa.Scaffnew(p=0.3),
     "adabest": fa.AdaBest(),
     "scaffold": fa.Scaffold(),
-    "scaffold-plus": fa.ScaffoldPlus(),
     "feddyn": fa.FedDyn(eta=1.0),
-    "fedgloss": fa.FedGloSS(eta=1.0),
     "a-fedpd": fa.AFedPD(rho=1.0),
     "aligned-admm": fa.AlignedADMM(rho=1.0),
     "pfedme": fa.PFedMe(rho=1.0),
@@ -95,10 +93,10 @@ def test_equal_to_simulate(name, tmp_path):
 ALIGNED = fa.AlignedADMM(rho=1.0, sigma=0.3)
 
 
-@pytest.mark.parametrize(("sigma", "download"), [(0.3, "full"), ("auto", "full"), (0.3, "half")])
-def test_absent_clients_move_along_over_restarts_as_in_a_simulation(sigma, download, tmp_path):
+@pytest.mark.parametrize("sigma", [0.3, "auto"])
+def test_absent_clients_move_along_over_restarts_as_in_a_simulation(sigma, tmp_path):
     """One of four a round: a client is away for rounds, and the server dies twice meanwhile."""
-    method = fa.AlignedADMM(rho=1.0, sigma=sigma, download=download)
+    method = fa.AlignedADMM(rho=1.0, sigma=sigma)
     settings = federation(method, rounds=12, sampler=fa.UniformSampling(1), seed=3)
     left = [4, 9]
 
@@ -117,17 +115,9 @@ def test_absent_clients_move_along_over_restarts_as_in_a_simulation(sigma, downl
     assert sent == [record["traffic"]["bytes_down"] for record in wanted.history[1:]]
 
 
-SOLVERS = {
-    "fedlesam": fa.SGD(0.1, 10, perturb=fa.LESAM(0.1)),
-    "adam": fa.Adam(0.05, 10, moments="kept"),
-}
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_what_a_solver_keeps_is_in_the_sites_record(solver, tmp_path):
-    settings = federation(
-        fa.FedAvg(), rounds=9, sampler=fa.UniformSampling(2), solver=SOLVERS[solver]
-    )
+def test_what_a_solver_keeps_is_in_the_sites_record(tmp_path):
+    solver = fa.Adam(0.05, 10, moments="kept")
+    settings = federation(fa.FedAvg(), rounds=9, sampler=fa.UniformSampling(2), solver=solver)
     left = [4]
 
     def die(report):
@@ -212,13 +202,12 @@ def test_the_sites_and_the_operator_get_what_a_simulation_hands_out(output, tmp_
     assert at_sites == pytest.approx(float(problem.value(wanted.params)), abs=1e-6)
 
 
-@pytest.mark.parametrize("download", ["full", "half"])
 @pytest.mark.parametrize("members", ["all", "seen"])
 def test_an_aligned_client_that_lost_its_state_stands_as_if_it_had_always_been_away(
-    members, download, tmp_path
+    members, tmp_path
 ):
     """With another who never came: both duals are the sum of all virtual steps, or do not count."""
-    method = fa.AlignedADMM(1.0, 0.6, members, download)
+    method = fa.AlignedADMM(1.0, 0.6, members)
     settings = federation(method, rounds=6, ledger="disk", sampler=fa.TraceSampling(TRACE))
     grid = FakeGrid(settings, tmp_path)
 
@@ -232,7 +221,7 @@ def test_an_aligned_client_that_lost_its_state_stands_as_if_it_had_always_been_a
     saved = server_on_disk(settings, tmp_path)
     states = states_on_disk(settings, tmp_path)
     missed = saved.state.missed
-    duals = {c: states[c].y + missed.exact(c) for c in range(4)}
+    duals = {c: states[c].y + missed.change(c) for c in range(4)}
     total = saved.state.server.virtual
     assert torch.equal(duals[1], total)
     assert torch.equal(duals[3], total)
@@ -248,24 +237,6 @@ TRACE = [[0, 1], [1, 2], [0, 2], [1], [0, 1], [0, 2], [3]]
 
 class Stopping(Crash):
     """The server is killed."""
-
-
-@pytest.mark.parametrize("sampler", [fa.LossSampling(2, 0.1), fa.LeastRecentlySeenSampling(2)])
-@pytest.mark.parametrize("algorithm", [fa.FedADMM(rho=1.0), fa.FedDR(eta=1.0, init="prox")])
-def test_a_sampler_that_looks_back_survives_the_death_of_its_server(sampler, algorithm, tmp_path):
-    settings = federation(algorithm, rounds=9, sampler=sampler)
-    left = [3, 6]
-
-    def die(report):
-        if left and report.record["round"] == left[0]:
-            left.pop(0)
-            raise Stopping
-
-    history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path, die)
-    wanted = simulated(settings)
-    assert history.crashes == 2
-    assert history.trace == [record["cohort"]["clients"] for record in wanted.history]
-    assert torch.equal(history.outcome.params, wanted.params)
 
 
 @pytest.mark.parametrize("moment", ["before checkpoint", "after checkpoint"])

@@ -58,7 +58,6 @@ METHODS = {
     "insa": fa.FedADMMInSa(),
     "scaffold": fa.Scaffold(),
     "fedexp": fa.FedExP(0.1),
-    "aligned half": fa.AlignedADMM(0.5, download="half"),
     "aligned": fa.AlignedADMM(0.5),
 }
 

@@ -33,9 +33,7 @@ CASES = {
     "feddr": fa.FedDR(eta=1.0, alpha=1.5),
     "feddr-ii": fa.FedDRII(eta=1.0),
     "scaffold": fa.Scaffold(),
-    "scaffold-plus": fa.ScaffoldPlus(),
     "feddyn": fa.FedDyn(eta=1.0),
-    "fedgloss": fa.FedGloSS(eta=1.0),
 }
 
 

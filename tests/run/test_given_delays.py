@@ -14,9 +14,7 @@ import fedadmm as fa
 from fedadmm.core.local_work import LocalWork
 from fedadmm.data import problems
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.engines import GivenDelays
 from fedadmm.run.simulation import make_job
-from fedadmm.study.config import resolve
 from fedadmm.theory import async_feddr_bound
 from fedadmm.theory.certificates import certify
 from support.certified import assert_holds, certified, curves
@@ -31,6 +29,7 @@ from support.federations import (
     snapshots,
     weighted_mean,
 )
+from support.given_delays import GivenDelays
 from support.records import untimed
 
 ONE = fa.UniformSampling(1)
@@ -206,13 +205,3 @@ def test_refused():
         match=r"^FedPD needs all clients in every round, but GivenDelays folds replies without ",
     ):
         run(fa.FedPD(1.0), federation(86), 1, engine=GivenDelays())
-
-
-def test_from_a_configuration():
-    tree = {
-        "problem": {"name": "quadratics"},
-        "algorithm": {"name": "async-feddr"},
-        "sampler": {"name": "uniform", "size": 1},
-        "engine": {"name": "given-delays", "max_delay": 4},
-    }
-    assert resolve(tree).engine == GivenDelays(4)

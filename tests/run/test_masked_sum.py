@@ -12,6 +12,7 @@ import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.aggregation import MaskedSum, Sum
 from fedadmm.core.messages import Upload
+from support.given_delays import GivenDelays
 
 METHODS = {
     "fedavg": fa.FedAvg(),
@@ -108,10 +109,6 @@ def test_an_entry_above_the_bound_is_named():
 REFUSED = {
     "no bound": ({}, r"nothing that stays the same bounds .* put Clip into the upload"),
     "adaptive": ({"upload": [fa.AdaptiveClip()]}, "nothing that stays the same"),
-    "losses": (
-        {"sampler": fa.LossSampling(5, 0.1), "upload": [fa.Clip(1.0)]},
-        "asks for each client",
-    ),
     "few": ({"sampler": fa.UniformSampling(2), "upload": [fa.Clip(1.0)]}, "minimum is 3, but a"),
     "clients": ({"problem": problem(2), "upload": [fa.Clip(1.0)]}, "a round has 2 clients"),
     "compressed": ({"upload": [fa.Clip(1.0), fa.TopK(2)]}, "rounds to fixed point itself"),
@@ -119,7 +116,7 @@ REFUSED = {
         {
             "method": fa.FedDR(1.0),
             "upload": [fa.Clip(1.0)],
-            "engine": fa.GivenDelays(0),
+            "engine": GivenDelays(0),
         },
         "each is folded as it arrives",
     ),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import fedadmm as fa
-from fedadmm.run.engines import GivenDelays, VirtualTime, Workers
+from fedadmm.run.engines import VirtualTime, Workers
+from support.given_delays import GivenDelays
 from support.minimal import CENTRES, expected, run
 
 

@@ -105,7 +105,7 @@ def test_the_prox_in_local_steps(g: str, method: Any, lr: Any, momentum: float) 
     assert_same_run(run("vectorised", method, problem(), **options), expected)
 
 
-@pytest.mark.parametrize("name", ["fednova", "fedcm", "scaffnew", "scaffold-plus"])
+@pytest.mark.parametrize("name", ["fednova", "fedcm", "scaffnew"])
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
 def test_the_sum_of_steps_with_a_rate_per_client(name: str, momentum: float) -> None:
     solver = fa.SGD(RATES, batch_size=4, momentum=momentum)

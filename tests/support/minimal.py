@@ -106,7 +106,7 @@ class Once(StoppingRule):
 class Two(Sampler):
     """Everybody but one, in turn."""
 
-    def sample(self, seed, round_index, clients, known=None) -> Sequence[int]:
+    def sample(self, seed, round_index, clients) -> Sequence[int]:
         return [client for client in range(clients) if client != round_index % clients]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -35,13 +34,13 @@ def soft_threshold(v: Array, threshold: float) -> Array:
     return np.sign(v) * np.maximum(np.abs(v) - threshold, 0.0)
 
 
-def begin(start: Any, theta: Array, own: Array, seen: bool) -> Array:
-    """Where a local solve starts: a word, or FedInit's relaxed start."""
+def begin(start: str, theta: Array, own: Array, seen: bool) -> Array:
+    """Initial point of a local solve."""
     if start == "own":
         return own
     if start == "global" or not seen:
         return theta
-    return own if start == "current" else theta + start.beta * (theta - own)
+    return own
 
 
 def fedadmm(
@@ -50,7 +49,7 @@ def fedadmm(
     rho: Callable[[int], float],
     solve: Solve,
     step: Callable[[int], float] | None = None,
-    start: Any = "global",
+    start: str = "global",
     members: str = "all",
     increment: str = "exact",
     prox: Callable[[Array, float], Array] = lambda v, t: v,

@@ -354,8 +354,8 @@ REFUSED = [
     (fa.FedDR(0.3), {"sampler": fa.CyclicSampling(2)}, r"^certificate: CyclicSampling is not rand"),
     (
         fa.FedDR(0.3),
-        {"sampler": fa.LossSampling(1, floor=0.1)},
-        r"^certificate: LossSampling has no probabilities that stay",
+        {"sampler": fa.BernoulliSampling(fa.Geometric(0.9, 0.9, 0.1))},
+        r"^certificate: BernoulliSampling has no probabilities that stay",
     ),
     (
         fa.FedDR(0.3),

@@ -31,7 +31,7 @@ COMPARISON_KEYS = ("seeds", "methods", "search")
 """The keys of a file that `compare` reads and a single run leaves alone."""
 REGISTERED = (
     *("data.problems", "algorithms", "core.regularizers", "core.schedules", "core.solvers"),
-    *("core.stopping", "core.sampling", "core.adaptive_sampling", "run.engines", "core.outputs"),
+    *("core.stopping", "core.sampling", "run.engines", "core.outputs"),
     *("core.pipeline", "core.aggregation", "run.diagnostics", "theory.certificates"),
     *("study.trackers", "theory.incentives"),
 )
