@@ -229,7 +229,6 @@ def test_a_site_of_one_s_own_table_counts_by_its_rows(tmp_path: Path) -> None:
     ("command", "more"),
     [
         ("sweep", ["--grid", "local.solver.lr=0.1,0.2", "--jobs", 1]),
-        ("tune", ["--keys", "local.solver.lr=0.1,0.2", "--trials", 2]),
         ("advise", []),
     ],
 )
@@ -278,9 +277,9 @@ def test_compare_says_which_methods_take_what_is_set(tmp_path: Path) -> None:
     assert methods["FedADMM"]["rho"] == methods["FedADMM, aligned"]["rho"] == 7
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep", "tune"])
+@pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_what_no_run_has_a_key_for_is_refused(command: str, tmp_path: Path) -> None:
-    more = {"sweep": ["--grid", "seed=0,1"], "tune": ["--keys", "local.solver.lr=0.1,0.2"]}
+    more = {"sweep": ["--grid", "seed=0,1"]}
     config = write_small(tmp_path / "small.toml", methods=METHODS)
     bogus = ["--set", "algorithm.bogus=7", "--out", tmp_path / "out"]
     result = call(command, config, *more.get(command, []), *bogus)

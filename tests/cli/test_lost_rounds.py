@@ -68,18 +68,6 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path):
     assert f"{summary['rounds']} rounds are kept" in summary["status"]
 
 
-def test_tune_resumes_only_a_search_that_is_there(tmp_path):
-    keys = ["--keys", "local.solver.lr=0.1,0.2", "--rounds", "1", "--no-report"]
-    out = ["--set", "problem.clients=2", "--out", str(tmp_path / "t")]
-    tune = ["tune", "digits", *keys, *out, "--trials"]
-    refused = CliRunner().invoke(app, [*tune, "1", "--resume"])
-    assert refused.exit_code == 2
-    assert "there is no search to go on with" in " ".join(refused.output.split())
-    assert CliRunner().invoke(app, [*tune, "1"]).exit_code == 0
-    done = CliRunner().invoke(app, [*tune, "2", "--resume"])
-    assert done.exit_code == 0, done.output
-
-
 ROWS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 BINARY = torch.nn.functional.binary_cross_entropy_with_logits
 WRONG = {

@@ -18,9 +18,6 @@ from fedadmm.study.results import Results, by_label, results, row_documents
 from fedadmm.study.rundir import RecordedRun, RunDir, plain, read_json, read_run, write_json
 from fedadmm.study.study import RESULTS, Cell, Study, setting_of, short_keys
 
-SHOWN = 8
-"""This many of the best trials of a search have a curve."""
-
 
 @dataclass(frozen=True)
 class Partition:
@@ -232,13 +229,9 @@ def _runs_below(directory: Path) -> list[Path]:
 
 
 def drawn(found: Outcome) -> Outcome:
-    """What a page shows of it: of a search the best trials, of a comparison also its new runs."""
+    """What a page shows of it: of a comparison also its new runs."""
     document, runs = found.document, list(found.runs)
-    if document["kind"] == "tuning":
-        scored = [p for p in zip(document["runs"], runs, strict=True) if p[0]["score"] is not None]
-        ranked = sorted(scored, key=lambda pair: float(pair[0]["score"]))[:SHOWN]
-        runs = list({row["directory"]: run for row, run in ranked}.values())
-    elif document["kind"] == "comparison":  # it may go on, with runs that are not named yet
+    if document["kind"] == "comparison":  # it may go on, with runs that are not named yet
         known = {run.directory.resolve() for run in runs}
         new = [one for one in _runs_below(found.directory) if one.resolve() not in known]
         runs += [read_run(folder, found.target) for folder in new]
@@ -257,27 +250,19 @@ def target_of(found: Mapping[str, Any] | None) -> Target | None:
 
 
 def runs_table(document: Mapping[str, Any]) -> Table:
-    """One line a run of a sweep or a search: what was set, and what came out."""
-    rows, tuning = document["runs"], document["kind"] == "tuning"
-    best = document["best"]["trial"] if tuning and document["best"] else None
-    targeted = not tuning and any(row["target"] is not None for row in rows)
+    """One line per run of a sweep: the values that were set and the results."""
+    rows = document["runs"]
+    targeted = any(row["target"] is not None for row in rows)
     metrics = list(dict.fromkeys(name for row in rows for name in row["final"]))
-    if tuning:
-        metrics = [name for name in metrics if records.metric(name).known][:2]
     lines = []
     for row in rows:
         done = row["rounds"]
-        if row["code"] == "diverged" and not tuning:
+        if row["code"] == "diverged":
             done = f"{done} (diverged)"
         values = [*row["set"].values(), done]
-        values += [row["rounds_to_target"]] if targeted else [row["state"]] if tuning else []
+        values += [row["rounds_to_target"]] if targeted else []
         values += [row["final"].get(name) for name in metrics]
-        if tuning:
-            values.insert(0, f"**{row['trial']}**" if row["trial"] == best else row["trial"])
         lines.append([number_cell(value) for value in values])
     keys = short_keys(list(rows[0]["set"])) if rows else []
-    headings = ["trial", *keys, "rounds", "state"] if tuning else [*keys, "rounds done"]
-    headings += [*(["rounds to target"] if targeted else []), *metrics]
-    note = f"Trial {best} is the best." if best is not None else ""
-    data = [flattened(row) for row in rows]
-    return Table("Trials" if tuning else "Sweep", headings, lines, note, data=data)
+    headings = [*keys, "rounds done", *(["rounds to target"] if targeted else []), *metrics]
+    return Table("Sweep", headings, lines, data=[flattened(row) for row in rows])

@@ -1,7 +1,7 @@
 """A study: configurations × seeds, and perhaps a search that comes before them.
 
-compare, sweep, tune and reproduce are four ways to write one down: `comparing`, `sweeping`,
-`tuning` and `recipe` make a `Study`, `runner` runs it, `results` summarises it.
+compare, sweep and reproduce are three ways to write one down: `comparing`, `sweeping` and
+`recipe` make a `Study`, `runner` runs it, `results` summarises it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedadmm.study.config import TABLES, completed, resolve
 
 PLAN, RESULTS = "study.toml", "results.json"
 
-Kind = Literal["comparison", "sweep", "tuning", "reproduction"]
+Kind = Literal["comparison", "sweep", "reproduction"]
 
 _NO_MATTER = ("engine", "device", "threads", "checkpoint")
 """How a result is computed, not what it is; an engine that shapes the run does matter."""

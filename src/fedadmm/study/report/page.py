@@ -103,9 +103,6 @@ def _title(content: Outcome) -> str:
         methods = {str(run.summary.get("method", run.algorithm)) for run in content.runs}
         whose = f" of {methods.pop()}" if len(methods) == 1 else ""
         return f"{len(content.settings)} settings{whose} on {content.problem}"
-    if content.document.get("kind") == "tuning":
-        trials = len(content.document["runs"])
-        return f"The best {len(content.labels)} of {trials} trials on {content.problem}"
     if len(content.labels) > 1:
         return f"{len(content.labels)} methods on {content.problem}"
     return f"{content.runs[0].method} on {content.problem}"

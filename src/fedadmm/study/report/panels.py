@@ -64,7 +64,6 @@ _ABOUT = {
     "clock": ("Virtual time", "Who waited for whom."),
     "privacy": ("Privacy", "What the released sums tell about any one client, at most."),
     "more": ("Further measurements", "Whatever else the runs recorded."),
-    "trials": ("Trials", "What the search tried, in its order."),
     "clients": ("Clients", "Who holds what, and who took part."),
 }
 """A section's title, and what it is about."""
@@ -82,7 +81,6 @@ def _overlaid(content: Outcome, known: list[Axis]) -> list[Section]:
         _section(content, "clock", rounds, _clock(content, rounds)),
         _section(content, "privacy", rounds, _curves(content, rounds, "privacy")),
         _section(content, "more", rounds, _more(content, rounds)),
-        _section(content, "trials", [], _trials(content)),
     ]
 
 
@@ -356,15 +354,3 @@ def _strips(content: Outcome) -> Iterator[Strip]:
         own = f": {content.names[label]}" if len(content.labels) > 1 else ""
         title = f"Who worked when{own}"
         yield Strip(name, title, note, label, clients, bars)
-
-
-def _trials(content: Outcome) -> Iterator[Panel]:
-    """Each trial's last measurement of the compared metric; the curves are those of the best."""
-    metric = content.results.metric or ""
-    tuning = content.document.get("kind") == "tuning"
-    rows = content.document["runs"] if tuning else []
-    found = {str(row["trial"]): row["final"][metric] for row in rows if metric in row["final"]}
-    title = records.metric(metric).title
-    note = f"{title} after each trial's last round. The other figures show the best trials."
-    if found:
-        yield Bars("trials", title, note, title.lower(), [*found.values()], [*found], "trial")
