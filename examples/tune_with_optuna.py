@@ -1,7 +1,7 @@
 """Search a learning rate and a penalty with optuna, and stop trials that fall behind.
 
-Needs the extra `tune`. A trial is one call of `simulate`; its callback reports every round to optuna
-and raises `TrialPruned` when the trial is worse than the median of the others in the same round.
+Needs the extra `tune`. A trial is one call of `simulate`; its callback reports every round to
+optuna and raises `TrialPruned` when the trial is worse than the median of the others in that round.
 """
 
 import optuna

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from fedadmm.core.parts import checked
-from fedadmm.study.report.overview import ranking
 from studies.participation.paired import chance, counted, mean_difference, median_ratio
+from studies.participation.ranks import ranking
 
 CONFIRMATION, DEVELOPMENT = "confirmation", "development"
 

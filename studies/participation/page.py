@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedadmm.study.report.overview import rank_picture
 from fedadmm.study.report.page import paragraph, plain_page, table_html
 from studies.participation import text
+from studies.participation.ranks import STYLE, rank_picture
 
 
 def page(found: Mapping[str, Any], title: str, notes: str) -> str:
@@ -21,4 +21,4 @@ def page(found: Mapping[str, Any], title: str, notes: str) -> str:
         for table in text.tables(found)
         for part in (table_html(table), pictures.get(table.title, ""), paragraph(table.note))
     ]
-    return plain_page(title, [paragraph(notes.strip()), *parts])
+    return plain_page(title, [f"<style>{STYLE}</style>", paragraph(notes.strip()), *parts])

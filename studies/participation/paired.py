@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedadmm.study.report.overview import CONFIDENCE
+from fedadmm.study.results import CONFIDENCE
 
 _RESAMPLES = 9999
 _SEED = 20_000_000

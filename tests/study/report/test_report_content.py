@@ -387,29 +387,6 @@ def written(folder: Path, label: str, seed: int, history: list[dict[str, object]
     (run / "summary.json").write_text(json.dumps({"label": label, "seed": seed}))
 
 
-def test_ranks_are_those_of_every_seed_with_the_critical_difference(tmp_path: Path) -> None:
-    finals = {"a": [0.9, 0.8, 0.7, 0.9], "b": [0.5, 0.9, 0.6, 0.6], "c": [0.1, 0.2, 0.6, 0.3]}
-    for label, values in finals.items():
-        for seed, accuracy in enumerate(values):
-            written(tmp_path, label, seed, [made(1, test_accuracy=accuracy)])
-    (panel,) = next(part for part in sections(read(tmp_path)) if part.name == "ranks").panels
-    assert panel.labels == ["a", "b", "c"]
-    # By hand, seed by seed: a 1 2 1 1, b 2 1 2.5 2, c 3 3 2.5 3.
-    assert panel.ranks == pytest.approx([1.25, 1.875, 2.875])
-    # Demsar's table: q is 2.343 for three methods at 5 %; k (k + 1) / (6 N) is 12 / 24.
-    assert panel.critical == pytest.approx(2.343 * 0.5**0.5, abs=1e-3)
-    assert "Mean ranks over 4 seeds by final test accuracy" in panel.note
-    write_report(tmp_path, figures=tmp_path / "figures")
-    assert (tmp_path / "figures/ranks.svg").exists()
-
-
-def test_no_ranks_without_seeds_that_all_methods_share(tmp_path: Path) -> None:
-    for label, seeds in {"a": (0, 1), "b": (0, 1), "c": (0, 2)}.items():
-        for seed in seeds:
-            written(tmp_path, label, seed, [made(1, test_accuracy=0.1 * seed)])
-    assert "ranks" not in [part.name for part in sections(read(tmp_path))]
-
-
 def test_who_took_part_when_is_told_once_if_all_methods_met_the_same(tmp_path: Path) -> None:
     cohorts = [[0, 1], [2], [0, 2]]
     same = [made(t + 1, loss=1 / (t + 1), clients=met) for t, met in enumerate(cohorts)]

@@ -107,21 +107,6 @@ def test_two_settings_of_one_method_differ_in_colour_and_in_marker(desktop: Brow
     assert len(set(samples)) == 7
 
 
-def test_ranks_are_dots_on_one_scale(desktop: Browser) -> None:
-    rows = desktop.evaluate(
-        "[...document.querySelectorAll('.rank-rows svg:not(.scale)')].map((s) => [Number("
-        "s.nextElementSibling.textContent), s.querySelector('circle').getBoundingClientRect().left,"
-        "s.querySelector('line').getBoundingClientRect().right, s.getBoundingClientRect().right])"
-    )
-    assert len(rows) == 7
-    ranks, places = [row[0] for row in rows], [row[1] for row in rows]
-    assert ranks == sorted(ranks)
-    step = (places[-1] - places[0]) / (ranks[-1] - ranks[0])
-    for rank, place in zip(ranks, places, strict=True):
-        assert place - places[0] == pytest.approx(step * (rank - ranks[0]), abs=step / 50 + 1)
-    assert all(end <= edge + 6 for *_, end, edge in rows), "a line leaves the figure"
-
-
 def test_legend_hides_isolates_and_brings_back(desktop: Browser) -> None:
     browser = desktop
 

@@ -19,7 +19,6 @@ from fedadmm.study.report.figures import (
     Line,
     Lines,
     Panel,
-    Ranks,
     Section,
     Strip,
     Style,
@@ -134,8 +133,6 @@ def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure
             figure.colorbar(image, ax=plot, label=panel.unit)
     elif isinstance(panel, Strip):
         _strip(plot, panel, chosen[panel.label])
-    elif isinstance(panel, Ranks):
-        _ranks(plot, panel, chosen)
     else:
         plot.bar(range(len(panel.values)), panel.values, 0.85, color=ACCENT)
         plot.set(xlabel=panel.column, ylabel=panel.unit)
@@ -143,17 +140,6 @@ def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure
         every = -(-len(panel.names) // 12)
         plot.set_xticks(range(0, len(panel.names), every), panel.names[::every])
     return figure
-
-
-def _ranks(plot: Axes, panel: Ranks, chosen: dict[str, Style]) -> None:
-    for place, (label, rank) in enumerate(zip(panel.labels, panel.ranks, strict=True)):
-        colour, high = chosen[label].light, max(panel.ranks)
-        plot.hlines(place, rank, min(rank + panel.critical, high), color=colour, lw=3, alpha=0.45)
-        plot.plot(rank, place, "o", color=colour)
-    plot.set_yticks(range(len(panel.labels)), [chosen[label].name for label in panel.labels])
-    plot.invert_yaxis()
-    plot.grid(visible=False)
-    plot.set(xlabel="mean rank over the seeds; 1 is the best")
 
 
 def _strip(plot: Axes, panel: Strip, style: Style) -> None:

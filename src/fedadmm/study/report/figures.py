@@ -195,19 +195,7 @@ class Strip(NamedTuple):
     kind: str = "strip"
 
 
-class Ranks(NamedTuple):
-    """The mean rank of every label, best first, and the least significant difference."""
-
-    name: str
-    title: str
-    note: str
-    labels: list[str]
-    ranks: list[float]
-    critical: float
-    kind: str = "ranks"
-
-
-Panel = Lines | Bars | Heat | Strip | Ranks
+Panel = Lines | Bars | Heat | Strip
 
 
 class Section(NamedTuple):

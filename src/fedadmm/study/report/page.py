@@ -16,17 +16,13 @@ from fedadmm.study.formatting import Table
 from fedadmm.study.outcome import Outcome
 from fedadmm.study.report import tables
 from fedadmm.study.report.figures import (
-    Bars,
     Heat,
     Lines,
     Panel,
-    Ranks,
     Section,
     Strip,
-    Style,
     styles_of,
 )
-from fedadmm.study.report.overview import rank_picture
 from fedadmm.study.worth import Worth
 
 
@@ -77,7 +73,6 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
         search=tables.search_table(content),
         federating=Markup(_federating(content)),
         alternative=lambda panel: _alternative(panel, content.names),
-        ranks=lambda panel: Markup(_ranks(panel, styles_of(content))),
         made_by=_versions(content),
         style=Markup((own / "style.css").read_text(encoding="utf-8")),
         script=Markup((own / "script.js").read_text(encoding="utf-8")),
@@ -139,7 +134,7 @@ def _data(content: Outcome, sections: list[Section]) -> str:
             {
                 "name": section.name,
                 "axes": [{"name": axis.name, "title": axis.title} for axis in section.axes],
-                "panels": [_panel(p) for p in section.panels if not isinstance(p, Ranks)],
+                "panels": [_panel(panel) for panel in section.panels],
             }
             for section in sections
         ],
@@ -156,14 +151,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return values
 
 
-def _ranks(panel: Ranks, chosen: dict[str, Style]) -> str:
-    """The one figure that the page holds as it is; the others are drawn by the script."""
-    own = [chosen[label] for label in panel.labels]
-    looks = [f"--light: {style.light}; --dark: {style.dark}" for style in own]
-    return rank_picture([style.name for style in own], panel.ranks, panel.critical, looks)
-
-
-def _alternative(panel: Lines | Bars | Heat | Strip, names: dict[str, str]) -> str:
+def _alternative(panel: Panel, names: dict[str, str]) -> str:
     """The text for readers who cannot see the figure."""
     if isinstance(panel, Lines):
         ends = [

@@ -30,7 +30,6 @@ from fedadmm.study.report.overview import (
     MOST_OVERLAID,
     client_panels,
     last_values,
-    rank_panels,
     sweep_sections,
 )
 
@@ -51,7 +50,6 @@ def sections(content: Outcome) -> list[Section]:
 
 _ABOUT = {
     "learning": ("Learning curves", "What the rounds, the bytes and the time buy."),
-    "ranks": ("Ranks", "Who is ahead, seed by seed."),
     "fairness": (
         "Every client's share",
         "What the model is worth to each client, not only on average.",
@@ -74,7 +72,6 @@ def _overlaid(content: Outcome, known: list[Axis]) -> list[Section]:
     rounds = known[:1]
     return [
         _section(content, "learning", known, _learning(content, known)),
-        _section(content, "ranks", [], rank_panels(content)),
         _section(content, "fairness", rounds, _fairness(content, rounds)),
         _section(content, "residuals", rounds, _curves(content, rounds, "residuals")),
         _section(content, "work", rounds, _work(content, rounds)),

@@ -1,4 +1,4 @@
-"""Ranks against values that were worked out in another way."""
+"""Mean ranks over problems, against values that were computed by hand or printed elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedadmm.study.report.overview import (
+from studies.participation.ranks import (
     critical_difference,
     ranking,
 )
