@@ -24,6 +24,7 @@ SAYS = {
     "lightning_module": r"accuracy [6-9]\d",
     "streamed_files": r"loss 2\.\d+ 0\.0\d+\ntoo little: [1-3]\d\.",
     "tune_with_optuna": r"10 trials, [1-9] stopped early\nbest: lr .*, rho .*\naccuracy [89]\d",
+    "incentives": r"critical reward 1\.608\n(reward .* per round, \d+ rounds, cost \d+\n){4}",
     "fine_tune_adapter": r"6,930 of 89,362 parameters travel\naccuracy [5-9]\d",
 }
 """What each example prints.  The numbers are bands, not golden values."""
