@@ -41,7 +41,7 @@ SHELF = {
         "privacy.md",
         "secure-sums.md",
         "robust.md",
-        "audit.md",
+        "gradient-inversion.md",
         "asynchrony.md",
         "incentives.md",
         "flower-app.md",

@@ -47,7 +47,6 @@ def folder(tmp_path, monkeypatch):
     "command",
     [
         ["export", "theirs", "--format", "onnx"],
-        ["audit", "theirs"],
         ["run", "theirs"],
         ["run", "--out", "theirs", "--resume"],
         ["advise", "theirs"],

@@ -19,7 +19,6 @@ MODULES = (
     "report",
     "export",
     "advise",
-    "audit",
     "catalogue",
     "reproduce",
     "deploy",
