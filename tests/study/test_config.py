@@ -182,16 +182,6 @@ def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, star
             {"local": {"solver": {"name": "sgd", "lr": [0.1, -1.0]}}},
             "local.solver.lr[1] is -1.0, but must be > 0 and finite",
         ),
-        ({"solver": {"lr": 1.0}}, "solver is of version 0.1.0; write local.solver"),
-        ({"trackers": []}, "trackers is of version 0.1.0; write callbacks = [{ name = "),
-        (
-            {"evaluate": {"diagnose": 1}},
-            'evaluate.diagnose is of version 0.1.0; write callbacks = [{ name = "diagnostics"',
-        ),
-        (
-            {"algorithm": {"name": "fedadmm", "absent": "aligned"}},
-            "algorithm.absent is of version 0.1.0; write algorithm.name = 'aligned-admm' for",
-        ),
     ],
 )
 def test_a_refusal_names_key_value_and_what_is_allowed(

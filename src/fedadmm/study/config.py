@@ -60,20 +60,6 @@ TABLES = {
 }
 TABLES |= {"local.solver": "solver", "local.stop": "stop"}
 """The tables that name a part -> its family."""
-MOVED = {
-    "solver": "local.solver, as in [local.solver]",
-    "stop": "local.stop, as in [local.stop]",
-    "algorithm.start": "local.start",
-    "algorithm.absent": "algorithm.name = 'aligned-admm' for 'aligned', and nothing for 'kept'",
-    "algorithm.alignment": "algorithm.sigma, with algorithm.name = 'aligned-admm'",
-    "algorithm.increment": "algorithm.name = 'fedadmm-released' or 'fedadmm-printed'",
-    "trackers": 'callbacks = [{ name = "tensorboard" }]',
-    "evaluate.certificate": 'callbacks = [{ name = "certificate", theorem = "auto" }]',
-    "evaluate.diagnose": 'callbacks = [{ name = "diagnostics", every = 10 }]',
-    "evaluate.diagnosed_clients": 'callbacks = [{ name = "diagnostics", clients = 5 }]',
-    "evaluate.duality": 'callbacks = [{ name = "diagnostics", clients = 0, duality = true }]',
-}
-"""Keys of version 0.1.0 -> what to write in their place."""
 _MOST = {"problem.clients": 1_000_000, "engine.workers": 1024}
 """Larger numbers would not fail but hang."""
 
@@ -268,10 +254,6 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Experiment:
     from fedadmm.core.pipeline import UpdatePipeline
     from fedadmm.run.experiment import Experiment
 
-    given = flattened(tree)
-    for old, new in MOVED.items():
-        if any(f"{key}.".startswith(f"{old}.") for key in given):
-            raise ConfigError(f"{where}{old} is of version 0.1.0; write {new}")
     try:
         made = from_table(Experiment, completed(tree))
         UpdatePipeline.of(made.upload)
