@@ -8,9 +8,8 @@ import torch
 from data_files import heart_bytes, leaf_bytes, write
 
 from fedadmm.core.errors import DataError, ParameterError
-from fedadmm.data import femnist, shakespeare
+from fedadmm.data import femnist
 from fedadmm.data.loaders.heart import COLUMNS, read_hospital, read_hospitals
-from fedadmm.data.loaders.leaf import speeches
 
 
 def picture(value: float) -> list[float]:
@@ -167,57 +166,3 @@ def test_a_damaged_hospital_is_refused(tmp_path: Path, text: str, message: str) 
         read_hospital(path)
     assert "bad.data" in str(error.value)
     assert len(COLUMNS) == 13
-
-
-PLAY = """First Citizen:
-Before we proceed, hear me.
-
-All:
-Speak, speak.
-
-First Citizen:
-You are all resolved.
-
-Silent:
-
-a line without a speaker
-"""
-
-
-def test_speeches_are_collected_by_speaker() -> None:
-    assert speeches(PLAY) == {
-        "First Citizen": "Before we proceed, hear me.\nYou are all resolved.",
-        "All": "Speak, speak.",
-    }
-
-
-def test_rows_are_windows_of_the_speech_and_test_rows_come_after(tmp_path: Path) -> None:
-    path = write(tmp_path / "play.txt", PLAY.encode())
-    rows = shakespeare(path, length=4, stride=2, test_fraction=0.3)
-    alphabet = sorted(set(PLAY))
-    speech = speeches(PLAY)["First Citizen"]
-    cut = len(speech) - int(len(speech) * 0.3)
-
-    def text(codes: torch.Tensor) -> str:
-        return "".join(alphabet[code] for code in codes.tolist())
-
-    assert rows.train.num_classes == len(alphabet)
-    mine = [
-        text(rows.train.inputs[i]) + alphabet[rows.train.labels[i]]
-        for i in np.flatnonzero(rows.train.groups == 0)
-    ]
-    assert mine == [speech[i : i + 5] for i in range(0, cut - 4, 2)]
-    assert rows.test is not None
-    theirs = [
-        text(rows.test.inputs[i]) + alphabet[rows.test.labels[i]]
-        for i in np.flatnonzero(rows.test.groups == 0)
-    ]
-    assert theirs == [speech[cut + i : cut + i + 5] for i in range(0, len(speech) - cut - 4, 2)]
-
-
-def test_a_text_without_speakers_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "prose.txt.gz", b"Nobody speaks here.")
-    with pytest.raises(DataError, match=r"prose\.txt\.gz: no speaker says enough"):
-        shakespeare(path)
-    with pytest.raises(DataError, match="no UTF-8"):
-        shakespeare(write(tmp_path / "bytes.txt", b"\xff\xfe\x00"))

@@ -79,11 +79,6 @@ def test_linear_and_logistic_take_sizes() -> None:
     assert _size(models.build("logistic", inputs=13, classes=3)) == 42
 
 
-def test_char_lstm_scores_the_next_character() -> None:
-    model = models.build("char-lstm", classes=65, hidden=16, layers=1)
-    assert model(torch.zeros(4, 20, dtype=torch.uint8)).shape == (4, 65)
-
-
 def test_initialisation_is_a_function_of_the_seed_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -116,7 +111,7 @@ def test_a_factory_of_the_user_is_called_under_the_seed() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: models.build("resnet"), "name is 'resnet', but must be one of char-lstm, cnn1"),
+        (lambda: models.build("resnet"), "name is 'resnet', but must be one of cnn1"),
         (lambda: models.build("mlp-60"), "name is 'mlp-60'"),
         (lambda: models.build("mlp-0-3"), "mlp: sizes is 0"),
         (lambda: models.build("mlp-4-3", as_released="wang"), "needs a hidden layer"),

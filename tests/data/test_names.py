@@ -15,7 +15,7 @@ from support.commands import call
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     *("mnist", "fashion-mnist", "mnist-writers", "cifar10", "cifar10-small"),
-    *("femnist", "heart-disease", "shakespeare"),
+    *("femnist", "heart-disease"),
 )
 SHORT = {"fmnist": "fashion-mnist", "heart": "heart-disease"}
 NAMES = {name: name for name in FOLDERS} | SHORT

@@ -119,21 +119,3 @@ def test_heart() -> None:
     groups = np.concatenate([rows.train.groups, rows.test.groups])
     # heart-disease.names: 164, 188, 8 and 51 patients have no disease.
     assert [int((sick[groups == g] == 0).sum()) for g in range(4)] == [164, 188, 8, 51]
-
-
-def test_shakespeare() -> None:
-    need("shakespeare")
-    rows = data.shakespeare(stride=40, min_rows=1)
-    assert rows.train.num_classes == 65
-    assert len(rows.train.group_names) <= 299
-    from fedadmm.data.files import read_text
-    from fedadmm.data.loaders.leaf import speeches
-
-    text = read_text(next(download.path("shakespeare").glob("tinyshakespeare.txt*")))
-    assert len(speeches(text)) == 299
-
-
-def test_digits() -> None:
-    rows = data.digits()
-    assert rows.test is not None
-    assert (len(rows.train), len(rows.test)) == (1437, 360)

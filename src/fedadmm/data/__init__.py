@@ -11,7 +11,7 @@ from typing import Any
 _EXPORTS = {
     "fedadmm.data.dataset": "Dataset FederatedData Normalise TrainTest hold_out",
     "fedadmm.data.loaders.adapters": "from_hugging_face from_partitioner from_torch",
-    "fedadmm.data.loaders.leaf": "femnist shakespeare",
+    "fedadmm.data.loaders.leaf": "femnist",
     "fedadmm.data.loaders.heart": "heart",
     "fedadmm.data.loaders.pictures": (
         "cifar10 cifar10_small digits fashion_mnist idx_folder mnist mnist_writers"

@@ -125,22 +125,6 @@ def perceptron(inputs: int, classes: int = 1, hidden: int = 64) -> nn.Module:
     return mlp(inputs, hidden, classes)
 
 
-class CharLSTM(nn.Module):
-    """The next-character model of LEAF: an embedding, stacked LSTMs, scores of the last state."""
-
-    def __init__(self, classes: int, embedding: int = 8, hidden: int = 256, layers: int = 2):
-        super().__init__()
-        self.embedding = nn.Embedding(classes, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
-        self.output = nn.Linear(hidden, classes)
-
-    def forward(self, characters: Tensor) -> Tensor:
-        """Scores (rows, classes) of the character that follows each row of character numbers."""
-        states, _ = self.lstm(self.embedding(characters.long()))
-        scores: Tensor = self.output(states[:, -1])
-        return scores
-
-
 NAMES: dict[str, Factory] = {
     "cnn1": cnn1,
     "cnn2": cnn2,
@@ -150,7 +134,6 @@ NAMES: dict[str, Factory] = {
     "linear": linear,
     "logistic": logistic,
     "mlp": perceptron,
-    "char-lstm": CharLSTM,
 }
 """The named models; besides, `mlp-A-B-…-Z` is a perceptron with these layer sizes, and
 `package.module:Name` a function or class of yours that makes a module."""

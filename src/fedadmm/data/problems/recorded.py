@@ -20,7 +20,7 @@ from fedadmm.data.loaders.heart import (
     hospital_files,
     read_site,
 )
-from fedadmm.data.loaders.leaf import femnist, shakespeare
+from fedadmm.data.loaders.leaf import femnist
 from fedadmm.data.loaders.pictures import (
     HALVES,
     NORMALISE,
@@ -160,28 +160,11 @@ class HeartOptions(RowsProblem):
         return heart(self.test_fraction, self.partition_seed)
 
 
-@part("problem", "shakespeare")
-class ShakespeareOptions(RowsProblem):
-    """One client a speaker, each with the last part of its text for testing."""
-
-    costly_objective: ClassVar[bool] = True
-    summary: ClassVar[str] = "plays by speaker"
-    partition: str = "natural"
-    model: str = "char-lstm"
-    length: Count = 80
-    """Characters the next one is predicted from."""
-    stride: Count = 8
-    """Characters between the beginnings of two rows."""
-
-    def rows(self) -> TrainTest:
-        return shakespeare(length=self.length, stride=self.stride)
-
-
 @part("problem", "table")
 class TableOptions(RowsProblem):
-    """Your own CSV, Parquet or npz file, or a folder of them."""
+    """Your own CSV or npz file, or a folder of them."""
 
-    summary: ClassVar[str] = "your own CSV, Parquet or npz"
+    summary: ClassVar[str] = "your own CSV or npz"
     path: str | Sequence[str] = "data.csv"
     """A file, a folder of files, or a list of both."""
     partition: str = "natural"
