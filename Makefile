@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := flower,ray,prox,tensorboard,mlflow,wandb,parquet,onnx,tune,privacy,hugging-face,lightning,docs,test,check
+EXTRAS := flower,ray,prox,tensorboard,mlflow,wandb,onnx,tune,privacy,hugging-face,lightning,docs,test,check
 
 .PHONY: setup demo figure test test-all coverage check format docs browser faults fuzz storm mutants bench bench-peers clean
 

@@ -1,8 +1,8 @@
 """Which reward reaches a target at the lowest cost: the incentive game in front of FedAvg.
 
 Every client trains as many epochs per round as pay best for it (the least equilibrium of the game
-of Liu, Wang and Zuazua, arXiv 2411.11793). The server pays the reward times the mean effort for each
-epoch, until the target accuracy is reached.
+of Liu, Wang and Zuazua, arXiv 2411.11793). The server pays the reward times the mean effort for
+each epoch, until the target accuracy is reached.
 """
 
 import numpy as np

@@ -323,7 +323,7 @@ def test_report_and_export_read_a_finished_run(tmp_path: Path) -> None:
     assert "report" in call("report", out).stdout
     exported = document("export", out)
     assert (exported["rows"], exported["file"]) == (4, str(out / "metrics.csv"))
-    assert "4 rows" in call("export", out, "--format", "parquet").stdout
+    assert "4 rows" in call("export", out, "--format", "jsonl").stdout
 
 
 def test_algorithms_lists_every_method_and_what_it_sends() -> None:

@@ -34,15 +34,6 @@ def npz_bytes(**arrays: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def parquet_bytes() -> bytes:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    buffer = io.BytesIO()
-    table = pyarrow.table({"x": [1.0, 2.0, 3.0], "target": [0, 1, 0], "client": ["a", "b", "a"]})
-    parquet.write_table(table, buffer)
-    return buffer.getvalue()
-
-
 IMAGES = idx_bytes(np.arange(60).reshape(5, 3, 4).astype(np.uint8))
 TABLE = b"x,target,client\n1,0,a\n2,1,b\n3,0,a\n"
 ARRAYS = npz_bytes(inputs=np.ones((4, 2)), target=np.array([0, 1, 0, 1]), client=np.arange(4))
@@ -61,7 +52,6 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
         npz_bytes(indices=np.arange(4), offsets=np.array([0, 2, 4])),
         Partition.load,
     ),
-    "parquet": ("f.parquet", b"", tabular),
 }
 
 
@@ -94,7 +84,7 @@ def read_or_refuse(reader: Callable[[Path], object], path: Path, data: bytes) ->
 @pytest.mark.parametrize("name", READERS)
 def test_the_undamaged_file_is_read(folder: Path, name: str) -> None:
     file, data, reader = READERS[name]
-    (folder / file).write_bytes(data or parquet_bytes())
+    (folder / file).write_bytes(data)
     reader(folder / file)
 
 
@@ -103,7 +93,7 @@ def test_the_undamaged_file_is_read(folder: Path, name: str) -> None:
 @given(data=st.data())
 def test_cut_changed_and_lengthened_files(folder: Path, name: str, data: st.DataObject) -> None:
     file, content, reader = READERS[name]
-    broken = bytearray(content or parquet_bytes())
+    broken = bytearray(content)
     for _ in range(data.draw(st.integers(0, 4))):
         broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
     broken = broken[: data.draw(st.integers(0, len(broken)))] + data.draw(st.binary(max_size=8))

@@ -59,41 +59,6 @@ def test_a_comma_in_a_name_or_a_word_separates_nothing(tmp_path: Path) -> None:
     assert read_csv(path)[1] == ["1,5", "2"]
 
 
-def test_parquet(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table(
-        {
-            "hospital": ["north", "south", "north"],
-            "age": [1, 3, 5],
-            "dose": [2.5, 4.0, 6.0],
-            "sick": ["yes", "no", "no"],
-        }
-    )
-    parquet.write_table(table, tmp_path / "t.parquet")
-    check_table(tabular(tmp_path / "t.parquet", target="sick", client="hospital"))
-    gap = table.set_column(1, "age", pyarrow.array([1, None, 5]))
-    parquet.write_table(gap, tmp_path / "gap.parquet")
-    with pytest.raises(DataError, match=r"gap\.parquet: column 'age' misses 1 values"):
-        tabular(tmp_path / "gap.parquet", target="sick", client="hospital")
-    write(tmp_path / "bad.parquet", b"PAR1 no PAR1")
-    with pytest.raises(DataError, match=r"bad\.parquet: is no readable Parquet"):
-        tabular(tmp_path / "bad.parquet", target="sick", client="hospital")
-
-
-def test_a_parquet_file_that_unpacks_to_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    zeros = pyarrow.array(np.zeros(100_000, np.int8))
-    parquet.write_table(pyarrow.table({"a": zeros}), tmp_path / "bomb.parquet")
-    monkeypatch.setattr("fedadmm.data.loaders.tabular.EXPANSION", 10)
-    assert (tmp_path / "bomb.parquet").stat().st_size < 10_000
-    with pytest.raises(DataError, match=r"bomb\.parquet: promises"):
-        tabular(tmp_path / "bomb.parquet", target="a", client=None)
-
-
 def test_npz_with_rows_of_any_shape(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(4, 2, 3))
     np.savez(tmp_path / "t.npz", inputs=x, target=[10, 2, 10, 2], client=["b", "a", "b", "b"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 
 import pytest
 import torch
-from pyarrow import parquet
 from safetensors.torch import load_file
 
 import fedadmm as fa
@@ -172,7 +172,7 @@ def test_leaving_any_one_out_must_not_change_the_verdict():
     assert not Measured({}, {}).exceed(3.0)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_a_deployed_run_is_exported_with_a_column_for_each_number_of_the_sites(tmp_path, kind):
     """The server's folder has no configuration, and a round without answers has no numbers."""
     settings = federation(fa.FedADMM(rho=1.0), rounds=3, evaluate_every=2)
@@ -188,9 +188,9 @@ def test_a_deployed_run_is_exported_with_a_column_for_each_number_of_the_sites(t
         with path.open() as stream:
             table = [{k: v or None for k, v in row.items()} for row in csv.DictReader(stream)]
     else:
-        table = parquet.read_table(path).to_pylist()
+        table = [json.loads(line) for line in path.read_text().splitlines()]
     assert [int(row["round"]) for row in table] == [1, 2, 3, 4]
-    measured = [row["sites.metrics.loss"] for row in table]
+    measured = [row.get("sites.metrics.loss") for row in table]
     assert [value is None for value in measured] == [True, False, False, True]
     assert float(measured[1]) == float(table[1]["loss"])
 

@@ -199,4 +199,3 @@ def _print_theory(advice: Recommendation, console: Console) -> None:
             f"probability {chosen.probability:g}), an adaptive clip, and noise with multiplier "
             f"{chosen.multiplier:g} spend epsilon {chosen.epsilon:g} at delta {chosen.delta:g}"
         )
-

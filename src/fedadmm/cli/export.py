@@ -22,7 +22,7 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="csv or parquet for the rounds; state-dict, safetensors or onnx for the model.",
+            help="csv or jsonl for the rounds; state-dict, safetensors or onnx for the model.",
         ),
     ] = "csv",
     out: Annotated[
@@ -79,7 +79,7 @@ def predict(
     ],
     rows: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="New rows, CSV or Parquet, with the run's columns."),
+        typer.Argument(metavar="FILE", help="A CSV file of new samples with the run's columns."),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", help="Write this CSV file; by default print it.")

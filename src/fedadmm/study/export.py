@@ -31,9 +31,17 @@ from fedadmm.study.config import resolve
 from fedadmm.study.formatting import csv_text
 from fedadmm.study.predicting import ABOUT, columns_of, described
 from fedadmm.study.records import Columns
-from fedadmm.study.rundir import MODEL, STATE_DICT, RunDir, as_recorded, runs_below, write_json
+from fedadmm.study.rundir import (
+    MODEL,
+    STATE_DICT,
+    RunDir,
+    as_recorded,
+    plain,
+    runs_below,
+    write_json,
+)
 
-TABLES = ("csv", "parquet")
+TABLES = ("csv", "jsonl")
 ROWS = 8
 """This many rows of the first client are sent through an ONNX file to compare it with torch."""
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -54,7 +62,7 @@ def export(directory: Path, kind: str, out: Path | None = None) -> tuple[Path, i
         values = [[row.get(key) for key in columns] for row in rows]
         files.write(path, csv_text(columns, values).encode())
     else:
-        _parquet(path, columns, rows)
+        files.write(path, "".join(json.dumps(plain(row)) + "\n" for row in rows).encode())
     return path, len(rows)
 
 
@@ -65,20 +73,6 @@ def _rows(run: RunDir, root: Path) -> Iterator[dict[str, Any]]:
     about = {"run": name, "label": found.label, "seed": found.seed}
     for record in run.records():
         yield about | flattened(flat(record, about))
-
-
-def _parquet(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigError(
-            "--format is 'parquet', which needs pyarrow; pip install 'fedadmm[parquet]'"
-        ) from None
-    table = pyarrow.table({key: [row.get(key) for row in rows] for key in columns})
-    content = io.BytesIO()
-    parquet.write_table(table, content)
-    files.write(path, content.getvalue())
 
 
 class Restored(NamedTuple):

@@ -99,7 +99,7 @@ class Predictor:
         self.module = module.eval()
 
     def outputs(self, rows: Any) -> torch.Tensor:
-        """What the model returns for a CSV or Parquet file, a data frame or a table of columns."""
+        """What the model returns for a CSV file, a data frame or a table of columns."""
         inputs = preparation.apply(self.columns, self._cells(rows))
         kind = next(self.module.parameters()).dtype
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Your own tables: files of CSV, Parquet or npz with a column of clients.
+"""Your own tables: files of CSV or npz with a column of clients.
 
 Numbers are taken as they are, or columns are prepared by `fedadmm.data.preparation`.
 """
@@ -18,13 +18,13 @@ from fedadmm.core.errors import DataError
 from fedadmm.core.parts import checked_arguments
 from fedadmm.data import preparation
 from fedadmm.data.dataset import Dataset, TrainTest, hold_out
-from fedadmm.data.files import EXPANSION, read_csv, read_npz
+from fedadmm.data.files import read_csv, read_npz
 
 Kind = Literal["classes", "numbers"]
 AUTO = "auto"
 """Whose rows are whose: the column `client` where there is one, else every file is one client."""
-_REMEDY = "; for gaps and words in a CSV or Parquet file: problem.preparation = 'from-sums'"
-_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
+_REMEDY = "; for gaps and words in a CSV file: problem.preparation = 'from-sums'"
+_SUFFIXES = (".csv", ".csv.gz", ".npz")
 
 
 class _Table(NamedTuple):
@@ -150,14 +150,14 @@ def read_columns(
 ) -> tuple[dict[str, NDArray[Any]], str | None]:
     """The columns of a file (arrays of an npz), and which of them names the client, if any does.
 
-    With `gaps` every cell is text, and a missing one of a Parquet file is empty.
+    With `gaps` missing cells are allowed, which only CSV files can hold.
     """
     if path.name.endswith(".npz"):
         if gaps:
-            raise DataError(f"{path}: holds arrays, but must be CSV or Parquet here")
+            raise DataError(f"{path}: holds arrays, but must be CSV here")
         cells = read_npz(path, [])
     else:
-        cells = _read_parquet(path, gaps) if path.name.endswith(".parquet") else _read_csv(path)
+        cells = _read_csv(path)
     if client == AUTO:
         client = "client" if "client" in cells else None
     for name in [*wanted, *([client] if client else [])]:
@@ -186,34 +186,6 @@ def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
         name: np.array([cell.strip() for cell in column])
         for name, column in zip(header, columns, strict=True)
     }
-
-
-def _read_parquet(path: Path, gaps: bool = False) -> dict[str, NDArray[Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ModuleNotFoundError:
-        raise DataError(
-            f"{path}: reading Parquet needs pyarrow: pip install 'fedadmm[parquet]'"
-        ) from None
-    try:
-        with parquet.ParquetFile(path) as file:
-            cells = file.metadata.num_rows * file.metadata.num_columns
-            if cells > path.stat().st_size * EXPANSION:
-                raise DataError(f"{path}: promises {cells} values, more than the file can hold")
-            table = file.read()
-        columns = {name: table.column(name) for name in table.column_names}
-        if gaps:
-            return {
-                name: np.array(["" if v is None else str(v) for v in column.to_pylist()])
-                for name, column in columns.items()
-            }
-        for name, column in columns.items():
-            if column.null_count:
-                raise DataError(f"{path}: column {name!r} misses {column.null_count} values")
-        return {name: column.to_numpy() for name, column in columns.items()}
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: is no readable Parquet file ({error})") from None
 
 
 def _numbers(values: NDArray[Any], name: str, column: str) -> NDArray[np.float32]:
@@ -261,7 +233,7 @@ def prepared_table(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> TrainTest:
-    """Rows of CSV or Parquet files with missing values and text, prepared for a model.
+    """Rows of CSV files with missing values and text, prepared for a model.
 
     The held-out rows are chosen first, so that nothing is learnt from them.
     """
