@@ -11,11 +11,9 @@ from rich.progress import Progress, TextColumn
 
 from fedadmm.cli import display
 from fedadmm.cli.display import Live, live, print_note, print_table, steps
-from fedadmm.study.estimating import estimate
 from fedadmm.study.formatting import Table, size
 from fedadmm.study.runner import Began, Ended, Recorded
 from support.records import made
-from support.resumable import problem
 
 RECORD = made(
     2,
@@ -87,13 +85,6 @@ def test_steps_are_a_bar_on_a_terminal_and_sentences_elsewhere(
         tell("second", 1, 2)
     assert told == ["first"]
     assert re.search(r"1/2 steps.*second", capsys.readouterr().err)
-
-
-def test_an_estimate_tells_how_far_it_is() -> None:
-    told: list[tuple[int, int]] = []
-    chosen = problem()
-    estimate(chosen, chosen.start(0), clients=3, on_progress=lambda what, *far: told.append(far))
-    assert told == [(done, 7) for done in range(7)]  # three clients, and four points
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,30 +70,6 @@ def test_every_method_has_a_line_of_80_columns_and_a_page(monkeypatch: pytest.Mo
     assert "Gong et al., FedADMM, ICDE 2022" in page
     assert "algorithm.rho: > 0 and finite" in page
     assert "a schedule over rounds, or `PerWork`, which fits it to the local work" in page
-
-
-@pytest.mark.parametrize("problem", ["quadratics", "saturating"])  # a theorem's method, aligned
-def test_advice_begins_with_a_line_that_runs(tmp_path: Path, problem: str) -> None:
-    table = {"name": problem, "clients": 4, "dimension": 3}
-    own = write_small(tmp_path / "own.toml", problem=table)
-    words = ("--clients", 2, "--set", "problem.clients=5")
-    shown = call("advise", own, *words)
-    told = json.loads(call("advise", own, *words, "--json").stdout)["config"]
-    first, *numbers = shown.stdout.splitlines()[:4]
-    assert [line.split(",")[0].strip() for line in numbers[:2]] == ["penalty", "learning rate"]
-    assert numbers[2].split() == ["local", "steps", "per", "round", "3"]
-    assert "rounds to a mean" not in shown.stdout.partition("Where that comes from")[0]
-    again = call(*shlex.split(first)[1:], "--print-config")
-    assert again.exit_code == 0, again.stderr
-    for key in ("rho", "lr"):
-        table = told["algorithm"] if key == "rho" else told["local"]["solver"]
-        assert f"{key} = {table[key]}" in again.stdout
-    assert "clients = 5" in again.stdout
-    printed = tomllib.loads(again.stdout)
-    assert (printed["algorithm"], printed["output"]) == (told["algorithm"], told["output"])
-    assert (printed["algorithm"]["name"] == "aligned-admm") == (problem == "saturating")
-    assert printed["local"] == told["local"]
-    assert printed["local"]["start"] == "global"
 
 
 def _row(name: str, difference: Difference | None) -> Row:

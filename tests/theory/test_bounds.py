@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.theory import async_feddr_bound, feddr_bound, gong_bound, rounds_needed
+from fedadmm.theory import async_feddr_bound, feddr_bound, gong_bound, noise_floor, rounds_needed
 
 QUANTITIES: dict[Callable[..., float], dict[str, float]] = {
     gong_bound: {"L": 1.0, "rho": 4.0, "p_min": 0.5, "gap": 2.0, "start_gradient": 1.0},
@@ -50,3 +50,17 @@ def test_an_accuracy_below_the_floor_is_refused() -> None:
 def test_exported_names_exist_and_torch_stays_out() -> None:
     program = "import sys, fedadmm.theory; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_noise_floor_by_hand_and_against_the_stationary_variance() -> None:
+    assert noise_floor(3.0, 1.0, 0.0, 0.125, 2.0) == pytest.approx(4.0)  # (1/8) 16 * 2 / 1
+    assert noise_floor(3.0, 1.0, 3.0, 0.125, 2.0) == pytest.approx(1.0)  # (1/8) 16 * 2 / 4
+    # On curvature c SGD levels off at the variance lr v/(c (2 - lr c)), E||grad||² is c² of that.
+    for curvature in (1.0, 2.0, 4.0):
+        stationary = curvature * 0.125 * 2.0 / (2 - 0.125 * curvature)
+        assert stationary <= noise_floor(3.0, 1.0, 0.0, 0.125, 2.0)
+
+
+def test_noise_floor_needs_a_strongly_convex_local_problem() -> None:
+    with pytest.raises(ParameterError, match=r"convexity \+ rho"):
+        noise_floor(3.0, 2.0, -3.0, 0.1, 1.0)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Annotated
+
+from annotated_types import Gt, Le
 
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import Positive, checked_arguments
+from fedadmm.core.parts import NotNegative, Positive, checked_arguments
+from fedadmm.core.validation import check
 
 SLACKS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 """A bound under local errors takes the best of these."""
@@ -45,3 +49,27 @@ def rounds_needed(bound: Callable[..., float], accuracy: Positive, **quantities:
             )
         high = min(2 * high, _MOST_ROUNDS)
     return bisect_left(range(high), True, lo=high // 2 + 1, key=enough)
+
+
+@checked_arguments
+def noise_floor(
+    L: float, rho: float, convexity: float, learning_rate: float, noise: NotNegative
+) -> float:
+    """Where E||grad L_i||² of local SGD levels off at the latest.
+
+        learning_rate (L + rho)² noise / (convexity + rho)
+
+    On an M-smooth and mu-strongly convex problem, SGD with a learning rate lr <= 1/M and gradient
+    variance v brings E[f - f*] down to lr M v/(2 mu), and ||grad||² <= 2M (f - f*).
+
+    Args:
+        L: Lipschitz constant of the loss's gradient.
+        rho: penalty.
+        convexity: strong convexity of the loss, -L if it is not convex.
+        learning_rate: at most 1/(L + rho).
+        noise: E||batch gradient - gradient||².
+    """
+    smooth, strong = L + rho, convexity + rho
+    check("noise_floor", "convexity + rho", strong, Positive)
+    check("noise_floor", "learning_rate", learning_rate, Annotated[float, Gt(0), Le(1.0 / smooth)])
+    return learning_rate * smooth**2 * noise / strong

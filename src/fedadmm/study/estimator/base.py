@@ -39,12 +39,12 @@ from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.record import Record
 from fedadmm.run.simulation import Result, simulate
 from fedadmm.study import records
-from fedadmm.study.estimating import estimate
 from fedadmm.study.estimator.rows import Rows, categories, cells_of, groups_of, rows_of
 from fedadmm.study.methods import named_method
 from fedadmm.study.records import Columns, Summary, partition_of
 from fedadmm.study.report import write_report
 from fedadmm.study.rundir import RunDir, create
+from fedadmm.theory.constants import estimate_constants
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -267,8 +267,8 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             raise ParameterError(
                 f"{type(self).__name__}: lr is {self.lr!r}, but must be a number > 0, or 'auto'"
             )
-        largest = estimate(problem, start, seed=self._seed).largest
-        return 1.0 if largest <= 0.5 else 0.5 / largest
+        smoothness = estimate_constants(problem, start, seed=self._seed).smoothness
+        return 1.0 if smoothness <= 0.5 else 0.5 / smoothness
 
     def _simulate(self, problem: Problem, start: Tensor, rounds: int) -> Result:
         """Go on for some rounds."""
