@@ -7,7 +7,7 @@ optuna and raises `TrialPruned` when the trial is worse than the median of the o
 import optuna
 
 import fedadmm as fa
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 
 ROUNDS = 8
 problem = fa.problems.load("digits", clients=10, partition="shards")

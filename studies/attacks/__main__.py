@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedadmm.core.pipeline.postprocessors import joint_norm
 
 import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, Partial, Upload
-from fedadmm.core.uploads.stages import joint_norm
 from fedadmm.data import problems
 from fedadmm.run.client import Job
 from fedadmm.run.engines import EngineChoice
@@ -76,7 +76,7 @@ class AttackedEngine(Engine):
             client, upload, info = reply
             replies.append((client, trees.clone(upload), info))
         honest = [upload for client, upload, _ in replies if client not in self._choice.liars]
-        bound = None if download.clip_bound is None else float(download.clip_bound)
+        bound = None if download.pipeline is None else float(download.pipeline)
         for client, upload, info in replies:
             if client in self._choice.liars:
                 message = _lie(self._choice.attack, upload.message, [h.message for h in honest])

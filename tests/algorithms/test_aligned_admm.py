@@ -19,7 +19,7 @@ from fedadmm.core import trees
 from fedadmm.core.messages import Missed
 from fedadmm.core.protocols import Received, Round
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 from support import reference
 from support.federations import (
     PARTIAL_SAMPLERS,

@@ -14,8 +14,8 @@ from fedadmm.core.local_work import SolveContext
 from fedadmm.core.privacy import Accountant
 from fedadmm.core.protocols import LocalProblem
 from fedadmm.core.rng import Dice
-from fedadmm.run.noise import HiddenRecords
-from fedadmm.run.plan import Noised, RunState
+from fedadmm.run.privacy import HiddenRecords
+from fedadmm.run.state import Noised, RunState
 
 SIZES = (40, 25, 9)
 

@@ -15,7 +15,7 @@ import fedadmm as fa
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 from fedadmm.study.config import resolve
 from fedadmm.study.running import run as run_configured
 from support.commands import SMALL

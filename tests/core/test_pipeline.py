@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core.uploads import Uploads, vectors_of
+from fedadmm.core.pipeline import UpdatePipeline
+from fedadmm.core.pipeline.postprocessors import vectors_of
 from support.federations import WEIGHTS, distance, federation, run
 from test_properties import DETERMINISTIC, ROWS, cohort, rows_federation
 
@@ -92,7 +93,7 @@ def test_the_server_has_what_was_sent_and_the_client_the_rest(name, stages, monk
         keeps_all = (*row.algorithm.increments, *row.algorithm.moves)
         if stages in CLIPPED:  # of a fresh move a clip is meant to lose what lies outside
             keeps_all = row.algorithm.increments
-        carried = Uploads.of(STAGES[stages]).carried(row.algorithm)
+        carried = UpdatePipeline.of(STAGES[stages]).carried(row.algorithm)
         for client in set(replies):
             record = store.get(client)
             assert record is not None

@@ -28,7 +28,7 @@ from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
 from fedadmm.run.client import record_layout
 from fedadmm.run.loop import initial_state, offered
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 
 CLIENTS = 4
 FILES = (ACKED, PENDING)

@@ -16,7 +16,7 @@ import fedadmm as fa
 from fedadmm.core import codec
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines.workers import Workers
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 from fedadmm.run.stores import DiskStore, params_sha256
 from fedadmm.run.stores.segments import existing, scan
 from support.models import small_federation

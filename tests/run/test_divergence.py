@@ -12,7 +12,7 @@ import fedadmm as fa
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.endings import first_norm, norm
 from fedadmm.run.engines import VirtualTime, Workers
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 from support.federations import federation, run
 
 GIVEN = federation(1)

@@ -16,7 +16,7 @@ import fedadmm as fa
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import ENGINES, ray_engine
 from fedadmm.run.engines.ray_engine import Ray, packed, unpacked
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore
 from support import minimal
 from support.engines import PROBLEMS

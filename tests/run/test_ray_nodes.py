@@ -15,7 +15,7 @@ import torch
 import fedadmm as fa
 from fedadmm.run.engines import ray_engine
 from fedadmm.run.engines.ray_engine import Ray
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 from fedadmm.run.stores import DiskStore
 from support.faulty import Waiting, federation_with
 from support.resumable import run

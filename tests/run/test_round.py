@@ -19,7 +19,7 @@ from fedadmm.run import loop
 from fedadmm.run.callbacks import Attached
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.choice import SequentialEngine
-from fedadmm.run.plan import Schedule
+from fedadmm.run.state import Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.simulation import make_job
 from fedadmm.run.stores import MemoryStore

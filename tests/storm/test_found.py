@@ -16,7 +16,7 @@ from fedadmm.flower.protocol.admission import seal
 from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
 from fedadmm.flower.server.rundir import EVENTS, RunDirectory, read_events
 from fedadmm.flower.site.state import PENDING, SiteState
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 from support.records import made
 
 from .disk import SimulatedDisk, refusal

@@ -17,7 +17,7 @@ import torch
 from fedadmm.core import codec, files, masking
 from fedadmm.core.errors import StateError
 from fedadmm.core.messages import Missed
-from fedadmm.core.uploads import Sent, Uploads
+from fedadmm.core.pipeline import Sent, Uploads
 from fedadmm.flower.protocol import admission, ledger
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site

@@ -15,7 +15,7 @@ from torch import Tensor
 import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.run.engines import ENGINES, EngineChoice, default_engine
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 
 Array = NDArray[np.float64]
 ROUNDS = 50

@@ -15,7 +15,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core.trees import named_tensors
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.plan import RoundReport
+from fedadmm.run.state import RoundReport
 from fedadmm.run.stores import DiskStore, params_sha256
 from support.records import untimed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from fedadmm.core.errors import PairingError
 from fedadmm.core.sampling import (
@@ -84,15 +84,6 @@ def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
         f"certificate: needs local solves of known accuracy, but stop is {type(stop).__name__}; "
         "use ExactSolver, ProxAccuracy or GradientTolerance"
     )
-
-
-@runtime_checkable
-class BoundedDelays(Protocol):
-    """An engine that declares the largest delay of a reply, in server steps."""
-
-    @property
-    def longest(self) -> int:
-        """The largest delay."""
 
 
 Law = Callable[[Record | None], tuple[int, int, float]]

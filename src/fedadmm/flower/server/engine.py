@@ -7,6 +7,7 @@ loop then makes one step per reply, and a reply from an older model is an increm
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ _WAITING = 10.0
 LOOK = 5.0
 """Seconds between two looks for nodes that restarted, came or went."""
 
+_logger = logging.getLogger("fedadmm")
 Reply = tuple[int, Upload, ClientInfo]
 
 
@@ -254,6 +256,13 @@ class GridEngine(Engine):
                 named = ", ".join(map(str, clients))
                 void[clients[0]] = f"the sum of clients {named} is void: {why}"
                 continue
+            if not any(bool(leaf.any()) for leaf in trees.tensors(partial.total.message)):
+                # Sites whose work fails say so in their own logs only.
+                _logger.warning(
+                    "round %d: the sum of clients %s is zero; if that lasts, the local work may "
+                    "have no usable result, which the sites' logs then say",
+                    *(index + 1, ", ".join(map(str, clients))),
+                )
             made.append(partial)
             folded |= {client: ready[client] for client in clients}
         for client, detail in void.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -40,7 +41,13 @@ from fedadmm.flower.protocol.messages import (
     travelling,
 )
 from fedadmm.flower.site.gate import Gate
-from fedadmm.flower.site.masking import Masker, client_of, last_acknowledged, masker
+from fedadmm.flower.site.masking import (
+    Masker,
+    client_of,
+    failed_round,
+    last_acknowledged,
+    masker,
+)
 from fedadmm.flower.site.policy import POLICY, SitePolicy
 from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import (
@@ -58,6 +65,7 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
 STATE_DIR = "state-dir"
+_logger = logging.getLogger("fedadmm")
 _VECTORS, _ROOM = 8, 2**20
 """The largest parcel that is let in: this many vectors of doubles, and this many bytes besides."""
 
@@ -236,10 +244,10 @@ def _compute(
     if parcel.missed is not None:
         record = moved_along(job, record or first_record(job), parcel.missed)
     done = counted(job, task, record, parcel)
+    if mask is not None:
+        return mask.ready(job, state, task, parcel, record, done), b""
     if done.record is None:
         return reply_to(task, Kind.FAILED, "the local result holds NaN or infinite entries"), b""
-    if mask is not None:
-        return mask.ready(job, state, task, done), b""
     sent = encode(pack(travelling(done)))
     reply = seal(reply_to(task, Kind.UPDATE), sent)
     state.commit(reply, sent, done.record)
@@ -255,17 +263,36 @@ def _counted_round(
     parcel: Parcel,
 ) -> ClientRound:
     """The client's round; noised steps are counted here, where none of them gets lost."""
-    client, (download, index) = task.client, parcel[:2]
+    client = task.client
     noise = None if job.solver is None else job.solver.noise
     if noise is None:
-        return client_round(job, client, record, download, index)
+        return _local_round(job, client, record, parcel)
     per_epoch = steps_per_epoch(job, client)
-    kind = Steps(float(noise.multiplier), per_epoch)
+    kind, most = (
+        Steps(float(noise.multiplier), per_epoch),
+        job.stop.largest_budget(per_epoch, client),
+    )
     with account.locked():
-        account.check_budget(noise, kind, job.stop.largest_budget(per_epoch, client), budget)
-        done = client_round(job, client, record, download, index)
+        account.check_budget(noise, kind, most, budget)
+        try:
+            done = _local_round(job, client, record, parcel)
+        except Exception:
+            # How many steps were made before the error is unknown, so all of them count.
+            account.count_steps(task.run, kind, most)
+            raise
         made = account.count_steps(task.run, kind, done.info.solve.steps)
     return done._replace(info=done.info._replace(noised=made))
+
+
+def _local_round(job: Job, client: int, record: ClientRecord | None, parcel: Parcel) -> ClientRound:
+    """The client's round; where uploads are masked, an error of the local work is no answer."""
+    try:
+        return client_round(job, client, record, parcel.download, parcel.round_index)
+    except Exception:
+        if not job.aggregate.hides:
+            raise
+        _logger.exception("the local work failed; the server is not told")
+        return failed_round(job, client, record, parcel.download)
 
 
 def _spend(federation: Federation, account: SiteAccount, run: str, budget: float | None) -> None:

@@ -11,14 +11,19 @@ when the server has acknowledged them.
 from __future__ import annotations
 
 import json
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedadmm.core import codec, files
+import torch
+
+from fedadmm.core import codec, files, trees
 from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.codec import DamageError, Packed
 from fedadmm.core.errors import ConfigError, StateError
+from fedadmm.core.local_work import SolveInfo
 from fedadmm.core.masking import (
     RangeError,
     Share,
@@ -28,6 +33,7 @@ from fedadmm.core.masking import (
     new_share,
     set_digest,
 )
+from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
@@ -44,13 +50,23 @@ from fedadmm.flower.protocol.masking import (
     write_demand,
     write_share,
 )
+from fedadmm.flower.protocol.messages import Parcel
 from fedadmm.flower.site.policy import SitePolicy
 from fedadmm.flower.site.state import SiteState
-from fedadmm.run.client import ClientRound, Job
+from fedadmm.run.client import (
+    ClientRound,
+    Job,
+    first_record,
+    is_first,
+    message_template,
+    record_layout,
+)
+from fedadmm.run.privacy import steps_per_epoch
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
+_logger = logging.getLogger("fedadmm")
 IDENTITY, PEERS = "identity", "peers"
 FILES = {IDENTITY: "identity", PEERS: "peers.json"}
 
@@ -258,15 +274,36 @@ class Masker(NamedTuple):
         """The uploads, or the answers, that wait."""
         return Waiting(self.folder, purpose)
 
-    def ready(self, job: Job, state: SiteState, task: Task, done: ClientRound) -> Reply:
-        """Keep an upload until its set is known, and say that it is there."""
-        part, record = hiding(job.aggregate), done.record
+    def ready(
+        self,
+        job: Job,
+        state: SiteState,
+        task: Task,
+        parcel: Parcel,
+        record: ClientRecord | None,
+        done: ClientRound,
+    ) -> Reply:
+        """Store an upload until its set is known, and answer READY.
+
+        The answer is the same whatever the data are.  A server that learned from the kind of an
+        answer that one site's result overflows could choose models until it knew a feature, so a
+        site without a usable result takes part with an increment of zero and keeps its state.
+        """
+        part = hiding(job.aggregate)
         assert part is not None
-        assert record is not None
         try:
+            if done.record is None:
+                raise RangeError("the local result holds NaN or infinite entries")
             words = upload_words(job, part, task.client, done)
         except RangeError as error:
-            return reply_to(task, Kind.FAILED, str(error))
+            _logger.warning(
+                "run %s, task %d: the upload is an increment of zero, because the local work has "
+                "no usable result: %s",
+                *(task.run, task.sequence, error),
+            )
+            done = zero_round(job, record, parcel.download, done.info)
+            words = upload_words(job, part, task.client, done)
+        assert done.record is not None
         told = {}
         if job.solver is not None and job.solver.noise is not None:
             solve = done.info.solve  # the server's own account; how many rows there are is public
@@ -274,7 +311,7 @@ class Masker(NamedTuple):
         about = subject("update", task.run, task.sequence)
         self.waiting().hold(self.peers, task.id, about, words, told)
         reply = seal(reply_to(task, Kind.READY), b"")
-        state.commit(reply, b"", record)
+        state.commit(reply, b"", done.record)
         return reply
 
     def beside(
@@ -298,6 +335,46 @@ class Masker(NamedTuple):
         )
         body = to_body(words)
         return seal(reply_to(task, Kind.MASKED), body), body
+
+
+def zero_round(
+    job: Job, record: ClientRecord | None, download: Download, info: ClientInfo
+) -> ClientRound:
+    """A round that changes nothing: an increment of zero, and the record from before the round.
+
+    The numbers about the work are those of the work that was asked for: their sums are known
+    beforehand, so that a smaller one would show that somebody's result was not usable.
+    """
+    layout, keeps = record_layout(job), job.problem.buffers == "keep-local"
+    before = first_record(job) if record is None else record
+    kept = before._replace(
+        buffers=before.buffers if keeps else None,
+        error_feedback=before.error_feedback or layout.error_feedback,
+    )
+    message = trees.map_tensors(torch.zeros_like, message_template(job, download.cast))
+    buffers, within = None, None
+    if job.problem.buffers == "average":
+        bound = job.aggregate.fixed_point.bound if isinstance(job.aggregate, MaskedSum) else 0.0
+        sent = job.initial_buffers if download.buffers is None else download.buffers
+        assert sent is not None
+        buffers = torch.nan_to_num(sent).clamp(-bound, bound)  # as they came, within the range
+    if job.pipeline.adapts_clip:
+        within = job.initial.new_full((1,), 0.5)  # nothing is shorter than any bound
+    return ClientRound(kept, Upload(message, buffers, within), info._replace(drift=0.0))
+
+
+def failed_round(
+    job: Job, client: int, record: ClientRecord | None, download: Download
+) -> ClientRound:
+    """A round whose local work raised an error: no result, after the work of a whole round."""
+    before = first_record(job) if record is None else record
+    first = torch.tensor([is_first(record, download)], device=job.initial.device)
+    problem = job.local.problem(job.algorithm, download.cast, before.state, first)
+    per_epoch = steps_per_epoch(job, client)
+    steps = job.stop.largest_budget(per_epoch, client)
+    solve = SolveInfo(steps, steps / per_epoch, steps / per_epoch, "failed", math.nan)
+    info = ClientInfo(client, solve, float(problem.weight), 0.0, 0.0, finite=False)
+    return zero_round(job, record, download, info)._replace(record=None)
 
 
 def last_acknowledged(state: SiteState) -> str:

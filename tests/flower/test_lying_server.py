@@ -1,0 +1,133 @@
+"""What a lying server learns of one site of a masked run: nothing by the kind of its answers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+import fedadmm as fa
+from fedadmm.core import clock
+from fedadmm.flower.site.state import SiteState
+from fedadmm.run.client import record_layout
+
+from .harness import DIMENSION, Clock, check_invariant, run_through
+from .lying_server import RUN, LyingServer
+from .masked import MaskedGrid, settings
+
+
+@pytest.fixture(autouse=True)
+def _time():
+    with clock.using(Clock()):
+        yield
+
+
+def crafted(scale: float) -> torch.Tensor:
+    """Rows whose first two features both exceed the largest float over `scale` overflow here."""
+    return torch.tensor([scale, -scale] + [0.0] * (DIMENSION - 2))
+
+
+def shape(content: RecordDict) -> dict[str, Any]:
+    """What a server sees of an answer besides random bytes: records, kinds, lengths."""
+    return {
+        name: {
+            key: len(value) if isinstance(value, bytes) else str(value)
+            for key, value in dict(record).items()
+            if key not in ("task", "digest", "sequence")
+        }
+        for name, record in content.items()
+    }
+
+
+METHODS = {
+    "fedadmm": fa.FedADMM(0.5),
+    "fedavg": fa.FedAvg(),
+    "insa": fa.FedADMMInSa(),
+    "scaffold": fa.Scaffold(),
+    "feddr": fa.FedDR(0.5),
+    "aligned": fa.AlignedADMM(0.5),
+    "feddyn": fa.FedDyn(0.5),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_answer_does_not_tell_whether_the_result_overflows(name, tmp_path, caplog):
+    """Bisection over `scale` would read a feature of one site, a task per bit."""
+    server = LyingServer(settings(METHODS[name]), tmp_path)
+    scales = [0.0, 1e10, 1e37, 3e37, 1e38, 3e38]
+    answers = [
+        shape(server.ask(0, server.task(0, crafted(scale), sequence=k)))
+        for k, scale in enumerate(scales)
+    ]
+    assert answers == [answers[0]] * len(scales)
+    assert "the local result holds NaN or infinite entries" in caplog.text  # in the site's log
+    assert "MaskedSum: bound is 50, but an upload has a larger entry" in caplog.text
+    # the state is still the first one: nothing was computed that counts
+    job = server.job
+    site = SiteState(tmp_path / "site-0" / RUN / "client-0")
+    kept = site._read("pending.safetensors")
+    first = record_layout(job)
+    for key, tensor in tensors_of(first.state).items():
+        assert torch.equal(kept.packed.tensors[f"state.{key}"], tensor), key
+
+
+def tensors_of(state: Any) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in state._asdict().items() if isinstance(v, torch.Tensor)}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_result_that_overflows_is_an_increment_of_zero_and_the_work_of_any_other(name, tmp_path):
+    """A smaller sum of steps than expected would show that somebody's result was not usable."""
+    server = LyingServer(settings(METHODS[name]), tmp_path)
+    everybody = range(4)
+    good = server.sum({c: server.task(c, torch.zeros(DIMENSION)) for c in everybody})
+    bad = server.sum(
+        {c: server.task(c, crafted(3e38), sequence=1, round_index=1) for c in everybody}
+    )
+    for leaf in bad[0].message:
+        assert leaf is None or not leaf.any()
+    for ours, theirs in zip(good[1], bad[1], strict=True):
+        assert ours.solve[:3] == theirs.solve[:3]
+        assert ours.weight == pytest.approx(theirs.weight)
+        assert theirs.drift == 0
+
+
+def test_an_error_of_the_local_work_is_answered_like_a_result(tmp_path, monkeypatch, caplog):
+    from fedadmm.flower.site import app
+
+    server = LyingServer(settings(fa.FedADMM(0.5)), tmp_path)
+    model = torch.zeros(DIMENSION)
+    usual = server.ask(0, server.task(0, model))
+    good = server.sum({c: server.task(c, model, sequence=1) for c in range(4)})
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("row 7 is (0.25, 1.5)")
+
+    monkeypatch.setattr(app, "client_round", fail)
+    with caplog.at_level(logging.ERROR):
+        failed = server.ask(0, server.task(0, model, sequence=2))
+    assert shape(failed) == shape(usual)
+    assert "row 7" in caplog.text
+    bad = server.sum({c: server.task(c, model, sequence=3, round_index=1) for c in range(4)})
+    for ours, theirs in zip(good[1], bad[1], strict=True):
+        assert ours.solve[:3] == theirs.solve[:3]
+        assert ours.weight == pytest.approx(theirs.weight)
+    # a run without masks goes on to report the failure
+    plain = settings(rounds=1, aggregate=fa.Sum())
+    (tmp_path / "plain").mkdir()
+    grid = MaskedGrid(plain, tmp_path / "plain")
+    with pytest.raises(fa.EngineError, match="no client brought an update"):
+        run_through(plain, grid, tmp_path / "plain")
+    assert any("the site's app failed; its own log says why" in error for error in grid.errors)
+
+
+def test_a_site_whose_upload_exceeds_the_bound_takes_part_and_stays_where_it_is(tmp_path, caplog):
+    """The server's mean remains the mean of what is on the sites' disks."""
+    made = settings(fa.FedADMM(0.5), rounds=4, aggregate=fa.MaskedSum(bound=0.4))
+    history = run_through(made, MaskedGrid(made, tmp_path), tmp_path)
+    assert "but an upload has a larger entry" in caplog.text
+    assert history.trace == [[0, 1, 2, 3]] * 4
+    check_invariant(made, tmp_path, 5e-6)
