@@ -35,11 +35,13 @@ RUN = "0123456789abcdef" * 2
 class LyingServer:
     """Makes tasks and sets of its own choice, and reads the sums that it gets by them."""
 
-    def __init__(self, settings: Federation, folder: Path, **policy: Any) -> None:
+    def __init__(
+        self, settings: Federation, folder: Path, job: Federation | None = None, **policy: Any
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.grid = MaskedGrid(settings, folder)
         self.grid.policy |= policy
-        self.job = settings.server_job()
+        self.job = (job or settings).server_job()
 
     def download(self, model: Tensor, round_index: int = 0) -> Download:
         """The broadcast of a server whose first model this is."""
@@ -94,3 +96,17 @@ class LyingServer:
         """A question for metrics of this model."""
         beside = {wire.QUESTION: {"run": RUN, "number": number}}
         return wire.write_body(encode(pack(Question(model, None))), beside)
+
+    def metrics(self, models: Mapping[int, Tensor], number: int = 1) -> list[bytes]:
+        """The words of the sites' metrics of these models, under one set."""
+        answers = {
+            c: self.ask(c, self.question(model, number), "evaluate") for c, model in models.items()
+        }
+        shares = [read_share(answers[c], c) for c in sorted(models)]
+        found = []
+        for client in sorted(models):
+            named = {"run": RUN, "number": number, "task": answers[client][wire.SHARE]["task"]}
+            beside = {wire.QUESTION: named, wire.SET: write_set(shares)}
+            content = self.ask(client, wire.write_body(b"", beside), "evaluate")
+            found.append(wire.read_body(content))
+        return found

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 import fedadmm as fa
 from fedadmm.core import clock
+from fedadmm.flower.protocol import wire
 from fedadmm.flower.site.state import SiteState
 from fedadmm.run.client import record_layout
 
@@ -131,3 +132,42 @@ def test_a_site_whose_upload_exceeds_the_bound_takes_part_and_stays_where_it_is(
     assert "but an upload has a larger entry" in caplog.text
     assert history.trace == [[0, 1, 2, 3]] * 4
     check_invariant(made, tmp_path, 5e-6)
+
+
+# one model for all sites of a sum ---------------------------------------------------------------
+
+
+def test_sites_of_one_sum_must_have_got_the_same_model(tmp_path):
+    """Others whose increment is known, here zero, would leave the upload of one site in the sum."""
+    server = LyingServer(settings(fa.FedAvg()), tmp_path)
+    tasks = {c: server.task(c, crafted(3e38)) for c in (1, 2, 3)}
+    tasks[0] = server.task(0, torch.zeros(DIMENSION))
+    with pytest.raises(fa.StateError, match="not signed by the identity"):
+        server.sum(tasks)
+
+
+def test_sites_of_one_sum_must_have_the_same_round_and_the_same_fitted_penalty(tmp_path):
+    made = settings(fa.FedADMM(rho=fa.PerWork(0.25)))
+    server, model = LyingServer(made, tmp_path, job=made.fitted(1.0)), torch.zeros(DIMENSION)
+
+    def task(client: int, length: float, round_index: int = 0, sequence: int = 0) -> RecordDict:
+        content = server.task(client, model, round_index=round_index, sequence=sequence)
+        content[wire.WORK] = ConfigRecord({"length": length})
+        return content
+
+    assert server.sum({c: task(c, 1.0) for c in range(4)})
+    for tasks in (
+        {c: task(c, 1.0 if c == 0 else 1e-9, 0, 1) for c in range(4)},
+        {c: task(c, 1.0, c % 2 + 1, 2) for c in range(4)},
+    ):
+        with pytest.raises(fa.StateError, match="not signed by the identity"):
+            server.sum(tasks)
+
+
+def test_sites_of_one_sum_of_metrics_must_have_measured_the_same_model(tmp_path):
+    """The loss of a logistic regression at zero is log 2, whatever the data are."""
+    server = LyingServer(settings(), tmp_path)
+    models = {c: torch.zeros(DIMENSION) if c else torch.ones(DIMENSION) for c in range(4)}
+    with pytest.raises(fa.StateError, match="not signed by the identity"):
+        server.metrics(models)
+    assert len(server.metrics(dict.fromkeys(range(4), torch.ones(DIMENSION)))) == 4

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Aggregation, MaskedSum
-from fedadmm.core.codec import encode, pack, unpack
+from fedadmm.core.codec import digest, encode, pack, unpack
 from fedadmm.core.local_work import SolveInfo
 from fedadmm.core.masking import FixedPoint, Share, Words
 from fedadmm.core.messages import ClientInfo, Download, Upload
 from fedadmm.core.pipeline.postprocessors import joint_norm, vectors_of
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Word
-from fedadmm.flower.protocol.messages import check_like, decode
+from fedadmm.flower.protocol.messages import Parcel, check_like, decode
 from fedadmm.run.client import ClientRound, Job, message_template
 
 if TYPE_CHECKING:
@@ -68,9 +68,23 @@ def hiding(aggregate: Aggregation) -> MaskedSum | None:
     return aggregate if isinstance(aggregate, MaskedSum) else None
 
 
-def subject(purpose: str, run: str, number: int) -> str:
-    """What a key is good for: one kind of sum, in one round of one run."""
-    return f"{purpose}\n{run}\n{number}"
+def subject(purpose: str, run: str, number: int, content: str) -> str:
+    """What a key is good for: one kind of sum, in one round of one run, of one model.
+
+    `content` is the digest of what the site was sent.  A server that sends the others a model whose
+    upload it can predict would otherwise find the upload of one site in the sum (Pasquini et al.,
+    Eluding Secure Aggregation in Federated Learning via Model Inconsistency, CCS 2022).
+    """
+    return f"{purpose}\n{run}\n{number}\n{content}"
+
+
+def shared_digest(parcel: Parcel, length: float | None) -> str:
+    """The digest of what all sites of a sum are sent alike, with the length of their local work.
+
+    Left out are the initial vector of a newcomer and the steps that an absent client missed.
+    """
+    shared = parcel._replace(initial=None, initial_buffers=None, missed=None)
+    return digest(encode(pack(shared)), {"length": str(length)})
 
 
 # A site's upload as words -----------------------------------------------------------------------

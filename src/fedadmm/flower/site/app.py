@@ -167,11 +167,12 @@ def answer(
     task, body = wire.read_task(content)
     if number != task.client:
         raise StateError(f"the task is for client {task.client}, but this node is client {number}")
-    asked = wire.SET in content
+    asked, length = wire.SET in content, None
     if federation.per_work and not asked:
-        federation = federation.fitted(wire.read_length(content))
+        length = wire.read_length(content)
+        federation = federation.fitted(length)
     folder = state_folder(context, task.run, task.client, content)
-    mask = masker(federation, context.node_config, agreed, folder)
+    mask = masker(federation, context.node_config, agreed, folder, length)
     if not asked and digest(body) != task.cast_digest:
         raise StateError("the task's digest is not that of its content")
     state = SiteState(folder)
@@ -337,7 +338,7 @@ def _masked_metrics(
                 return wire.write_declined(f"no metric may leave by this site's {POLICY}")
             words = metric_words(mask.part, federation.problem.weight(client), found)
             told = {"task": task, "names": sorted(found)}
-            waiting.hold(mask.peers, task, subject("evaluate", run, number), words, told)
+            waiting.hold(mask.peers, task, subject("evaluate", run, number, task), words, told)
         return wire.write_body(b"", mask.beside(task, "evaluate"))
 
 

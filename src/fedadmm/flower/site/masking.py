@@ -44,6 +44,7 @@ from fedadmm.flower.protocol.masking import (
     as_tensor,
     hiding,
     read_set,
+    shared_digest,
     subject,
     to_body,
     upload_words,
@@ -269,6 +270,8 @@ class Masker(NamedTuple):
     part: MaskedSum
     peers: Peers
     folder: Path
+    length: float | None = None
+    """The length of the local work in the task, where a penalty is fitted to it."""
 
     def waiting(self, purpose: str = "update") -> Waiting:
         """The uploads, or the answers, that wait."""
@@ -308,7 +311,8 @@ class Masker(NamedTuple):
         if job.solver is not None and job.solver.noise is not None:
             solve = done.info.solve  # the server's own account; how many rows there are is public
             told = {"steps": solve.steps, "epochs": solve.epochs, "noised": done.info.noised}
-        about = subject("update", task.run, task.sequence)
+        sent = shared_digest(parcel, self.length)
+        about = subject("update", task.run, task.sequence, sent)
         self.waiting().hold(self.peers, task.id, about, words, told)
         reply = seal(reply_to(task, Kind.READY), b"")
         state.commit(reply, b"", done.record)
@@ -384,9 +388,13 @@ def last_acknowledged(state: SiteState) -> str:
 
 
 def masker(
-    federation: Federation, node: Mapping[str, Any], policy: SitePolicy, folder: Path
+    federation: Federation,
+    node: Mapping[str, Any],
+    policy: SitePolicy,
+    folder: Path,
+    length: float | None = None,
 ) -> Masker | None:
     """A site's half of masked sums; None for a federation without them."""
     run = federation.experiment
     part = hiding(run.aggregate.fitted(UpdatePipeline.of(run.upload)))
-    return None if part is None else Masker(part, read_peers(node, policy), folder)
+    return None if part is None else Masker(part, read_peers(node, policy), folder, length)
