@@ -83,7 +83,7 @@ class LyingServer:
         assert part is not None
         shares = self.ready(tasks) if shares is None else shares
         template = upload_template(self.job, self.download(self.job.initial))
-        length = length_of(template)
+        length = length_of(self.job, template)
         words = [
             from_body(
                 wire.read_body(self.release(task, shares, list(tasks))), part.fixed_point, length

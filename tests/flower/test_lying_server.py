@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from flwr.app import ConfigRecord, RecordDict
 import fedadmm as fa
 from fedadmm.core import clock
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.site.state import SiteState
+from fedadmm.flower.site import masking as site_masking
+from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import record_layout
 
 from .harness import DIMENSION, Clock, check_invariant, run_through
@@ -171,3 +173,48 @@ def test_sites_of_one_sum_of_metrics_must_have_measured_the_same_model(tmp_path)
     with pytest.raises(fa.StateError, match="not signed by the identity"):
         server.metrics(models)
     assert len(server.metrics(dict.fromkeys(range(4), torch.ones(DIMENSION)))) == 4
+
+
+# noise in shares --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def noised():
+    pytest.importorskip("dp_accounting")
+    upload = [fa.Clip(0.5), fa.GaussianNoise(4.0, 1e-2)]
+    return settings(fa.FedAvg(), upload=upload, aggregate=fa.MaskedSum(), rounds=2)
+
+
+def test_only_noised_words_leave_where_noise_is_added_in_shares(noised, tmp_path, monkeypatch):
+    """No statistic of the local work is covered by the noise, however small its sum is."""
+    plain = []
+    masked = site_masking.masked
+
+    def listening(words, *rest):
+        plain.append(words)
+        return masked(words, *rest)
+
+    monkeypatch.setattr(site_masking, "masked", listening)
+    server = LyingServer(noised, tmp_path)
+    server.sum({c: server.task(c, torch.zeros(DIMENSION)) for c in range(4)})
+    assert {len(words) for words in plain} == {DIMENSION}  # the entries of the message alone
+
+
+def test_answers_of_neighbouring_data_sets_look_alike_with_noise(noised, tmp_path):
+    """One site's result overflows and its neighbour's does not; both uploads are counted."""
+    server = LyingServer(noised, tmp_path)
+    answers = [
+        shape(server.ask(0, server.task(0, model, sequence=k)))
+        for k, model in enumerate([torch.zeros(DIMENSION), crafted(3e38)])
+    ]
+    assert answers[0] == answers[1]
+    server.sum({c: server.task(c, crafted(3e38), sequence=2) for c in range(4)})
+    assert SiteAccount(tmp_path / "site-0", 0).spent() == {Steps(4.0, 1): 1}
+
+
+def test_records_of_a_run_with_noise_do_not_invent_the_work(noised, tmp_path):
+    history = run_through(noised, MaskedGrid(noised, tmp_path), tmp_path)
+    for record in history.records:
+        work = record["work"]
+        assert all(math.isnan(work[entry]) for entry in ("epochs", "passes", "primal_residual"))
+        assert math.isnan(work["penalty_mean"])

@@ -91,16 +91,14 @@ def shared_digest(parcel: Parcel, length: float | None) -> str:
 
 
 def upload_words(job: Job, part: MaskedSum, client: int, done: ClientRound) -> Words:
-    """A client's weighted upload, its share of the noise, and what records say about its work."""
-    weight, info = job.problem.weight(client), done.info
-    noise = 0.0
+    """A client's weighted upload with its share of the noise, or with statistics of its work."""
+    weight, info, point = job.problem.weight(client), done.info, part.fixed_point
     if job.pipeline.noise is not None:
         largest = max(job.problem.weight(one) for one in range(job.problem.num_clients))
-        noise = part.noise * largest
+        return point.encode(done.upload, weight, part.noise * largest)
     solve = info.solve
     counts = (solve.steps, solve.epochs, solve.passes, info.weight, weight * info.drift**2)
-    point = part.fixed_point
-    return np.concatenate([point.encode(done.upload, weight, noise), point.counts(counts)])
+    return np.concatenate([point.encode(done.upload, weight), point.counts(counts)])
 
 
 def upload_template(job: Job, download: Download) -> Upload:
@@ -110,9 +108,14 @@ def upload_template(job: Job, download: Download) -> Upload:
     return Upload(message_template(job, download.cast), buffers, within)
 
 
-def length_of(template: Upload) -> int:
+def length_of(job: Job, template: Upload) -> int:
     """How many words an upload has."""
-    return sum(leaf.numel() for leaf in trees.tensors(template)) + 3 * _COUNTS
+    return sum(leaf.numel() for leaf in trees.tensors(template)) + _statistics_length(job)
+
+
+def _statistics_length(job: Job) -> int:
+    """How many words hold statistics of the local work: none with noise, which covers none."""
+    return 0 if job.pipeline.noise is not None else 3 * _COUNTS
 
 
 def read_sum(
@@ -120,10 +123,11 @@ def read_sum(
 ) -> tuple[Upload, list[ClientInfo]]:
     """The sum of some clients' uploads; of their work each is said to have done the mean.
 
-    A RefusedError when it is longer than all their clips together.
+    With noise nothing is known of the work.  A RefusedError when it is longer than all their clips together.
     """
     point, count = part.fixed_point, len(clients)
-    upload = point.decode(total[: -3 * _COUNTS], template)
+    size = len(total) - _statistics_length(job)
+    upload = point.decode(total[:size], template)
     weight = sum(job.problem.weight(client) for client in clients)
     clip, noise = job.pipeline.clip, job.pipeline.noise
     if clip is not None and noise is None and not job.pipeline.adapts_clip:
@@ -135,7 +139,11 @@ def read_sum(
             raise RefusedError(
                 Word.NORM, f"their sum has norm {length:.6g}, but their clips allow {most:.6g}"
             )
-    steps, epochs, passes, penalty, drift = point.total(total[-3 * _COUNTS :])
+    if noise is not None:
+        solve = SolveInfo(0, math.nan, math.nan, "masked", math.nan)
+        unknown = ClientInfo(0, solve, math.nan, math.nan, math.nan, finite=True)
+        return upload, [unknown._replace(client=client) for client in clients]
+    steps, epochs, passes, penalty, drift = point.total(total[size:])
     drift = math.sqrt(max(0.0, drift / weight))
     each, more = divmod(round(steps), count)
     infos = [

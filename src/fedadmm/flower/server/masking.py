@@ -96,7 +96,7 @@ class Sets:
         self._part = part
         self._ready = ready
         self._template = upload_template(job, download)
-        self._point, self._length = part.fixed_point, length_of(self._template)
+        self._point, self._length = part.fixed_point, length_of(job, self._template)
         self._most = body_size(self._point, self._length) + _ROOM
         self.groups = agreed_groups(part, {c: ready[c].demand for c in sorted(ready)})
         shares = {client: _share(accepted) for client, accepted in ready.items()}
