@@ -17,7 +17,7 @@ from fedadmm.flower.site import masking as site_masking
 from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import record_layout
 
-from .harness import DIMENSION, Clock, check_invariant, run_through
+from .harness import DIMENSION, Clock, Crash, check_invariant, run_through
 from .lying_server import RUN, LyingServer
 from .masked import MaskedGrid, settings
 
@@ -111,7 +111,7 @@ def test_an_error_of_the_local_work_is_answered_like_a_result(tmp_path, monkeypa
 
     monkeypatch.setattr(app, "client_round", fail)
     with caplog.at_level(logging.ERROR):
-        failed = server.ask(0, server.task(0, model, sequence=2))
+        failed = server.ask(0, server.task(0, model, sequence=2, round_index=2))
     assert shape(failed) == shape(usual)
     assert "row 7" in caplog.text
     bad = server.sum({c: server.task(c, model, sequence=3, round_index=1) for c in range(4)})
@@ -218,3 +218,111 @@ def test_records_of_a_run_with_noise_do_not_invent_the_work(noised, tmp_path):
         work = record["work"]
         assert all(math.isnan(work[entry]) for entry in ("epochs", "passes", "primal_residual"))
         assert math.isnan(work["penalty_mean"])
+
+
+# two sums of the same uploads -------------------------------------------------------------------
+
+MODEL = torch.linspace(-1, 1, DIMENSION)
+
+
+def digests(server: LyingServer, tasks: dict[int, RecordDict]) -> dict[int, str]:
+    """The digests by which a server acknowledges the uploads to these tasks."""
+    return {c: server.ask(c, task)[wire.HEAD]["digest"] for c, task in tasks.items()}
+
+
+def repeated(server: LyingServer, how: str, clients: range) -> dict[int, RecordDict]:
+    """Tasks that make the sites repeat the uploads which they sent to tasks of sequence 0."""
+    first = {c: server.task(c, MODEL) for c in range(server.job.problem.num_clients)}
+    if how == "a new sequence":
+        return {c: server.task(c, MODEL, sequence=1) for c in clients}
+    known = digests(server, first)
+    if how == "an acknowledgement":  # a method without state repeats itself after it
+        return {
+            c: server.task(c, MODEL, sequence=1, folded=1, folded_digest=known[c]) for c in clients
+        }
+    assert how == "a new incarnation"
+    for c in clients:  # acknowledged first, so that nothing is left to demand
+        server.ask(c, server.task(c, 0 * MODEL, sequence=1, folded=1, folded_digest=known[c]))
+    return {c: server.task(c, MODEL, sequence=2, incarnation=1) for c in clients}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("how", ["a new sequence", "an acknowledgement", "a new incarnation"])
+@pytest.mark.parametrize("method", ["fedavg", "fedadmm"])
+def test_uploads_of_one_round_are_never_summed_over_two_sets(method, how, strict, tmp_path):
+    """The difference of both sums would be the upload of client 0."""
+    policy = {"sets-apart": strict}
+    server = LyingServer(settings(METHODS[method]), tmp_path, **policy)
+    total, _ = server.sum({c: server.task(c, MODEL) for c in range(4)})
+    assert any(leaf is not None and leaf.any() for leaf in total.message)
+    tasks = repeated(server, how, range(1, 4))
+    with pytest.raises(fa.StateError, match=r"of this round left under clients \[0, 1, 2, 3\]"):
+        server.sum(tasks)
+
+
+def test_a_third_set_in_between_does_not_make_a_site_forget_the_first(tmp_path):
+    """{0,…,3}, then a set far from it, then {1, 2, 3, 4}: the last is next to the first."""
+    made = settings(fa.FedAvg(), clients=10, solver=fa.GradientDescent(lr=0.1), stop=fa.Steps(2))
+    server = LyingServer(made, tmp_path, **{"sets-apart": True})
+
+    def tasks(clients: list[int], number: int) -> dict[int, RecordDict]:
+        return {c: server.task(c, MODEL, round_index=number, sequence=number) for c in clients}
+
+    server.sum(tasks([0, 1, 2, 3], 0))
+    server.sum(tasks([1, 2, 3, 4, 5, 6, 7], 1))  # differs from the first by five
+    with pytest.raises(fa.StateError, match=r"left under clients \[0, 1, 2, 3\]"):
+        server.sum(tasks([1, 2, 3, 8], 2))
+
+
+def test_a_strict_site_sends_uploads_of_one_model_under_one_set_although_they_count(tmp_path):
+    """With full gradients the uploads of two rounds from one model are equal."""
+    made = settings(fa.FedAvg(), solver=fa.GradientDescent(lr=0.1), stop=fa.Steps(2))
+    server = LyingServer(made, tmp_path, **{"sets-apart": True})
+    first = {c: server.task(c, MODEL) for c in range(4)}
+    server.sum(first)
+    known = digests(server, first)
+    given = {"round_index": 1, "sequence": 1, "folded": 1}
+    tasks = {c: server.task(c, MODEL, folded_digest=known[c], **given) for c in (1, 2, 3)}
+    with pytest.raises(fa.StateError, match=r"left under clients \[0, 1, 2, 3\]"):
+        server.sum(tasks)
+    # another model is another upload, and what was acknowledged demands nothing of it
+    others = {c: server.task(c, 0 * MODEL, folded_digest=known[c], **given) for c in (1, 2, 3)}
+    assert server.sum(others)
+
+
+def test_metrics_of_one_model_are_never_summed_over_two_sets(tmp_path):
+    """They are exact: two sums would show the loss of one site."""
+    server = LyingServer(settings(), tmp_path)
+    server.metrics(dict.fromkeys(range(4), MODEL))
+    with pytest.raises(fa.StateError, match=r"of this model left under clients \[0, 1, 2, 3\]"):
+        server.metrics(dict.fromkeys(range(1, 4), MODEL), number=2)
+    assert server.metrics(dict.fromkeys(range(1, 4), 2 * MODEL), number=3)
+
+
+def test_a_server_that_begins_the_round_anew_sums_the_same_set(tmp_path):
+    """Client 4 comes online between the crash and the second attempt, and waits for a round."""
+    made = settings(fa.FedADMM(0.5), rounds=3, clients=5)
+    grid = MaskedGrid(made, tmp_path)
+    grid.offline = {4}
+
+    def fault(moment, message, client):
+        if moment == "reply" and wire.SET in message.content and grid.offline:
+            grid.offline = set()
+            raise Crash
+        return
+
+    grid.fault = fault
+    history = run_through(made, grid, tmp_path)
+    assert history.crashes == 1
+    assert history.trace == [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert grid.errors == []
+    check_invariant(made, tmp_path, 5e-6)
+
+
+def test_a_damaged_memory_of_sets_ends_a_sites_part_in_the_run(tmp_path):
+    """Nobody else knows under which sets its uploads left."""
+    server = LyingServer(settings(), tmp_path)
+    server.sum({c: server.task(c, MODEL) for c in range(4)})
+    (tmp_path / "site-1" / RUN / "client-1" / "sets-update.json").write_text("{}")
+    with pytest.raises(fa.StateError, match=r"sets-update.json is damaged.*begin a new run"):
+        server.ask(1, server.task(1, 0 * MODEL, round_index=1, sequence=1))

@@ -18,7 +18,7 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind
 from fedadmm.flower.protocol.masking import Demand
 from fedadmm.flower.server import masking as server_masking
-from fedadmm.flower.site.masking import Peers, Waiting
+from fedadmm.flower.site.masking import Origin, Peers, Waiting
 
 from .harness import (
     Clock,
@@ -364,9 +364,9 @@ def test_after_a_void_attempt_a_site_may_demand_the_same_set(server, tmp_path, r
     events = [event["detail"] for event in history.records[2]["network"]["events"]]
     if server == "agrees":
         assert not refused
-        assert "it demands the set of its last upload, clients [0, 1, 2, 3]" in events
+        assert "it demands the set of its earlier upload, clients [0, 1, 2, 3]" in events
     else:
-        assert "clients [0, 1, 2, 3] and was not acknowledged" in refused[0]
+        assert "clients [0, 1, 2, 3] that were not acknowledged" in refused[0]
 
 
 def test_the_set_of_a_void_attempt_is_summed_again_although_more_are_ready(tmp_path):
@@ -408,29 +408,28 @@ def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
     known = {c: masking.public_identity(key) for c, key in enumerate(identities)}
     peers = Peers(0, identities[0], known, apart=True)
     waiting, words = Waiting(tmp_path, "update"), np.arange(4, dtype=np.uint64)
-    waiting.hold(peers, "first", "subject", words, {})
+    waiting.hold(peers, "first", "subject", words, {}, Origin("1", "model"))
     others = [masking.new_share(c, "subject", identities[c])[0] for c in (1, 2)]
     waiting.release(peers, "first", [waiting.held("first").share, *others], 3, "")
+    waiting.hold(peers, "second", "subject", words, {}, Origin("2", "another"))
     read = files.read
 
     def refuse(path, *rest):
-        if path.name == "set-update.json":
+        if path.name == "sets-update.json":
             raise StateError("Input/output error")
         return read(path, *rest)
 
     monkeypatch.setattr(files, "read", refuse)
     with pytest.raises(StateError, match="Input/output"):
-        waiting.hold(peers, "second", "subject", words, {})
+        waiting.demand(peers, waiting.held("second"), "")
     monkeypatch.undo()
-    assert waiting.demand(peers, "second", "") == Demand(3, frozenset({0, 1, 2}), 3)
-    (tmp_path / "set-update.json").write_text("{}")  # damaged: it would stop the site for ever
-    waiting.hold(peers, "third", "subject", words, {})
-    assert waiting.demand(peers, "third", "") == Demand(3)
+    demand = waiting.demand(peers, waiting.held("second"), "")
+    assert demand == Demand(3, others=(frozenset({0, 1, 2}),), apart=3)
 
 
 def test_groups_are_of_those_who_agree_to_them():
     part, anyone = fa.MaskedSum(minimum=3, group=10), Demand(3)
-    again = Demand(3, frozenset({1, 2, 3}), 3)
+    again = Demand(3, others=(frozenset({1, 2, 3}),), apart=3)
 
     def made(demands):
         return server_masking.agreed_groups(part, demands)

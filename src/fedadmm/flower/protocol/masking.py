@@ -51,16 +51,23 @@ class Demand(NamedTuple):
 
     fewest: int = 0
     """The set has at least this many sites."""
-    clients: frozenset[int] = frozenset()
-    """The set of the last upload, if that left and was not acknowledged; empty allows any."""
+    same: frozenset[int] = frozenset()
+    """The set that an upload of this round left under, the only one allowed; empty allows any."""
+    others: tuple[frozenset[int], ...] = ()
+    """Sets that uploads left under which this one may resemble."""
     apart: int = 0
-    """The set must be `clients`, or differ from it by this many; 0 allows no other."""
+    """The set must be each of `others`, or differ from it by this many sites."""
 
     def allows(self, group: Collection[int]) -> bool:
         """Whether the site lets its upload be added to those of this group."""
-        differ = len(self.clients.symmetric_difference(group))
-        again = not self.clients or differ == 0 or 0 < self.apart <= differ
-        return len(group) >= self.fewest and again
+        wanted = not self.same or self.same == set(group)
+        far = (len(one.symmetric_difference(group)) for one in self.others)
+        return len(group) >= self.fewest and wanted and all(n == 0 or n >= self.apart for n in far)
+
+    @property
+    def wanted(self) -> tuple[frozenset[int], ...]:
+        """The sets of before that the site lets its upload leave under again."""
+        return (self.same,) if self.same else self.others
 
 
 def hiding(aggregate: Aggregation) -> MaskedSum | None:
@@ -123,7 +130,8 @@ def read_sum(
 ) -> tuple[Upload, list[ClientInfo]]:
     """The sum of some clients' uploads; of their work each is said to have done the mean.
 
-    With noise nothing is known of the work.  A RefusedError when it is longer than all their clips together.
+    With noise nothing is known of the work.  A RefusedError when the sum is longer than all their
+    clips together.
     """
     point, count = part.fixed_point, len(clients)
     size = len(total) - _statistics_length(job)
@@ -221,18 +229,29 @@ def read_share(content: RecordDict, client: int) -> Share:
 
 
 def write_demand(demand: Demand) -> dict[str, Any]:
-    """What a site demands, beside its key."""
-    return {"fewest": demand.fewest, "last": sorted(demand.clients), "apart": demand.apart}
+    """What a site demands, beside its key; each of the other sets follows its length."""
+    others = [number for one in demand.others for number in (len(one), *sorted(one))]
+    same = sorted(demand.same)
+    return {"fewest": demand.fewest, "same": same, "others": others, "apart": demand.apart}
 
 
 def read_demand(content: RecordDict) -> Demand:
     """What came with a READY; a site enforces it itself, so a strange one is no matter."""
     found = wire.read_beside(content, wire.SHARE)
-    fewest, clients, apart = (found.get(name) for name in ("fewest", "last", "apart"))
-    whole = isinstance(clients, list) and all(type(client) is int for client in clients)
+    fewest, apart = found.get("fewest"), found.get("apart")
+    lists = [found.get(name) for name in ("same", "others")]
+    whole = all(isinstance(one, list) and all(type(c) is int for c in one) for one in lists)
     if not whole or type(fewest) is not int or type(apart) is not int:
         raise RefusedError(Word.GARBAGE, "it does not say which set it demands")
-    return Demand(fewest, frozenset(clients), apart)  # type: ignore[arg-type]
+    same, others = (list[int](one or ()) for one in lists)
+    sets = []
+    while others:
+        length = others.pop(0)
+        if not 0 < length <= len(others):
+            raise RefusedError(Word.GARBAGE, "it does not say which set it demands")
+        sets.append(frozenset(others[:length]))
+        del others[:length]
+    return Demand(fewest, frozenset(same), tuple(sets), apart)
 
 
 def write_set(shares: Sequence[Share]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def agreed_groups(part: MaskedSum, demands: Mapping[int, Demand]) -> list[list[i
     met is in no group, because it would make the sum void for the others.
     """
     again, rest = list[list[int]](), list(demands)
-    for wanted in {demand.clients: None for demand in demands.values()}:
+    for wanted in {one: None for demand in demands.values() for one in demand.wanted}:
         whole = len(wanted) >= part.minimum and wanted <= set(rest)
         if whole and all(demands[client].allows(wanted) for client in wanted):
             again.append(sorted(wanted))
@@ -110,8 +110,9 @@ class Sets:
     def left_out(self, client: int) -> str:
         """Why a client that is ready is in no group."""
         demand = self._ready[client].demand
-        if demand.clients:
-            return f"it demands the set of its last upload, clients {sorted(demand.clients)}"
+        if demand.wanted:
+            sets = " and ".join(str(sorted(one)) for one in demand.wanted)
+            return f"it demands the set of its earlier upload, clients {sets}"
         fewest, ready = max(self._part.minimum, demand.fewest), len(self._ready)
         if ready < fewest:
             return f"{ready} clients are ready, but its sum needs {fewest}"

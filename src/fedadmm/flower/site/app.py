@@ -43,6 +43,7 @@ from fedadmm.flower.protocol.messages import (
 from fedadmm.flower.site.gate import Gate
 from fedadmm.flower.site.masking import (
     Masker,
+    Origin,
     client_of,
     failed_round,
     last_acknowledged,
@@ -338,7 +339,8 @@ def _masked_metrics(
                 return wire.write_declined(f"no metric may leave by this site's {POLICY}")
             words = metric_words(mask.part, federation.problem.weight(client), found)
             told = {"task": task, "names": sorted(found)}
-            waiting.hold(mask.peers, task, subject("evaluate", run, number, task), words, told)
+            about, model = subject("evaluate", run, number, task), digest(body)
+            waiting.hold(mask.peers, task, about, words, told, Origin(model, model))
         return wire.write_body(b"", mask.beside(task, "evaluate"))
 
 

@@ -1,11 +1,12 @@
 """A site's half of a masked sum: an upload waits here, and leaves under one set of sites for ever.
 
     held-update.safetensors   the words of the upload that waits, its task, and its private key
-    set-update.json           under which set an upload left last
+    sets-update.json          under which set each upload of the run left
 
 and the same for the answers to questions for metrics.  What the disk says counts, whatever the
 server says: another set for an upload that left is refused.  The words and their key are removed
-when the server has acknowledged them.
+when the server has acknowledged them; the sets are kept as long as the run, because a server can
+acknowledge an upload, or start a client again, and have the same upload computed once more.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Peers(NamedTuple):
     minimum: int = 3
     """The fewest sites of a set, this one included."""
     apart: bool = False
-    """Whether after an upload that left and was not acknowledged the next set must be the same, or
-    differ by `minimum` sites."""
+    """Whether the set must also be that of every upload from the same model, and of every one that
+    was not acknowledged, or differ from it by `minimum` sites."""
 
 
 def client_of(node: Mapping[str, Any]) -> int:
@@ -134,6 +135,15 @@ def _text(path: Path) -> str:
     return data.decode(errors="replace")
 
 
+class Origin(NamedTuple):
+    """What an upload was computed from."""
+
+    round: str
+    """Its random numbers; uploads of one round are equal if their model and state are."""
+    model: str
+    """The digest of the model that the site was sent."""
+
+
 class Held(NamedTuple):
     """An upload that waits."""
 
@@ -144,14 +154,16 @@ class Held(NamedTuple):
     words: Words
     told: Mapping[str, Any]
     """What the server may know besides the key."""
+    origin: Origin
 
 
 class Left(NamedTuple):
-    """Under which set an upload left last."""
+    """Under which set an upload left."""
 
     task: str
     set: str
     clients: Sequence[int]
+    origin: Origin
 
 
 class Waiting:
@@ -159,10 +171,17 @@ class Waiting:
 
     def __init__(self, folder: Path, purpose: str) -> None:
         self._held = folder / f"held-{purpose}.safetensors"
-        self._set = folder / f"set-{purpose}.json"
+        self._sets = folder / f"sets-{purpose}.json"
+        self._same = "round" if purpose == "update" else "model"
 
     def hold(
-        self, peers: Peers, task: str, subject: str, words: Words, told: Mapping[str, Any]
+        self,
+        peers: Peers,
+        task: str,
+        subject: str,
+        words: Words,
+        told: Mapping[str, Any],
+        origin: Origin,
     ) -> None:
         """Keep an upload, with a fresh key that is good for it alone."""
         share, private = new_share(peers.client, subject, peers.identity)
@@ -174,12 +193,9 @@ class Waiting:
             "signature": share.signature.hex(),
             "private": private.hex(),
             "told": json.dumps(told),
+            **origin._asdict(),
         }
         codec.write_checksummed(self._held, Packed({"words": as_tensor(words)}, plain))
-        try:
-            self.left()
-        except DamageError:  # not where the disk only refused for a moment
-            files.remove(self._set)  # of an upload that waits no more
 
     def held(self, task: str) -> Held | None:
         """The upload that waits for this task; None when another does, or it is damaged."""
@@ -195,29 +211,50 @@ class Waiting:
         )
         words = packed.tensors["words"].numpy()
         words = words.view("uint32" if words.itemsize == 4 else "uint64")
-        told = json.loads(plain["told"])
-        return Held(task, plain["subject"], share, bytes.fromhex(plain["private"]), words, told)
+        told, private = json.loads(plain["told"]), bytes.fromhex(plain["private"])
+        origin = Origin(plain["round"], plain["model"])
+        return Held(task, plain["subject"], share, private, words, told, origin)
 
     def settled(self) -> None:
         """What waited is acknowledged: its words and its key are needed no more."""
         if files.exists(self._held):
             files.remove(self._held)
 
-    def left(self) -> Left | None:
-        """Under which set an upload left last; a DamageError when that is damaged."""
-        if not files.exists(self._set):
-            return None
-        found = codec.read_json(self._set)
-        return Left(found["task"], found["set"], found["clients"])
+    def left(self) -> list[Left]:
+        """Under which sets the uploads of this run left, oldest first."""
+        if not files.exists(self._sets):
+            return []
+        try:
+            found = codec.read_json(self._sets)["left"]
+        except DamageError as error:
+            raise StateError(
+                f"{error}; only it says under which sets uploads left this site, so bring it back "
+                "from a backup, or begin a new run"
+            ) from None
+        return [Left(*one[:3], Origin(*one[3])) for one in found]
 
-    def demand(self, peers: Peers, task: str, acknowledged: str) -> Demand:
-        """Which set this upload must have, so that two sums do not show what one site sent."""
+    def demand(self, peers: Peers, held: Held, acknowledged: str) -> Demand:
+        """Which set this upload must have, so that two sums do not show what one site sent.
+
+        A set other than that of an upload of the same round is never allowed: with three sets each
+        pair of which differs by many sites, two sums less the third can still be one site's upload.
+        """
         before = self.left()
-        if before is not None and before.task == task:  # it has left: under no second set
-            return Demand(peers.minimum, frozenset(before.clients))
-        if before is not None and peers.apart and before.task != acknowledged:
-            return Demand(peers.minimum, frozenset(before.clients), peers.minimum)
-        return Demand(peers.minimum)
+        tasks = [one.task for one in before]
+        acked = tasks.index(acknowledged) + 1 if acknowledged in tasks else 0
+        sets = [frozenset(one.clients) for one in before]
+        same = [
+            chosen
+            for chosen, one in zip(sets, before, strict=True)
+            if one.task == held.task or one.origin.round == held.origin.round
+        ]
+        others = [
+            chosen
+            for k, (chosen, one) in enumerate(zip(sets, before, strict=True))
+            if peers.apart and (k >= acked or one.origin.model == held.origin.model)
+        ]
+        first = same[0] if same else frozenset[int]()
+        return Demand(peers.minimum, first, tuple(dict.fromkeys(others)), peers.minimum)
 
     def release(
         self,
@@ -246,21 +283,28 @@ class Waiting:
             )
         check_shares(held.subject, shares, peers.known)
         digest, before = set_digest(held.subject, shares), self.left()
-        first = before is None or before.task != task
-        if before is not None and not first and before.set != digest:
+        used = next((one.set for one in before if one.task == task), None)
+        if used not in (None, digest):
             raise StateError("this upload left under another set, and leaves under no second one")
         clients = [share.client for share in shares]
-        demand = self.demand(peers, task, acknowledged)
-        if not demand.allows(clients):
+        demand = self.demand(peers, held, acknowledged)
+        if demand.same and demand.same != set(clients):
             raise StateError(
-                f"the last upload left under clients {sorted(demand.clients)} and was not "
-                "acknowledged; this site then demands the same set, or one that differs by at "
-                f"least {demand.apart} sites"
+                f"an upload of this {self._same} left under clients {sorted(demand.same)}, and no "
+                "other of it leaves under other ones"
+            )
+        if not demand.allows(clients):
+            sets = " and ".join(str(sorted(one)) for one in demand.others)
+            raise StateError(
+                f"uploads left under clients {sets} that were not acknowledged or came from the "
+                "same model; this site then demands the same set, or one that differs by at least "
+                f"{demand.apart} sites"
             )
         words = masked(held.words, peers.client, held.private, held.subject, shares)
-        if first:
+        if used is None:
             spend()
-            codec.write_json(self._set, Left(task, digest, clients)._asdict())
+            made = [*before, Left(task, digest, clients, held.origin)]
+            codec.write_json(self._sets, {"left": made})
         return words
 
 
@@ -313,7 +357,9 @@ class Masker(NamedTuple):
             told = {"steps": solve.steps, "epochs": solve.epochs, "noised": done.info.noised}
         sent = shared_digest(parcel, self.length)
         about = subject("update", task.run, task.sequence, sent)
-        self.waiting().hold(self.peers, task.id, about, words, told)
+        model = codec.digest(codec.encode(codec.pack(parcel.download)))
+        origin = Origin(str(parcel.round_index), model)
+        self.waiting().hold(self.peers, task.id, about, words, told, origin)
         reply = seal(reply_to(task, Kind.READY), b"")
         state.commit(reply, b"", done.record)
         return reply
@@ -326,7 +372,7 @@ class Masker(NamedTuple):
         held = waiting.held(task)
         if held is None:
             raise StateError("the upload that waited here is damaged; the task must come again")
-        demand = write_demand(waiting.demand(self.peers, task, acknowledged))
+        demand = write_demand(waiting.demand(self.peers, held, acknowledged))
         return {wire.SHARE: write_share(held.share, **held.told, **demand)}
 
     def release(

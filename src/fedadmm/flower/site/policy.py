@@ -40,8 +40,9 @@ class SitePolicy:
         other_sites: at least this many other sites must be in the federation.
         minimum_sites: where uploads are masked, at least this many sites, itself included, must be
             in a sum.
-        sets_apart: where uploads are masked: after one that left and was not acknowledged, the next
-            sum must be of the same sites, or differ by `minimum_sites`.
+        sets_apart: where uploads are masked: the sites of a sum must be those of every upload from
+            the same model, and of every one that was not acknowledged, or differ by
+            `minimum_sites`.  Uploads of one round leave with the same sites in any case.
         epsilon: what its rows may spend over all runs; with a budget of the solver, the smaller.
             A run without noise at the site spends more than any budget, and is refused.
         evaluations: how many questions for its metrics the site answers a day (UTC).  An answer is
