@@ -161,8 +161,30 @@ def test_methods_that_need_full_gradients_are_refused():
         drop_in_of(fa.Scaffold(option=1))
 
 
-def test_messages_of_others_pass_through(tmp_path):
+def test_losses_that_a_train_function_does_not_give_are_refused():
+    with pytest.raises(PairingError, match="LossSampling asks for the clients' losses"):
+        DropIn(fa.FedADMM(1.0), clients=4, model=Net, sampler=fa.LossSampling(2, 0.1))
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+def test_a_plain_flower_message_does_not_pass_by_the_sites_policy(kind, tmp_path):
+    """Unsigned and not approved, it would bring the trained model and exact losses."""
     drop_in = drop_in_of(fa.FedAvg())
+    grid = grid_of(drop_in, tmp_path)
+    grid.policy = {"approval": True, "server-key": "0" * 64, "evaluations": 0, "epsilon": 0.1}
+    arrays, called = ArrayRecord(Net().state_dict()), []
+    records = {"arrays": arrays, "config": ConfigRecord({"lr": LR, "server-round": 1})}
+    message = Message(RecordDict(records), 1000, kind)
+    with pytest.raises(fa.StateError, match=r"got a message without a task.*others=True"):
+        drop_in.mod(message, grid.context(0), lambda *given: called.append(given))
+    assert called == []
+    if kind != "query":
+        with pytest.raises(fa.StateError, match="got a message without a task"):
+            grid._app(Message(RecordDict(records), 1000, kind), grid.context(0))
+
+
+def test_messages_of_others_pass_where_the_app_allows_them(tmp_path):
+    drop_in = drop_in_of(fa.FedAvg(), others=True)
     grid = FakeGrid(drop_in.federation, tmp_path)
     message = Message(RecordDict(), 1000, "train")
     assert drop_in.mod(message, grid.context(0), lambda m, c: m) is message

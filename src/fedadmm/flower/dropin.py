@@ -43,7 +43,7 @@ from fedadmm.data import models
 from fedadmm.flower.federation import Elsewhere, Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.site.app import gate_of, read_question, trained
-from fedadmm.flower.site.policy import SitePolicy
+from fedadmm.flower.site.policy import DeclinedError, SitePolicy
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -68,6 +68,9 @@ class DropIn:
             and after the last one; 0 never does.
         policy: what nodes agree to whose own configuration does not say; by default none evaluates
             models, because an answer is exact and for any model that the server sends.
+        others: whether messages of other strategies reach the app's functions.  The policy of a
+            node is not applied to them: whoever can start runs then gets its trained models and
+            exact metrics.
         settings: all others are those of `Federation`, without a solver and its stopping rule: the
             app's train function is both.
     """
@@ -80,6 +83,7 @@ class DropIn:
         evaluate_every: int = 1,
         *,
         policy: SitePolicy | None = None,
+        others: bool = False,
         **settings: Any,
     ) -> None:
         for name in ("solver", "stop", "local"):
@@ -93,7 +97,9 @@ class DropIn:
         self.model = model
         self.policy = policy or SitePolicy()
         check("DropIn", "policy", self.policy, SitePolicy)
-        needs = algorithm.requirements.local_in(-1)
+        self.others = others
+        check("DropIn", "others", others, bool)
+        needs, sampler = algorithm.needs_in(-1), self.federation.experiment.sampler
         if needs.start_gradient or not needs.local_solve:
             raise PairingError(
                 f"DropIn: {type(algorithm).__name__} needs full gradients, which a train "
@@ -206,11 +212,19 @@ class DropIn:
         return {"app": grid.run.fab_id, "model": name, "train_config": dict(train_config or {})}
 
     def mod(self, message: Message, context: Context, call_next: Next) -> Message:
-        """The mod for `ClientApp(mods=[…])`: what is not ours goes on unchanged."""
+        """The mod for `ClientApp(mods=[…])`: the site's policy applies to every message.
+
+        A message of another strategy reaches the app only with `others`.
+        """
         if wire.HELLO in message.content or wire.HEAD in message.content:
             return self._train(message, context, call_next)
         if wire.BODY in message.content:
             return self._evaluate(message, context, call_next)
+        if not self.others:
+            raise DeclinedError(
+                "DropIn: got a message without a task, expected one of a fedadmm server, because "
+                "the site's policy cannot be applied to others; DropIn(others=True) lets them pass"
+            )
         return call_next(message, context)
 
     def _train(self, message: Message, context: Context, call_next: Next) -> Message:
