@@ -18,6 +18,8 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind
 from fedadmm.flower.protocol.masking import Demand
 from fedadmm.flower.server import masking as server_masking
+from fedadmm.flower.site import app as site_app
+from fedadmm.flower.site.app import Site, client_app
 from fedadmm.flower.site.masking import Origin, Peers, Waiting
 
 from .harness import (
@@ -25,6 +27,7 @@ from .harness import (
     Crash,
     check_invariant,
     check_versions,
+    objectives,
     run_through,
     server_on_disk,
     simulated,
@@ -537,6 +540,62 @@ def test_metrics_travel_as_masked_sums_and_only_from_those_who_agree(tmp_path):
         assert ours["network"]["sites"]["answered"] == 4
         assert ours["metrics"]["loss"] == pytest.approx(theirs["metrics"]["loss"], abs=1e-5)
     assert not any(wire.METRICS in content for content in grid.seen)
+
+
+def measuring(made, grid: MaskedGrid, values: list[float]) -> None:
+    """Sites that measure these errors, whatever the model is."""
+    sites = objectives()
+
+    def load(context):
+        number = context.node_config["partition-id"]
+        return Site(sites[number], lambda params: {"error": values[number]})
+
+    grid._app = client_app(made, load)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 5e7, -5e7])
+def test_metrics_that_do_not_fit_into_the_sum_are_left_out_and_end_no_run(wrong, tmp_path):
+    """One of four sites has such a value; nobody sees which."""
+    target = fa.Target("error", 1.0, at_least=False)
+    made = settings(rounds=3, evaluate_every=1, target=target)
+    grid = MaskedGrid(made, tmp_path)
+    measuring(made, grid, [2.0, wrong, 2.0, 2.0])
+    history = run_through(made, grid, tmp_path)
+    assert history.outcome.ending.code == "completed"
+    for record in history.records:
+        assert set(record["network"]["sites"]["metrics"]) == {"loss"}
+        assert record["network"]["sites"]["answered"] == 4
+        details = [event["detail"] for event in record["network"]["events"]]
+        assert any(
+            "error of clients 0, 1, 2, 3 is left out: 1 of 4 sites have no value" in one
+            for one in details
+        )
+    assert grid.errors == []
+
+
+def test_masked_metrics_never_end_a_run(tmp_path):
+    """One lying site can give the mean any value, and nobody sees whose it is."""
+    made = settings(rounds=2, evaluate_every=1, target=fa.Target("error", 1.0, at_least=False))
+    grid = MaskedGrid(made, tmp_path)
+    measuring(made, grid, [2.0, -1e6, 2.0, 2.0])
+    history = run_through(made, grid, tmp_path)
+    assert history.outcome.ending.code == "completed"
+    assert history.records[0]["network"]["sites"]["metrics"]["error"] == pytest.approx(-249998.5)
+    (tmp_path / "loss").mkdir()
+    made = settings(rounds=3, evaluate_every=1)
+    grid = MaskedGrid(made, tmp_path / "loss")
+    usual = site_app._measure
+    asked = []
+
+    def exploding(*given):
+        asked.append(given)
+        return {"loss": usual(*given)["loss"] + (1e7 if len(asked) > 4 else 0.0)}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site_app, "_measure", exploding)
+        history = run_through(made, grid, tmp_path / "loss")
+    assert history.outcome.ending.code == "completed"
+    assert history.records[-1]["metrics"]["loss"] > 1e5
 
 
 def test_a_question_leaves_under_one_set_and_two_who_agree_are_too_few(tmp_path):

@@ -169,19 +169,41 @@ def read_sum(
 
 
 def metric_words(part: MaskedSum, weight: float, metrics: Mapping[str, float]) -> Words:
-    """A site's weighted metrics, in the order of their names."""
-    values = [weight * metrics[name] + _MIDDLE for name in sorted(metrics)]
-    return part.fixed_point.counts(values)
+    """A site's weighted metrics, in the order of their names, and for each whether it counts.
+
+    A value that is not finite, or too large for the sum, counts as none, so that the server sees
+    for how many sites a metric is missing and not for which.
+    """
+    values = [weight * metrics[name] for name in sorted(metrics)]
+    counted = [math.isfinite(value) and abs(value) < _MIDDLE for value in values]
+    shifted = [v + _MIDDLE if ok else _MIDDLE for v, ok in zip(values, counted, strict=True)]
+    return part.fixed_point.counts([*shifted, *map(float, counted)])
 
 
-def read_metrics(part: MaskedSum, total: Words, weight: float, count: int) -> list[float]:
+class MetricSum(NamedTuple):
+    """The weighted mean of some sites' metric."""
+
+    mean: float
+    """NaN where the metric is missing for some of them."""
+    missing: int
+    """The number of sites without a value that counts."""
+
+
+def read_metrics(part: MaskedSum, total: Words, weight: float, count: int) -> list[MetricSum]:
     """The weighted means of some sites' metrics, from their sum."""
-    return [(value - count * _MIDDLE) / weight for value in part.fixed_point.total(total)]
+    numbers = part.fixed_point.total(total)
+    half = len(numbers) // 2
+    sums = []
+    for value, counted in zip(numbers[:half], numbers[half:], strict=True):
+        missing = count - round(counted)
+        mean = (value - count * _MIDDLE) / weight if missing == 0 else math.nan
+        sums.append(MetricSum(mean, missing))
+    return sums
 
 
 def metrics_length(names: Sequence[str]) -> int:
     """How many words metrics have."""
-    return 3 * len(names)
+    return 6 * len(names)
 
 
 # Bytes ------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
 from fedadmm.flower.protocol.masking import (
     Demand,
     from_body,
+    MetricSum,
     hiding,
     metrics_length,
     read_demand,
@@ -57,6 +58,8 @@ class Measured(NamedTuple):
     weights: Mapping[int, float]
     declined: Sequence[int] = ()
     """Who is there and does not evaluate models."""
+    masked: bool = False
+    """Whether the answers are means over sets: one site can then give them any value, unseen."""
 
     def means(self, without: int | None = None) -> dict[str, float]:
         """Weighted means of the metrics that most sites have, perhaps without one of them."""
@@ -71,15 +74,15 @@ class Measured(NamedTuple):
         return means
 
     def has(self, name: str) -> bool:
-        """Whether any site measures this, if only one."""
-        return any(name in values for values in self.answers.values())
+        """Whether any site may measure this, if only one."""
+        return self.masked or any(name in values for values in self.answers.values())
 
     def shown(self) -> dict[str, float]:
         """The means that may stand beside the server's own metrics."""
         return {name: v for name, v in self.means().items() if _SHOWN.fullmatch(name)}
 
     def reach(self, target: Target) -> bool:
-        """Whether the means meet a target, and would without any single site."""
+        """Whether the means meet a target, and would without any single site; never if masked."""
         return self._hold(lambda means: target.reached(means.get(target.metric)))
 
     def exceed(self, loss: float) -> bool:
@@ -87,6 +90,8 @@ class Measured(NamedTuple):
         return self._hold(lambda means: means.get("loss", -math.inf) > loss)
 
     def _hold(self, condition: Callable[[dict[str, float]], bool]) -> bool:
+        if self.masked:
+            return False
         alone = len(self.answers) == 1
         without = [None] if alone else [None, *self.answers]
         return bool(self.answers) and all(condition(self.means(one)) for one in without)
@@ -149,7 +154,8 @@ class SiteEvaluation:
         else:
             ready = self._asked(everybody, read_ready, step, declined)
             answers = self._means(self._part, ready, which, step)
-        return measured(self._job, answers)._replace(declined=sorted(declined))
+        found = measured(self._job, answers)._replace(declined=sorted(declined))
+        return found if self._part is None else found._replace(masked=True)
 
     def _means(
         self, part: MaskedSum, ready: Mapping[int, Ready], which: Mapping[str, Any], step: int
@@ -177,9 +183,21 @@ class SiteEvaluation:
             if all(client in words for client in group):
                 weight = sum(self._job.problem.weight(client) for client in group)
                 total = summed([words[client] for client in group])
-                means = read_metrics(part, total, weight, len(group))
-                found |= {c: dict(zip(shown, means, strict=True)) for c in group}
+                sums = dict(zip(shown, read_metrics(part, total, weight, len(group)), strict=True))
+                found |= dict.fromkeys(group, self._complete(sums, group, step))
         return found
+
+    def _complete(
+        self, sums: Mapping[str, MetricSum], group: Sequence[int], step: int
+    ) -> dict[str, float]:
+        """The means to which every site of a set contributed; the others are noted."""
+        for name, one in sums.items():
+            if one.missing:
+                named = ", ".join(map(str, group))
+                why = f"{one.missing} of {len(group)} sites have no value that fits into the sum"
+                detail = f"{name} of clients {named} is left out: {why}"
+                self._journal.note(step, group[0], RefusedError(Word.RANGE, detail))
+        return {name: one.mean for name, one in sums.items() if not one.missing}
 
     def _asked(
         self,
