@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,74 @@ def test_a_restored_site_masks_with_another_key(tmp_path):
     assert key() == before
     grid.wipe(0)  # back to before the task
     assert key() != before
+
+
+def held_of(folder: Path, client: int) -> Path:
+    (found,) = (folder / f"site-{client}").glob("*/client-*/held-update.safetensors")
+    return found
+
+
+def computed_again(grid: MaskedGrid, folder: Path, when: str):
+    """The file of client 1's waiting upload is lost, once, and the task comes again."""
+    kept: dict[str, bytes] = {}
+    task: list[Message] = []
+
+    def again() -> None:
+        path = held_of(folder, 1)
+        kept["done"] = path.read_bytes()
+        path.unlink()
+        # As after an answer that got lost.
+        with contextlib.suppress(StateError):
+            grid._app(Message(task[0].content, 1001, "train"), grid.context(1))
+        if when == "put back":
+            assert path.read_bytes() != kept["done"]
+            path.write_bytes(kept["done"])
+
+    def fault(moment, message, client):
+        if client != 1 or wire.HEAD not in message.content or kept:
+            return
+        if moment == "reply" and not is_set(message):
+            task.append(message)
+        elif is_set(message) and moment == ("reply" if when == "after the words" else "deliver"):
+            again()
+        return
+
+    return fault
+
+
+@pytest.mark.parametrize("when", ["before the words", "put back", "after the words"])
+def test_an_upload_that_was_computed_twice_is_never_taken_for_the_other(when, tmp_path):
+    """DP-SGD draws new noise each time: a state that was not folded must not be acknowledged."""
+    pytest.importorskip("dp_accounting")
+    solver = fa.DPSGD(lr=0.1, batch_size=10, clip=1.0, multiplier=2.0, delta=1e-3)
+    made = settings(
+        fa.FedADMM(0.5), 3, solver=solver, upload=[fa.Clip(5.0)], aggregate=fa.MaskedSum()
+    )
+    grid = MaskedGrid(made, tmp_path)
+    grid.fault = computed_again(grid, tmp_path, when)
+    history = run_through(made, grid, tmp_path)
+    everybody = [[0, 1, 2, 3]] * 3
+    assert history.trace == (everybody if when == "after the words" else [[], *everybody])
+    check_versions(made, tmp_path, history.trace)
+    check_invariant(made, tmp_path, 5e-6)
+
+
+def test_a_ready_is_sealed_over_its_key(tmp_path):
+    """Somebody between site and server cannot put another key beside an answer."""
+    made = settings(rounds=1)
+    grid = MaskedGrid(made, tmp_path)
+
+    def other_key(content, client):
+        if client == 1 and wire.SHARE in content:
+            share = masking.new_share(1, "update", masking.new_identity())[0]
+            beside = {**dict(content[wire.SHARE]), "public": share.public}
+            content[wire.SHARE] = ConfigRecord(beside)
+        return content
+
+    grid.spoil = other_key
+    history = run_through(made, grid, tmp_path)
+    assert history.trace == [[0, 2, 3]]
+    assert history.outcome.counts["digest"] == 1
 
 
 @pytest.fixture

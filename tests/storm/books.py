@@ -217,6 +217,10 @@ class Books:
         """The digests of uploads that wait to be masked, by their tasks."""
         self._last_sets: dict[tuple[str, str], tuple[str, frozenset[int]]] = {}
         """By machine and run: the task and the set of the upload that left last."""
+        self._rounds: dict[str, int] = {}
+        """The rounds of tasks."""
+        self._round_sets: dict[tuple[str, str, int], tuple[int, ...]] = {}
+        """By machine, run and round: the set under which uploads of that round left."""
         self._step, self._layout = 0.0, list[tuple[str, int]]()
         if settings.experiment.aggregate.hides:
             self._step, self._layout = 2.0**-50, _layout(settings)
@@ -252,8 +256,10 @@ class Books:
 
     # what is seen -------------------------------------------------------------------------------
 
-    def task(self, task: Task) -> None:
+    def task(self, task: Task, body: bytes) -> None:
         """A task leaves the server: its acknowledgement must survive a power cut."""
+        if body:
+            self._rounds[task.id] = packed(body)[0]["round_index"]
         data = self._survivor("/server/run/checkpoint/server.safetensors")
         if data is None:
             raise Violation(f"a task for client {task.client} left before the state was durable")
@@ -334,7 +340,12 @@ class Books:
         # A disk that was brought back does not know what left it since.
         if self._sets.setdefault(upload, chosen) != chosen and reply.client not in self.tampered:
             raise Violation(f"an upload of client {reply.client} left under two sets")
-        self._check_apart(wire.read_task(asked)[0], machine, frozenset(clients), fewest)
+        task = wire.read_task(asked)[0]
+        place = machine, task.run, self._rounds[task.id]
+        if self._round_sets.setdefault(place, clients) != clients:
+            if reply.client not in self.ever_tampered:
+                raise Violation(f"client {reply.client} left with two sets in round {place[2]}")
+        self._check_apart(task, machine, frozenset(clients), fewest)
         words, sent = held[1], packed(body)[1]["words"]
         mask = (sent - words).tobytes()
         if not any(mask):

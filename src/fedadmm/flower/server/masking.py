@@ -50,10 +50,10 @@ class Readiness(Broadcast):
         reply, body = wire.read_reply(content, _ROOM)
         if reply.kind is not Kind.READY:
             return super().judge(ledger, task, arrival)
-        check_answers(ledger, task, reply, body)
         if body:
             raise RefusedError(Word.GARBAGE, "it has a body, before its set is known")
         share = read_share(content, task.client)
+        check_answers(ledger, task, reply, share.public)
         info = self._template.info._replace(client=task.client)
         info = _told(self._job, info, wire.read_beside(content, wire.SHARE))
         check_work(self._job, info, self._step)

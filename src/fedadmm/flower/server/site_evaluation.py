@@ -21,8 +21,8 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
 from fedadmm.flower.protocol.masking import (
     Demand,
-    from_body,
     MetricSum,
+    from_body,
     hiding,
     metrics_length,
     read_demand,

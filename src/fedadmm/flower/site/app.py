@@ -186,7 +186,7 @@ def answer(
         reply, sent = work(federation, objective, state, task, body, account, budget, mask)
         if mask is None or reply.kind is not Kind.READY:
             return wire.write(reply, sent)
-        return wire.write(reply, sent, mask.beside(task.id, acknowledged=last_acknowledged(state)))
+        return wire.write(reply, b"", mask.beside(task.id, acknowledged=last_acknowledged(state)))
 
 
 def work(
@@ -213,7 +213,7 @@ def work(
         return reply_to(task, Kind.STALE, decision.reason), b""
     if decision.action is Action.REPLAY:
         stored = state.pending()
-        if stored is not None and (mask is None or mask.waiting().held(task.id) is not None):
+        if stored is not None and (mask is None or mask.replays(task, stored[1])):
             return stored
     counted = partial(_counted_round, account, budget)
     return _compute(federation, objective(), state, task, body, counted, mask)

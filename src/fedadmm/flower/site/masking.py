@@ -182,8 +182,8 @@ class Waiting:
         words: Words,
         told: Mapping[str, Any],
         origin: Origin,
-    ) -> None:
-        """Keep an upload, with a fresh key that is good for it alone."""
+    ) -> Share:
+        """Keep an upload, with a fresh key that is good for it alone; returns its public half."""
         share, private = new_share(peers.client, subject, peers.identity)
         plain: dict[str, Any] = {
             "task": task,
@@ -196,6 +196,7 @@ class Waiting:
             **origin._asdict(),
         }
         codec.write_checksummed(self._held, Packed({"words": as_tensor(words)}, plain))
+        return share
 
     def held(self, task: str) -> Held | None:
         """The upload that waits for this task; None when another does, or it is damaged."""
@@ -359,10 +360,26 @@ class Masker(NamedTuple):
         about = subject("update", task.run, task.sequence, sent)
         model = codec.digest(codec.encode(codec.pack(parcel.download)))
         origin = Origin(str(parcel.round_index), model)
-        self.waiting().hold(self.peers, task.id, about, words, told, origin)
-        reply = seal(reply_to(task, Kind.READY), b"")
-        state.commit(reply, b"", done.record)
+        share = self.waiting().hold(self.peers, task.id, about, words, told, origin)
+        # The key is new for every upload, so that the digest of the state that is acknowledged is
+        # that of this upload, also if the same task is computed again with other random numbers.
+        reply = seal(reply_to(task, Kind.READY), share.public)
+        state.commit(reply, share.public, done.record)
         return reply
+
+    def replays(self, task: Task, key: bytes) -> bool:
+        """Whether the upload with this public key waits for its set, so that READY can be repeated.
+
+        Otherwise the task is computed again, unless the words have left: the state that is kept is
+        then the one that the server may have folded.
+        """
+        waiting = self.waiting()
+        held = waiting.held(task.id)
+        if held is not None and held.share.public == key:
+            return True
+        if any(one.task == task.id for one in waiting.left()):
+            raise StateError("the upload to this task has left, and its words are gone since")
+        return False
 
     def beside(
         self, task: str, purpose: str = "update", acknowledged: str = ""
@@ -380,6 +397,9 @@ class Masker(NamedTuple):
     ) -> tuple[Reply, bytes]:
         """The upload that waits, under the masks of the set that came."""
         shares, acknowledged = read_set(content), last_acknowledged(state)
+        stored, held = state.pending(), self.waiting().held(task.id)
+        if stored is None or (held is not None and held.share.public != stored[1]):
+            raise StateError("the upload that waits here is not that of the state kept here")
         words = self.waiting().release(
             self.peers, task.id, shares, self.part.minimum, acknowledged, spend
         )
