@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from typing import Any
@@ -13,6 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 import fedadmm as fa
 from fedadmm.core import clock
 from fedadmm.flower.protocol import wire
+from fedadmm.flower.site import gate
 from fedadmm.flower.site import masking as site_masking
 from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import record_layout
@@ -326,3 +328,25 @@ def test_a_damaged_memory_of_sets_ends_a_sites_part_in_the_run(tmp_path):
     (tmp_path / "site-1" / RUN / "client-1" / "sets-update.json").write_text("{}")
     with pytest.raises(fa.StateError, match=r"sets-update.json is damaged.*begin a new run"):
         server.ask(1, server.task(1, 0 * MODEL, round_index=1, sequence=1))
+
+
+def test_no_words_leave_in_a_round_with_everybody_that_cannot_be_used(tmp_path):
+    """They would bind their sites to a set without client 3, in a round that is made again."""
+    made = settings(fa.FedDR(0.5, init="prox"), rounds=2)
+    grid = MaskedGrid(made, tmp_path)
+    grid.policy |= {"approval": True}
+    approve(tmp_path, grid, made, range(3))
+    with pytest.raises(fa.EngineError, match=r"FedDR needs all clients, but 1 did not bring"):
+        run_through(made, grid, tmp_path)
+    assert not any(wire.BODY in content for content in grid.seen)
+    approve(tmp_path, grid, made, range(3, 4))
+    assert run_through(made, grid, tmp_path).trace[-1] == [0, 1, 2, 3]
+
+
+def approve(folder: Any, grid: MaskedGrid, made: Any, clients: range) -> None:
+    """Somebody at these sites allows the run that asked for it."""
+    with contextlib.suppress(fa.EngineError):
+        run_through(made, grid, folder)
+    for client in clients:
+        for run in gate.waiting(folder / f"site-{client}"):
+            gate.approve(folder / f"site-{client}", run)

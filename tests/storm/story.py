@@ -234,6 +234,10 @@ class Story:
             if self._everybody_is_lost():
                 world.counts["stopped, as all sites lost their state"] += 1
                 return
+            if world.misled and self._saved().round < 0:
+                # In a round with everybody the only set that is left to a site is that of the lie.
+                world.counts["stopped, as a server lied in the first round"] += 1
+                return
             if world.books.swallowed_a_lie:  # what honest sites then send is far from what it was
                 world.counts["stopped, as a lie within the bound was folded"] += 1
                 return

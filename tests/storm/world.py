@@ -99,6 +99,8 @@ class World:
         """Until when a site takes part in no run with this method."""
         self._approved: set[tuple[str, str]] = set()
         """The runs that somebody allowed, with the site's machine."""
+        self.misled: set[int] = set()
+        """The clients that a lying server asked for words under a set which they may allow."""
         self.late: set[int] = set()
         """The clients that were not allowed to take part when the faults had stopped."""
         self.refuses_settings = False
@@ -457,6 +459,8 @@ class World:
         asked = Message(content, node.number, message.metadata.message_type)
         asked.metadata.__dict__.update(message.metadata.__dict__)
         self._answer(node, asked)
+        if 3 <= len(keep) < len(clients):
+            self.misled.add(node.client)
 
     def _is_expired(self, message: Message) -> bool:
         """Flower drops messages by the wall clock, and tells the server that nothing will come."""

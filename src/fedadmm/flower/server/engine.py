@@ -222,22 +222,25 @@ class GridEngine(Engine):
         algorithm = self._job.algorithm
         with_all = algorithm.requirements.full_participation or index < 0
         self._answers, why = self._collect(ids, cast, index, with_all)
-        sums = self._sums(cast, index) if isinstance(cast, Readiness) else None
+        sums = None
+        # Words leave a site under one set in a round: never under one that cannot be used.
+        if isinstance(cast, Readiness) and not (with_all and len(self._answers) < len(ids)):
+            sums = self._sums(cast, index)
         missing = [client for client in ids if client not in self._answers]
         if with_all and missing and self.to_repair():
             self._answers = {}  # the round is made again after the repair
             return
         if with_all and missing:
+            reason = why.get(missing[0]) or "; ".join(self._void) or "no answer"
             raise EngineError(
                 f"{type(algorithm).__name__} needs all clients, but {len(missing)} did not bring "
-                f"an update in round {index + 1} (first: {missing[0]}, "
-                f"{why.get(missing[0], 'no answer')}); {self._advice()}"
+                f"an update in round {index + 1} (first: {missing[0]}, {reason}); {self._advice()}"
             )
         self._count_empty(ids, why)
         if self._gives_up:
             yield self._diverged(cast, why)
-        if sums is not None:
-            yield from sums
+        if isinstance(cast, Readiness):
+            yield from sums or ()
             return
         for client in ids:
             if client in self._answers:
