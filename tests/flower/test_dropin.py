@@ -161,11 +161,6 @@ def test_methods_that_need_full_gradients_are_refused():
         drop_in_of(fa.Scaffold(option=1))
 
 
-def test_losses_that_a_train_function_does_not_give_are_refused():
-    with pytest.raises(PairingError, match="LossSampling asks for the clients' losses"):
-        DropIn(fa.FedADMM(1.0), clients=4, model=Net, sampler=fa.LossSampling(2, 0.1))
-
-
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
 def test_a_plain_flower_message_does_not_pass_by_the_sites_policy(kind, tmp_path):
     """Unsigned and not approved, it would bring the trained model and exact losses."""

@@ -308,10 +308,13 @@ class Story:
             return
         last = self._records()[-self.plan.tail :]
         seen = {client for record in last for client in record["cohort"]["clients"]}
+        lost_clients = {client for client, entry in ledger.items() if entry.lost}
+        able = summable([one.get("minimum_sites", 3) for one in self.plan.policies], lost_clients)
         for client in range(self.plan.federation.clients):
-            lost = client in ledger and ledger[client].lost
+            lost = client in lost_clients
             honest = client != self.plan.liar
             waited = client in self.world.late and self.plan.federation.mode != "rounds"
+            waited = waited or (self.plan.masked and client not in able)
             if honest and not lost and not waited and client not in seen:
                 raise Violation(f"client {client} takes no part although nothing fails")
             if honest and lost and client not in self.world.books.ever_tampered:
@@ -365,6 +368,14 @@ class Story:
         if off > 1e-3:
             raise Violation(f"the model is {off:.3g} from the optimum")
         self.world.counts["at the optimum"] += 1
+
+
+def summable(minimums: list[int], lost: set[int]) -> set[int]:
+    """Whose own minimum of sites in a masked sum can be met by those who have their state."""
+    able = set(range(len(minimums))) - lost
+    while able != (fewer := {client for client in able if minimums[client] <= len(able)}):
+        able = fewer
+    return able
 
 
 def _model_name(algorithm: Any) -> str:

@@ -21,7 +21,7 @@ from support.records import made
 
 from .disk import SimulatedDisk, refusal
 from .plan import Plan, make
-from .story import Story
+from .story import Story, summable
 
 SITE = Path("/site/run/client-0")
 
@@ -73,3 +73,19 @@ def test_after_the_first_round_with_everybody_new_tasks_go_out_at_once() -> None
 def _begins_with_everybody(plan: Plan) -> bool:
     algorithm = plan.federation.experiment.algorithm
     return plan.federation.mode == "asynchronous" and algorithm.starts_with_everyone
+
+
+@pytest.mark.parametrize(
+    ("minimums", "lost", "able"),
+    [
+        ([3, 5, 3, 3, 5], set(), {0, 1, 2, 3, 4}),
+        ([3, 5, 3, 3, 5], {4}, {0, 2, 3}),
+        ([3, 5, 3, 3, 3], {0}, {2, 3, 4}),
+        ([3, 5, 4, 3, 3], {0}, set()),  # 1 is out, then 2, and two are too few for the others
+    ],
+)
+def test_a_site_whose_minimum_cannot_be_met_is_not_expected_to_take_part(
+    minimums: list[int], lost: set[int], able: set[int]
+) -> None:
+    """One that waits for more sites than are left was reported as a site that takes no part."""
+    assert summable(minimums, lost) == able

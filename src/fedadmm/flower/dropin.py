@@ -99,7 +99,7 @@ class DropIn:
         check("DropIn", "policy", self.policy, SitePolicy)
         self.others = others
         check("DropIn", "others", others, bool)
-        needs, sampler = algorithm.needs_in(-1), self.federation.experiment.sampler
+        needs = algorithm.requirements.local_in(-1)
         if needs.start_gradient or not needs.local_solve:
             raise PairingError(
                 f"DropIn: {type(algorithm).__name__} needs full gradients, which a train "
