@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedadmm.core.pipeline.postprocessors import joint_norm
 
 import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, Partial, Upload
+from fedadmm.core.pipeline.postprocessors import joint_norm
 from fedadmm.data import problems
 from fedadmm.run.client import Job
 from fedadmm.run.engines import EngineChoice

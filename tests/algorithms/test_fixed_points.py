@@ -40,9 +40,9 @@ from fedadmm.core.parts import FAMILIES
 from fedadmm.core.protocols import Start, Theta
 from fedadmm.core.schedules import Schedule
 from fedadmm.run.loop import run_round
-from fedadmm.run.state import RunState
 from fedadmm.run.record import Stopwatch
 from fedadmm.run.simulation import make_job
+from fedadmm.run.state import RunState
 from fedadmm.run.stores import MemoryStore
 from support import reference
 from support.federations import WEIGHTS, Federation, distance, federation

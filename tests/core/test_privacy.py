@@ -12,9 +12,9 @@ import torch
 from scipy.stats import beta, norm
 
 import fedadmm as fa
+from fedadmm.core.pipeline import round_dice
 from fedadmm.core.privacy import Accountant, multiplier_for
 from fedadmm.core.rng import Dice
-from fedadmm.core.pipeline import round_dice
 from support.federations import run
 from test_properties import rows_federation
 
@@ -183,7 +183,9 @@ def test_an_attack_measures_less_than_claimed_and_more_when_the_noise_is_off(mon
     claimed = Accountant(1.0, 0.01).epsilon(1)
     measured = audited(1.0)
     assert 0.3 < measured < claimed
-    monkeypatch.setattr("fedadmm.run.privacy.noised", lambda algorithm, total, deviation, dice: total)
+    monkeypatch.setattr(
+        "fedadmm.run.privacy.noised", lambda algorithm, total, deviation, dice: total
+    )
     assert audited(1.0) > claimed
 
 

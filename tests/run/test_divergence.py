@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from fedadmm.run.endings import first_norm, norm
 
 import fedadmm as fa
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.endings import first_norm, norm
 from fedadmm.run.engines import VirtualTime, Workers
 from fedadmm.run.state import RoundReport
 from support.federations import federation, run

@@ -19,9 +19,9 @@ from fedadmm.run import loop
 from fedadmm.run.callbacks import Attached
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.choice import SequentialEngine
-from fedadmm.run.state import Schedule
 from fedadmm.run.record import Record
 from fedadmm.run.simulation import make_job
+from fedadmm.run.state import Schedule
 from fedadmm.run.stores import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
 from support.models import small_federation

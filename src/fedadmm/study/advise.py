@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fedadmm.core.errors import PairingError
 from fedadmm.core.schedules import PerWork
 from fedadmm.core.tables import Tree, flattened
-from fedadmm.run.experiment import Experiment, not_none
+from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulation import first_vector
 from fedadmm.study.config import merged, resolve
 from fedadmm.study.formatting import OnProgress, ignore_progress
@@ -87,7 +87,9 @@ def advise(
     size, typical = sizes[len(sizes) // 2]
     batch = None if config.local.solver is None else config.local.solver.batch_size
     per_epoch = 1 if batch is None else math.ceil(size / batch)
-    steps = not_none(config.local.stop).budget(per_epoch, config.seed, typical)
+    stop = config.local.stop
+    assert stop is not None, "a resolved experiment has a stopping rule"
+    steps = stop.budget(per_epoch, config.seed, typical)
     pull = PerWork().pull
     rho = pull * L / (steps - pull)  # Equals pull / (rate * steps) with the rate 1 / (L + rho).
     probabilities = config.sampler.probabilities(problem.num_clients)
@@ -95,7 +97,7 @@ def advise(
     changes: Tree = {"local": {"start": "global"}}
     if config.tree["local"]["solver"].get("lr") is not None:
         changes["local"]["solver"] = {"lr": _rounded(1.0 / (L + rho))}
-    if not_none(config.engine).is_asynchronous:
+    if config.resolve().engine.is_asynchronous:
         changes["algorithm"] = {"name": "async-feddr", "eta": _rounded(1.0 / rho)}
     elif participation == 1.0:
         changes["algorithm"] = {"name": "fedadmm", "rho": _rounded(rho)}
