@@ -86,15 +86,19 @@ ROWS = {
     "asyncFedDR": Row(fa.AsyncFedDR(0.9, 1.5), D, D),
     "asyncFedDR prox": Row(fa.AsyncFedDR(0.9, init="prox"), D, D),
 }
-IN_ROUNDS = [name for name, row in ROWS.items() if not row.algorithm.asynchronous]
-PARTIAL = [name for name in IN_ROUNDS if ROWS[name].algorithm.accepts_partial]
+IN_ROUNDS = [name for name, row in ROWS.items() if not row.algorithm.requirements.asynchronous]
+PARTIAL = [name for name in IN_ROUNDS if not ROWS[name].algorithm.requirements.full_participation]
 ROUNDS = 8
 DETERMINISTIC = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(3)}
 """Local work that does not depend on a client's key, and that every method accepts."""
 
 
 def cohort(row: Row, size: int = 3) -> Any:
-    return fa.UniformSampling(size) if row.algorithm.accepts_partial else fa.FullParticipation()
+    return (
+        fa.FullParticipation()
+        if row.algorithm.requirements.full_participation
+        else fa.UniformSampling(size)
+    )
 
 
 def rows_federation(seed: int = 5) -> Federation:
@@ -205,7 +209,7 @@ def test_the_names_of_clients_do_not_matter(name):
     cohorts = [list(cohort(row).sample(1, t, 5)) for t in range(ROUNDS)] + [list(range(5))]
     renamed = [[order.index(i) for i in ids] for ids in cohorts]
     samplers = [fa.FullParticipation()] * 2
-    if row.algorithm.accepts_partial:
+    if not row.algorithm.requirements.full_participation:
         samplers = [fa.TraceSampling(cohorts), fa.TraceSampling(renamed)]
     one = run(row.algorithm, given, ROUNDS, sampler=samplers[0], **DETERMINISTIC)
     two = run(row.algorithm, relabelled, ROUNDS, sampler=samplers[1], **DETERMINISTIC)
@@ -226,7 +230,7 @@ def test_the_bytes_are_those_of_the_numbers_that_must_travel(name, dtype):
     )
     width = torch.finfo(dtype).bits // 8
     at_work = 0  # without rounds, a broadcast counts when it is handed out
-    if row.algorithm.starts_with_everyone:
+    if row.algorithm.requirements.initial_round is not None:
         assert (result.history[0]["round"], result.history[0]["cohort"]["participants"]) == (
             0,
             given.clients,
@@ -359,7 +363,7 @@ def _states(row: Row) -> tuple[Any, Any, list[Any]]:
     """Server, broadcast and clients in the middle of a run; some clients never took part."""
     given = federation(10)
     sampler = cohort(row)
-    if row.algorithm.accepts_partial:
+    if not row.algorithm.requirements.full_participation:
         sampler = fa.TraceSampling([[0, 1], [1, 3], [3], [0, 1, 2, 3, 4]])
     last = snapshots(row.algorithm, given, 3, sampler=sampler, **DETERMINISTIC)[-1]
     return last.server, row.algorithm.broadcast(last.server, Round(1, 1)), last.clients
@@ -430,7 +434,7 @@ def test_an_empty_round_changes_nothing(name):
     row, given = ROWS[name], federation(11)
     trace = [[0, 2], [], [1, 3], [], [], [4]]
     with_gaps = run(row.algorithm, given, 6, sampler=fa.TraceSampling(trace), **DETERMINISTIC)
-    first = int(row.algorithm.starts_with_everyone)
+    first = int(row.algorithm.requirements.initial_round is not None)
     for t in (first + 1, first + 3, first + 4):
         assert torch.equal(with_gaps.trajectory[t], with_gaps.trajectory[t - 1])
         record = with_gaps.history[t]
@@ -459,7 +463,8 @@ def test_rare_bernoulli_coins_leave_some_rounds_empty(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PARTIAL if not ROWS[name].algorithm.starts_with_everyone]
+    "name",
+    [name for name in PARTIAL if ROWS[name].algorithm.requirements.initial_round is None],
 )
 def test_a_million_clients_cost_what_the_participants_cost(name):
     built = []
@@ -553,7 +558,10 @@ def drawn(case: Case) -> dict[str, Any]:
     if chosen["upload"] is NOISE:
         chosen |= {"sampler": fa.BernoulliSampling(0.4), "engine": "sequential"}
         chosen["solver"] = TOGETHER["solver"][0]
-    if isinstance(chosen["engine"], fa.VirtualTime) and not chosen["algorithm"].tolerates_stale:
+    if (
+        isinstance(chosen["engine"], fa.VirtualTime)
+        and not chosen["algorithm"].requirements.stale_updates
+    ):
         chosen["engine"] = replace(chosen["engine"], mode="sync")
     given = resumable.problem()
     weighted = fa.Problem(given.clients, weights=chosen.pop("weights"), initial=given.initial)

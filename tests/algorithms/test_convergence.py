@@ -37,7 +37,7 @@ METHODS = {
     "SCAFFOLD 1": (fa.Scaffold(1), SOME, SMOOTH),
     "SCAFFOLD 2": (fa.Scaffold(2), SOME, SMOOTH),
 }
-COMPOSITE = [name for name, (method, _, _) in METHODS.items() if method.accepts_regularizer]
+COMPOSITE = [name for name, (method, _, _) in METHODS.items() if method.requirements.regularizer]
 METHODS |= {
     f"{name} from {start}": (method, sampler, options | {"start": start})
     for name, method, sampler, options in (

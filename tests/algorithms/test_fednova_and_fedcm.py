@@ -20,6 +20,7 @@ from support.federations import (
     run,
     snapshots,
 )
+from support.rejections import naming
 
 STEPS = (1, 5, 2, 7, 3)
 RATES = (0.1, 0.05, 0.08, 0.02, 0.06)
@@ -171,7 +172,5 @@ def test_fedcm_without_momentum_is_fedavg():
 @pytest.mark.parametrize("method", [fa.FedNova(), fa.FedCM(), fa.FedMid(), fa.Scaffnew()])
 def test_solvers_without_plain_steps_are_refused(method, solver):
     kind = type(solver).__name__
-    with pytest.raises(
-        fa.PairingError, match=f"size of every local step, but {kind} does not tell"
-    ):
+    with pytest.raises(fa.PairingError, match=naming(f"solver {kind} {type(method).__name__}")):
         run(method, federation(107), 1, solver=solver)

@@ -33,6 +33,7 @@ from fedadmm.algorithms import (
 )
 from fedadmm.algorithms.fed_async import AsTheyArrive
 from fedadmm.algorithms.fed_avg import LocalSteps
+from fedadmm.core.capabilities import LocalModels
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import STARTS, LocalWork
 from fedadmm.core.messages import ClientRecord, first_missed
@@ -120,7 +121,7 @@ def cases() -> Iterator[tuple[str, Case]]:
                 for key, value in options.items()
                 if len(choices[[field.name for field in given].index(key)]) > 1
             )
-            keeps = method.local_params(method.init_client(torch.zeros(1))) is not None
+            keeps = isinstance(method, LocalModels)
             for start in STARTS if keeps else STARTS[-1:]:
                 yield f"{name} {told} {start}", Case(method, start)
 
@@ -193,7 +194,9 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
 
 def local_work(method: Any, exact: bool = True) -> dict[str, Any]:
     """Exact solves, or a few gradient steps where the method counts steps."""
-    if exact and not (method.needs.mean_gradient or method.needs.step_sum):
+    if exact and not (
+        method.requirements.local.mean_gradient or method.requirements.local.step_sum
+    ):
         return {"solver": fa.ExactSolver()}
     return {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(5)}
 
@@ -237,14 +240,18 @@ SAMPLERS = {
 
 
 def samplers(method: Any) -> list[Any]:
-    return list(SAMPLERS.values()) if method.accepts_partial else [fa.FullParticipation()]
+    return (
+        [fa.FullParticipation()]
+        if method.requirements.full_participation
+        else list(SAMPLERS.values())
+    )
 
 
 REST = [
     (title, kind)
     for title, kind in itertools.product(STILL, PROXES)
     if kind == "smooth"
-    or (CASES[title].method.accepts_regularizer and CASES[title].method.bias is None)
+    or (CASES[title].method.requirements.regularizer and CASES[title].method.bias is None)
 ]
 """With g the state of rest depends on rho, so that only an exact mean keeps it when rho changes."""
 
@@ -280,14 +287,18 @@ def test_it_comes_back_to_the_optimum_or_says_why_not(title):
     place = list(CASES).index(title)
     for sampler, weights, kind in CIRCUMSTANCES[place % 2 :: 2]:
         given = federation(
-            72, weights=weights, regularizer=PROXES[kind][0] if method.accepts_regularizer else None
+            72,
+            weights=weights,
+            regularizer=PROXES[kind][0] if method.requirements.regularizer else None,
         )
         given = given._replace(start=given.start + 20)
-        aim = solution(given, kind if method.accepts_regularizer else "smooth").x
+        aim = solution(given, kind if method.requirements.regularizer else "smooth").x
         options: dict[str, Any] = dict(local_work(method))
-        if not method.asynchronous:
-            options["sampler"] = SAMPLERS[sampler] if method.accepts_partial else None
-        rounds = 1500 if method.asynchronous else 450
+        if not method.requirements.asynchronous:
+            options["sampler"] = (
+                None if method.requirements.full_participation else SAMPLERS[sampler]
+            )
+        rounds = 1500 if method.requirements.asynchronous else 450
         found = distance(method, given, aim, rounds, seed=5, start=start, **options)
         assert method.bias is not None or found < 1e-6
         furthest = max(furthest, found)

@@ -80,7 +80,11 @@ def test_after_an_exact_solve_the_dual_is_minus_the_gradient(method):
     """y_i = -grad f_i(w_i)."""
     given = federation(85)
     algorithm = EXACT_DUALS[method]
-    sampler = fa.UniformSampling(2) if algorithm.accepts_partial else fa.FullParticipation()
+    sampler = (
+        fa.FullParticipation()
+        if algorithm.requirements.full_participation
+        else fa.UniformSampling(2)
+    )
     for snapshot in snapshots(algorithm, given, sampler=sampler):
         for i in snapshot.seen:
             client = snapshot.clients[i]
@@ -104,7 +108,11 @@ def test_after_an_exact_solve_the_dual_of_feddyn_is_minus_the_gradient():
 def test_the_weighted_sum_of_duals_vanishes_at_convergence(method):
     given = federation(86, weights=WEIGHTS)
     algorithm = EXACT_DUALS[method]
-    sampler = fa.UniformSampling(3) if algorithm.accepts_partial else fa.FullParticipation()
+    sampler = (
+        fa.FullParticipation()
+        if algorithm.requirements.full_participation
+        else fa.UniformSampling(3)
+    )
     rounds = snapshots(algorithm, given, rounds=150, sampler=sampler)
     sums = [
         float(np.linalg.norm(weighted_mean(given.a, [client.y for client in snapshot.clients])))

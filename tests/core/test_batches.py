@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import fedadmm as fa
 from fedadmm.core.objectives.batches import num_rows
 from support.models import perceptron, rows
+from support.rejections import naming
 
 PAIRS = fa.adapters.PairLoss(nn.functional.cross_entropy)
 ROWS = 13
@@ -200,7 +201,7 @@ def test_scores_over_all_rows_are_sklearns_whatever_the_batches():
     def one_number(module, batch):
         return {"score": module(batch[0]).mean()}
 
-    with pytest.raises(fa.DataError, match="'score', but with finish must return a tensor with on"):
+    with pytest.raises(fa.DataError, match=naming("BatchMetrics 'score'")):
         fa.BatchMetrics(flat, one_number, batches, finish=finish)(flat.vector)
 
 
@@ -222,27 +223,27 @@ def test_only_what_is_trained_travels_and_constants_are_no_statistics():
 
 
 @pytest.mark.parametrize(
-    ("batches", "length", "message"),
+    ("batches", "length", "names"),
     [
-        (lambda: iter([1]), None, "BatchObjective: batches is a .*iterator, but must begin anew"),
-        (list, None, "batches is a list, but must hold at least one batch"),
-        (lambda: list(pairs_of(4)), 5, "batches ended after 4, but must go on to 5"),
-        (lambda: [object()], None, "a batch is a object, but must be rows"),
-        (lambda: [{"x": torch.ones(2, 4)}], None, "loss fails on a batch of a dict of x"),
+        (lambda: iter([1]), None, "BatchObjective batches list_iterator"),
+        (list, None, "batches list"),
+        (lambda: list(pairs_of(4)), 5, "batches 4 5"),
+        (lambda: [object()], None, "batch object"),
+        (lambda: [{"x": torch.ones(2, 4)}], None, "loss batch x"),
     ],
 )
-def test_what_cannot_be_batches_is_refused(batches, length, message):
+def test_what_cannot_be_batches_is_refused(batches, length, names):
     def use():
         made = fa.BatchObjective(perceptron(), PAIRS, batches(), length)
         fa.Problem([made]).value(made.flat.vector.clone())
 
-    with pytest.raises(fa.DataError, match=message):
+    with pytest.raises(fa.DataError, match=naming(names)):
         use()
 
 
 def test_a_loss_that_is_no_number_is_refused():
     loss = fa.adapters.PairLoss(lambda outputs, targets: outputs)
-    with pytest.raises(fa.DataError, match=r"loss returns shape \(4, 3\), but must return one"):
+    with pytest.raises(fa.DataError, match=naming("loss (4, 3)")):
         fa.Problem([fa.BatchObjective(perceptron(), loss, pairs_of(4))])
 
 
@@ -295,16 +296,16 @@ def test_a_lightning_module_brings_loss_and_metrics():
 def test_what_a_lightning_module_cannot_be_asked_is_refused():
     module, batch = Stepping(), next(iter(pairs_of(4)))
     module.automatic_optimization = False
-    with pytest.raises(fa.DataError, match="Stepping has automatic_optimization=False, but must"):
+    with pytest.raises(fa.DataError, match=naming("Stepping automatic_optimization=False")):
         fa.adapters.lightning_loss(module, batch)
     module.automatic_optimization = True
     module.training_step = module.validation_step = lambda batch: None
-    with pytest.raises(fa.DataError, match="training_step returns None, but must return the loss"):
+    with pytest.raises(fa.DataError, match=naming("training_step None")):
         fa.adapters.lightning_loss(module, batch)
-    with pytest.raises(fa.DataError, match="validation_step of Stepping logs nothing, but must"):
+    with pytest.raises(fa.DataError, match=naming("validation_step Stepping")):
         fa.adapters.lightning_metrics(module, batch)
     module.validation_step = lambda batch: module.log("accuracy", object())
-    with pytest.raises(fa.DataError, match="accuracy is a object, but must be one number"):
+    with pytest.raises(fa.DataError, match=naming("accuracy object")):
         fa.adapters.lightning_metrics(module, batch)
 
 
@@ -315,5 +316,5 @@ def test_a_batch_without_labels_has_no_loss():
 
         loss = None
 
-    with pytest.raises(fa.DataError, match="Model returns no loss for a batch of ids, but must"):
+    with pytest.raises(fa.DataError, match=naming("Model loss ids")):
         fa.adapters.hugging_face_loss(Model(), {"ids": torch.ones(2, 3)})

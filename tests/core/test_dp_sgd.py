@@ -16,6 +16,7 @@ from fedadmm.core.protocols import LocalProblem
 from fedadmm.core.rng import Dice
 from fedadmm.run.privacy import HiddenRecords
 from fedadmm.run.state import Noised, RunState
+from support.rejections import naming
 
 SIZES = (40, 25, 9)
 
@@ -262,32 +263,32 @@ def rowless() -> fa.Problem:
 
 UPLOAD = [fa.Clip(1.0), fa.GaussianNoise(1.0, 1e-3)]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "batch norm": ({"problem": batch_norm()}, "DPSGD: the model has BatchNorm1d, through which"),
-    "no vmap": ({"problem": unruly()}, "DPSGD: the model does not run under torch.func.vmap"),
-    "no rows": ({"problem": rowless()}, "DPSGD: the clients' objectives are Quadratic"),
-    "method": ({"algorithm": fa.Scaffold(option=1)}, "Scaffold takes the gradient over all"),
+    "batch norm": ({"problem": batch_norm()}, "DPSGD BatchNorm1d"),
+    "no vmap": ({"problem": unruly()}, "DPSGD torch.func.vmap"),
+    "no rows": ({"problem": rowless()}, "DPSGD Quadratic"),
+    "method": ({"algorithm": fa.Scaffold(option=1)}, "algorithm Scaffold DPSGD"),
     "first": (
         {"algorithm": fa.FedADMM(1.0, dual="gradient")},
-        "FedADMM takes the gradient over all",
+        "algorithm FedADMM DPSGD",
     ),
-    "no solve": ({"algorithm": fa.FedSGD(0.1)}, "FedSGD takes the gradient over all"),
-    "drawn steps": ({"algorithm": fa.Scaffnew(0.5)}, "Scaffnew draws how many steps"),
-    "rule": ({"stop": fa.GradientTolerance(0.1)}, "GradientTolerance looks at gradients without"),
-    "both": ({"upload": UPLOAD}, "hides the rows of clients and the upload's noise hides clients"),
-    "delta": ({"solver": solver(delta=0.03)}, "delta is 0.03, but must be below one over .* 0.025"),
-    "budget": ({"solver": solver(budget=0.5)}, "budget is 0.5, but a round of client 0 has 5"),
+    "no solve": ({"algorithm": fa.FedSGD(0.1)}, "algorithm FedSGD DPSGD"),
+    "drawn steps": ({"algorithm": fa.Scaffnew(0.5)}, "algorithm Scaffnew DPSGD"),
+    "rule": ({"stop": fa.GradientTolerance(0.1)}, "stop GradientTolerance DPSGD"),
+    "both": ({"upload": UPLOAD}, "upload GaussianNoise DPSGD"),
+    "delta": ({"solver": solver(delta=0.03)}, "delta 0.03 0.025"),
+    "budget": ({"solver": solver(budget=0.5)}, "budget 0.5 client 0"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_tells_of_rows_without_noise_is_refused(case):
-    changes, sentence = WRONG[case]
+    changes, names = WRONG[case]
     given: dict[str, Any] = {"algorithm": fa.FedAvg(), "problem": networks(), "solver": solver()}
-    with pytest.raises(fa.FedADMMError, match=sentence):
+    with pytest.raises(fa.FedADMMError, match=naming(names)):
         fa.simulate(rounds=2, **(given | changes))
 
 
 @pytest.mark.parametrize("field", ["clip", "multiplier", "budget", "delta"])
 def test_clip_noise_and_budget_must_be_positive(field):
-    with pytest.raises(fa.ParameterError, match=f"{field} is 0.0, but must be > 0"):
+    with pytest.raises(fa.ParameterError, match=naming(f"DPSGD {field} 0.0")):
         solver(**{field: 0.0})

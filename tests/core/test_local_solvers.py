@@ -13,7 +13,7 @@ from torch import nn
 import fedadmm as fa
 from fedadmm.core.local_work import SolveContext
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.protocols import LocalProblem, Needs
+from fedadmm.core.protocols import LocalNeeds, LocalProblem
 from fedadmm.core.rng import permutation
 from support.federations import federation
 from support.models import perceptron, rows
@@ -95,7 +95,7 @@ def test_logistic_regression(name):
 def test_the_exact_solver(weight):
     given = federation(5)
     problem = local_problem(3, weight)
-    needs = SolveContext(needs=Needs(start_gradient=True))
+    needs = SolveContext(needs=LocalNeeds(start_gradient=True))
     result, info = fa.ExactSolver().solve(given.problem.clients[1], problem, fa.Epochs(1), 0, needs)
     centre = problem.centre.numpy() if weight else np.zeros(D)
     gradient = given.gradient(1, result.params.numpy()) + problem.linear.numpy()
@@ -154,7 +154,7 @@ def test_the_fused_step_is_torchs_sgd_on_the_penalised_loss(momentum, penalised)
 
 def test_mean_gradient_is_the_mean_over_the_steps_made():
     objective, problem = logistic(6), local_problem(4, 0.7)
-    solver, needs = fa.SGD(0.1, batch_size=7), SolveContext(needs=Needs(mean_gradient=True))
+    solver, needs = fa.SGD(0.1, batch_size=7), SolveContext(needs=LocalNeeds(mean_gradient=True))
     result, _ = solver.solve(objective, problem, fa.Steps(6), 3, needs)
     w, used = problem.start.clone(), []
     batches = [b for e in range(2) for b in torch.split(permutation(3, e, 25), 7)]
@@ -168,7 +168,7 @@ def test_mean_gradient_is_the_mean_over_the_steps_made():
 def test_mean_gradient_of_a_solve_that_ends_before_its_budget():
     """Without a penalty w = start - lr * (the sum of the gradients of the steps made)."""
     objective, start = logistic(6), local_problem(4, 0.0).start
-    needs = SolveContext(needs=Needs(mean_gradient=True))
+    needs = SolveContext(needs=LocalNeeds(mean_gradient=True))
     rule = fa.GradientTolerance(1e-3, max_epochs=200)
     result, info = fa.GradientDescent(0.3).solve(objective, LocalProblem(start), rule, 0, needs)
     assert 3 < info.steps < 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,13 @@ import torch
 
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
+from fedadmm.core.compatibility import default_requirements
 from fedadmm.core.local_work import STARTS
 from support import reference
 from support.engines import ALGORITHMS, PROBLEMS
 from support.engines import run as short_run
 from support.federations import ROUNDS, WEIGHTS, Federation, assert_same, federation, run
+from support.rejections import naming
 
 KEEPERS = {
     "fedadmm": fa.FedADMM(rho=1.7),
@@ -84,8 +85,10 @@ def test_with_everybody_a_first_round_is_the_same_from_everywhere(name):
 
 def test_local_work_starts_at_the_global_model_unless_a_paper_prints_otherwise():
     """Gong's figure 9 is the one method whose definition has its start."""
-    others = {name: m.usual_start for name, m in REGISTRY.items() if m.usual_start != "global"}
-    assert others == {"fedadmm-printed": "own"}
+    starts = {name: default_requirements(kind).default_start for name, kind in REGISTRY.items()}
+    assert {name: start for name, start in starts.items() if start != "global"} == {
+        "fedadmm-printed": "own"
+    }
 
 
 def test_the_default_is_a_run_from_theta():
@@ -101,15 +104,12 @@ def test_the_default_is_a_run_from_theta():
 def test_a_method_without_models_of_its_clients_has_no_choice(method, start):
     given = federation(42)
     run(method, given, rounds=1, start="global", **WORK)
-    words = (
-        f"{type(method).__name__} keeps no model of a client between rounds, but local.start "
-        f"is {start!r}; use 'global'"
-    )
-    with pytest.raises(fa.PairingError, match=re.escape(words)):
+    names = f"algorithm {type(method).__name__} local.start='global'"
+    with pytest.raises(fa.PairingError, match=naming(names)):
         run(method, given, rounds=1, start=start, **WORK)
 
 
-def test_another_word_is_refused():
-    words = "start is 'here', but must be one of 'own', 'current', 'global'"
-    with pytest.raises(fa.ParameterError, match=words):
+def test_an_unknown_start_is_rejected():
+    names = "start 'here' 'own' 'current' 'global'"
+    with pytest.raises(fa.ParameterError, match=naming(names)):
         run(fa.FedADMM(1.0), federation(42), rounds=1, start="here", **WORK)

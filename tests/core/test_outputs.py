@@ -21,6 +21,7 @@ from fedadmm.study.running import run as run_configured
 from support.commands import SMALL
 from support.federations import WEIGHTS, federation, run
 from support.models import small_federation
+from support.rejections import naming
 from support.resumable import assert_continued, interrupted
 from support.resumable import run as resumable_run
 
@@ -176,8 +177,7 @@ def test_another_output_cannot_go_on_with_a_run(tmp_path: Path) -> None:
     ):
         saved = Checkpoints(tmp_path / type(first).__name__, 1)
         resumable_run(3, output=first, checkpoints=saved)
-        message = f"round 3 holds {held} of its output, but this run's output needs {needed}"
-        with pytest.raises(fa.StateError, match=message):
+        with pytest.raises(fa.StateError, match=naming(f"round 3 output {held} {needed}")):
             resumable_run(5, output=second, checkpoints=saved, resume=True)
 
 
@@ -254,5 +254,5 @@ def test_a_configuration_names_it(tmp_path: Path) -> None:
     assert resolve(SMALL).name("output") == "last-iterate"
     assert summary["params_sha256"] != plain["params_sha256"]
     assert config.output == RANDOM
-    with pytest.raises(fa.StateError, match=r"differs in output.name"):
+    with pytest.raises(fa.StateError, match=naming("output.name")):
         run_configured(resolve(SMALL | {"rounds": 8}), tmp_path / "a", resume=True)

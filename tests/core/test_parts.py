@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Lt
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import FAMILIES, Count, Positive, Share, checked_arguments, part
 from fedadmm.core.schedules import Geometric, Schedule
+from support.rejections import naming
 
 SCHEDULES = "a schedule: piecewise, per-work, geometric"
 
@@ -44,31 +45,24 @@ def test_it_is_registered_named_and_frozen(kind):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "names"),
     [
-        ({"rho": 0.0}, "Sample: rho is 0.0, but must be > 0 and finite"),
-        ({"rho": float("nan")}, "Sample: rho is nan, but must be > 0 and finite"),
-        (
-            {"rho": "x"},
-            f"Sample: rho is 'x', but must be > 0 and finite, or {SCHEDULES}",
-        ),
-        (
-            {"rho": True},
-            f"Sample: rho is True, but must be > 0 and finite, or {SCHEDULES}",
-        ),
-        ({"size": 0}, "Sample: size is 0, but must be a whole number of at least 1"),
-        ({"size": 1.5}, "Sample: size is 1.5, but must be a whole number of at least 1"),
-        ({"share": 1.0}, "Sample: share is 1.0, but must be >= 0 and < 1"),
-        ({"mode": "c"}, "Sample: mode is 'c', but must be one of 'a', 'b'"),
-        ({"weights": [1.0, -1.0]}, "Sample: weights[1] is -1.0, but must be > 0 and finite"),
-        ({"free": "x"}, "Sample: free is 'x', but must be a number"),
-        ({"mode": "b"}, "Sample: size is 1, but must be larger with mode='b'"),
+        ({"rho": 0.0}, "Sample rho 0.0 0"),
+        ({"rho": float("nan")}, "Sample rho nan 0"),
+        ({"rho": "x"}, "Sample rho 'x' 0 piecewise geometric"),
+        ({"rho": True}, "Sample rho True 0 piecewise geometric"),
+        ({"size": 0}, "Sample size 0 1"),
+        ({"size": 1.5}, "Sample size 1.5 1"),
+        ({"share": 1.0}, "Sample share 1.0 0 1"),
+        ({"mode": "c"}, "Sample mode 'c' 'a' 'b'"),
+        ({"weights": [1.0, -1.0]}, "Sample weights[1] -1.0 0"),
+        ({"free": "x"}, "Sample free 'x'"),
+        ({"mode": "b"}, "Sample size 1 mode='b'"),
     ],
 )
-def test_a_field_that_does_not_fit_is_refused_in_a_sentence(kind, options, message):
-    with pytest.raises(ParameterError) as refusal:
+def test_an_invalid_field_is_rejected(kind, options, names):
+    with pytest.raises(ParameterError, match=naming(names)):
         kind(**({"rho": 1.0} | options))
-    assert str(refusal.value) == message
 
 
 @pytest.mark.parametrize(
@@ -92,9 +86,9 @@ def test_a_subclass_keeps_the_rules_of_its_parent_and_adds_its_own_ranges(kind):
     class Narrow(kind):
         share: Annotated[float, Gt(0.5), Lt(1)] = 0.6
 
-    with pytest.raises(ParameterError, match=r"Narrow: share is 0.5, but must be > 0.5 and < 1"):
+    with pytest.raises(ParameterError, match=naming("Narrow share 0.5 1")):
         Narrow(1.0, share=0.5)
-    with pytest.raises(ParameterError, match="must be larger with mode='b'"):
+    with pytest.raises(ParameterError, match=naming("Sample size mode='b'")):
         Narrow(1.0, mode="b")
 
 
@@ -102,7 +96,7 @@ def test_a_name_belongs_to_one_class_which_may_be_defined_again(kind):
     class Other:
         pass
 
-    with pytest.raises(ParameterError, match=r"^test-family: name 'sample' is taken already$"):
+    with pytest.raises(ParameterError, match=naming("test-family 'sample'")):
         part("test-family", "sample")(Other)
     assert FAMILIES["test-family"]["sample"] is kind
     again = part("test-family", "narrow")(type("Sample", (kind,), {"__qualname__": "Same"}))
@@ -115,16 +109,15 @@ def _scaled(size: Count, /, share: Share = 2.0, *, mode: Literal["a", "b"] = "a"
     return size * share
 
 
-def test_a_function_refuses_an_argument_outside_its_annotation():
+def test_a_function_rejects_an_argument_outside_its_annotation():
     assert _scaled(3, 0.5) == 1.5
     assert _scaled(3) == 6.0  # a default is the function's own business
-    for call, message in (
-        (lambda: _scaled(0), "_scaled: size is 0, but must be a whole number of at least 1"),
-        (lambda: _scaled(1, share=1.5), "_scaled: share is 1.5, but must be > 0 and <= 1"),
-        (lambda: _scaled(1, mode="c"), "_scaled: mode is 'c', but must be one of 'a', 'b'"),
+    for call, names in (
+        (lambda: _scaled(0), "_scaled size 0 1"),
+        (lambda: _scaled(1, share=1.5), "_scaled share 1.5 0 1"),
+        (lambda: _scaled(1, mode="c"), "_scaled mode 'c' 'a' 'b'"),
     ):
-        with pytest.raises(ParameterError) as refusal:
+        with pytest.raises(ParameterError, match=naming(names)):
             call()
-        assert str(refusal.value) == message
     with pytest.raises(TypeError, match="missing a required"):
         _scaled()

@@ -11,6 +11,7 @@ import fedadmm as fa
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.pipeline.postprocessors import vectors_of
 from support.federations import WEIGHTS, distance, federation, run
+from support.rejections import naming
 from test_properties import DETERMINISTIC, ROWS, cohort, rows_federation
 
 COMPRESSED = {
@@ -81,7 +82,7 @@ def test_the_server_has_what_was_sent_and_the_client_the_rest(name, stages, monk
     a = given.problem.weight
     replies = [client for clients in cohorts for client in clients]
     assert len(replies) == len(spy.sent)
-    if not row.algorithm.asynchronous:  # there a message counts by its age
+    if not row.algorithm.requirements.asynchronous:  # there a message counts by its age
         position = 0
         for clients, total in zip(cohorts, spy.totals, strict=True):
             for field, vector in total.items():
@@ -89,8 +90,8 @@ def test_the_server_has_what_was_sent_and_the_client_the_rest(name, stages, monk
                 expected = sum(a(i) * s[field] for i, s in zip(clients, sent, strict=True))
                 torch.testing.assert_close(vector, expected, rtol=0, atol=1e-10)
             position += len(clients)
-    if not row.algorithm.asynchronous:
-        keeps_all = (*row.algorithm.increments, *row.algorithm.moves)
+    if not row.algorithm.requirements.asynchronous:
+        keeps_all = (*row.algorithm.increments, *row.algorithm.deltas)
         if stages in CLIPPED:  # of a fresh move a clip is meant to lose what lies outside
             keeps_all = row.algorithm.increments
         carried = UpdatePipeline.of(STAGES[stages]).carried(row.algorithm)
@@ -153,7 +154,9 @@ def test_diagnostics_know_that_a_rest_is_not_lost(name, stages):
 @pytest.mark.parametrize("name", sorted(WHOLE))
 def test_a_message_that_must_not_be_cut_is_refused(name):
     row = ROWS[name]
-    with pytest.raises(fa.PairingError, match=r"sends \w+ as a whole, not as a difference"):
+    with pytest.raises(
+        fa.PairingError, match=naming(f"algorithm {type(row.algorithm).__name__} TopK")
+    ):
         run(row.algorithm, rows_federation(), 2, **options(row, [fa.TopK(1)]))
 
 
@@ -271,27 +274,21 @@ def test_an_adaptive_bound_finds_the_quantile():
 
 
 WRONG = {
-    "order": ([fa.Quantise(8), fa.TopK(2)], "in this order"),
-    "twice": ([fa.TopK(2), fa.RandomK(2)], "there may be one to clip"),
-    "nothing": ([fa.TopK(0.1)], "keep is 0.1, which is 0 of 4 entries"),
-    "too many": ([fa.RandomK(5)], "keep is 5, which is 5 of 4 entries"),
-    "no clip": ([fa.GaussianNoise(1.0)], "no clip"),
-    "delta": ([fa.Clip(1.0), fa.GaussianNoise(1.0, 0.2)], "delta is 0.2, but must be below"),
-    "budget": ([fa.Clip(1.0), fa.GaussianNoise(0.1, budget=0.5)], "budget is 0.5, but one round"),
+    "order": ([fa.Quantise(8), fa.TopK(2)], "upload Quantise TopK"),
+    "twice": ([fa.TopK(2), fa.RandomK(2)], "upload TopK RandomK"),
+    "nothing": ([fa.TopK(0.1)], "TopK keep 0.1 4"),
+    "too many": ([fa.RandomK(5)], "RandomK keep 5 4"),
+    "no clip": ([fa.GaussianNoise(1.0)], "upload GaussianNoise"),
+    "delta": ([fa.Clip(1.0), fa.GaussianNoise(1.0, 0.2)], "delta 0.2"),
+    "budget": ([fa.Clip(1.0), fa.GaussianNoise(0.1, budget=0.5)], "budget 0.5"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_bad_stages_are_refused_before_the_first_round(case):
-    stages, sentence = WRONG[case]
-    with pytest.raises(fa.FedADMMError, match=sentence):
+    stages, names = WRONG[case]
+    with pytest.raises(fa.FedADMMError, match=naming(names)):
         run(fa.FedAvg(), rows_federation(), 2, upload=stages, solver=fa.GradientDescent(0.1))
-
-
-@pytest.mark.parametrize("make", [lambda: fa.Clip(0.0), lambda: fa.GaussianNoise(-1.0)])
-def test_a_clip_and_noise_must_be_positive(make):
-    with pytest.raises(fa.ParameterError, match="but must be > 0"):
-        make()
 
 
 NOISY = [fa.Clip(1.0), fa.GaussianNoise(1.0)]
@@ -300,10 +297,10 @@ NOISY = [fa.Clip(1.0), fa.GaussianNoise(1.0)]
 def test_noise_beside_what_it_does_not_hide_is_refused():
     given = rows_federation()
     work: dict[str, Any] = {"solver": fa.GradientDescent(0.1), "upload": NOISY}
-    with pytest.raises(fa.PairingError, match="FedNova sends work beside its vectors"):
+    with pytest.raises(fa.PairingError, match=naming("algorithm FedNova GaussianNoise")):
         run(fa.FedNova(), given, 2, **work)
-    with pytest.raises(fa.PairingError, match="folds every reply on its own"):
+    with pytest.raises(fa.PairingError, match=naming("engine GaussianNoise")):
         run(fa.AsyncFedDR(0.9), given, 2, **work)
     falling = fa.BernoulliSampling(fa.Geometric(0.9, 0.9, 0.1))
-    with pytest.raises(fa.PairingError, match="how many replies to expect"):
+    with pytest.raises(fa.PairingError, match=naming("sampler BernoulliSampling GaussianNoise")):
         run(fa.FedAvg(), given, 2, sampler=falling, **work)

@@ -13,11 +13,12 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.local_work import SolveContext
-from fedadmm.core.protocols import LocalProblem, Needs
+from fedadmm.core.protocols import LocalNeeds, LocalProblem
 from support import resumable
 from support.engines import PROBLEMS, assert_same_run, run
 from support.federations import WEIGHTS, Array, assert_same, federation
 from support.federations import run as run_quadratics
+from support.rejections import naming
 
 STEPS, RHO = 4, 1.3
 ROUNDS = 12
@@ -73,7 +74,7 @@ def test_without_a_quadratic_term_it_is_torchs_adamw(decay, batch_size, linear):
 
     start = torch.from_numpy(draws.normal(size=4))
     solver = fa.Adam(0.03, batch_size, 0.8, 0.95, 1e-6, decay)
-    context = SolveContext(needs=Needs(mean_gradient=True))
+    context = SolveContext(needs=LocalNeeds(mean_gradient=True))
     result, info = solver.solve(
         Recording(x, y, 0.1), LocalProblem(start, linear), fa.Steps(9), 3, context
     )
@@ -163,7 +164,7 @@ def test_a_round_without_steps_keeps_what_the_solver_keeps(engine):
 
 def test_what_does_not_fit_is_refused():
     given = federation(37)
-    with pytest.raises(fa.PairingError, match="FedNova must know the size of every local step"):
+    with pytest.raises(fa.PairingError, match=naming("solver Adam FedNova")):
         run_quadratics(fa.FedNova(), given, solver=fa.Adam(0.1))
-    with pytest.raises(fa.PairingError, match="PerWork makes a penalty from the learning rate"):
+    with pytest.raises(fa.PairingError, match=naming("solver Adam PerWork")):
         run_quadratics(fa.FedADMM(fa.PerWork()), given, solver=fa.Adam(0.1))

@@ -9,7 +9,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.local_work import SolveContext
-from fedadmm.core.protocols import LocalProblem, Needs
+from fedadmm.core.protocols import LocalNeeds, LocalProblem
 from support.engines import PROBLEMS, run
 
 ROWS = 18
@@ -43,7 +43,7 @@ RULES = {
     "own": fa.InSaCriterion(0.5),
     "global": fa.InSaCriterion(0.5, reference="global"),
 }
-NEEDS = [Needs(), Needs(start_gradient=True), Needs(mean_gradient=True)]
+NEEDS = [LocalNeeds(), LocalNeeds(start_gradient=True), LocalNeeds(mean_gradient=True)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_reference_that_is_the_start_costs_nothing():
 
 def test_an_exact_solve_forms_a_matrix_and_measures_once():
     quadratic = fa.Quadratic(torch.eye(2), torch.ones(2))
-    for needs, passes in ((Needs(), 2.0), (Needs(start_gradient=True), 3.0)):
+    for needs, passes in ((LocalNeeds(), 2.0), (LocalNeeds(start_gradient=True), 3.0)):
         context = SolveContext(needs=needs)
         _, info = fa.ExactSolver().solve(
             quadratic, LocalProblem(torch.zeros(2)), fa.Epochs(1), 0, context

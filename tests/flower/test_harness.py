@@ -73,14 +73,18 @@ ALGORITHMS = {
 
 
 def test_the_table_has_every_algorithm():
-    in_rounds = {name for name, method in REGISTRY.items() if not method.asynchronous}
+    in_rounds = {name for name, method in REGISTRY.items() if not method.requirements.asynchronous}
     assert ALGORITHMS.keys() == in_rounds
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_equal_to_simulate(name, tmp_path):
     algorithm = ALGORITHMS[name]
-    sampler = fa.UniformSampling(2) if algorithm.accepts_partial else fa.FullParticipation()
+    sampler = (
+        fa.FullParticipation()
+        if algorithm.requirements.full_participation
+        else fa.UniformSampling(2)
+    )
     settings = federation(algorithm, rounds=8, sampler=sampler)
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
     wanted = simulated(settings)

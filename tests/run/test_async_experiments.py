@@ -18,6 +18,7 @@ from fedadmm.study.report.panels import sections
 from fedadmm.study.rundir import RunDir
 from fedadmm.study.running import run
 from support.commands import read_content as read
+from support.rejections import naming
 
 PROBLEM = {"name": "quadratics", "clients": 6, "dimension": 3}
 TREE: dict[str, Any] = {
@@ -61,7 +62,7 @@ def test_a_run_resumes_with_its_work_in_flight_and_only_on_its_own_clock(tmp_pat
     whole = run(resolve(tree), tmp_path / "whole")
     run(resolve(tree | {"rounds": 20}), tmp_path / "part")
     other = tree | {"engine": {"name": "virtual-time", "ratio": 5.0}}
-    with pytest.raises(StateError, match=r"differs in engine.ratio"):
+    with pytest.raises(StateError, match=naming("engine.ratio")):
         run(resolve(other), tmp_path / "part", resume=True)
     resumed = run(resolve(tree), tmp_path / "part", resume=True)
     assert resumed["params_sha256"] == whole["params_sha256"]

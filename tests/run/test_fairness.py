@@ -18,6 +18,7 @@ from fedadmm.study.report.panels import sections
 from fedadmm.study.report.tables import final_metrics
 from support.commands import SMALL, call
 from support.commands import read_content as read
+from support.rejections import naming
 from support.resumable import problem
 from support.resumable import run as simulated
 
@@ -87,7 +88,7 @@ def test_a_target_may_be_that_of_the_worst_client() -> None:
 
 
 def test_nothing_to_measure_by_client_is_refused() -> None:
-    with pytest.raises(PairingError, match="nothing is measured client by client"):
+    with pytest.raises(PairingError, match=naming("clients")):
         simulated(1, evaluate=fa.Evaluation(objective=False, clients=True))
 
 

@@ -8,6 +8,7 @@ import torch
 import fedadmm as fa
 from fedadmm.run.engines import Workers
 from support.engines import PROBLEMS, assert_same_run, run
+from support.rejections import naming
 
 ENGINES = ["sequential", "vectorised", Workers(workers=2, timeout=60.0), "auto"]
 NEEDS_GPU = pytest.mark.skipif(
@@ -46,5 +47,5 @@ def test_a_gpu(engine: str, problem: str) -> None:
 @NEEDS_GPU
 def test_workers_refuse_a_gpu() -> None:
     task = PROBLEMS["perceptron"]()
-    with pytest.raises(fa.PairingError, match="must be on the CPU"):
+    with pytest.raises(fa.PairingError, match=naming("CPU")):
         run("workers", fa.FedADMM(rho=0.5), task, initial=task.initial.cuda())

@@ -22,6 +22,7 @@ from support import minimal
 from support.engines import PROBLEMS
 from support.faulty import Broken, Deadly, federation_with
 from support.models import small_federation
+from support.rejections import naming
 from support.resumable import fingerprints, problem, run, stopping_after, untimed
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -218,13 +219,13 @@ def test_an_actor_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> N
         (tmp_path / f"kill-{number}").touch()
     federation = federation_with(2, Deadly, folder=tmp_path)
     options: Any = {"sampler": fa.FullParticipation(), "evaluate": False}
-    with pytest.raises(fa.EngineError, match="actors of 8 clients were lost 3 times in round 1"):
+    with pytest.raises(fa.EngineError, match=naming("8 clients 3 round 1")):
         run(2, problem=federation, engine=ENGINE, **options)
 
 
 def test_a_client_that_raises_is_named() -> None:
     options: Any = {"sampler": fa.FullParticipation(), "evaluate": False}
-    with pytest.raises(fa.EngineError, match="client 3 failed in round 1: ValueError: no such row"):
+    with pytest.raises(fa.EngineError, match=naming("client 3 round 1 ValueError no such row")):
         run(2, problem=federation_with(3, Broken), engine=ENGINE, **options)
 
 
@@ -244,16 +245,16 @@ def test_a_run_on_ray_is_resumed_from_its_own_files(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(fa.PairingError, match="the store is a MemoryStore; use DiskStore"):
+    with pytest.raises(fa.PairingError, match=naming("store MemoryStore DiskStore")):
         run(2, engine=ENGINE, store=MemoryStore())
-    with pytest.raises(fa.ParameterError, match="actors is 0"):
+    with pytest.raises(fa.ParameterError, match=naming("actors 0")):
         Ray(actors=0)
-    with pytest.raises(fa.ParameterError, match=r"timeout is 0\.0"):
+    with pytest.raises(fa.ParameterError, match=naming("timeout 0.0")):
         Ray(timeout=0.0)
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for_for_ever() -> None:
-    with pytest.raises(fa.EngineError, match="actor 0 did not answer within 1e-06 seconds"):
+    with pytest.raises(fa.EngineError, match=naming("actor 0 1e-06 seconds")):
         run(2, engine=Ray(actors=1, timeout=1e-6))
 
 

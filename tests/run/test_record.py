@@ -36,6 +36,7 @@ from fedadmm.study.running import run
 from support import resumable
 from support.commands import SMALL, read_content
 from support.records import made
+from support.rejections import naming
 
 RECORD: Any = made(3, loss=0.5, seconds=0.25, epochs=2.0, clients=[1, 4]) | {
     "metrics": {"loss": 0.5, "seconds": 7.0, "round": 8.0, "run": 9.0, "kkt_residual": 1.0},
@@ -116,11 +117,7 @@ def test_records_of_another_version_are_refused_by_name_and_left_alone(
     run(resolve(SMALL | {"rounds": 2}), tmp_path)
     text = json.dumps(line) + "\n"
     (tmp_path / "metrics.jsonl").write_text(text)
-    message = (
-        "metrics.jsonl: line 1 is of another version of fedadmm, or damaged: a record has cohort, "
-        "work, traffic, clock, metrics, callbacks, network, clients, privacy; read it with the "
-        "version that wrote it, or run it again$"
-    )
+    message = naming("metrics.jsonl line 1 version")
     with pytest.raises(DataError, match=message):
         RunDir(tmp_path).records()
     with pytest.raises(DataError, match=message):

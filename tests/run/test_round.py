@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from fedadmm.run.stores import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
 from support.models import small_federation
 from support.records import untimed
+from support.rejections import naming
 
 EXACT = {"solver": fa.ExactSolver()}
 
@@ -103,9 +105,6 @@ def test_an_initial_round_has_a_record_of_its_own_that_no_count_and_no_target_ta
     assert len(result.trajectory) == 4
 
 
-REMEDY = "try a smaller learning rate or server step, or a larger penalty"
-
-
 def test_an_exploding_loss_ends_the_run():
     given = federation(1)
     result = run(fa.FedSGD(5.0), given, 100, solver=None, evaluate=True)
@@ -114,13 +113,11 @@ def test_an_exploding_loss_ends_the_run():
     limit = 1e6 * (1 + abs(losses[0]))
     assert losses[-1] > limit
     assert all(loss <= limit for loss in losses[:-1])
-    sentence = f"diverged in round {len(losses)}: the loss of the global model is {losses[-1]:g}"
-    assert result.status.startswith(sentence)
     drifts: list[Any] = []
     run(fa.FedSGD(5.0), given, len(losses), solver=None, callbacks=[drifts.append])
     worst = max(drifts[-1].infos, key=lambda info: info.drift).client
-    size = f" and its norm {float(result.params.norm()):g}; client {worst} moved furthest from it"
-    assert result.status == f"{sentence}{size}; {REMEDY}"
+    names = f"round {len(losses)} loss {losses[-1]:g} norm {float(result.params.norm()):g}"
+    assert re.search(naming(f"{names} client {worst}"), result.status)
 
 
 def test_a_run_that_ends_in_time_says_so():
@@ -145,9 +142,8 @@ def test_a_target_ends_the_run_in_the_first_round_that_meets_it():
     result = run(fa.FedADMM(1.0), given, 40, evaluate=True, target=target)
     assert result.code == "target"
     assert len(result.history) == expected
-    assert (
-        result.status == f"loss {losses[expected - 1]:.4g} reached the target in round {expected}"
-    )
+    names = f"loss {losses[expected - 1]:.4g} target round {expected}"
+    assert re.search(naming(names), result.status)
 
 
 def test_a_target_may_be_a_metric_of_ones_own():
@@ -165,15 +161,15 @@ def test_a_target_may_be_a_metric_of_ones_own():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "names"),
     [
-        ({"target": fa.Target("accuracy", 0.9)}, "target waits for 'accuracy'.*there are .*loss"),
-        ({"tolerance": 0.1, "evaluate": False}, "tolerance waits for 'gradient_mapping'"),
+        ({"target": fa.Target("accuracy", 0.9)}, "target 'accuracy' loss"),
+        ({"tolerance": 0.1, "evaluate": False}, "tolerance 'gradient_mapping'"),
     ],
 )
-def test_waiting_for_what_nobody_measures_is_refused(options: Any, message: str) -> None:
+def test_a_target_that_is_not_measured_is_rejected(options: Any, names: str) -> None:
     settings = {"evaluate": True} | options
-    with pytest.raises(fa.ParameterError, match=message):
+    with pytest.raises(fa.ParameterError, match=naming(names)):
         run(fa.FedADMM(1.0), federation(2), 3, **settings)
 
 
@@ -184,8 +180,8 @@ def test_a_tolerance_ends_the_run_when_the_gradient_mapping_is_small():
     assert result.code == "tolerance"
     assert mappings[-1] <= 1e-5
     assert all(value > 1e-5 for value in mappings[:-1])
-    sentence = f"gradient mapping {mappings[-1]:.3g} met the tolerance in round {len(mappings)}"
-    assert result.status == sentence
+    names = f"gradient mapping {mappings[-1]:.3g} tolerance round {len(mappings)}"
+    assert re.search(naming(names), result.status)
 
 
 def test_a_record_says_what_the_round_was():
@@ -397,8 +393,7 @@ def test_two_callbacks_must_not_report_one_name():
     found = look(One("x"), Two("y"))
     assert found["callbacks"] == {"x": 1.0, "y": 1.0}
     assert {"One_seconds", "Two_seconds"} <= found["clock"].keys()
-    message = "^simulate: the callback Two reports 'x', which another one does already; taken are x"
-    with pytest.raises(fa.ParameterError, match=message):
+    with pytest.raises(fa.ParameterError, match=naming("callback Two 'x'")):
         look(One("x"), Two("x"))
 
 
@@ -413,7 +408,7 @@ def test_a_metric_cannot_take_the_name_of_another_metric(where):
     options = {"initial": given.initial, **EXACT}
     for name in ("loss", "score"):
         evaluation = fa.Evaluation(extra=lambda x, name=name: {name: 1.0}, target=where)
-        with pytest.raises(fa.ParameterError, match=f"^Evaluation: the evaluator reports '{name}'"):
+        with pytest.raises(fa.ParameterError, match=naming(f"Evaluation '{name}'")):
             fa.simulate(fa.FedADMM(1.0), problem, 2, evaluate=evaluation, **options)
 
 
@@ -495,18 +490,14 @@ def test_training_accuracy_of_a_model_is_that_of_its_largest_score():
 
 
 def test_training_accuracy_is_refused_where_there_are_no_classes():
-    message = (
-        r"^Evaluation: train is True, but the rows of the clients \(LeastSquares\) have no classes "
-        "to get right; leave it False$"
-    )
     evaluation = fa.Evaluation(train=True)
-    with pytest.raises(fa.PairingError, match=message):
+    with pytest.raises(fa.PairingError, match=naming("Evaluation train True LeastSquares")):
         fa.simulate(
             fa.FedAvg(), classified(regression=True), 1, solver=fa.SGD(0.1), evaluate=evaluation
         )
     mixed = fa.Problem([*classified().clients[:1], *classified(regression=True).clients[1:]])
     options = {"initial": torch.ones(4, dtype=torch.float64), "evaluate": evaluation}
-    with pytest.raises(fa.DataError, match=r"^LeastSquares: its rows have no classes"):
+    with pytest.raises(fa.DataError, match=naming("LeastSquares")):
         fa.simulate(fa.FedAvg(), mixed, 1, solver=fa.SGD(0.1), **options)
 
 

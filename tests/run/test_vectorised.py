@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from support.engines import (
     run,
     tanh_net,
 )
+from support.rejections import naming
 
 
 def _equal(
@@ -184,24 +186,24 @@ def test_states_do_not_keep_their_stack_alive() -> None:
         assert state.w.untyped_storage().nbytes() == state.w.numel() * 8
 
 
-def _refused(problem: fa.Problem, **options: object) -> str:
+def _rejection(problem: fa.Problem, **options: object) -> str:
     with pytest.raises(fa.PairingError) as caught:
         run("vectorised", fa.FedAvg(), problem, **options)
     return str(caught.value)
 
 
-def test_refusals_say_why() -> None:
+def test_clients_that_cannot_be_stacked_are_rejected() -> None:
     perceptron = PROBLEMS["perceptron"]()
-    assert "solver is LBFGS, but must be SGD" in _refused(perceptron, solver=fa.LBFGS())
+    assert re.search(naming("solver LBFGS SGD"), _rejection(perceptron, solver=fa.LBFGS()))
     noisy = model_federation(
         lambda: nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
     )
-    assert "dropout" in _refused(noisy)
+    assert "dropout" in _rejection(noisy)
     one_channel = nn.Unflatten(1, (1, 5)), nn.BatchNorm1d(1), nn.Flatten()  # a row is enough
     normed = model_federation(
         lambda: nn.Sequential(nn.Linear(4, 5), *one_channel, nn.Linear(5, 3)), buffers="average"
     )
-    assert "buffers" in _refused(normed)
+    assert "buffers" in _rejection(normed)
 
     class Branching(nn.Module):
         def __init__(self) -> None:
@@ -212,12 +214,12 @@ def test_refusals_say_why() -> None:
             scores: torch.Tensor = self.layer(inputs)
             return scores if scores.sum() > 0 else 2 * scores
 
-    assert "does not run under torch.func.vmap" in _refused(model_federation(Branching))
+    assert "torch.func.vmap" in _rejection(model_federation(Branching))
 
     def spread(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs - outputs.mean(0)).square().mean()
 
-    assert "mean of the rows' losses" in _refused(model_federation(tanh_net, spread))
+    assert "mean of the" in _rejection(model_federation(tanh_net, spread))
 
 
 def test_a_client_of_another_kind_is_named() -> None:
@@ -225,5 +227,5 @@ def test_a_client_of_another_kind_is_named() -> None:
         [*PROBLEMS["least squares"]().clients, *PROBLEMS["logistic"]().clients],
         initial=torch.ones(4, dtype=torch.float64),
     )
-    with pytest.raises(fa.PairingError, match="client 6 has another kind"):
+    with pytest.raises(fa.PairingError, match=naming("client 6")):
         run("vectorised", fa.FedAvg(), mixed, sampler=fa.FullParticipation())

@@ -13,6 +13,7 @@ from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import VirtualTime
 from support.federations import WEIGHTS, assert_same, federation, run, snapshots, weighted_mean
 from support.records import untimed
+from support.rejections import naming
 
 ASYNC = fa.AsyncFedDR(0.6, 1.2)
 
@@ -216,7 +217,7 @@ def test_a_run_is_taken_up_in_the_middle_of_work_in_flight(method, upload, tmp_p
 def test_work_in_flight_is_not_left_behind_by_an_engine_without_a_clock(tmp_path):
     given, saved = federation(10), Checkpoints(tmp_path, every=3)
     run(fa.FedADMM(1.1), given, 6, checkpoints=saved, engine=VirtualTime())
-    with pytest.raises(fa.StateError, match="but SequentialEngine has no clock to wait for them"):
+    with pytest.raises(fa.StateError, match=naming("SequentialEngine")):
         run(fa.FedADMM(1.1), given, 9, checkpoints=saved, resume=True)
     run(fa.FedADMM(1.1), given, 6, checkpoints=saved, engine=VirtualTime("sync"))
     assert len(run(fa.FedADMM(1.1), given, 9, checkpoints=saved, resume=True).history) == 3
@@ -247,60 +248,57 @@ def test_log_normal_times_have_the_given_median_and_spread():
     assert network.seconds(1, 0, 0) == 0.0
 
 
-REFUSED = [
-    ({"mode": "later"}, r"^VirtualTime: mode is 'later', but must be one of 'async', 'sync'$"),
-    ({"dropout": 1.0}, r"^VirtualTime: dropout is 1.0"),
-    ({"availability": 0.0}, r"^VirtualTime: availability is 0.0"),
-    ({"ratio": 0.5}, r"^VirtualTime: ratio is 0.5"),
-    ({"compute": "trace"}, r"^VirtualTime: trace is None, but compute='trace' needs a file$"),
+REJECTED = [
+    ({"mode": "later"}, "VirtualTime mode 'later' 'async' 'sync'"),
+    ({"dropout": 1.0}, "VirtualTime dropout 1.0"),
+    ({"availability": 0.0}, "VirtualTime availability 0.0"),
+    ({"ratio": 0.5}, "VirtualTime ratio 0.5"),
+    ({"compute": "trace"}, "VirtualTime trace None compute='trace'"),
     (
         {"concurrency": 2, "buffer": 3},
-        r"^VirtualTime: concurrency is 2, but must be at least buffer=3, or a step never gets all "
-        r"its replies$",
+        "VirtualTime concurrency 2 buffer=3",
     ),
     (
         {"policy": "drop"},
-        r"^VirtualTime: max_staleness is None, but policy='drop' needs a number$",
+        "VirtualTime max_staleness None policy='drop'",
     ),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_refused_options(options, message):
-    with pytest.raises(fa.ParameterError, match=message):
+@pytest.mark.parametrize(("options", "names"), REJECTED)
+def test_invalid_options_are_rejected(options, names):
+    with pytest.raises(fa.ParameterError, match=naming(names)):
         VirtualTime(**options)
 
 
-def test_refused_pairings():
+def test_asynchronous_engines_and_synchronous_methods_are_incompatible():
     given = federation(13)
     with pytest.raises(
         fa.PairingError,
-        match=r"^AsyncFedDR folds every reply as it arrives, but the engine Sequential works in "
-        r"rounds; use VirtualTime\(mode='async'\) or GivenDelays, or else a method with rounds$",
+        match=naming("engine AsyncFedDR VirtualTime"),
     ):
         run(ASYNC, given, 1, engine="sequential")
-    with pytest.raises(fa.PairingError, match=r"but the engine VirtualTime works in rounds"):
+    with pytest.raises(fa.PairingError, match=naming("engine AsyncFedDR")):
         run(ASYNC, given, 1, engine=VirtualTime("sync"))
     with pytest.raises(
         fa.PairingError,
-        match=r"^FedPD needs all clients in every round, but VirtualTime folds replies without "
-        r"rounds; use an engine with rounds, such as VirtualTime\(mode='sync'\)$",
+        match=naming("sampler FedPD FullParticipation"),
     ):
         run(fa.FedPD(1.0), given, 1, engine=VirtualTime())
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "names"),
     [
-        ("", r"trace.csv: holds no line 'client,seconds'$"),
-        ("0,1\n1\n", r"trace.csv: line 2 is '1', but must be client,seconds$"),
-        ("0,-1\n", r"trace.csv: line 1 is '0,-1', but needs a client of at least 0 and finite"),
-        ("0,1\n1,1\n", r"trace.csv: has no line for client 2, but needs one for every client$"),
+        ("", "trace.csv client,seconds"),
+        ("0,1\n1\n", "trace.csv line 2 '1' client,seconds"),
+        ("0,-1\n", "trace.csv line 1 '0,-1'"),
+        ("0,1\n1,1\n", "trace.csv client 2"),
     ],
 )
-def test_refused_traces(text, message, tmp_path):
+def test_an_invalid_trace_is_rejected(text, names, tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(text)
     engine = VirtualTime(compute="trace", trace=str(path))
-    with pytest.raises(fa.DataError, match=message):
+    with pytest.raises(fa.DataError, match=naming(names)):
         run(ASYNC, federation(14, clients=3), 2, engine=engine)

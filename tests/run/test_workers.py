@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from fedadmm.core.problem import EvaluatorInParts
 from fedadmm.core.rng import derive, uniform
 from fedadmm.run.engines import Workers
 from support.engines import ALGORITHMS, PROBLEMS, assert_same_run, model_federation, run
+from support.rejections import naming
 
 TWO = Workers(workers=2, timeout=60.0)
 
@@ -104,9 +106,7 @@ def test_an_evaluation_that_raises_is_named() -> None:
     # One alone, because either worker may be the first to answer.
     tests = [broken if client == 1 else partial(_squared, 1) for client in range(given.num_clients)]
     problem = replace(given, client_tests=tests)
-    with pytest.raises(
-        fa.EngineError, match="the evaluation of client 1 failed: ValueError: no su"
-    ):
+    with pytest.raises(fa.EngineError, match=naming("client 1 ValueError")):
         run(TWO, fa.FedADMM(rho=0.5), problem, evaluate=fa.Evaluation(clients=True))
 
 
@@ -170,11 +170,11 @@ def test_a_client_that_raises_is_named_with_its_traceback() -> None:
     with pytest.raises(fa.EngineError) as caught:
         _run_all(_with(disaster))
     message = str(caught.value)
-    assert "client 2 failed in round 0: ZeroDivisionError: the client's own mistake" in message
+    assert re.match(naming("client 2 round 0 ZeroDivisionError"), message)
     assert "in disaster" in message
 
 
-def test_a_mistake_in_the_set_up_stays_one_sentence() -> None:
+def test_a_mistake_in_the_set_up_is_raised_as_it_is() -> None:
     def disaster() -> None:
         raise fa.PairingError("these two do not fit")
 
@@ -202,9 +202,7 @@ def test_a_killed_worker_is_replaced_and_its_client_run_again(tmp_path: Path) ->
 
 
 def test_a_client_that_kills_every_worker_is_named() -> None:
-    with pytest.raises(
-        fa.EngineError, match=r"client 2 failed in round 0: .* died 2 times.*signal 9"
-    ):
+    with pytest.raises(fa.EngineError, match=naming("client 2 round 0 signal 9")):
         _run_all(_with(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
@@ -224,7 +222,7 @@ def test_a_stuck_client_is_named_after_the_timeout() -> None:
     def disaster() -> None:
         signal.pause()
 
-    with pytest.raises(fa.EngineError, match=r"client 2 .* more than 3 seconds"):
+    with pytest.raises(fa.EngineError, match=naming("client 2 3 seconds")):
         _run_all(_with(disaster), Workers(workers=2, timeout=3.0))
 
 
@@ -250,16 +248,16 @@ def test_messages_that_grow_get_more_memory() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(fa.ParameterError, match="workers is 0"):
+    with pytest.raises(fa.ParameterError, match=naming("workers 0")):
         Workers(workers=0)
-    with pytest.raises(fa.ParameterError, match="timeout is -1"):
+    with pytest.raises(fa.ParameterError, match=naming("timeout -1")):
         Workers(timeout=-1)
 
 
 ENDLESS = """
 import time, torch
 import fedadmm as fa
-from fedadmm.run.engines import Workers
+from support.rejections import naming
 
 class Slow(fa.LeastSquares):
     def gradient(self, params, rows=None):

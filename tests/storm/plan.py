@@ -79,7 +79,11 @@ def make(seed: int) -> Plan:
     kinds = frozenset(kind for kind in KINDS if chance.random() < share)
     if seed % 16 == 0:
         kinds = frozenset(KINDS)
-    mode = "rounds" if chance.random() < 0.7 or not algorithm.tolerates_stale else "asynchronous"
+    mode = (
+        "rounds"
+        if chance.random() < 0.7 or not algorithm.requirements.stale_updates
+        else "asynchronous"
+    )
     settings: dict[str, Any] = {
         "algorithm": algorithm,
         "clients": clients,

@@ -283,7 +283,11 @@ class Story:
         if summary["code"] != "completed":
             raise Violation(f"the run ended as {summary['status']}")
         saved = self._saved()
-        first = 0 if self.plan.federation.experiment.algorithm.starts_with_everyone else 1
+        first = (
+            0
+            if self.plan.federation.experiment.algorithm.requirements.initial_round is not None
+            else 1
+        )
         whole = "metrics.jsonl" not in self.world.flipped
         if whole and numbers != list(range(first, saved.round + 1)):
             raise Violation(f"the records are of rounds {numbers}, but {saved.round} were done")

@@ -72,7 +72,8 @@ def test_after_the_first_round_with_everybody_new_tasks_go_out_at_once() -> None
 
 def _begins_with_everybody(plan: Plan) -> bool:
     algorithm = plan.federation.experiment.algorithm
-    return plan.federation.mode == "asynchronous" and algorithm.starts_with_everyone
+    initial = algorithm.requirements.initial_round
+    return plan.federation.mode == "asynchronous" and initial is not None
 
 
 @pytest.mark.parametrize(

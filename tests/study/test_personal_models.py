@@ -27,7 +27,9 @@ BOTH = fa.Evaluation(target="both", clients=True)
 def test_own_models_and_their_gain_are_those_of_the_proximal_step(method: Any, engine: str) -> None:
     """From a fresh start and zero duals a client's first own model is prox of f_i at theta."""
     given = federation(31, weights=WEIGHTS)
-    sampler = fa.UniformSampling(3) if method.accepts_partial else fa.FullParticipation()
+    sampler = (
+        fa.FullParticipation() if method.requirements.full_participation else fa.UniformSampling(3)
+    )
     options: dict[str, Any] = {"sampler": sampler, "seed": 2, "evaluate": BOTH, "engine": engine}
     result = run(method, given, 1, **options)
     took_part = list(sampler.sample(2, 0, given.clients))

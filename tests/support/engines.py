@@ -107,7 +107,7 @@ ALGORITHMS = {
 def run(engine: Any, algorithm: Any, problem: fa.Problem, rounds: int = 4, **options: Any) -> Any:
     """A short run with partial participation where the method allows it."""
     settings: dict[str, Any] = {
-        "sampler": fa.UniformSampling(4) if algorithm.accepts_partial else None,
+        "sampler": None if algorithm.requirements.full_participation else fa.UniformSampling(4),
         "solver": fa.SGD(lr=0.1, batch_size=5),
         "stop": fa.UniformEpochs(3),
         "keep_trajectory": True,

@@ -146,7 +146,7 @@ def snapshots(
     stores: list[Any] = []
     taken: list[Snapshot] = []
 
-    choice = options.pop("engine", None) or ENGINES[default_engine(algorithm)]()
+    choice = options.pop("engine", None) or ENGINES[default_engine(algorithm.requirements)]()
 
     def spied(job: Any, store: Any) -> Any:
         stores.append(store)

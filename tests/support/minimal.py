@@ -12,7 +12,13 @@ from torch import Tensor
 import fedadmm as fa
 from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveInfo
 from fedadmm.core.objectives import Objective
-from fedadmm.core.protocols import Algorithm, LocalProblem, LocalResult, Regularizer
+from fedadmm.core.protocols import (
+    Algorithm,
+    LocalProblem,
+    LocalResult,
+    Regularizer,
+    Requirements,
+)
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.stopping import StoppingRule
 
@@ -85,6 +91,17 @@ class Plain(Algorithm[Model, Nothing, Model, Move]):
 
 
 @dataclass(frozen=True)
+class Accepting(Plain):
+    """The same with requirements of its own."""
+
+    declared: Requirements
+
+    @property
+    def requirements(self):
+        return self.declared
+
+
+@dataclass(frozen=True)
 class HalfWay(LocalSolver):
     """Goes half of the way to the minimiser, which the gradient tells."""
 
@@ -127,8 +144,7 @@ def problem() -> fa.Problem:
 def run(engine: Any, rounds: int = 4, **declared: Any) -> fa.Result:
     start = torch.zeros(1, dtype=torch.float64)
     parts = {"solver": HalfWay(), "stop": Once(), "sampler": Two(), "initial": start}
-    accepts = {"accepts_regularizer": True, **declared}
-    method = type("Accepting", (Plain,), accepts)()
+    method = Accepting(Requirements(regularizer=True, **declared))
     return fa.simulate(method, problem(), rounds, engine=engine, keep_trajectory=True, **parts)
 
 

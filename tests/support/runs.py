@@ -78,13 +78,14 @@ def write_comparison(
     for label, algorithm in methods.items():
         for seed in seeds:
             wild = label.endswith("!") and seed == seeds[-1]
+            needs = algorithm.requirements
             result = fedadmm.simulate(
                 algorithm,
                 problem,
                 rounds,
                 solver=fedadmm.SGD(lr=40.0, batch_size=16) if wild else SOLVER,
-                sampler=fedadmm.UniformSampling(0.3) if algorithm.accepts_partial else None,
-                stop=fedadmm.UniformEpochs(3) if algorithm.default_stop() is None else None,
+                sampler=None if needs.full_participation else fedadmm.UniformSampling(0.3),
+                stop=fedadmm.UniformEpochs(3) if needs.default_stop is None else None,
                 seed=seed,
             )
             name = f"runs/{label}-seed{seed}"
