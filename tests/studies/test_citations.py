@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
         ("synthetic-1-1", "wang-fig2", "synthetic-1-1"),
     ],
 )
-def test_presets_of_wang_use_the_batches_steps_and_users_of_the_paper(name, recipe, setting) -> None:
+def test_presets_of_wang_use_batches_steps_and_users_of_the_paper(name, recipe, setting) -> None:
     ours = read(name)
     cells = study_of(load(recipe), "full").cells
     theirs = next(cell.run for cell in cells if cell.name == f"{setting}/fedadmm")
