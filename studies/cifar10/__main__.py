@@ -3,11 +3,13 @@
     OMP_NUM_THREADS=1 FEDADMM_DATA=DIR python -m studies.cifar10 [SETTING ...]
 
 Results are written to `results/` as they come; a finished search or run is not run again.
+`--table` prints what is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +26,11 @@ from studies.protocol import (
     OUTPUTS,
     TWO_OUTPUTS,
     finite,
+    interval,
     on_validation,
     read,
+    restricted_mean,
+    rounds_to,
     write,
 )
 
@@ -36,6 +41,9 @@ SEEDS = (0, 1, 2)
 CURVE_SAMPLES = 2_000
 """Test samples of the learning curve; the last `FINAL` evaluations use all 10,000."""
 FINAL = 2
+TARGET = 0.35
+"""Accuracy to which rounds are counted on the learning curve."""
+BYTES = ("bytes_up", "bytes_down")
 
 
 @dataclass(frozen=True)
@@ -171,12 +179,41 @@ def complete(name: str) -> None:
                 print(name, seed, method, runs[str(seed)]["accuracy"], flush=True)
 
 
+def table(name: str) -> str:
+    """The reported runs as a Markdown table, with 95 % t intervals over the seeds."""
+    setting, results = SETTINGS[name], read(RESULTS / f"{name}.json")
+    columns = "method | learning rate | test accuracy | rounds to | MB up | MB down | local passes"
+    head = columns.replace("rounds to", f"rounds to {TARGET:.0%}")
+    lines = [f"| {head} |", "|---" * 7 + "|"]
+    for method, found in results.get("runs", {}).items():
+        runs = [*found.values()]
+        rounds = [rounds_to(one["curve"], TARGET) for one in runs]
+        reached = sum(one is not None for one in rounds)
+        accuracy = [100 * one["accuracy"] for one in runs]
+        width = f" ± {interval(accuracy):.1f}" if len(runs) > 1 else ""
+        cells = [
+            method,
+            f"{results['search'][method]['chosen']['lr']:g}",
+            f"{statistics.fmean(accuracy):.1f}{width} %",
+            f"{restricted_mean(rounds, setting.rounds):.1f} ({reached} of {len(runs)})",
+            *(f"{statistics.fmean(one[key] for one in runs) / 1e6:.0f}" for key in BYTES),
+            f"{statistics.fmean(one['passes'] for one in runs):.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Complete the named settings, in this order."""
+    """Complete the named settings, in this order, or print their tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("settings", nargs="*", default=[*SETTINGS], metavar="SETTING")
-    for name in parser.parse_args().settings:
-        complete(name)
+    parser.add_argument("--table", action="store_true")
+    chosen = parser.parse_args()
+    for name in chosen.settings:
+        if chosen.table:
+            print(f"{name}\n\n{table(name)}\n")
+        else:
+            complete(name)
 
 
 if __name__ == "__main__":
