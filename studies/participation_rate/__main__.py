@@ -164,10 +164,10 @@ def summary(name: str) -> dict[int, dict[str, tuple[float, float, int]]]:
         for method, cell in results.get("cells", {}).get(f"{percent} %", {}).items():
             rounds = [one["rounds"] for one in cell.get("runs", {}).values()]
             if len(rounds) > 1:
-                counted = [results["limit"] if one is None else one for one in rounds]
                 mean = restricted_mean(rounds, results["limit"])
                 reached = sum(one is not None for one in rounds)
-                found.setdefault(percent, {})[method] = (mean, interval(counted), reached)
+                width = interval(_counted(cell, results))
+                found.setdefault(percent, {})[method] = (mean, width, reached)
     return found
 
 
@@ -184,6 +184,32 @@ def table(name: str) -> str:
     return "\n".join(lines)
 
 
+def differences(name: str) -> str:
+    """Rounds of aligned ADMM minus those of each other method on the same seeds, as a table."""
+    results = read(RESULTS / f"{name}.json")
+    others = COMPARED[:-1]
+    lines = [f"| participation | {' | '.join(others)} |", "|---" * len(COMPARED) + "|"]
+    for percent in PERCENT:
+        cells = results.get("cells", {}).get(f"{percent} %", {})
+        if any(len(cells.get(one, {}).get("runs", {})) < 2 for one in COMPARED):
+            continue
+        row = []
+        for other in others:
+            pairs = zip(
+                *(_counted(cells[one], results) for one in (COMPARED[-1], other)), strict=True
+            )
+            gaps = [mine - theirs for mine, theirs in pairs]
+            row.append(f"{statistics.fmean(gaps):+.1f} ± {interval(gaps):.1f}".replace("-", "−"))
+        lines.append(f"| {percent} % | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def _counted(cell: dict[str, Any], results: dict[str, Any]) -> list[int]:
+    """Rounds by seed, with the limit for a miss."""
+    runs = sorted(cell["runs"].items(), key=lambda item: int(item[0]))
+    return [results["limit"] if one["rounds"] is None else one["rounds"] for _, one in runs]
+
+
 def main() -> None:
     """Complete the named settings, or show what there is."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -197,7 +223,7 @@ def main() -> None:
         draw({SETTINGS[one].title: summary(one) for one in chosen.settings}, chosen.figure)
     for name in chosen.settings:
         if chosen.table:
-            print(f"{SETTINGS[name].title}\n\n{table(name)}\n")
+            print(f"{SETTINGS[name].title}\n\n{table(name)}\n\n{differences(name)}\n")
         elif not chosen.figure:
             complete(name)
 
