@@ -27,7 +27,7 @@ from fedadmm.data import models
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.client import Job
 from fedadmm.run.engines import Auto, EngineChoice
-from fedadmm.run.simulation import simulate
+from fedadmm.run.simulate import simulate
 from fedadmm.run.state import RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore
 

@@ -23,7 +23,7 @@ import fedadmm as fa
 PULL = 0.25
 """rho * learning rate * local steps of every method with a penalty (`fedadmm.PerWork`)."""
 LAST, MEAN = "last-iterate", "participants-mean"
-OUTPUTS = {LAST: fa.LastIterate, MEAN: fa.ParticipantsMean}
+OUTPUTS = {LAST: fa.outputs.LastIterate, MEAN: fa.outputs.ParticipantsMean}
 
 # FedDyn has no option for a penalty by local work: `length` is learning rate * local steps.
 METHODS: dict[str, Callable[[float], Any]] = {

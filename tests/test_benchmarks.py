@@ -77,7 +77,7 @@ def test_absent_and_failing_peers_are_skipped_with_a_reason(
 
     def run(contender: str, workload: Any, folder: Path) -> Outcome:
         if contender == "flower":
-            raise fa.EngineError("benchmarks: flower ended with exit code 1:\nno memory")
+            raise fa.errors.EngineError("benchmarks: flower ended with exit code 1:\nno memory")
         return working(contender, workload, folder)
 
     monkeypatch.setattr(contenders, "run", run)
@@ -140,9 +140,9 @@ def test_the_command_refuses_an_unknown_workload() -> None:
 
 
 def test_bad_choices_are_refused() -> None:
-    with pytest.raises(fa.ParameterError, match=naming("workload 'lstm'")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("workload 'lstm'")):
         measuring.run("lstm")
-    with pytest.raises(fa.ParameterError, match=naming("peers 'tff'")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("peers 'tff'")):
         measuring.run("mlp", peers=["tff"])
 
 

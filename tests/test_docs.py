@@ -26,7 +26,7 @@ from filelock import FileLock
 import fedadmm
 from fedadmm.algorithms import REGISTRY
 from fedadmm.cli import app
-from fedadmm.core.parts import FAMILIES, table_fields
+from fedadmm.core.parts import FAMILIES, config_fields
 from fedadmm.study.config import register
 
 pytest.importorskip("mkdocs", reason="the documentation's packages are not installed")
@@ -185,7 +185,7 @@ def test_every_part_of_a_configuration_is_in_the_reference(site: Path) -> None:
         assert family == "schedule" or f"{table}]" in text
         for name, part in parts.items():
             assert f'name = "{name}"' in text, (family, name)
-            for field in table_fields(part):
+            for field in config_fields(part):
                 assert f"<code>{field.name}</code>" in text, (name, field.name)
 
 

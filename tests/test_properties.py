@@ -17,7 +17,7 @@ import torch
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core import trees
-from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Round
+from fedadmm.core.contracts import Cohort, LocalProblem, LocalResult, Round
 from fedadmm.run.engines.choice import SequentialEngine
 from support import resumable
 from support.federations import WEIGHTS, Chosen, Federation, federation, run, snapshots, stacked
@@ -62,17 +62,21 @@ ROWS = {
     "FedADMM gradient": Row(fa.FedADMM(1.1, dual="gradient"), D, D + 1),
     "FedPD gradient": Row(fa.FedPD(0.9, dual="gradient"), D, D),
     "FedADMM numeric": Row(fa.FedADMM(1.1, step=0.3), D, D + 1),
-    "FedADMM released": Row(fa.FedADMMReleased(1.1), D, D + 1),
+    "FedADMM released": Row(fa.algorithms.FedADMMReleased(1.1), D, D + 1),
     "FedADMM seen": Row(fa.FedADMM(1.1, members="seen"), D + 1, D + 1),
-    "FedADMM of Wang, released": Row(fa.FedADMMWangReleased(1.1), D + 1, D + 1),
-    "FedADMM schedule": Row(fa.FedADMM(fa.Geometric(1.0, 1.05)), D + 1, D + 1),
-    "FedADMM schedule printed": Row(fa.FedADMMPrinted(fa.Geometric(1.0, 1.05)), D, D + 1),
-    "FedADMM schedule seen": Row(fa.FedADMM(fa.Geometric(1.0, 1.05), members="seen"), D + 2, D + 1),
+    "FedADMM of Wang, released": Row(fa.algorithms.FedADMMWangReleased(1.1), D + 1, D + 1),
+    "FedADMM schedule": Row(fa.FedADMM(fa.schedules.Geometric(1.0, 1.05)), D + 1, D + 1),
+    "FedADMM schedule printed": Row(
+        fa.algorithms.FedADMMPrinted(fa.schedules.Geometric(1.0, 1.05)), D, D + 1
+    ),
+    "FedADMM schedule seen": Row(
+        fa.FedADMM(fa.schedules.Geometric(1.0, 1.05), members="seen"), D + 2, D + 1
+    ),
     "FedADMM-In": Row(fa.FedADMMIn(1.1), D + 1, D),
-    "FedADMM-In released": Row(fa.FedADMMInReleased(1.1), D + 1, D),
+    "FedADMM-In released": Row(fa.algorithms.FedADMMInReleased(1.1), D + 1, D),
     "FedADMM-InSa": Row(fa.FedADMMInSa(1.1, mu=1.2), D + 1, D),
     "FedADMM-InSa seen": Row(fa.FedADMMInSa(1.1, members="seen", mu=1.2), D + 1, D),
-    "FedADMM-InSa released": Row(fa.FedADMMInSaReleased(1.1, mu=1.2), 2 * D + 2, D),
+    "FedADMM-InSa released": Row(fa.algorithms.FedADMMInSaReleased(1.1, mu=1.2), 2 * D + 2, D),
     "FedDR": Row(fa.FedDR(0.9, 1.5), D, D),
     "FedDR prox": Row(fa.FedDR(0.9, init="prox"), D, D),
     "FedDR-II": Row(fa.FedDRII(0.9), D, D),
@@ -81,7 +85,9 @@ ROWS = {
     "A-FedPD seen": Row(fa.AFedPD(1.1, members="seen"), D + 1, 2 * D + 1),
     "aligned": Row(fa.AlignedADMM(1.1), D, 2 * D + 1),
     "aligned schedule seen": Row(
-        fa.AlignedADMM(fa.Geometric(1.0, 1.05), sigma=0.3, members="seen"), D + 1, 2 * D + 1
+        fa.AlignedADMM(fa.schedules.Geometric(1.0, 1.05), sigma=0.3, members="seen"),
+        D + 1,
+        2 * D + 1,
     ),
     "asyncFedDR": Row(fa.AsyncFedDR(0.9, 1.5), D, D),
     "asyncFedDR prox": Row(fa.AsyncFedDR(0.9, init="prox"), D, D),
@@ -422,8 +428,8 @@ def test_no_function_changes_what_it_is_given(name):
     row.algorithm.local_problem(cast, clients[0])
     _, message = row.algorithm.client_update(cast, clients[0], result)
     kept = trees.clone(message)
-    received = Received(1, 0.2, 5, 0)
-    row.algorithm.server_update(server, message, received, fa.Zero())
+    received = Cohort(1, 0.2, 5, 0)
+    row.algorithm.server_update(server, message, received, fa.regularizers.Zero())
     for now, then in ((inputs, before), (message, kept)):
         pairs = zip(trees.tensors(now), trees.tensors(then), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
@@ -506,13 +512,18 @@ TOGETHER: dict[str, list[Any]] = {
     ],
     "solver": [fa.SGD(0.1, batch_size=4, momentum=0.3), fa.DPSGD(0.1, 1.0, 0.8, batch_size=4)],
     "stop": [fa.Epochs(1), fa.UniformEpochs(3), fa.Steps(4)],
-    "upload": [
+    "pipeline": [
         *([], [fa.Clip(0.05)], [fa.AdaptiveClip(0.05), fa.TopK(2)]),
         *([fa.RandomK(0.5), fa.Quantise(4)], [fa.AdaptiveClip(0.1), fa.BFloat16()], NOISE),
     ],
     "output": [
-        *(fa.LastIterate(), fa.Averaged(), fa.ParticipantsMean(), fa.RandomIterate()),
-        fa.TwoOutputs("averaged", "last-iterate"),
+        *(
+            fa.outputs.LastIterate(),
+            fa.outputs.Averaged(),
+            fa.outputs.ParticipantsMean(),
+            fa.outputs.RandomIterate(),
+        ),
+        fa.outputs.TwoOutputs("averaged", "last-iterate"),
     ],
     "evaluate": [
         fa.Evaluation(),
@@ -525,7 +536,7 @@ TOGETHER: dict[str, list[Any]] = {
         {"target": fa.Target("loss", 0.68, at_least=False)},
         {"target": fa.Target("primal_residual", 0.0, end_run=False), "patience": 2},
     ],
-    "engine": ["sequential", "vectorised", fa.VirtualTime(buffer=2, dropout=0.1)],
+    "engine": ["sequential", "vectorised", fa.engines.VirtualTime(buffer=2, dropout=0.1)],
     "kind": ["memory", "disk"],
     "every": [0, 1, 2],
     "after": [1, 2, 3],
@@ -555,11 +566,11 @@ CASES = cases(40)
 def drawn(case: Case) -> dict[str, Any]:
     """The options; noise, and methods that no late reply may reach, ask something of others."""
     chosen: dict[str, Any] = {key: TOGETHER[key][place] for key, place in case.items()}
-    if chosen["upload"] is NOISE:
+    if chosen["pipeline"] is NOISE:
         chosen |= {"sampler": fa.BernoulliSampling(0.4), "engine": "sequential"}
         chosen["solver"] = TOGETHER["solver"][0]
     if (
-        isinstance(chosen["engine"], fa.VirtualTime)
+        isinstance(chosen["engine"], fa.engines.VirtualTime)
         and not chosen["algorithm"].requirements.stale_updates
     ):
         chosen["engine"] = replace(chosen["engine"], mode="sync")

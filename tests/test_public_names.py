@@ -95,7 +95,7 @@ NAMES = [
     "Geometric",
     "FedADMMError",
     "ParameterError",
-    "PairingError",
+    "CompatibilityError",
     "DataError",
     "ConfigError",
     "StateError",

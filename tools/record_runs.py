@@ -61,16 +61,18 @@ def methods() -> dict[str, Any]:
         "fedadmm-seen": fa.FedADMM(rho=0.5, members="seen"),
         "fedadmm-step": fa.FedADMM(rho=0.5, step=0.4),
         "fedadmm-gradient": fa.FedADMM(rho=0.5, dual="gradient"),
-        "fedadmm-printed": fa.FedADMMPrinted(rho=fa.Piecewise({0: 0.5, 2: 0.7})),
-        "fedadmm-released": fa.FedADMMReleased(rho=0.5),
-        "fedadmm-wang": fa.FedADMMWangReleased(rho=0.5),
+        "fedadmm-printed": fa.algorithms.FedADMMPrinted(
+            rho=fa.schedules.Piecewise({0: 0.5, 2: 0.7})
+        ),
+        "fedadmm-released": fa.algorithms.FedADMMReleased(rho=0.5),
+        "fedadmm-wang": fa.algorithms.FedADMMWangReleased(rho=0.5),
         "aligned-admm": fa.AlignedADMM(rho=0.5),
         "aligned-default": fa.AlignedADMM(),
         "a-fedpd": fa.AFedPD(rho=0.5),
         "fedadmm-in": fa.FedADMMIn(beta=0.5),
-        "fedadmm-in-released": fa.FedADMMInReleased(beta=0.5),
+        "fedadmm-in-released": fa.algorithms.FedADMMInReleased(beta=0.5),
         "fedadmm-insa": fa.FedADMMInSa(beta=0.5, mu=1.5),
-        "fedadmm-insa-released": fa.FedADMMInSaReleased(beta=0.5, mu=1.5),
+        "fedadmm-insa-released": fa.algorithms.FedADMMInSaReleased(beta=0.5, mu=1.5),
         "feddr": fa.FedDR(eta=0.6, alpha=1.2, init="prox"),
         "feddr-start": fa.FedDR(eta=0.6),
         "feddr-ii": fa.FedDRII(eta=0.6),
@@ -170,14 +172,14 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
         "adaptive-clip-noise": [fa.AdaptiveClip(norm=0.1), noise],
     }
     for name, upload in stages.items():
-        yield f"update/{name}", {"upload": upload, "sampler": fa.BernoulliSampling(0.7)}
-    yield "aggregate/median", {"aggregate": fa.Median()}
-    yield "aggregate/trimmed", {"aggregate": fa.TrimmedMean(0.25)}
-    yield "aggregate/masked", {"aggregate": fa.MaskedSum(bound=50.0, minimum=3)}
+        yield f"update/{name}", {"pipeline": upload, "sampler": fa.BernoulliSampling(0.7)}
+    yield "aggregate/median", {"aggregator": fa.Median()}
+    yield "aggregate/trimmed", {"aggregator": fa.TrimmedMean(0.25)}
+    yield "aggregate/masked", {"aggregator": fa.MaskedSum(bound=50.0, minimum=3)}
     for name, output in {
-        "averaged": fa.Averaged(),
-        "participants": fa.ParticipantsMean(),
-        "random": fa.RandomIterate(),
+        "averaged": fa.outputs.Averaged(),
+        "participants": fa.outputs.ParticipantsMean(),
+        "random": fa.outputs.RandomIterate(),
     }.items():
         yield f"output/{name}", {"output": output}
     for name, sampler in {
@@ -191,7 +193,7 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, stop in {
         "steps": fa.Steps(3),
         "epochs": fa.Epochs(2),
-        "relative": fa.RelativeAccuracy(0.5, max_epochs=5),
+        "relative": fa.stopping.RelativeAccuracy(0.5, max_epochs=5),
     }.items():
         yield f"stop/{name}", {"stop": stop}
     for name, solver in {
@@ -223,7 +225,7 @@ def execute(method: Any, make: Any, options: dict[str, Any]) -> dict[str, str]:
         problem = make()
         try:
             return _digests(method, problem, settings, resumed)
-        except fa.PairingError:
+        except fa.errors.CompatibilityError:
             if "sampler" in options:
                 raise
             return _digests(method, problem, settings | {"sampler": None}, resumed)

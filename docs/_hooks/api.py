@@ -15,7 +15,7 @@ import fedadmm.flower
 from fedadmm.core.parts import FAMILIES
 
 ROLES = (
-    ("fedadmm.core.protocols", ("Algorithm", "LocalProblem", "LocalResult", "Received", "Needs")),
+    ("fedadmm.core.contracts", ("Algorithm", "LocalProblem", "LocalResult", "Received", "Needs")),
     ("fedadmm.core.outputs", ("Output", "Iterate")),
     ("fedadmm.study.report", ("write_report",)),
 )

@@ -9,7 +9,7 @@ from settings import fields_of
 from sources import docstring, one_line
 
 from fedadmm.algorithms import REGISTRY
-from fedadmm.core.protocols import AnyAlgorithm
+from fedadmm.core.contracts import AnyAlgorithm
 
 
 def pages() -> dict[str, str]:

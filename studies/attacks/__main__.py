@@ -21,7 +21,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core import trees
-from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, Partial, Upload
+from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, PartialSum, Upload
 from fedadmm.core.pipeline.postprocessors import joint_norm
 from fedadmm.data import problems
 from fedadmm.run.client import Job
@@ -34,16 +34,16 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 CLIP = [fa.AdaptiveClip(norm=1.0)]
 ROWS: dict[str, dict[str, Any]] = {
     "FedAvg": {"method": fa.FedAvg()},
-    "FedAvg, median clip": {"method": fa.FedAvg(), "upload": CLIP},
-    "FedAvg, trimmed mean 0.3": {"method": fa.FedAvg(), "aggregate": fa.TrimmedMean(0.3)},
-    "FedAvg, median": {"method": fa.FedAvg(), "aggregate": fa.Median()},
+    "FedAvg, median clip": {"method": fa.FedAvg(), "pipeline": CLIP},
+    "FedAvg, trimmed mean 0.3": {"method": fa.FedAvg(), "aggregator": fa.TrimmedMean(0.3)},
+    "FedAvg, median": {"method": fa.FedAvg(), "aggregator": fa.Median()},
     "aligned ADMM": {"method": fa.AlignedADMM(rho=fa.PerWork(0.25))},
-    "aligned ADMM, median clip": {"method": fa.AlignedADMM(rho=fa.PerWork(0.25)), "upload": CLIP},
+    "aligned ADMM, median clip": {"method": fa.AlignedADMM(rho=fa.PerWork(0.25)), "pipeline": CLIP},
     "FedADMM": {"method": fa.FedADMM(rho=fa.PerWork(0.25)), "start": "global"},
     "FedADMM, median clip": {
         "method": fa.FedADMM(rho=fa.PerWork(0.25)),
         "start": "global",
-        "upload": CLIP,
+        "pipeline": CLIP,
     },
 }
 ATTACKS = ("sign flip", "scaled by -10", "a little is enough", "label flip")
@@ -60,7 +60,7 @@ class Attacked(EngineChoice):
     name = "attacked"
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        return AttackedEngine(self, fa.Vectorised().start(job, store))
+        return AttackedEngine(self, fa.engines.Vectorised().start(job, store))
 
 
 class AttackedEngine(Engine):
@@ -72,7 +72,7 @@ class AttackedEngine(Engine):
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         replies = []
         for reply in self._inner.run_clients(ids, download, round_index):
-            assert not isinstance(reply, Partial)
+            assert not isinstance(reply, PartialSum)
             client, upload, info = reply
             replies.append((client, trees.clone(upload), info))
         honest = [upload for client, upload, _ in replies if client not in self._choice.liars]

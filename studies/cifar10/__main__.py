@@ -84,7 +84,7 @@ def run(
         "solver": fa.SGD(lr=lr, batch_size=BATCH),
         "stop": fa.Steps(STEPS),
         "sampler": fa.UniformSampling(setting.participants),
-        "engine": fa.Sequential(),
+        "engine": fa.engines.Sequential(),
         "threads": 1,
         "seed": seed,
         **changes,
@@ -107,7 +107,9 @@ def choose(setting: Setting, method: str) -> dict[str, Any]:
                 values["lr"],
                 seed,
                 rounds=setting.search_rounds,
-                output=fa.TwoOutputs(LAST, MEAN) if method in TWO_OUTPUTS else fa.LastIterate(),
+                output=fa.outputs.TwoOutputs(LAST, MEAN)
+                if method in TWO_OUTPUTS
+                else fa.outputs.LastIterate(),
                 evaluate=fa.Evaluation(every=setting.search_rounds, objective=False),
             )
             metrics = result.history[-1]["metrics"]

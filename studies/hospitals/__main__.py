@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import fedadmm as fa
-from fedadmm.core.protocols import LocalProblem
+from fedadmm.core.contracts import LocalProblem
 from fedadmm.data.loaders.heart import HOSPITALS, heart
 from fedadmm.data.problems import from_data
 from fedadmm.study.search import search
@@ -69,7 +69,7 @@ METHODS: dict[str, tuple[bool, Callable[[fa.Problem, float], Models]]] = {
     "Ditto": (True, lambda problem, weight: federated(problem, fa.Ditto(weight))),
     "local intercept": (
         False,
-        lambda problem, weight: federated(problem, fa.OwnLayers(["1.bias"])),
+        lambda problem, weight: federated(problem, fa.PersonalLayers(["1.bias"])),
     ),
 }
 """Whether there is a weight to search, and what trains one model per hospital."""

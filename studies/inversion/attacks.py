@@ -56,13 +56,13 @@ def expose(objective: Any) -> Exposed:
     """Return what there is to attack of a client.
 
     Raises:
-        PairingError: the model has no linear layer.
+        CompatibilityError: the model has no linear layer.
     """
     samples = objective.prepared(objective.inputs)
     flat = FlatModule(copy.deepcopy(objective.flat.module).train())
     order = _linear_layers(flat, samples[:1])
     if not order:
-        raise fa.PairingError(
+        raise fa.errors.CompatibilityError(
             f"model: got {type(flat.module).__name__}, expected one with a linear layer."
         )
     first = samples[:1].flatten(1)

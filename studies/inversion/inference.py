@@ -21,8 +21,8 @@ from torch import Tensor
 
 import fedadmm as fa
 from fedadmm.core import trees
+from fedadmm.core.contracts import AnyAlgorithm, LocalProblem, LocalResult, Needs
 from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, Upload
-from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Needs
 from fedadmm.run.client import Job
 from fedadmm.run.engines import EngineChoice
 
@@ -70,7 +70,7 @@ class Recorded(EngineChoice):
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
         self.transcript.job = job
-        return _RecordingEngine(fa.Sequential().start(job, store), self.transcript)
+        return _RecordingEngine(fa.engines.Sequential().start(job, store), self.transcript)
 
 
 class _RecordingEngine(Engine):
@@ -83,7 +83,7 @@ class _RecordingEngine(Engine):
         for reply in self._inner.run_clients(ids, download, round_index):
             client, upload, info = reply  # type: ignore[misc]
             if client == 0:
-                broadcast, message = trees.clone((download.cast, upload.message))
+                broadcast, message = trees.clone((download.broadcast, upload.message))
                 self._transcript.rounds.append(Observed(broadcast, message, info.solve.steps))
             yield client, upload, info
 
@@ -106,7 +106,7 @@ def observe(
         solver=solver,
         stop=fa.Steps(steps),
         start="global",
-        upload=list(upload),
+        pipeline=list(upload),
         engine=Recorded(transcript),
         evaluate=False,
         seed=seed,
@@ -137,7 +137,7 @@ def invert_message(
     Every unknown vector is read off a field of the message that depends on it and on no other.
 
     Raises:
-        PairingError: no field of the message determines one of the vectors.
+        CompatibilityError: no field of the message determines one of the vectors.
     """
     unknown = {"params": needs.local_solve, "start_gradient": needs.start_gradient}
     names = [
@@ -163,7 +163,7 @@ def invert_message(
                 found[name] = (arrived[key] - offsets[key]) / slope
                 break
         else:
-            raise fa.PairingError(
+            raise fa.errors.CompatibilityError(
                 f"algorithm: got {type(algorithm).__name__}, expected a method whose messages are "
                 f"affine in {name}."
             )

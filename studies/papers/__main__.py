@@ -226,7 +226,7 @@ def shards() -> str:
 
 def ladder() -> str:
     """Rounds to 97 % and local epochs of a participant, one change at a time."""
-    changes = {"momentum": "+ momentum 0.5", "upload": "+ upload × 2", "epochs": "+ drawn epochs"}
+    changes = {"momentum": "+ momentum 0.5", "pipeline": "+ upload × 2", "epochs": "+ drawn epochs"}
     rows = {"fedavg": "FedAvg", **{f"ladder-{rung}": title for rung, title in changes.items()}}
     lines = ["| released network, IID | rounds to 97 %, by seed | local epochs of a participant |"]
     lines.append("|---" * 3 + "|")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.cli import app
-from fedadmm.core.tables import from_table
+from fedadmm.core.config_tree import from_config
 from fedadmm.study import config, formatting
 from fedadmm.study.rundir import create, write_json, write_text
 from studies.participation import text
@@ -37,7 +37,7 @@ def found_out(results: dict[str, Any]) -> dict[str, Any]:
             outcomes.append(Outcome(*where[setting], row, cell["title"], rounds, cell["rounds"]))
     search = results["search"] or {"tried": [], "chosen": {}}
     tried = search["tried"]
-    return findings(from_table(Verdict, study["verdict"], "verdict"), outcomes) | {
+    return findings(from_config(Verdict, study["verdict"], "verdict"), outcomes) | {
         "transfers": [one._asdict() for one in transfers(tried, search["chosen"])],
         "sensitivities": [one._asdict() for one in sensitivities(tried)],
     }

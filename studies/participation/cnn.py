@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedadmm
-from fedadmm.core.tables import from_table
+from fedadmm.core.config_tree import from_config
 from fedadmm.data.models import small_cnn
 from fedadmm.study.recipe import Recipe, study_of
 from fedadmm.study.study import Cell
@@ -121,7 +121,7 @@ def resnet8() -> nn.Module:
 def cells() -> dict[str, Cell]:
     """The cells of these rows and problems by their names, SETTING/ROW."""
     patterns = [f"{place}/{row}" for place in (SEARCHED_ON, *JUDGED_ON) for row in ROWS]
-    study = study_of(from_table(Recipe, recipe(STUDY)), "full", patterns, searching=False)
+    study = study_of(from_config(Recipe, recipe(STUDY)), "full", patterns, searching=False)
     return {cell.name: cell for cell in study.cells}
 
 

@@ -106,7 +106,7 @@ def run(
         output=OUTPUTS[values["output"]](),
         evaluate=fa.Evaluation(objective=False),
         target=fa.Target("test_accuracy", setting.target),
-        engine=fa.Vectorised(),
+        engine=fa.engines.Vectorised(),
         threads=1,
         seed=seed,
     ).history

@@ -16,8 +16,8 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core import trees
+from fedadmm.core.contracts import Cohort, Round
 from fedadmm.core.messages import Missed
-from fedadmm.core.protocols import Received, Round
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.state import RoundReport
 from support import reference
@@ -100,13 +100,13 @@ def assert_close(found: Any, expected: Array) -> None:
 @pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0])
 def test_every_absent_dual_is_moved(sigma, sampler, members, kind):
     given = federation(91, weights=WEIGHTS, regularizer=PROX[kind][0])
-    rho = fa.Piecewise({0: 1.2, 9: 2.0})
+    rho = fa.schedules.Piecewise({0: 1.2, 9: 2.0})
     method = fa.AlignedADMM(rho, members=members, sigma=sigma)
     drawn = cohorts(SAMPLERS[sampler], 4, given.clients)
     thetas, means = aligned(given, drawn, sigma, rho, PROX[kind][1], members)
     options = {"sampler": SAMPLERS[sampler], "seed": 4}
     assert_close(run(method, given, **options).trajectory, thetas)
-    handed_out = run(method, given, output=fa.ParticipantsMean(), **options)
+    handed_out = run(method, given, output=fa.outputs.ParticipantsMean(), **options)
     assert_close(handed_out.trajectory, means)
 
 
@@ -136,7 +136,7 @@ def test_with_sigma_one_the_server_extrapolates_the_last_two_means(sampler, weig
     options = {"sampler": SAMPLERS[sampler], "seed": 4}
     options |= {"solver": fa.GradientDescent(lr=0.05), "stop": fa.Steps(3)}
     thetas = stacked(run(method, given, **options).trajectory)
-    handed_out = run(method, given, output=fa.ParticipantsMean(), **options)
+    handed_out = run(method, given, output=fa.outputs.ParticipantsMean(), **options)
     means = np.array([given.start, *stacked(handed_out.trajectory)])
     some = [bool(cohort) for cohort in cohorts(SAMPLERS[sampler], 4, given.clients)]
     later, earlier = means[1:][some], np.array([given.start, *means[1:][some][:-1]])
@@ -151,7 +151,7 @@ def test_a_fedpd_is_sigma_one(sampler):
     options = {"sampler": SAMPLERS[sampler], "seed": 4}
     for method in (fa.AFedPD(rho), fa.AlignedADMM(rho, sigma=1.0)):
         assert_close(run(method, given, **options).trajectory, thetas)
-        handed_out = run(method, given, output=fa.ParticipantsMean(), **options)
+        handed_out = run(method, given, output=fa.outputs.ParticipantsMean(), **options)
         assert_close(handed_out.trajectory, means)
 
 
@@ -213,7 +213,10 @@ def test_sigma_zero_is_feddyn(sampler, members):
 @pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0, "auto"])
 def test_with_everybody_it_is_fedadmm_and_feddr(sigma, kind):
     given = federation(94, weights=WEIGHTS, regularizer=PROX[kind][0])
-    for options in ({"rho": fa.Piecewise({0: 1.2, 9: 2.0})}, {"rho": 1.3, "members": "seen"}):
+    for options in (
+        {"rho": fa.schedules.Piecewise({0: 1.2, 9: 2.0})},
+        {"rho": 1.3, "members": "seen"},
+    ):
         moved = run(fa.AlignedADMM(**options, sigma=sigma), given).trajectory
         assert_same(run(fa.FedADMM(**options), given).trajectory, moved)
     assert_same(
@@ -369,7 +372,7 @@ def test_a_method_with_virtual_steps_cannot_tolerate_late_replies():
         def requirements(self):
             return super().requirements._replace(stale_updates=True)
 
-    with pytest.raises(fa.ParameterError, match=naming("Careless stale_updates True False")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("Careless stale_updates True False")):
         run(Careless(1.0), federation(5))
 
 
@@ -381,7 +384,7 @@ REJECTED = [
 
 @pytest.mark.parametrize(("made", "names"), REJECTED)
 def test_an_invalid_sigma_is_rejected(made, names):
-    with pytest.raises(fa.ParameterError, match=naming(names)):
+    with pytest.raises(fa.errors.ParameterError, match=naming(names)):
         made()
 
 
@@ -406,7 +409,9 @@ def test_aligned_duals_are_momentum_that_forgets_by_the_penalty_times_the_work(r
         result, _ = fa.GradientDescent(lr).solve(line, local, fa.Steps(steps), 0)
         message = method.client_update(cast, client, result)[1]
         total = trees.scaled(message, 1 / n)
-        after.append(method.server_update(server, total, Received(1, 1 / n, n, 0), fa.Zero()))
+        after.append(
+            method.server_update(server, total, Cohort(1, 1 / n, n, 0), fa.regularizers.Zero())
+        )
     h = np.mean([one.h.numpy() for one in after], axis=0)
     wanted = q * duals.mean(0) - (1 - q) * slopes.mean(0)
     np.testing.assert_allclose(h, wanted, rtol=0, atol=1e-12)

@@ -29,8 +29,8 @@ WORK: dict[str, Any] = {"solver": fa.GradientDescent(LR), "stop": fa.Steps(STEPS
 ONE: dict[str, Any] = {"solver": fa.GradientDescent(LR), "stop": fa.Steps(1)}
 PROXES = {
     "l1": (fa.L1(LAM), lambda v, t: reference.soft_threshold(v, LAM * t)),
-    "box": (fa.Box(-0.4, 0.5), lambda v, t: np.clip(v, -0.4, 0.5) if t else v),
-    "group": (fa.GroupLasso(LAM, (2, 2)), lambda v, t: _groups(v, LAM * t)),
+    "box": (fa.regularizers.Box(-0.4, 0.5), lambda v, t: np.clip(v, -0.4, 0.5) if t else v),
+    "group": (fa.regularizers.GroupLasso(LAM, (2, 2)), lambda v, t: _groups(v, LAM * t)),
 }
 
 
@@ -159,6 +159,7 @@ def test_the_drift_of_feddualavg_vanishes_with_the_rate():
 def test_a_rule_that_measures_gradients_is_refused(method):
     given = federation(125, regularizer=fa.L1(0.1))
     with pytest.raises(
-        fa.PairingError, match=naming(f"algorithm {type(method).__name__} GradientTolerance")
+        fa.errors.CompatibilityError,
+        match=naming(f"algorithm {type(method).__name__} GradientTolerance"),
     ):
-        run(method, given, 1, solver=fa.SGD(0.1), stop=fa.GradientTolerance(1e-3))
+        run(method, given, 1, solver=fa.SGD(0.1), stop=fa.stopping.GradientTolerance(1e-3))

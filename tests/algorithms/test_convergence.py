@@ -25,7 +25,7 @@ METHODS = {
     "FedADMM seen": (fa.FedADMM(1.5, members="seen"), SOME, EXACT | {"start": "current"}),
     "FedADMM-In": (fa.FedADMMIn(1.5), SOME, EXACT),
     "FedADMM-In inexact": (fa.FedADMMIn(1.5), SOME, {"solver": fa.GradientDescent(0.2)}),
-    "FedADMM-In with memory": (fa.FedADMMInReleased(1.5), SOME, EXACT),
+    "FedADMM-In with memory": (fa.algorithms.FedADMMInReleased(1.5), SOME, EXACT),
     "FedADMM-InSa": (fa.FedADMMInSa(1.5), SOME, EXACT),
     "FedDR": (fa.FedDR(0.7, 1.5), SOME, EXACT),
     "FedDR prox": (fa.FedDR(0.7, init="prox"), SOME, EXACT),
@@ -65,7 +65,7 @@ def test_it_reaches_the_optimum_under_heterogeneity(method):
 @pytest.mark.parametrize("method", COMPOSITE)
 @pytest.mark.parametrize("kind", ["l1", "box"])
 def test_it_reaches_the_optimum_with_a_regularizer(method, kind):
-    regularizer = fa.L1(0.4) if kind == "l1" else fa.Box(-0.1, 0.3)
+    regularizer = fa.L1(0.4) if kind == "l1" else fa.regularizers.Box(-0.1, 0.3)
     given = federation(92, weights=WEIGHTS, regularizer=regularizer)
     if kind == "l1":
         optimum = reference.composite_optimum(
@@ -118,7 +118,7 @@ def test_a_server_vector_that_is_not_the_mean_ends_beside_the_optimum():
     y_i = -grad f_i the mean gradient at theta is rho * offset instead of zero.
     """
     given, rho = federation(94), 1.5
-    method = fa.FedADMM(rho, step=fa.Geometric(1.0, 0.7, 2 / 5))
+    method = fa.FedADMM(rho, step=fa.schedules.Geometric(1.0, 0.7, 2 / 5))
     last = snapshots(method, given, rounds=200, sampler=fa.UniformSampling(2))[-1]
     mean = weighted_mean(given.a, [client.w + client.y / rho for client in last.clients])
     offset = last.server.mean.numpy() - mean

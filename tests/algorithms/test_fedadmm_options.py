@@ -53,8 +53,8 @@ SOLVES = {
 
 METHODS = {
     "exact": fa.FedADMM,
-    "printed": fa.FedADMMPrinted,
-    "released": fa.FedADMMReleased,
+    "printed": fa.algorithms.FedADMMPrinted,
+    "released": fa.algorithms.FedADMMReleased,
 }
 
 
@@ -133,7 +133,7 @@ def test_the_server_minimises_the_augmented_lagrangian_although_rho_changes(samp
 def test_a_change_of_rho_leaves_the_optimum_alone(before):
     """2 of 10 clients a round: theta is at the optimum when rho grows tenfold, and stays there."""
     given = federation(37, clients=10)
-    schedule = fa.Piecewise({0: before, 900: 10 * before})
+    schedule = fa.schedules.Piecewise({0: before, 900: 10 * before})
     sampler = fa.UniformSampling(2)
     result = run(fa.FedADMM(schedule), given, rounds=1200, sampler=sampler)
     away = np.linalg.norm(stacked(result.trajectory) - given.optimum, axis=1)
@@ -145,7 +145,7 @@ def test_a_change_of_rho_leaves_the_optimum_alone(before):
 def test_a_geometric_step_falls_to_the_participation_and_not_below(factor, initial):
     given = federation(34)
     sampler = fa.UniformSampling(2)
-    schedule = fa.Geometric(initial, factor, 2 / 5)
+    schedule = fa.schedules.Geometric(initial, factor, 2 / 5)
     result = run(fa.FedADMM(RHO, step=schedule), given, sampler=sampler)
 
     def step(t: int) -> float:
@@ -158,12 +158,12 @@ def test_a_geometric_step_falls_to_the_participation_and_not_below(factor, initi
     assert_same(stacked(result.trajectory) / scale, expected / scale)
 
 
-@pytest.mark.parametrize("rho", [RHO, fa.Piecewise({0: RHO, 1: 0.3})])
+@pytest.mark.parametrize("rho", [RHO, fa.schedules.Piecewise({0: RHO, 1: 0.3})])
 def test_the_released_increment_is_twice_the_move(rho):
     given = federation(36)
     cohort = [1, 3]
     sampler = fa.TraceSampling([[0, 2, 4], cohort])
-    method = fa.FedADMMReleased(rho)
+    method = fa.algorithms.FedADMMReleased(rho)
     first, second = snapshots(method, given, rounds=2, sampler=sampler)
     moves = sum(second.clients[i].w - first.theta for i in cohort) / given.clients
     assert_same([second.server.mean - first.server.mean], [2 * moves])
@@ -171,7 +171,7 @@ def test_the_released_increment_is_twice_the_move(rho):
 
 PULLS = {
     "numeric": (fa.FedADMM, lambda share, step: RHO * (1 - share / step)),
-    "released": (fa.FedADMMReleased, lambda share, step: -RHO / 2 * share / step),
+    "released": (fa.algorithms.FedADMMReleased, lambda share, step: -RHO / 2 * share / step),
 }
 
 
@@ -201,8 +201,8 @@ def test_steps_and_penalties_count_the_same_rounds_empty_ones_included():
     """Both change in round 10 of the run, whoever takes part."""
     given = federation(38)
     sampler = fa.BernoulliSampling(0.2)
-    change = fa.Piecewise({0: 0.7, 10: 1.4})
-    method = fa.FedADMMPrinted(change, step=fa.Piecewise({0: 0.2, 10: 0.6}))
+    change = fa.schedules.Piecewise({0: 0.7, 10: 1.4})
+    method = fa.algorithms.FedADMMPrinted(change, step=fa.schedules.Piecewise({0: 0.2, 10: 0.6}))
     result = run(method, given, sampler=sampler, seed=3)
     assert any(not record["cohort"]["clients"] for record in result.history[:10])
     expected = direct(

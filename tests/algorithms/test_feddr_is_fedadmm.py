@@ -21,7 +21,11 @@ from support.federations import (
     stacked,
 )
 
-REGULARIZERS = {"none": fa.Zero(), "l1": fa.L1(0.3), "box": fa.Box(-0.2, 0.4)}
+REGULARIZERS = {
+    "none": fa.regularizers.Zero(),
+    "l1": fa.L1(0.3),
+    "box": fa.regularizers.Box(-0.2, 0.4),
+}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

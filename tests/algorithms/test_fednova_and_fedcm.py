@@ -103,7 +103,10 @@ def test_a_client_that_makes_no_step_counts_as_one_that_stays():
     """At its own optimum a client's rule is met before the first step."""
     quadratic = fa.Quadratic(torch.eye(2).double(), torch.zeros(2).double())
     other = fa.Quadratic(torch.eye(2).double(), torch.ones(2).double())
-    options = {"solver": fa.GradientDescent(0.5), "stop": fa.GradientTolerance(1e-9, max_epochs=2)}
+    options = {
+        "solver": fa.GradientDescent(0.5),
+        "stop": fa.stopping.GradientTolerance(1e-9, max_epochs=2),
+    }
     start = torch.zeros(2, dtype=torch.float64)
     for method in (fa.FedNova(), fa.FedCM(0.5)):
         result = fa.simulate(
@@ -172,5 +175,7 @@ def test_fedcm_without_momentum_is_fedavg():
 @pytest.mark.parametrize("method", [fa.FedNova(), fa.FedCM(), fa.FedMid(), fa.Scaffnew()])
 def test_solvers_without_plain_steps_are_refused(method, solver):
     kind = type(solver).__name__
-    with pytest.raises(fa.PairingError, match=naming(f"solver {kind} {type(method).__name__}")):
+    with pytest.raises(
+        fa.errors.CompatibilityError, match=naming(f"solver {kind} {type(method).__name__}")
+    ):
         run(method, federation(107), 1, solver=solver)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedadmm as fa
 from fedadmm.algorithms.fed_admm_state import Message
-from fedadmm.core.protocols import Round
+from fedadmm.core.contracts import Round
 from support.federations import SAMPLERS, WEIGHTS, assert_same, federation, run
 from support.models import small_federation
 

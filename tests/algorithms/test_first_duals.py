@@ -131,4 +131,4 @@ def test_a_numeric_step_is_refused():
     with pytest.raises(ParameterError, match=naming("step 1.0 'tracking' dual")):
         fa.FedADMM(RHO, step=1.0, dual="gradient")
     with pytest.raises(ParameterError, match=naming("dual 'gradient' 'zero'")):
-        fa.FedADMMReleased(RHO, dual="gradient")
+        fa.algorithms.FedADMMReleased(RHO, dual="gradient")

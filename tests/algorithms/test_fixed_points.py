@@ -34,15 +34,15 @@ from fedadmm.algorithms import (
 from fedadmm.algorithms.fed_async import AsTheyArrive
 from fedadmm.algorithms.fed_avg import LocalSteps
 from fedadmm.core.capabilities import LocalModels
+from fedadmm.core.contracts import Start, Theta
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import STARTS, LocalWork
 from fedadmm.core.messages import ClientRecord, first_missed
 from fedadmm.core.parts import FAMILIES
-from fedadmm.core.protocols import Start, Theta
 from fedadmm.core.schedules import Schedule
 from fedadmm.run.loop import run_round
 from fedadmm.run.record import Stopwatch
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.run.state import RunState
 from fedadmm.run.stores import MemoryStore
 from support import reference
@@ -95,7 +95,7 @@ def values(method: str, name: str, hint: Any) -> list[Any]:
         return [value for part in get_args(hint) for value in values(method, name, part)]
     if hint is Schedule:
         first = NUMBERS[name][0]
-        return [fa.Piecewise({0: first, CHANGE: 2.5 * first})]
+        return [fa.schedules.Piecewise({0: first, CHANGE: 2.5 * first})]
     return list(OWN_NUMBERS.get((method, name)) or NUMBERS[name])
 
 
@@ -127,7 +127,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 
 CASES = dict(cases())
-SOFT, BOX = fa.L1(0.4), fa.Box(-0.5, 0.6)
+SOFT, BOX = fa.L1(0.4), fa.regularizers.Box(-0.5, 0.6)
 PROXES = {
     "smooth": (None, lambda v, t: v),
     "l1": (SOFT, lambda v, t: reference.soft_threshold(v, 0.4 * t)),
@@ -310,7 +310,7 @@ def test_it_comes_back_to_the_optimum_or_says_why_not(title):
 SCHEMES = {
     "full": fa.FullParticipation(),
     "uniform": fa.UniformSampling(0.4),
-    "bernoulli": fa.BernoulliSampling([0.2, 0.5, fa.Geometric(1.0, 0.9, 0.3), 0.9, 0.4]),
+    "bernoulli": fa.BernoulliSampling([0.2, 0.5, fa.schedules.Geometric(1.0, 0.9, 0.3), 0.9, 0.4]),
     "weighted": fa.WeightedSampling((1.0, 2.0, 3.0, 2.0, 1.0), 2),
     "non-overlapping": fa.NonOverlappingSampling(3),
     "doubly-uniform": fa.DoublyUniformSampling(),
@@ -319,9 +319,9 @@ SCHEMES = {
 }
 """One of every registered scheme; each takes everybody again and again."""
 PROPER = {
-    "FedADMM": fa.FedADMM(fa.Piecewise({0: 1.0, CHANGE: 2.0})),
+    "FedADMM": fa.FedADMM(fa.schedules.Piecewise({0: 1.0, CHANGE: 2.0})),
     "FedADMM seen": fa.FedADMM(1.3, members="seen"),
-    "FedADMM-InSa": fa.FedADMMInSaReleased(1.3, mu=1.2, beta_min=0.3, beta_max=4.0),
+    "FedADMM-InSa": fa.algorithms.FedADMMInSaReleased(1.3, mu=1.2, beta_min=0.3, beta_max=4.0),
     "FedDR": fa.FedDR(0.8, 1.5),
     "FedDyn seen": fa.FedDyn(0.8, members="seen"),
     "FedADMM aligned": fa.AlignedADMM(1.3, sigma=0.3),

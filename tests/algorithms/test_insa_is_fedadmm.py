@@ -13,7 +13,11 @@ from support.models import small_federation
 BETA = 1.4
 OFF = 1e300
 """A mu that no ratio of residuals exceeds."""
-REGULARIZERS = {"none": fa.Zero(), "l1": fa.L1(0.3), "box": fa.Box(-0.2, 0.4)}
+REGULARIZERS = {
+    "none": fa.regularizers.Zero(),
+    "l1": fa.L1(0.3),
+    "box": fa.regularizers.Box(-0.2, 0.4),
+}
 
 
 @pytest.mark.parametrize("sampler", ["full", "uniform", "bernoulli"])
@@ -64,7 +68,9 @@ def test_the_stopping_rule_that_belongs_to_the_method_is_the_default():
     given = federation(63)
     solver = fa.GradientDescent(0.15)
     default = run(fa.FedADMMIn(BETA), given, rounds=5, solver=solver)
-    explicit = run(fa.FedADMMIn(BETA), given, rounds=5, solver=solver, stop=fa.InSaCriterion())
+    explicit = run(
+        fa.FedADMMIn(BETA), given, rounds=5, solver=solver, stop=fa.stopping.InSaCriterion()
+    )
     one_epoch = run(fa.FedADMMIn(BETA), given, rounds=5, solver=solver, stop=fa.Epochs(1))
     assert torch.equal(default.params, explicit.params)
     assert not torch.equal(default.params, one_epoch.params)
@@ -122,7 +128,8 @@ def test_server_memory_is_a_weighted_mean_of_new_and_old():
     given = federation(66)
     delta = 0.25
     plain, remembering = (
-        snapshots(fa.FedADMMInReleased(BETA, memory=m), given, rounds=1)[0] for m in (0.0, delta)
+        snapshots(fa.algorithms.FedADMMInReleased(BETA, memory=m), given, rounds=1)[0]
+        for m in (0.0, delta)
     )
     assert_same([remembering.theta], [(plain.theta + delta * given.initial) / (1 + delta)])
 
@@ -171,7 +178,7 @@ def test_absent_clients_count_with_their_last_penalty_or_as_released_with_their_
     options = {"beta_min": 0.1, "beta_max": 20.0} | rule
     method = fa.FedADMMInSa(BETA, **options)
     if server_beta == "next":
-        method = fa.FedADMMInSaReleased(BETA, **options, memory=0.0)
+        method = fa.algorithms.FedADMMInSaReleased(BETA, **options, memory=0.0)
     assert len(set(beta)) > 1
     assert_same(run(method, given, sampler=scheme, seed=5).trajectory, expected)
 
@@ -179,5 +186,5 @@ def test_absent_clients_count_with_their_last_penalty_or_as_released_with_their_
 def test_with_everybody_the_two_readings_of_the_penalty_are_one():
     given = federation(65)
     solved = run(fa.FedADMMInSa(BETA, mu=1.2), given).trajectory
-    following = run(fa.FedADMMInSaReleased(BETA, mu=1.2, memory=0.0), given).trajectory
+    following = run(fa.algorithms.FedADMMInSaReleased(BETA, mu=1.2, memory=0.0), given).trajectory
     assert_same(solved, following)

@@ -17,7 +17,7 @@ from support.federations import (
     weighted_mean,
 )
 
-REGULARIZERS = {"none": fa.Zero(), "l1": fa.L1(0.3)}
+REGULARIZERS = {"none": fa.regularizers.Zero(), "l1": fa.L1(0.3)}
 EXACT_DUALS = {
     "FedADMM": fa.FedADMM(1.2),
     "FedADMM-In": fa.FedADMMIn(1.2),

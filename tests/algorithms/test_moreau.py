@@ -106,17 +106,17 @@ def conjugate_linf(lam):
 
 
 ROWS = {
-    "Zero": (fa.Zero(), conjugate_zero),
+    "Zero": (fa.regularizers.Zero(), conjugate_zero),
     "L1": (fa.L1(0.7), conjugate_l1(0.7)),
-    "L2": (fa.L2(0.7), conjugate_l2(0.7)),
-    "LInf": (fa.LInf(0.7), conjugate_linf(0.7)),
-    "SquaredL2": (fa.SquaredL2(0.7), conjugate_squared(0.7)),
-    "ElasticNet": (fa.ElasticNet(0.4, 0.9), conjugate_elastic(0.4, 0.9)),
-    "GroupLasso": (fa.GroupLasso(0.6, SIZES), conjugate_groups(0.6)),
-    "Box": (fa.Box(-0.5, 1.25), conjugate_box(-0.5, 1.25)),
-    "Box away from zero": (fa.Box(0.5, 1.25), conjugate_box(0.5, 1.25)),
-    "NonNegative": (fa.NonNegative(), conjugate_orthant),
-    "L2Ball": (fa.L2Ball(1.1), conjugate_ball(1.1)),
+    "L2": (fa.regularizers.L2(0.7), conjugate_l2(0.7)),
+    "LInf": (fa.regularizers.LInf(0.7), conjugate_linf(0.7)),
+    "SquaredL2": (fa.regularizers.SquaredL2(0.7), conjugate_squared(0.7)),
+    "ElasticNet": (fa.regularizers.ElasticNet(0.4, 0.9), conjugate_elastic(0.4, 0.9)),
+    "GroupLasso": (fa.regularizers.GroupLasso(0.6, SIZES), conjugate_groups(0.6)),
+    "Box": (fa.regularizers.Box(-0.5, 1.25), conjugate_box(-0.5, 1.25)),
+    "Box away from zero": (fa.regularizers.Box(0.5, 1.25), conjugate_box(0.5, 1.25)),
+    "NonNegative": (fa.regularizers.NonNegative(), conjugate_orthant),
+    "L2Ball": (fa.regularizers.L2Ball(1.1), conjugate_ball(1.1)),
 }
 
 

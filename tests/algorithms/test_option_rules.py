@@ -9,7 +9,7 @@ from support.rejections import Cases, assert_rejected
 
 RULES: Cases = {
     "FedADMM with a schedule and a step": (
-        lambda: fa.FedADMM(fa.Geometric(1.0), step=0.5),
+        lambda: fa.FedADMM(fa.schedules.Geometric(1.0), step=0.5),
         "FedADMM step 0.5 'tracking'",
     ),
     "FedADMM over the clients seen with a step": (
@@ -33,4 +33,4 @@ RULES: Cases = {
 
 @pytest.mark.parametrize("case", RULES)
 def test_options_that_exclude_each_other_are_rejected(case: str) -> None:
-    assert_rejected(fa.ParameterError, RULES[case])
+    assert_rejected(fa.errors.ParameterError, RULES[case])

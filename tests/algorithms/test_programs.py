@@ -38,7 +38,7 @@ def ours(method: Any, work: Work = PLAIN, **options: Any) -> list[torch.Tensor]:
     ).trajectory
 
 
-RELEASED = fa.FedADMMReleased(0.4, step=fa.Piecewise({0: 1.0, 12: 0.5}))
+RELEASED = fa.algorithms.FedADMMReleased(0.4, step=fa.schedules.Piecewise({0: 1.0, 12: 0.5}))
 EQUAL = np.full(4, 0.25)
 
 
@@ -64,7 +64,7 @@ def test_fl_benchs_fedadmm():
 def test_wangs_program():
     eta = 0.8
     theirs = programs.wang(GIVEN.gradient, GIVEN.start, COHORTS, 4, eta, PLAIN)
-    assert_same(ours(fa.FedADMMWangReleased(1 / eta), start="current"), theirs)
+    assert_same(ours(fa.algorithms.FedADMMWangReleased(1 / eta), start="current"), theirs)
     assert np.abs(theirs - stacked(ours(fa.FedADMM(1 / eta), start="current"))).max() > 1e-2
 
 
@@ -127,8 +127,8 @@ def test_insas_program():
     theirs, betas, epochs = programs.insa(
         GIVEN.gradient, GIVEN.start, COHORTS, 4, 0.3, 0.3, **rule, delta=0.01, c=0.01, epochs=8
     )
-    method = fa.FedADMMInSaReleased(0.3, memory=0.01, **rule)
-    stop = fa.InSaCriterion(reference="global", c=0.01, max_epochs=8)
+    method = fa.algorithms.FedADMMInSaReleased(0.3, memory=0.01, **rule)
+    stop = fa.stopping.InSaCriterion(reference="global", c=0.01, max_epochs=8)
     assert_same(ours(method, stop=stop, start="global"), theirs)
     assert len(set(betas)) > 1
     assert len(set(epochs)) > 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core.protocols import Round
+from fedadmm.core.contracts import Round
 from support.federations import ROUNDS, WEIGHTS, Federation, assert_same, federation, run, snapshots
 from support.rejections import naming
 
@@ -115,11 +115,13 @@ def test_rounds_grow_like_the_root_of_the_condition_number():
 
 
 def test_a_rule_that_ends_solves_by_itself_is_refused():
-    with pytest.raises(fa.PairingError, match=naming("algorithm Scaffnew GradientTolerance")):
+    with pytest.raises(
+        fa.errors.CompatibilityError, match=naming("algorithm Scaffnew GradientTolerance")
+    ):
         run(
             fa.Scaffnew(),
             federation(114),
             1,
             solver=fa.GradientDescent(0.1),
-            stop=fa.GradientTolerance(1e-3),
+            stop=fa.stopping.GradientTolerance(1e-3),
         )

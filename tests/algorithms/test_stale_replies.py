@@ -33,8 +33,8 @@ OWN_NUMBERS = {
 """Of the size of the curvature, which is .5 to 3."""
 FURTHER: dict[str, list[dict[str, Any]]] = {
     "fedadmm": [
-        *({"step": 1.0}, {"step": fa.Piecewise({0: 1.0, 9: 0.9})}),
-        *({"rho": fa.Piecewise({0: 1.0, 90: 3.0})}, {"rho": 0.3}),
+        *({"step": 1.0}, {"step": fa.schedules.Piecewise({0: 1.0, 9: 0.9})}),
+        *({"rho": fa.schedules.Piecewise({0: 1.0, 90: 3.0})}, {"rho": 0.3}),
     ],
     "aligned-admm": [{"sigma": 1.0}, {"sigma": 0.0}],
     "feddr": [{"alpha": 1.8}],
@@ -61,7 +61,7 @@ def variants() -> Iterator[tuple[str, Any]]:
         for options in others + FURTHER.get(name, []):
             try:
                 method = kind(**usual | options)
-            except fa.ParameterError:
+            except fa.errors.ParameterError:
                 continue
             if not options or method != kind(**usual):
                 yield " ".join([name, *(f"{key}={one}" for key, one in options.items())]), method
@@ -109,7 +109,7 @@ INSTEAD = "FedADMM step='tracking' FedDR FedAsync FedBuff AsyncFedDR"
 @pytest.mark.parametrize("name", INTOLERANT)
 @pytest.mark.parametrize("engine", [VirtualTime(), GivenDelays(4)], ids=["clock", "given delays"])
 def test_stale_updates_are_rejected_with_the_methods_that_tolerate_them(name, engine):
-    with pytest.raises(fa.PairingError, match=naming(f"engine {name} {INSTEAD}")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming(f"engine {name} {INSTEAD}")):
         run(INTOLERANT[name], GIVEN, 3, engine=engine)
 
 

@@ -227,7 +227,7 @@ def test_an_internal_error_is_short_unless_debug(
     def broken(*ignored: object, **also: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("fedadmm.run.simulation.first_vector", broken)
+    monkeypatch.setattr("fedadmm.run.simulate.first_vector", broken)
     result = call("run", config, "--out", tmp_path / "a")
     assert result.exit_code == 1
     assert result.stderr == "fedadmm: internal error (RuntimeError: a bug); --debug shows where\n"

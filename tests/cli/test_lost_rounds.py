@@ -85,12 +85,12 @@ def test_wrong_targets_and_losses_are_sentences(what):
     targets, loss, sentence = WRONG[what]
     module = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
     objective = fa.ModelObjective(module, loss, ROWS, targets)
-    with pytest.raises(fa.DataError) as caught:
+    with pytest.raises(fa.errors.DataError) as caught:
         objective.check()
     assert sentence in str(caught.value)
 
 
 def test_a_stage_without_a_list_is_a_sentence():
     problem = fa.Problem([fa.Quadratic(torch.eye(2), torch.ones(2))])
-    with pytest.raises(fa.ParameterError, match="but must be a list"):
-        fa.simulate(fa.FedAvg(), problem, 1, upload=fa.Clip(1.0), solver=fa.ExactSolver())
+    with pytest.raises(fa.errors.ParameterError, match="but must be a list"):
+        fa.simulate(fa.FedAvg(), problem, 1, pipeline=fa.Clip(1.0), solver=fa.ExactSolver())

@@ -156,5 +156,7 @@ def test_a_sampler_that_is_none_is_told_what_to_become() -> None:
             return [round_index % clients]
 
     problem = fa.Problem([fa.Quadratic(torch.eye(2), torch.ones(2))])
-    with pytest.raises(fa.ParameterError, match="make Alternate a subclass of it that defines sam"):
+    with pytest.raises(
+        fa.errors.ParameterError, match="make Alternate a subclass of it that defines sam"
+    ):
         fa.simulate(fa.FedAvg(), problem, 1, sampler=Alternate())  # type: ignore[arg-type]

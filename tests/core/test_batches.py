@@ -122,7 +122,7 @@ def test_shuffling_is_a_function_of_seed_round_and_client():
     first = train(federation()).params
     torch.manual_seed(2)
     assert torch.equal(train(federation()).params, first)
-    assert torch.equal(train(federation(), fa.Workers(2)).params, first)
+    assert torch.equal(train(federation(), fa.engines.Workers(2)).params, first)
     assert not torch.equal(train(federation(), seed=1).params, first)
     assert not torch.equal(train(federation(shuffle=False)).params, first)
 
@@ -201,7 +201,7 @@ def test_scores_over_all_rows_are_sklearns_whatever_the_batches():
     def one_number(module, batch):
         return {"score": module(batch[0]).mean()}
 
-    with pytest.raises(fa.DataError, match=naming("BatchMetrics 'score'")):
+    with pytest.raises(fa.errors.DataError, match=naming("BatchMetrics 'score'")):
         fa.BatchMetrics(flat, one_number, batches, finish=finish)(flat.vector)
 
 
@@ -237,13 +237,13 @@ def test_what_cannot_be_batches_is_refused(batches, length, names):
         made = fa.BatchObjective(perceptron(), PAIRS, batches(), length)
         fa.Problem([made]).value(made.flat.vector.clone())
 
-    with pytest.raises(fa.DataError, match=naming(names)):
+    with pytest.raises(fa.errors.DataError, match=naming(names)):
         use()
 
 
 def test_a_loss_that_is_no_number_is_refused():
     loss = fa.adapters.PairLoss(lambda outputs, targets: outputs)
-    with pytest.raises(fa.DataError, match=naming("loss (4, 3)")):
+    with pytest.raises(fa.errors.DataError, match=naming("loss (4, 3)")):
         fa.Problem([fa.BatchObjective(perceptron(), loss, pairs_of(4))])
 
 
@@ -296,16 +296,16 @@ def test_a_lightning_module_brings_loss_and_metrics():
 def test_what_a_lightning_module_cannot_be_asked_is_refused():
     module, batch = Stepping(), next(iter(pairs_of(4)))
     module.automatic_optimization = False
-    with pytest.raises(fa.DataError, match=naming("Stepping automatic_optimization=False")):
+    with pytest.raises(fa.errors.DataError, match=naming("Stepping automatic_optimization=False")):
         fa.adapters.lightning_loss(module, batch)
     module.automatic_optimization = True
     module.training_step = module.validation_step = lambda batch: None
-    with pytest.raises(fa.DataError, match=naming("training_step None")):
+    with pytest.raises(fa.errors.DataError, match=naming("training_step None")):
         fa.adapters.lightning_loss(module, batch)
-    with pytest.raises(fa.DataError, match=naming("validation_step Stepping")):
+    with pytest.raises(fa.errors.DataError, match=naming("validation_step Stepping")):
         fa.adapters.lightning_metrics(module, batch)
     module.validation_step = lambda batch: module.log("accuracy", object())
-    with pytest.raises(fa.DataError, match=naming("accuracy object")):
+    with pytest.raises(fa.errors.DataError, match=naming("accuracy object")):
         fa.adapters.lightning_metrics(module, batch)
 
 
@@ -316,5 +316,5 @@ def test_a_batch_without_labels_has_no_loss():
 
         loss = None
 
-    with pytest.raises(fa.DataError, match=naming("Model loss ids")):
+    with pytest.raises(fa.errors.DataError, match=naming("Model loss ids")):
         fa.adapters.hugging_face_loss(Model(), {"ids": torch.ones(2, 3)})

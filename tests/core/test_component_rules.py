@@ -57,7 +57,7 @@ RULES: Cases = {
     ),
     "an empty trace": (lambda: fa.TraceSampling([]), "TraceSampling rounds"),
     "a probability above one": (
-        lambda: simulate(sampler=fa.BernoulliSampling(fa.Geometric(0.8, 1.5))),
+        lambda: simulate(sampler=fa.BernoulliSampling(fa.schedules.Geometric(0.8, 1.5))),
         "BernoulliSampling probability round 1 1.2000000000000002",
     ),
     "learning rates of two of four clients": (
@@ -69,18 +69,21 @@ RULES: Cases = {
         "UniformEpochs epochs 5 4",
     ),
     "constants of three of four clients": (
-        lambda: simulate(stop=fa.InSaCriterion(c=[0.1] * 3)),
+        lambda: simulate(stop=fa.stopping.InSaCriterion(c=[0.1] * 3)),
         "InSaCriterion c 3 4",
     ),
     "groups of another number of parameters": (
-        lambda: simulate(regularizer=fa.GroupLasso(1.0, [2, 2])),
+        lambda: simulate(regularizer=fa.regularizers.GroupLasso(1.0, [2, 2])),
         "GroupLasso sizes 4 3",
     ),
-    "a box with crossed bounds": (lambda: fa.Box(1.0, 0.0), "Box high 0.0"),
-    "an operator that is none": (lambda: fa.PyProximal(3), "PyProximal operator 3"),
-    "a schedule without a first value": (lambda: fa.Piecewise({5: 1.0}), "Piecewise values [5]"),
+    "a box with crossed bounds": (lambda: fa.regularizers.Box(1.0, 0.0), "Box high 0.0"),
+    "an operator that is none": (lambda: fa.regularizers.PyProximal(3), "PyProximal operator 3"),
+    "a schedule without a first value": (
+        lambda: fa.schedules.Piecewise({5: 1.0}),
+        "Piecewise values [5]",
+    ),
     "a change before the first round": (
-        lambda: fa.Piecewise({0: 1.0, -5: 1.0}),
+        lambda: fa.schedules.Piecewise({0: 1.0, -5: 1.0}),
         "Piecewise values -5",
     ),
 }
@@ -88,4 +91,4 @@ RULES: Cases = {
 
 @pytest.mark.parametrize("case", RULES)
 def test_a_component_that_breaks_a_rule_is_rejected(case: str) -> None:
-    assert_rejected(fa.ParameterError, RULES[case])
+    assert_rejected(fa.errors.ParameterError, RULES[case])

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.core.contracts import LocalProblem
 from fedadmm.core.local_work import SolveContext
 from fedadmm.core.privacy import Accountant
-from fedadmm.core.protocols import LocalProblem
 from fedadmm.core.rng import Dice
 from fedadmm.run.privacy import HiddenRecords
 from fedadmm.run.state import Noised, RunState
@@ -236,7 +236,7 @@ def test_a_resumed_run_goes_on_with_other_noise_and_the_count(tmp_path):
     points = fa.Checkpoints(tmp_path, every=1)
     less = chosen | {"solver": solver(budget=7.0)}
     assert rest.history[-1]["privacy"]["epsilon"] > 7.0
-    with pytest.raises(fa.StateError, match="has spent epsilon"):
+    with pytest.raises(fa.errors.StateError, match="has spent epsilon"):
         fa.simulate(fa.FedADMM(1.0), networks(), 9, checkpoints=points, resume=True, **less)
 
 
@@ -273,8 +273,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no solve": ({"algorithm": fa.FedSGD(0.1)}, "algorithm FedSGD DPSGD"),
     "drawn steps": ({"algorithm": fa.Scaffnew(0.5)}, "algorithm Scaffnew DPSGD"),
-    "rule": ({"stop": fa.GradientTolerance(0.1)}, "stop GradientTolerance DPSGD"),
-    "both": ({"upload": UPLOAD}, "upload GaussianNoise DPSGD"),
+    "rule": ({"stop": fa.stopping.GradientTolerance(0.1)}, "stop GradientTolerance DPSGD"),
+    "both": ({"pipeline": UPLOAD}, "upload GaussianNoise DPSGD"),
     "delta": ({"solver": solver(delta=0.03)}, "delta 0.03 0.025"),
     "budget": ({"solver": solver(budget=0.5)}, "budget 0.5 client 0"),
 }
@@ -290,5 +290,5 @@ def test_what_tells_of_rows_without_noise_is_refused(case):
 
 @pytest.mark.parametrize("field", ["clip", "multiplier", "budget", "delta"])
 def test_clip_noise_and_budget_must_be_positive(field):
-    with pytest.raises(fa.ParameterError, match=naming(f"DPSGD {field} 0.0")):
+    with pytest.raises(fa.errors.ParameterError, match=naming(f"DPSGD {field} 0.0")):
         solver(**{field: 0.0})

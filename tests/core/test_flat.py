@@ -79,7 +79,7 @@ def test_tied_parameters_are_one():
 
 def test_several_precisions_are_refused():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(fa.ParameterError, match=naming("module")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("module")):
         FlatModule(module)
 
 

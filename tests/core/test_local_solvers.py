@@ -11,9 +11,9 @@ from scipy.optimize import minimize
 from torch import nn
 
 import fedadmm as fa
+from fedadmm.core.contracts import LocalNeeds, LocalProblem
 from fedadmm.core.local_work import SolveContext
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.protocols import LocalNeeds, LocalProblem
 from fedadmm.core.rng import permutation
 from support.federations import federation
 from support.models import perceptron, rows
@@ -169,7 +169,7 @@ def test_mean_gradient_of_a_solve_that_ends_before_its_budget():
     """Without a penalty w = start - lr * (the sum of the gradients of the steps made)."""
     objective, start = logistic(6), local_problem(4, 0.0).start
     needs = SolveContext(needs=LocalNeeds(mean_gradient=True))
-    rule = fa.GradientTolerance(1e-3, max_epochs=200)
+    rule = fa.stopping.GradientTolerance(1e-3, max_epochs=200)
     result, info = fa.GradientDescent(0.3).solve(objective, LocalProblem(start), rule, 0, needs)
     assert 3 < info.steps < 200
     mean = (start - result.params) / (0.3 * info.steps)
@@ -179,7 +179,7 @@ def test_mean_gradient_of_a_solve_that_ends_before_its_budget():
 @pytest.mark.parametrize("kind", [fa.SGD, fa.GradientDescent, fa.AcceleratedGradient])
 def test_a_schedule_of_learning_rates_is_read_at_the_round(kind):
     objective, problem = logistic(6), local_problem(4, 0.7)
-    schedule = fa.Piecewise({0: 0.05, 3: 0.2})
+    schedule = fa.schedules.Piecewise({0: 0.05, 3: 0.2})
     for round_index, rate in ((2, 0.05), (3, 0.2)):
         context = SolveContext(round_index=round_index)
         scheduled, _ = kind(schedule).solve(objective, problem, fa.Steps(4), 0, context)

@@ -105,11 +105,11 @@ def test_a_method_without_models_of_its_clients_has_no_choice(method, start):
     given = federation(42)
     run(method, given, rounds=1, start="global", **WORK)
     names = f"algorithm {type(method).__name__} local.start='global'"
-    with pytest.raises(fa.PairingError, match=naming(names)):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming(names)):
         run(method, given, rounds=1, start=start, **WORK)
 
 
 def test_an_unknown_start_is_rejected():
     names = "start 'here' 'own' 'current' 'global'"
-    with pytest.raises(fa.ParameterError, match=naming(names)):
+    with pytest.raises(fa.errors.ParameterError, match=naming(names)):
         run(fa.FedADMM(1.0), federation(42), rounds=1, start="here", **WORK)

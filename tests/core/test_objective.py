@@ -197,7 +197,7 @@ def test_the_problem_adds_up_values_and_gradients():
 def test_the_gradient_mapping_vanishes_exactly_at_the_constrained_optimum():
     """min (x - 3)^2/2 over [0, 1] is solved by x = 1, where the gradient itself is -2."""
     eye = torch.eye(1, dtype=torch.float64)
-    problem = fa.Problem([fa.Quadratic(eye, 3 * eye[0])], fa.Box(0.0, 1.0))
+    problem = fa.Problem([fa.Quadratic(eye, 3 * eye[0])], fa.regularizers.Box(0.0, 1.0))
     assert float(problem.gradient(eye[0])) == -2.0
     assert float(problem.gradient_mapping(eye[0], 0.5)) == 0.0
     assert float(problem.gradient_mapping(eye[0] / 2, 0.5)) == pytest.approx(-1.0)

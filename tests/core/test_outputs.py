@@ -25,7 +25,7 @@ from support.rejections import naming
 from support.resumable import assert_continued, interrupted
 from support.resumable import run as resumable_run
 
-RANDOM = fa.RandomIterate()
+RANDOM = fa.outputs.RandomIterate()
 
 
 def test_every_iterate_is_handed_out_equally_often():
@@ -136,8 +136,10 @@ def test_m_is_the_mean_of_what_the_participants_made_of_theta(name):
         "seed": 2,
     }
     thetas = run(CARRIED[name], given, 15, **options).trajectory
-    means = run(CARRIED[name], given, 15, output=fa.ParticipantsMean(), **options).trajectory
-    averages = run(CARRIED[name], given, 15, output=fa.Averaged(), **options).trajectory
+    means = run(
+        CARRIED[name], given, 15, output=fa.outputs.ParticipantsMean(), **options
+    ).trajectory
+    averages = run(CARRIED[name], given, 15, output=fa.outputs.Averaged(), **options).trajectory
     average = given.start
     for t, before in enumerate([given.start, *(theta.numpy() for theta in thetas[:-1])]):
         ids = sampler.sample(2, t, given.clients)
@@ -170,14 +172,14 @@ def test_a_run_is_taken_up_with_what_it_would_hand_out(
 
 
 def test_another_output_cannot_go_on_with_a_run(tmp_path: Path) -> None:
-    last, kept = fa.LastIterate(), "output.params"
+    last, kept = fa.outputs.LastIterate(), "output.params"
     for first, second, held, needed in (
         (RANDOM, last, kept, "nothing"),
         (last, RANDOM, "nothing", kept),
     ):
         saved = Checkpoints(tmp_path / type(first).__name__, 1)
         resumable_run(3, output=first, checkpoints=saved)
-        with pytest.raises(fa.StateError, match=naming(f"round 3 output {held} {needed}")):
+        with pytest.raises(fa.errors.StateError, match=naming(f"round 3 output {held} {needed}")):
             resumable_run(5, output=second, checkpoints=saved, resume=True)
 
 
@@ -254,5 +256,5 @@ def test_a_configuration_names_it(tmp_path: Path) -> None:
     assert resolve(SMALL).name("output") == "last-iterate"
     assert summary["params_sha256"] != plain["params_sha256"]
     assert config.output == RANDOM
-    with pytest.raises(fa.StateError, match=naming("output.name")):
+    with pytest.raises(fa.errors.StateError, match=naming("output.name")):
         run_configured(resolve(SMALL | {"rounds": 8}), tmp_path / "a", resume=True)

@@ -25,7 +25,7 @@ from support.rejections import naming
 LR, STEPS, WEIGHT, RHO, ROUNDS = 0.05, 4, 0.7, 1.3, 12
 COHORTS = fa.UniformSampling(2)
 DITTO = fa.Ditto(WEIGHT)
-HEAD = fa.OwnLayers(["2.*"])
+HEAD = fa.PersonalLayers(["2.*"])
 PERSONAL = {"ditto": DITTO, "layers": HEAD}
 
 
@@ -103,7 +103,7 @@ def test_fedavg_with_own_intercepts_in_numpy():
             models[i], own[i] = w, b
         theta = sum(a[i] * models[i] for i in cohort) / a[cohort].sum()
     options: dict[str, Any] = {"solver": fa.SGD(LR, None), "stop": fa.Steps(STEPS), "seed": 0}
-    options |= {"sampler": COHORTS, "personal": fa.OwnLayers(["0.bias"])}
+    options |= {"sampler": COHORTS, "personal": fa.PersonalLayers(["0.bias"])}
     result = fa.simulate(fa.FedAvg(), problem, ROUNDS, **options)
     np.testing.assert_allclose(result.params, [*theta, start[2]], rtol=0, atol=1e-12)
     for client in result.clients:
@@ -124,7 +124,7 @@ def test_own_layers_rest_at_the_joint_optimum(method):
         sum(s * x.T @ x for x, _, s in centred), sum(s * x.T @ y for x, y, s in centred)
     )
     options: dict[str, Any] = {"solver": fa.SGD(0.1, None), "stop": fa.Steps(10), "seed": 2}
-    options |= {"sampler": fa.UniformSampling(3), "personal": fa.OwnLayers(["*.bias"])}
+    options |= {"sampler": fa.UniformSampling(3), "personal": fa.PersonalLayers(["*.bias"])}
     result = fa.simulate(method, problem, 500, **options)
     for client, (x, y) in enumerate(rows):
         expected = [*slope, (y - x @ slope).mean()]
@@ -143,7 +143,7 @@ def test_own_layers_do_not_reach_the_server(name):
         begin = next(s.begin for s in problem.clients[0].flat.slots if s.name == "3.weight")
         for client in problem.clients:
             client.targets.copy_((client.targets + shift) % 3)
-        layers = fa.OwnLayers(["3.*"])
+        layers = fa.PersonalLayers(["3.*"])
         found.append(run("sequential", TRAINING[name], problem, rounds=5, personal=layers))
         start = problem.initial[begin:]
         torch.testing.assert_close(found[-1].params[begin:], start, rtol=0, atol=1e-12)
@@ -186,7 +186,7 @@ def test_resumed(personal, kind, tmp_path):
 def test_the_gain_of_own_models_is_measured():
     problem, rows = lines(3)
     options: dict[str, Any] = {"solver": fa.SGD(0.1, None), "stop": fa.Steps(10)}
-    options |= {"evaluate": fa.Evaluation(target="both"), "personal": fa.OwnLayers(["*.bias"])}
+    options |= {"evaluate": fa.Evaluation(target="both"), "personal": fa.PersonalLayers(["*.bias"])}
     result = fa.simulate(fa.FedAvg(), problem, 60, **options)
     value = sum(
         s * float(np.mean((x @ model[:2] + model[2] - y) ** 2)) / 2
@@ -199,20 +199,22 @@ def test_the_gain_of_own_models_is_measured():
 
 def test_what_does_not_fit_is_refused():
     given = federation(43)
-    with pytest.raises(fa.PairingError, match=naming("algorithm FedPD Ditto")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("algorithm FedPD Ditto")):
         run_quadratics(fa.FedPD(0.7, 0.3), given, personal=DITTO)
-    with pytest.raises(fa.PairingError, match=naming("algorithm FedSGD Ditto")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("algorithm FedSGD Ditto")):
         run_quadratics(fa.FedSGD(0.1), given, personal=DITTO)
-    with pytest.raises(fa.ParameterError, match=naming("OwnLayers stay 'bias'")):
-        fa.simulate(fa.FedAvg(), lines(4)[0], 1, solver=fa.SGD(), personal=fa.OwnLayers(["bias"]))
-    with pytest.raises(fa.ParameterError, match=naming("OwnLayers stay '0'")):
-        run_quadratics(fa.FedAvg(), given, solver=fa.SGD(), personal=fa.OwnLayers(["0"]))
-    with pytest.raises(fa.PairingError, match=naming("regularizer L1 OwnLayers")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("PersonalLayers stay 'bias'")):
+        fa.simulate(
+            fa.FedAvg(), lines(4)[0], 1, solver=fa.SGD(), personal=fa.PersonalLayers(["bias"])
+        )
+    with pytest.raises(fa.errors.ParameterError, match=naming("PersonalLayers stay '0'")):
+        run_quadratics(fa.FedAvg(), given, solver=fa.SGD(), personal=fa.PersonalLayers(["0"]))
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("regularizer L1 PersonalLayers")):
         fa.simulate(
             fa.FedADMM(1.0),
             lines(4)[0],
             1,
             solver=fa.SGD(),
-            personal=fa.OwnLayers(["*.bias"]),
+            personal=fa.PersonalLayers(["*.bias"]),
             regularizer=fa.L1(0.1),
         )

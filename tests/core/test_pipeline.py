@@ -69,7 +69,7 @@ class Spy:
 
 
 def options(row: Any, stages: list[Any]) -> dict[str, Any]:
-    return {"sampler": cohort(row), "upload": stages, "seed": 3, **DETERMINISTIC}
+    return {"sampler": cohort(row), "pipeline": stages, "seed": 3, **DETERMINISTIC}
 
 
 @pytest.mark.parametrize("stages", STAGES)
@@ -155,7 +155,7 @@ def test_diagnostics_know_that_a_rest_is_not_lost(name, stages):
 def test_a_message_that_must_not_be_cut_is_refused(name):
     row = ROWS[name]
     with pytest.raises(
-        fa.PairingError, match=naming(f"algorithm {type(row.algorithm).__name__} TopK")
+        fa.errors.CompatibilityError, match=naming(f"algorithm {type(row.algorithm).__name__} TopK")
     ):
         run(row.algorithm, rows_federation(), 2, **options(row, [fa.TopK(1)]))
 
@@ -165,10 +165,12 @@ def test_a_message_that_must_not_be_cut_is_refused(name):
 def test_a_compressed_method_still_reaches_the_optimum(method, stages):
     given = federation(2, weights=WEIGHTS)
     aim = torch.from_numpy(given.optimum)
-    assert distance(method, given, aim, 1500, upload=STAGES[stages]) < 1e-6
+    assert distance(method, given, aim, 1500, pipeline=STAGES[stages]) < 1e-6
 
 
-@pytest.mark.parametrize("engine", [fa.Vectorised(2), fa.Workers(2), fa.VirtualTime(mode="sync")])
+@pytest.mark.parametrize(
+    "engine", [fa.engines.Vectorised(2), fa.engines.Workers(2), fa.engines.VirtualTime(mode="sync")]
+)
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD 2", "aligned"])
 def test_every_engine_sends_the_same(name, engine):
     row = ROWS[name]
@@ -233,7 +235,7 @@ def test_bytes_are_those_of_the_encoding(case):
         2,
         initial=torch.zeros(D),
         solver=fa.GradientDescent(0.1),
-        upload=stages,
+        pipeline=stages,
     )
     assert [record["traffic"]["bytes_up"] for record in result.history] == [2 * each, 2 * each]
 
@@ -265,7 +267,7 @@ def test_an_adaptive_bound_finds_the_quantile():
         problem,
         200,
         initial=torch.zeros(4, dtype=torch.float64),
-        upload=[fa.AdaptiveClip(0.1, 0.55, 0.3)],
+        pipeline=[fa.AdaptiveClip(0.1, 0.55, 0.3)],
         callbacks=[lambda report: bounds.append(report.state.clip_bound)],
     )
     assert result.code == "completed"
@@ -288,7 +290,7 @@ WRONG = {
 def test_bad_stages_are_refused_before_the_first_round(case):
     stages, names = WRONG[case]
     with pytest.raises(fa.FedADMMError, match=naming(names)):
-        run(fa.FedAvg(), rows_federation(), 2, upload=stages, solver=fa.GradientDescent(0.1))
+        run(fa.FedAvg(), rows_federation(), 2, pipeline=stages, solver=fa.GradientDescent(0.1))
 
 
 NOISY = [fa.Clip(1.0), fa.GaussianNoise(1.0)]
@@ -296,11 +298,15 @@ NOISY = [fa.Clip(1.0), fa.GaussianNoise(1.0)]
 
 def test_noise_beside_what_it_does_not_hide_is_refused():
     given = rows_federation()
-    work: dict[str, Any] = {"solver": fa.GradientDescent(0.1), "upload": NOISY}
-    with pytest.raises(fa.PairingError, match=naming("algorithm FedNova GaussianNoise")):
+    work: dict[str, Any] = {"solver": fa.GradientDescent(0.1), "pipeline": NOISY}
+    with pytest.raises(
+        fa.errors.CompatibilityError, match=naming("algorithm FedNova GaussianNoise")
+    ):
         run(fa.FedNova(), given, 2, **work)
-    with pytest.raises(fa.PairingError, match=naming("engine GaussianNoise")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("engine GaussianNoise")):
         run(fa.AsyncFedDR(0.9), given, 2, **work)
-    falling = fa.BernoulliSampling(fa.Geometric(0.9, 0.9, 0.1))
-    with pytest.raises(fa.PairingError, match=naming("sampler BernoulliSampling GaussianNoise")):
+    falling = fa.BernoulliSampling(fa.schedules.Geometric(0.9, 0.9, 0.1))
+    with pytest.raises(
+        fa.errors.CompatibilityError, match=naming("sampler BernoulliSampling GaussianNoise")
+    ):
         run(fa.FedAvg(), given, 2, sampler=falling, **work)

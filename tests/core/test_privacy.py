@@ -57,7 +57,7 @@ def test_only_coins_amplify():
     spent = {}
     for sampler in (fa.BernoulliSampling(0.4), fa.UniformSampling(2), fa.FullParticipation()):
         upload = [fa.Clip(1.0), fa.GaussianNoise(2.0)]
-        result = run(fa.FedAvg(), rows_federation(), 5, sampler=sampler, upload=upload, **WORK)
+        result = run(fa.FedAvg(), rows_federation(), 5, sampler=sampler, pipeline=upload, **WORK)
         spent[type(sampler)] = result.history[-1]["privacy"]["epsilon"]
     full = Accountant(2.0, 1e-5).epsilon(5)
     assert spent[fa.UniformSampling] == spent[fa.FullParticipation] == full
@@ -66,7 +66,7 @@ def test_only_coins_amplify():
 
 def test_a_budget_ends_the_run_before_it_is_exceeded():
     upload = [fa.Clip(1.0), fa.GaussianNoise(3.0, budget=4.0)]
-    result = run(fa.FedAvg(), rows_federation(), 50, upload=upload, **WORK)
+    result = run(fa.FedAvg(), rows_federation(), 50, pipeline=upload, **WORK)
     account = Accountant(3.0, 1e-5)
     assert result.code == "budget"
     assert account.epsilon(len(result.history)) <= 4.0 < account.epsilon(len(result.history) + 1)
@@ -81,11 +81,11 @@ def test_a_budget_that_is_spent_already_is_refused(tmp_path):
         return [fa.Clip(1.0), fa.GaussianNoise(3.0, budget=budget)]
 
     points = fa.Checkpoints(tmp_path, every=1)
-    run(fa.FedAvg(), given, 5, upload=upload(100.0), checkpoints=points, **WORK)
+    run(fa.FedAvg(), given, 5, pipeline=upload(100.0), checkpoints=points, **WORK)
     points = fa.Checkpoints(tmp_path, every=1)
     more: dict[str, Any] = {"checkpoints": points, "resume": True, **WORK}
-    with pytest.raises(fa.StateError, match="has spent epsilon"):
-        run(fa.FedAvg(), given, 50, upload=upload(2.5), **more)
+    with pytest.raises(fa.errors.StateError, match="has spent epsilon"):
+        run(fa.FedAvg(), given, 50, pipeline=upload(2.5), **more)
 
 
 def test_the_multiplier_for_an_epsilon_is_the_least():
@@ -103,7 +103,7 @@ def sums(multiplier: float, weights: tuple[float, ...], seeds: int) -> np.ndarra
     start = torch.zeros(d, dtype=torch.float64)
     found = [
         fa.simulate(
-            fa.FedSGD(1.0), problem, 1, initial=start, upload=upload, seed=s, evaluate=False
+            fa.FedSGD(1.0), problem, 1, initial=start, pipeline=upload, seed=s, evaluate=False
         )
         for s in range(seeds)
     ]
@@ -121,7 +121,7 @@ def test_a_round_without_anybody_has_noise_and_the_replies_do_not_count():
     given = rows_federation()
     upload = [fa.Clip(1e-12), fa.GaussianNoise(1.0)]
     rare = fa.BernoulliSampling(1e-6)
-    result = run(fa.FedAvg(), given, 3, sampler=rare, upload=upload, **WORK)
+    result = run(fa.FedAvg(), given, 3, sampler=rare, pipeline=upload, **WORK)
     thetas = [given.initial, *result.trajectory]
     assert [record["cohort"]["participants"] for record in result.history] == [0, 0, 0]
     assert all(not torch.equal(a, b) for a, b in pairwise(thetas))
@@ -166,7 +166,7 @@ def audited(multiplier: float, trials: int = 400) -> float:
                 problem,
                 1,
                 initial=torch.zeros(d, dtype=torch.float64),
-                upload=[fa.Clip(clip), fa.GaussianNoise(multiplier, 0.1)],
+                pipeline=[fa.Clip(clip), fa.GaussianNoise(multiplier, 0.1)],
                 seed=2 * trial + canary,
                 evaluate=False,
             )
@@ -198,7 +198,7 @@ def noisy(algorithm: Any, rounds: int, seed: int, *stages: Any, **work: Any) -> 
         fa.Problem(clients),
         rounds,
         initial=torch.zeros(d, dtype=torch.float64),
-        upload=[fa.Clip(1.0), *stages, fa.GaussianNoise(0.02, 0.1)],
+        pipeline=[fa.Clip(1.0), *stages, fa.GaussianNoise(0.02, 0.1)],
         seed=seed,
         **work,
     )

@@ -87,12 +87,12 @@ DATA: Cases = {
 
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_an_invalid_option_is_rejected(case: str) -> None:
-    assert_rejected(fa.ParameterError, PARAMETERS[case])
+    assert_rejected(fa.errors.ParameterError, PARAMETERS[case])
 
 
 @pytest.mark.parametrize("case", DATA)
 def test_invalid_data_are_rejected(case: str) -> None:
-    assert_rejected(fa.DataError, DATA[case])
+    assert_rejected(fa.errors.DataError, DATA[case])
 
 
 def _second(client: object) -> fa.Problem:
@@ -121,5 +121,5 @@ def _second(client: object) -> fa.Problem:
     ids=["no objective", "another length", "another width"],
 )
 def test_a_client_made_on_demand_is_validated_when_it_participates(client, names, engine):
-    with pytest.raises(fa.DataError, match=naming(names)):
+    with pytest.raises(fa.errors.DataError, match=naming(names)):
         fa.simulate(fa.FedAvg(), _second(client), 2, solver=fa.SGD(lr=0.1), engine=engine)

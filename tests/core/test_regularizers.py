@@ -19,16 +19,16 @@ BOUNDS = {
     "NonNegative": (0.0, None),
 }
 ROWS = {
-    "Zero": fa.Zero(),
+    "Zero": fa.regularizers.Zero(),
     "L1": fa.L1(0.6),
-    "L2": fa.L2(0.6),
-    "LInf": fa.LInf(0.6),
-    "SquaredL2": fa.SquaredL2(0.6),
-    "ElasticNet": fa.ElasticNet(0.4, 0.7),
-    "GroupLasso": fa.GroupLasso(0.5, SIZES),
-    "Box": fa.Box(-0.4, 0.9),
-    "NonNegative": fa.NonNegative(),
-    "L2Ball": fa.L2Ball(1.3),
+    "L2": fa.regularizers.L2(0.6),
+    "LInf": fa.regularizers.LInf(0.6),
+    "SquaredL2": fa.regularizers.SquaredL2(0.6),
+    "ElasticNet": fa.regularizers.ElasticNet(0.4, 0.7),
+    "GroupLasso": fa.regularizers.GroupLasso(0.5, SIZES),
+    "Box": fa.regularizers.Box(-0.4, 0.9),
+    "NonNegative": fa.regularizers.NonNegative(),
+    "L2Ball": fa.regularizers.L2Ball(1.3),
 }
 POINTS = np.random.default_rng(4).normal(scale=1.5, size=(4, 6))
 
@@ -60,10 +60,10 @@ def test_value(name):
 
 def test_indicators_are_infinite_outside_only():
     inside, outside = torch.tensor([0.5, 0.0]), torch.tensor([0.5, -0.1])
-    for regularizer in (fa.Box(0.0, 0.5), fa.NonNegative()):
+    for regularizer in (fa.regularizers.Box(0.0, 0.5), fa.regularizers.NonNegative()):
         assert float(regularizer.value(inside)) == 0.0
         assert float(regularizer.value(outside)) == math.inf
-    ball = fa.L2Ball(0.5)
+    ball = fa.regularizers.L2Ball(0.5)
     assert float(ball.value(inside)) == 0.0
     assert float(ball.value(outside)) == math.inf
 
@@ -140,7 +140,9 @@ def test_a_norm_leaves_zero_at_zero(name):
 def test_a_group_of_zeros_stays_zero_and_finite():
     for dtype in (torch.float32, torch.float64):
         for lam in (0.0, 0.5):
-            moved = fa.GroupLasso(lam, [2, 2]).prox(torch.tensor([0, 0, 3, 4], dtype=dtype), 1.0)
+            moved = fa.regularizers.GroupLasso(lam, [2, 2]).prox(
+                torch.tensor([0, 0, 3, 4], dtype=dtype), 1.0
+            )
             assert not moved[:2].any()
             assert moved.isfinite().all()
 
@@ -152,16 +154,16 @@ def test_l1_sets_small_entries_to_exactly_zero():
 
 PYPROXIMAL = {
     "L1": (pyproximal.L1(sigma=0.6), fa.L1(0.6)),
-    "L2": (pyproximal.L2(sigma=0.6), fa.SquaredL2(0.6)),
-    "Box": (pyproximal.Box(-0.4, 0.9), fa.Box(-0.4, 0.9)),
-    "EuclideanBall": (pyproximal.EuclideanBall(np.zeros(6), 1.3), fa.L2Ball(1.3)),
+    "L2": (pyproximal.L2(sigma=0.6), fa.regularizers.SquaredL2(0.6)),
+    "Box": (pyproximal.Box(-0.4, 0.9), fa.regularizers.Box(-0.4, 0.9)),
+    "EuclideanBall": (pyproximal.EuclideanBall(np.zeros(6), 1.3), fa.regularizers.L2Ball(1.3)),
 }
 
 
 @pytest.mark.parametrize("name", PYPROXIMAL)
 def test_pyproximal_operators_agree_with_ours(name):
     operator, ours = PYPROXIMAL[name]
-    theirs = fa.PyProximal(operator)
+    theirs = fa.regularizers.PyProximal(operator)
     for point in POINTS:
         v = torch.from_numpy(point)
         torch.testing.assert_close(theirs.prox(v, 0.7), ours.prox(v, 0.7), rtol=0, atol=1e-6)
@@ -182,7 +184,7 @@ class Boolean:
 
 
 def test_truth_values_of_numpy_are_indicators_too():
-    indicator = fa.PyProximal(Boolean())
+    indicator = fa.regularizers.PyProximal(Boolean())
     assert float(indicator.value(torch.tensor([1.0]))) == 0.0
     assert float(indicator.value(torch.tensor([-1.0]))) == math.inf
 
@@ -190,7 +192,7 @@ def test_truth_values_of_numpy_are_indicators_too():
 def test_pyproximal_in_a_run():
     given = federation(3)
     runs = []
-    for regularizer in (fa.L1(0.4), fa.PyProximal(pyproximal.L1(sigma=0.4))):
+    for regularizer in (fa.L1(0.4), fa.regularizers.PyProximal(pyproximal.L1(sigma=0.4))):
         problem = fa.Problem(given.problem.clients, regularizer)
         runs.append(run(fa.FedADMM(1.2), given._replace(problem=problem), 10).params)
     torch.testing.assert_close(runs[0], runs[1], rtol=0, atol=1e-10)

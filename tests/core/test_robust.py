@@ -12,7 +12,7 @@ from fedadmm.core.messages import Upload
 from support.rejections import naming
 
 
-def folded(part: fa.Aggregation, rows: np.ndarray, weights: list[float]) -> np.ndarray:
+def folded(part: fa.Aggregator, rows: np.ndarray, weights: list[float]) -> np.ndarray:
     uploads = [Upload((torch.from_numpy(row.copy()),)) for row in rows]
     found = part.fold(iter(zip(weights, uploads, strict=True)))
     assert found is not None
@@ -52,7 +52,7 @@ def test_a_part_of_an_entry_is_cut_off() -> None:
 
 @pytest.mark.parametrize("part", [fa.TrimmedMean(0.3), fa.Median()])
 def test_less_weight_than_is_cut_off_cannot_leave_the_range_of_the_others(
-    part: fa.Aggregation, rows: np.ndarray
+    part: fa.Aggregator, rows: np.ndarray
 ) -> None:
     attacked = rows.copy()
     attacked[[1, 5]] = [[1e9], [-1e9]]
@@ -66,7 +66,7 @@ def test_a_tracked_mean_refuses_them() -> None:
     problem = fa.Problem([fa.Quadratic(torch.eye(2), torch.ones(2))] * 4, initial=torch.zeros(2))
     for part in (fa.TrimmedMean(), fa.Median()):
         with pytest.raises(
-            fa.PairingError, match=naming(f"algorithm FedADMM {type(part).__name__}")
+            fa.errors.CompatibilityError, match=naming(f"algorithm FedADMM {type(part).__name__}")
         ):
-            fa.simulate(fa.FedADMM(1.0), problem, 1, solver=fa.SGD(0.1), aggregate=part)
-        fa.simulate(fa.FedAvg(), problem, 1, solver=fa.SGD(0.1), aggregate=part)
+            fa.simulate(fa.FedADMM(1.0), problem, 1, solver=fa.SGD(0.1), aggregator=part)
+        fa.simulate(fa.FedAvg(), problem, 1, solver=fa.SGD(0.1), aggregator=part)

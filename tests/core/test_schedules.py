@@ -11,12 +11,12 @@ from support.rejections import naming
 
 
 def test_piecewise_changes_at_its_points():
-    schedule = fa.Piecewise({0: 1.0, 60: 0.5, 80: 0.1})
+    schedule = fa.schedules.Piecewise({0: 1.0, 60: 0.5, 80: 0.1})
     assert [schedule(t) for t in (0, 59, 60, 79, 80, 1000)] == [1.0, 1.0, 0.5, 0.5, 0.1, 0.1]
 
 
 def test_geometric_falls_to_its_floor():
-    schedule = fa.Geometric(2.0, 0.5, 0.3)
+    schedule = fa.schedules.Geometric(2.0, 0.5, 0.3)
     assert [schedule(t) for t in range(5)] == [2.0, 1.0, 0.5, 0.3, 0.3]
 
 
@@ -25,12 +25,12 @@ def test_a_number_is_a_constant_schedule():
 
 
 def test_an_initial_round_counts_as_the_first():
-    assert at(fa.Piecewise({0: 1.0, 1: 0.5}), -1) == 1.0
+    assert at(fa.schedules.Piecewise({0: 1.0, 1: 0.5}), -1) == 1.0
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_schedule_must_stay_positive(value):
-    with pytest.raises(fa.ParameterError, match=naming(f"round 3 {value}")):
+    with pytest.raises(fa.errors.ParameterError, match=naming(f"round 3 {value}")):
         at(lambda t: value, 3)
 
 

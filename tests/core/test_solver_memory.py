@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core.contracts import LocalNeeds, LocalProblem
 from fedadmm.core.local_work import SolveContext
-from fedadmm.core.protocols import LocalNeeds, LocalProblem
 from support import resumable
 from support.engines import PROBLEMS, assert_same_run, run
 from support.federations import WEIGHTS, Array, assert_same, federation
@@ -116,7 +116,10 @@ METHODS = {
     "insa": fa.FedADMMInSa(0.5, mu=1.5),
     "aligned": fa.AlignedADMM(0.5),
 }
-STOPS = {"epochs": fa.UniformEpochs(3), "tolerance": fa.GradientTolerance(0.02, max_epochs=4)}
+STOPS = {
+    "epochs": fa.UniformEpochs(3),
+    "tolerance": fa.stopping.GradientTolerance(0.02, max_epochs=4),
+}
 
 
 CASES = list(itertools.product(SOLVERS, METHODS, STOPS))[::3]
@@ -164,7 +167,7 @@ def test_a_round_without_steps_keeps_what_the_solver_keeps(engine):
 
 def test_what_does_not_fit_is_refused():
     given = federation(37)
-    with pytest.raises(fa.PairingError, match=naming("solver Adam FedNova")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("solver Adam FedNova")):
         run_quadratics(fa.FedNova(), given, solver=fa.Adam(0.1))
-    with pytest.raises(fa.PairingError, match=naming("solver Adam PerWork")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("solver Adam PerWork")):
         run_quadratics(fa.FedADMM(fa.PerWork()), given, solver=fa.Adam(0.1))

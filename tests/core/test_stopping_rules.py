@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core.contracts import LocalProblem
 from fedadmm.core.local_work import SolveContext
-from fedadmm.core.protocols import LocalProblem
 from fedadmm.core.rng import derive
 from support.federations import federation
 
@@ -59,7 +59,7 @@ def check(rule, expected: int, **context) -> None:
 def test_gradient_tolerance_is_on_the_squared_norm(epsilon):
     expected = first_epoch(lambda w: gradient_norm(w) ** 2 <= epsilon)
     assert expected != first_epoch(lambda w: gradient_norm(w) <= epsilon)
-    check(fa.GradientTolerance(epsilon), expected)
+    check(fa.stopping.GradientTolerance(epsilon), expected)
 
 
 @pytest.mark.parametrize("round_index", [0, 7])
@@ -67,7 +67,7 @@ def test_gradient_tolerance_is_on_the_squared_norm(epsilon):
 def test_prox_accuracy_tightens_with_the_rounds(round_index, weak_convexity):
     M = 0.5
     allowed = math.sqrt(M / (2 * (round_index + 2) ** 2))  # x^(k+1), made in round k
-    rule = fa.ProxAccuracy(M, weak_convexity)
+    rule = fa.stopping.ProxAccuracy(M, weak_convexity)
     expected = first_epoch(lambda w: gradient_norm(w) / (WEIGHT - weak_convexity) <= allowed)
     check(rule, expected, round_index=round_index)
     # and the certificate is true: the distance to the solution is within what is allowed
@@ -77,7 +77,7 @@ def test_prox_accuracy_tightens_with_the_rounds(round_index, weak_convexity):
 
 def test_the_accuracies_of_all_solves_stay_within_the_budget():
     """Remark 3.1: x^0 of the initial round has eps_0, x^(k+1) of round k has eps_(k+1)."""
-    rule = fa.ProxAccuracy(0.5)
+    rule = fa.stopping.ProxAccuracy(0.5)
     assert rule.epsilon(-1) == 0.5
     assert rule.epsilon(0) == 0.25
     squares = sum(rule.epsilon(k) ** 2 for k in range(-1, 10_000))
@@ -87,7 +87,7 @@ def test_the_accuracies_of_all_solves_stay_within_the_budget():
 @pytest.mark.parametrize("theta", [0.5, 0.01])
 def test_relative_accuracy(theta):
     expected = first_epoch(lambda w: gradient_norm(w) / WEIGHT <= theta * np.linalg.norm(w - START))
-    check(fa.RelativeAccuracy(theta), expected)
+    check(fa.stopping.RelativeAccuracy(theta), expected)
 
 
 OWN = np.array([2.0, -3.0])
@@ -103,7 +103,7 @@ def test_the_readings_of_relative_accuracy(theta, squared, weak_convexity):
         return distance**power <= theta * np.linalg.norm(w - OWN) ** power
 
     expected = first_epoch(lambda w: holds(gradient_norm(w) / (WEIGHT - weak_convexity), w))
-    rule = fa.RelativeAccuracy(theta, weak_convexity, squared=squared)
+    rule = fa.stopping.RelativeAccuracy(theta, weak_convexity, squared=squared)
     check(rule, expected, own=torch.from_numpy(OWN))
     # and the certificate is true of the distance to the solution itself
     result, _ = solve(rule, own=torch.from_numpy(OWN))
@@ -113,13 +113,13 @@ def test_the_readings_of_relative_accuracy(theta, squared, weak_convexity):
 @pytest.mark.parametrize("sigma", [0.3, 0.01])
 def test_insa_criterion_with_a_given_sigma(sigma):
     expected = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))
-    check(fa.InSaCriterion(sigma, max_epochs=100), expected)
+    check(fa.stopping.InSaCriterion(sigma, max_epochs=100), expected)
 
 
 def test_insa_criterion_with_the_bound_of_the_theorem():
     sigma = 0.9 * math.sqrt(2) / (math.sqrt(2) + math.sqrt(WEIGHT / 0.02))
     expected = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))
-    check(fa.InSaCriterion(c=0.02, safety=0.9, max_epochs=100), expected)
+    check(fa.stopping.InSaCriterion(c=0.02, safety=0.9, max_epochs=100), expected)
 
 
 def test_insa_criterion_against_the_global_vector():
@@ -127,7 +127,7 @@ def test_insa_criterion_against_the_global_vector():
     expected = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(theta))
     own = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))
     assert expected != own
-    rule = fa.InSaCriterion(sigma, reference="global", max_epochs=100)
+    rule = fa.stopping.InSaCriterion(sigma, reference="global", max_epochs=100)
     check(rule, expected, theta=torch.from_numpy(theta))
 
 
@@ -135,7 +135,7 @@ def test_insa_criterion_against_the_own_model_wherever_the_solve_starts():
     own, sigma = np.array([1.5, -0.5]), 0.2
     expected = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(own))
     assert expected != first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))
-    check(fa.InSaCriterion(sigma, max_epochs=100), expected, own=torch.from_numpy(own))
+    check(fa.stopping.InSaCriterion(sigma, max_epochs=100), expected, own=torch.from_numpy(own))
 
 
 @pytest.mark.parametrize("reference", ["own", "global"])
@@ -151,7 +151,7 @@ def test_insa_criterion_of_clients_that_start_at_theta(reference, engine):
         start="global",
         sampler=fa.UniformSampling(3),
         solver=fa.GradientDescent(lr),
-        stop=fa.InSaCriterion(sigma, reference=reference, max_epochs=500),
+        stop=fa.stopping.InSaCriterion(sigma, reference=reference, max_epochs=500),
         initial=given.initial,
         engine=engine,
         callbacks=[lambda report: seen.append(report.infos)],
@@ -177,10 +177,10 @@ def test_insa_criterion_of_clients_that_start_at_theta(reference, engine):
 
 
 RULES = {
-    "gradient": fa.GradientTolerance(1e-20, max_epochs=4),
-    "prox": fa.ProxAccuracy(1e-20, max_epochs=4),
-    "relative": fa.RelativeAccuracy(1e-9, max_epochs=4),
-    "insa": fa.InSaCriterion(1e-9, max_epochs=4),
+    "gradient": fa.stopping.GradientTolerance(1e-20, max_epochs=4),
+    "prox": fa.stopping.ProxAccuracy(1e-20, max_epochs=4),
+    "relative": fa.stopping.RelativeAccuracy(1e-9, max_epochs=4),
+    "insa": fa.stopping.InSaCriterion(1e-9, max_epochs=4),
 }
 
 
@@ -193,7 +193,7 @@ def test_a_cap_is_reported(name):
 
 
 def test_accuracy_that_is_there_from_the_start_costs_no_step():
-    result, info = solve(fa.GradientTolerance(1e-12), start=OPTIMUM)
+    result, info = solve(fa.stopping.GradientTolerance(1e-12), start=OPTIMUM)
     assert (info.steps, info.status) == (0, "accuracy reached")
     np.testing.assert_array_equal(result.params, OPTIMUM)
 
@@ -201,7 +201,7 @@ def test_accuracy_that_is_there_from_the_start_costs_no_step():
 def test_accuracy_reached_in_the_last_epoch_of_the_cap_counts():
     epsilon = 1e-3
     expected = first_epoch(lambda w: gradient_norm(w) ** 2 <= epsilon)
-    _, info = solve(fa.GradientTolerance(epsilon, max_epochs=expected))
+    _, info = solve(fa.stopping.GradientTolerance(epsilon, max_epochs=expected))
     assert info.status == "accuracy reached"
 
 
@@ -213,7 +213,7 @@ def test_the_test_is_made_between_epochs_not_within():
         torch.randn(20, generator=draws, dtype=torch.float64),
     )
     problem = LocalProblem(torch.full((2,), 5.0, dtype=torch.float64))
-    _, info = fa.SGD(0.1, 4).solve(objective, problem, fa.GradientTolerance(0.3), 0)
+    _, info = fa.SGD(0.1, 4).solve(objective, problem, fa.stopping.GradientTolerance(0.3), 0)
     assert info.status == "accuracy reached"
     assert info.steps > 0
     assert info.steps % 5 == 0
@@ -247,7 +247,10 @@ def test_budgets(rule, steps, status):
     assert (info.steps, info.epochs, info.status) == (steps, steps / 5, status)
     assert math.isnan(info.accuracy)
     # All rows alike: every step multiplies w by the same factor, so that w counts the steps made.
-    alike, start = fa.LeastSquares(torch.ones(18, 1), torch.zeros(18)), LocalProblem(torch.ones(1))
+    alike, start = (
+        fa.LeastSquares(torch.ones(18, 1), torch.zeros(18)),
+        LocalProblem(torch.ones(1)),
+    )
     factor, made = (fa.SGD(0.1, 4).solve(alike, start, r, 0)[0].params for r in (fa.Steps(1), rule))
     assert float(made) == pytest.approx(float(factor) ** steps, rel=1e-5)
 
@@ -285,10 +288,10 @@ def test_rules_answer_for_a_whole_stack():
     ones = torch.ones(2, 1, dtype=torch.float64)
     progress = Progress(norms, ones, ones, torch.tensor([[0.5], [0.5]]), 0, (0, 1))
     for rule in (
-        fa.GradientTolerance(1e-2),
-        fa.ProxAccuracy(0.5),
-        fa.RelativeAccuracy(0.1),
-        fa.InSaCriterion(0.1),
+        fa.stopping.GradientTolerance(1e-2),
+        fa.stopping.ProxAccuracy(0.5),
+        fa.stopping.RelativeAccuracy(0.1),
+        fa.stopping.InSaCriterion(0.1),
     ):
         assert rule.reached(progress).tolist() == [[True], [False]]
     assert fa.Epochs(1).reached(progress).tolist() == [[False], [False]]

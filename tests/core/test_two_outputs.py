@@ -13,7 +13,7 @@ from support.resumable import assert_continued, interrupted, untimed
 from support.resumable import run as resumable_run
 
 METRICS = ("loss", "objective", "gradient_mapping")
-BOTH = fa.TwoOutputs("last-iterate", "random-iterate")
+BOTH = fa.outputs.TwoOutputs("last-iterate", "random-iterate")
 
 
 def _metrics(history: list[dict[str, Any]], ending: str = "") -> list[list[float]]:
@@ -21,14 +21,14 @@ def _metrics(history: list[dict[str, Any]], ending: str = "") -> list[list[float
 
 
 def test_each_is_measured_as_if_it_were_alone() -> None:
-    last = resumable_run(8, output=fa.LastIterate())
-    drawn = resumable_run(8, output=fa.RandomIterate())
+    last = resumable_run(8, output=fa.outputs.LastIterate())
+    drawn = resumable_run(8, output=fa.outputs.RandomIterate())
     assert _metrics(last.history) != _metrics(drawn.history)
     for handed, measured, alone, beside in (
         ("last-iterate", "random-iterate", last, drawn),
         ("random-iterate", "last-iterate", drawn, last),
     ):
-        result = resumable_run(8, output=fa.TwoOutputs(handed, measured))
+        result = resumable_run(8, output=fa.outputs.TwoOutputs(handed, measured))
         ending = "_" + measured.replace("-", "_")
         assert _metrics(result.history) == _metrics(alone.history)
         assert _metrics(result.history, ending) == _metrics(beside.history)
@@ -43,10 +43,12 @@ def test_a_run_is_taken_up_with_both(kind: str, tmp_path: Path) -> None:
 
 
 def test_two_of_one_kind_and_strangers_are_refused() -> None:
-    with pytest.raises(fa.ParameterError, match=naming("TwoOutputs measured 'last-iterate'")):
-        fa.TwoOutputs("last-iterate", "last-iterate")
-    with pytest.raises(fa.ParameterError, match=naming("TwoOutputs handed 'two-outputs'")):
-        fa.TwoOutputs("two-outputs", "last-iterate")
+    with pytest.raises(
+        fa.errors.ParameterError, match=naming("TwoOutputs measured 'last-iterate'")
+    ):
+        fa.outputs.TwoOutputs("last-iterate", "last-iterate")
+    with pytest.raises(fa.errors.ParameterError, match=naming("TwoOutputs handed 'two-outputs'")):
+        fa.outputs.TwoOutputs("two-outputs", "last-iterate")
 
 
 def test_a_run_may_wait_for_both_to_reach_the_target() -> None:
@@ -72,7 +74,7 @@ def test_a_run_may_wait_for_both_to_reach_the_target() -> None:
 
 def test_a_target_that_waits_for_what_nobody_measures_is_refused() -> None:
     target = fa.Target("loss", 0.0, at_least=False, also=("loss_averaged",))
-    with pytest.raises(fa.ParameterError, match=naming("target 'loss_averaged'")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("target 'loss_averaged'")):
         resumable_run(3, output=BOTH, target=target)
 
 
@@ -82,7 +84,7 @@ def test_the_average_moves_by_a_share_of_the_way_to_the_participants_mean() -> N
     result = resumable_run(
         12,
         algorithm=method,
-        output=fa.Averaged(),
+        output=fa.outputs.Averaged(),
         keep_trajectory=True,
         callbacks=[lambda report: thetas.append(method.participants_mean(report.state.server))],
     )
@@ -106,7 +108,11 @@ def test_the_participants_mean_is_the_mean_of_what_they_solved(
 
     monkeypatch.setattr(type(method), "client_update", noted)
     result = resumable_run(
-        6, algorithm=method, output=fa.ParticipantsMean(), keep_trajectory=True, engine="sequential"
+        6,
+        algorithm=method,
+        output=fa.outputs.ParticipantsMean(),
+        keep_trajectory=True,
+        engine="sequential",
     )
     assert len(solved) == 6 * 3
     for number, handed in enumerate(result.trajectory):
@@ -114,7 +120,7 @@ def test_the_participants_mean_is_the_mean_of_what_they_solved(
         assert handed.numpy() == pytest.approx(mean.numpy(), abs=1e-12)
 
 
-@pytest.mark.parametrize("output", [fa.Averaged(), fa.TwoOutputs()])
+@pytest.mark.parametrize("output", [fa.outputs.Averaged(), fa.outputs.TwoOutputs()])
 def test_an_average_is_taken_up_where_it_was(output: Any, tmp_path: Path) -> None:
     resume = interrupted(tmp_path, 3, kind="memory", output=output)
     assert_continued(resume(), resumable_run(8, output=output), 3)

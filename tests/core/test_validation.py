@@ -167,7 +167,7 @@ def rejection(kind: Any, field: str, value: object) -> str:
         if one.init and one.default is MISSING and one.default_factory is MISSING
     ]
     given = {name: good(annotations(kind)[name]) for name in needed}
-    with pytest.raises(fa.ParameterError) as error:
+    with pytest.raises(fa.errors.ParameterError) as error:
         kind(**(given | {field: value}))
     return str(error.value)
 

@@ -19,9 +19,11 @@ CASES = {
     "epochs": lambda v: {"stop": fa.Epochs(v([1, 3, 2, 0.5, 2.5, 0.01]))},
     "drawn epochs": lambda v: {"stop": fa.UniformEpochs(v([1, 5, 2, 4, 9, 3]))},
     "steps": lambda v: {"stop": fa.Steps(v([3, 1, 4, 1, 5, 9]))},
-    "epsilon": lambda v: {"stop": fa.GradientTolerance(v([1.0, 0.1, 2.0, 0.5, 0.05, 0.3]), 9)},
-    "sigma": lambda v: {"stop": fa.InSaCriterion(v([0.9, 0.5, 0.3, 0.7, 0.8, 0.6]))},
-    "c": lambda v: {"stop": fa.InSaCriterion(c=v([0.01, 1.0, 10.0, 0.1, 5.0, 0.5]))},
+    "epsilon": lambda v: {
+        "stop": fa.stopping.GradientTolerance(v([1.0, 0.1, 2.0, 0.5, 0.05, 0.3]), 9)
+    },
+    "sigma": lambda v: {"stop": fa.stopping.InSaCriterion(v([0.9, 0.5, 0.3, 0.7, 0.8, 0.6]))},
+    "c": lambda v: {"stop": fa.stopping.InSaCriterion(c=v([0.01, 1.0, 10.0, 0.1, 5.0, 0.5]))},
     "lr and epochs": lambda v: {
         "solver": fa.SGD(v(RATES), BATCH),
         "stop": fa.Epochs(v([1, 3, 2, 0.5, 2.5, 4])),

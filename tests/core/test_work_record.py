@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.core.contracts import LocalNeeds, LocalProblem
 from fedadmm.core.local_work import SolveContext
-from fedadmm.core.protocols import LocalNeeds, LocalProblem
 from support.engines import PROBLEMS, run
 
 ROWS = 18
@@ -37,11 +37,11 @@ SOLVERS = {
 RULES = {
     "epochs": fa.Epochs(3),
     "part of an epoch": fa.Steps(7),
-    "tolerance": fa.GradientTolerance(0.05, max_epochs=6),
-    "cap": fa.GradientTolerance(1e-20, max_epochs=2),
-    "at once": fa.GradientTolerance(1e9),
-    "own": fa.InSaCriterion(0.5),
-    "global": fa.InSaCriterion(0.5, reference="global"),
+    "tolerance": fa.stopping.GradientTolerance(0.05, max_epochs=6),
+    "cap": fa.stopping.GradientTolerance(1e-20, max_epochs=2),
+    "at once": fa.stopping.GradientTolerance(1e9),
+    "own": fa.stopping.InSaCriterion(0.5),
+    "global": fa.stopping.InSaCriterion(0.5, reference="global"),
 }
 NEEDS = [LocalNeeds(), LocalNeeds(start_gradient=True), LocalNeeds(mean_gradient=True)]
 
@@ -75,7 +75,7 @@ def test_a_reference_that_is_the_start_costs_nothing():
     start = torch.ones(3, dtype=torch.float64)
     for reference in ("own", "global"):
         objective = Counting(inputs, inputs.sum(1).sin())
-        rule = fa.InSaCriterion(0.5, reference=reference)
+        rule = fa.stopping.InSaCriterion(0.5, reference=reference)
         context = SolveContext(theta=start, own=start)
         problem = LocalProblem(start, weight=0.3, centre=start)
         _, info = fa.GradientDescent(0.1).solve(objective, problem, rule, 0, context)
@@ -97,7 +97,7 @@ def test_an_exact_solve_forms_a_matrix_and_measures_once():
 @pytest.mark.parametrize("start", ["own", "global"])
 def test_the_round_tells_the_mean_of_its_participants(engine, start):
     """InSa asks before every epoch and once at the end, and at w_i when it starts elsewhere."""
-    work = {"stop": fa.InSaCriterion(0.6), "start": start}
+    work = {"stop": fa.stopping.InSaCriterion(0.6), "start": start}
     result = run(engine, fa.FedADMMInSa(0.5), PROBLEMS["least squares"](), **work)
     for index, record in enumerate(result.history):
         elsewhere = start == "global" and index > 0  # at first everybody's model is theta

@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_does_not_fit_is_refused_before_round_0(case: str, lazy: bool) -> None:
     make, message = REFUSED[case]
     client = make()
-    with pytest.raises(fa.DataError, match=f"^{re.escape(message)}"):
+    with pytest.raises(fa.errors.DataError, match=f"^{re.escape(message)}"):
         train(client, lazy)
 
 
@@ -167,13 +167,13 @@ AT_ONCE: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("case", AT_ONCE)
 def test_what_is_no_data_is_refused_at_once(case: str) -> None:
     make, message = AT_ONCE[case]
-    with pytest.raises(fa.DataError, match=f"^{re.escape(message)}"):
+    with pytest.raises(fa.errors.DataError, match=f"^{re.escape(message)}"):
         make()
 
 
 def test_a_client_in_the_middle_is_looked_at_too() -> None:
     clients = [objective(), objective(targets=LABELS + 1), objective()]
-    with pytest.raises(fa.DataError, match="targets hold 3"):
+    with pytest.raises(fa.errors.DataError, match="targets hold 3"):
         fa.Problem(clients)
 
 
@@ -215,7 +215,7 @@ def test_a_federation_refuses_a_class_or_a_word_for_a_part(field: str) -> None:
     ):
         owner = {"regularizer": "Federation", "solver": "LocalWork", "stop": "LocalWork"}
         named = f"^{owner.get(field, 'Experiment')}: {field} is {shown}, but must be"
-        with pytest.raises(fa.ParameterError, match=named):
+        with pytest.raises(fa.errors.ParameterError, match=named):
             flower.Federation(**(settings | {field: value}), model=module)
 
 
@@ -223,16 +223,16 @@ def test_a_federation_refuses_a_class_or_a_word_for_a_part(field: str) -> None:
 def test_a_deployment_refuses_a_wrong_seed(seed: Any) -> None:
     flower = pytest.importorskip("fedadmm.flower")
     message = f"seed is {seed!r}, but must be a whole number of at least 0"
-    with pytest.raises(fa.ParameterError, match=f"^Experiment: {re.escape(message)}"):
+    with pytest.raises(fa.errors.ParameterError, match=f"^Experiment: {re.escape(message)}"):
         flower.Federation(fa.FedAvg(), 2, 3, model=module, seed=seed)
-    with pytest.raises(fa.ParameterError, match=f"^Experiment: {re.escape(message)}"):
+    with pytest.raises(fa.errors.ParameterError, match=f"^Experiment: {re.escape(message)}"):
         flower.DropIn(fa.FedAvg(), 2, module, seed=seed)
 
 
 def test_a_problem_refuses_a_word_for_its_regularizer() -> None:
     client = fa.Quadratic(torch.eye(2), torch.zeros(2))
     with pytest.raises(
-        fa.ParameterError, match=r"^Problem: regularizer is 'l1', but must be of the"
+        fa.errors.ParameterError, match=r"^Problem: regularizer is 'l1', but must be of the"
     ):
         fa.Problem([client], "l1")  # type: ignore[arg-type]
 
@@ -250,11 +250,11 @@ def test_a_kind_of_rows_is_tried_once_and_classes_always_looked_at() -> None:
     for one in clients:
         one.check()
     assert tried == [(2, 4)]
-    with pytest.raises(fa.DataError, match=r"targets hold 3, but must be in 0 … 2"):
+    with pytest.raises(fa.errors.DataError, match=r"targets hold 3, but must be in 0 … 2"):
         client(LABELS + 1).check()
     client(loss=nn.CrossEntropyLoss(label_smoothing=0.1)).check()
     assert len(tried) == 2, "another loss"
-    with pytest.raises(fa.DataError, match="must be what the module takes"):
+    with pytest.raises(fa.errors.DataError, match="must be what the module takes"):
         client(inputs=ROWS[:, :3]).check()
-    with pytest.raises(fa.DataError, match="must be what the loss takes"):
+    with pytest.raises(fa.errors.DataError, match="must be what the loss takes"):
         client(ROWS).check()

@@ -6,11 +6,11 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
+from fedadmm.core.contracts import Regularizer
 from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.closed_form import QuadraticObjective
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import (
     L1,
     Box,

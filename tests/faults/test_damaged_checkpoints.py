@@ -153,10 +153,10 @@ def test_with_every_checkpoint_damaged_the_directory_is_named(
     for path in directory.rglob("*.server.safetensors"):
         flipped_late(path)
     before = contents(directory)
-    with pytest.raises(fa.StateError, match="no usable checkpoint in") as refused:
+    with pytest.raises(fa.errors.StateError, match="no usable checkpoint in") as refused:
         Checkpoints(directory / "checkpoint").latest_round()
     assert str(directory / "checkpoint") in str(refused.value)
-    with pytest.raises(fa.StateError, match="no usable checkpoint in"):
+    with pytest.raises(fa.errors.StateError, match="no usable checkpoint in"):
         run(
             8,
             store=make_store(kind, directory),
@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(failing: int, kind: str, tmp_p
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return stream
 
-    told = pytest.raises(fa.StateError, match=r"round-00000004.*No space left on device")
+    told = pytest.raises(fa.errors.StateError, match=r"round-00000004.*No space left on device")
     with core_files.using(Full()), told:
         run(8, store=store, checkpoints=checkpoints)
     assert not [p for p in tmp_path.rglob("*") if "round-00000004" in p.name]

@@ -51,7 +51,7 @@ ALGORITHMS = {
     "ditto": fa.FedAvg(),
     "layers": fa.FedAvg(),
 }
-PERSONAL = {"ditto": fa.Ditto(0.3), "layers": fa.OwnLayers(["bias"])}
+PERSONAL = {"ditto": fa.Ditto(0.3), "layers": fa.PersonalLayers(["bias"])}
 
 
 def objective(client):
@@ -104,7 +104,7 @@ def die(point):
 def settings_of(config):
     patience = (float(config["round-timeout"]), float(config["resend-after"]))
     names = [f"client-{i}" for i in range(config["clients"])] if config["named"] else None
-    masked = {"aggregate": fa.MaskedSum(bound=50.0)} if config["masked"] else {}
+    masked = {"aggregator": fa.MaskedSum(bound=50.0)} if config["masked"] else {}
     return masked | {
         "clients": config["clients"],
         "rounds": config["rounds"],

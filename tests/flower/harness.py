@@ -235,7 +235,7 @@ def simulated(settings: Federation, trace: list[list[int]] | None = None) -> fa.
     problem = settings.problem.with_clients(objectives(settings.clients))
     sampler = run.sampler if trace is None else fa.TraceSampling(trace)
     nothing = fa.Evaluation(objective=False, test=False)
-    one_by_one = replace(run, engine=fa.Sequential())  # as sites are
+    one_by_one = replace(run, engine=fa.engines.Sequential())  # as sites are
     return fa.simulate(replace(one_by_one, problem=problem, sampler=sampler, evaluate=nothing))
 
 

@@ -79,7 +79,7 @@ class LyingServer:
         self, tasks: Mapping[int, RecordDict], shares: Mapping[int, Share] | None = None
     ) -> tuple[Upload, list[ClientInfo]]:
         """The sum of the uploads to these tasks."""
-        part = hiding(self.job.aggregate)
+        part = hiding(self.job.aggregator)
         assert part is not None
         shares = self.ready(tasks) if shares is None else shares
         template = upload_template(self.job, self.download(self.job.initial))

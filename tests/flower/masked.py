@@ -18,7 +18,7 @@ from .harness import FakeGrid, federation
 
 def settings(algorithm: Any = None, rounds: int = 4, **changes: Any) -> Federation:
     """A small federation whose uploads are masked."""
-    usual = {"aggregate": fa.MaskedSum(bound=50.0)}
+    usual = {"aggregator": fa.MaskedSum(bound=50.0)}
     return federation(algorithm or fa.FedADMM(0.5), rounds, **(usual | changes))
 
 

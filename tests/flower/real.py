@@ -163,7 +163,7 @@ def simulated(stage, settings, trace=None):
     problem = fa.Problem(clients, initial=run.problem.initial)
     sampler = run.sampler if trace is None else fa.TraceSampling(trace)
     nothing = fa.Evaluation(objective=False, test=False)
-    one_by_one = replace(run, engine=fa.Sequential())  # as sites are
+    one_by_one = replace(run, engine=fa.engines.Sequential())  # as sites are
     chosen = replace(one_by_one, problem=problem, sampler=sampler, evaluate=nothing)
     return fa.simulate(chosen)
 

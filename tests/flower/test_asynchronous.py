@@ -10,12 +10,12 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core import trees
+from fedadmm.core.contracts import Cohort, Round
 from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.core.messages import Download
-from fedadmm.core.protocols import Received, Round
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import run_client
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.run.stores import MemoryStore
 
 from .harness import (
@@ -62,7 +62,7 @@ def by_hand(settings, order):
         upload, _ = run_client(job, store, client, Download(casts[client]), done[client])
         done[client] += 1
         total = trees.scaled(algorithm.arrived(server, upload.message), 1 / CLIENTS)
-        received = Received(1, 1 / CLIENTS, CLIENTS, 0)
+        received = Cohort(1, 1 / CLIENTS, CLIENTS, 0)
         server = algorithm.server_update(server, total, received, Zero())
         casts[client] = algorithm.broadcast(server, Round(0, 0))
     return algorithm.global_params(server)

@@ -85,7 +85,7 @@ def raw(header, data=b""):
 
 def tensor_of(shape, size=0, dtype="F32"):
     entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}
-    return rewritten(lambda body: raw({"upload.message.increment": entry}, bytes(size)))
+    return rewritten(lambda body: raw({"pipeline.message.increment": entry}, bytes(size)))
 
 
 def forged(content):
@@ -337,7 +337,7 @@ def test_a_first_lie_is_remembered_over_a_restart(tmp_path):
     grid = FakeGrid(settings, tmp_path)
     grid.offline = {0, 1, 3}
     grid.spoil = lambda content, client: retensored(lambda t: 9e3 * t)(content)
-    with pytest.raises(fa.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
         run_through(settings, grid, tmp_path)
 
 
@@ -493,7 +493,7 @@ def test_a_divergence_keeps_the_last_good_round_to_go_on_from(tmp_path):
 
 @pytest.mark.parametrize("word", ["x", "4", "-1"])
 def test_only_clients_can_be_left_out(word):
-    with pytest.raises(fa.ConfigError, match="must be client numbers below 4"):
+    with pytest.raises(fa.errors.ConfigError, match="must be client numbers below 4"):
         configured(federation(fa.FedAvg()), {"leave-out": word})
 
 

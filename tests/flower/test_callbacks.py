@@ -51,6 +51,8 @@ def test_they_look_at_the_rounds_of_a_server_and_of_its_successor(tmp_path: Path
 
 def test_one_that_measures_on_clients_states_is_refused(tmp_path: Path) -> None:
     settings = federation(fa.FedADMM(rho=1.0), rounds=2)
-    with pytest.raises(fa.PairingError, match=r"^callbacks has 'diagnostics', which measures on"):
+    with pytest.raises(
+        fa.errors.CompatibilityError, match=r"^callbacks has 'diagnostics', which measures on"
+    ):
         serve(settings, FakeGrid(settings, tmp_path), tmp_path / "server", [fa.Diagnostics()])
     assert not (tmp_path / "server").exists()

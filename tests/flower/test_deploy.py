@@ -129,7 +129,7 @@ def test_the_app_to_start_from_is_short_and_runs(tmp_path, chosen, solver, aggre
     assert objective.num_parameters == 5
     job = names["federation"].server_job()
     assert job.initial.shape == (5,)
-    assert (type(job.solver), type(job.aggregate)) == (solver, aggregate)
+    assert (type(job.solver), type(job.aggregator)) == (solver, aggregate)
 
 
 def test_a_configuration_becomes_a_federation():
@@ -139,7 +139,7 @@ def test_a_configuration_becomes_a_federation():
     assert made.clients == 5
     assert made.names[0] == "client-0"
     assert made.experiment.rounds == 4
-    assert made.experiment.output == fa.Averaged()
+    assert made.experiment.output == fa.outputs.Averaged()
     assert made.server_job().problem.num_clients == 5
 
 

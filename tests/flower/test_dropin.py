@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import fedadmm as fa
 from fedadmm.core import clock
-from fedadmm.core.errors import PairingError
+from fedadmm.core.errors import CompatibilityError
 from fedadmm.flower import DropIn, Patience
 from fedadmm.flower.dropin import OwnLoop
 from fedadmm.flower.protocol import wire
@@ -142,7 +142,7 @@ def test_the_loop_of_an_app_is_the_local_solver(algorithm, tmp_path):
 
 
 def test_a_loop_without_optimiser_steps_is_refused(tmp_path, caplog):
-    with pytest.raises(fa.EngineError, match="no client brought an update in 2 rounds"):
+    with pytest.raises(fa.errors.EngineError, match="no client brought an update in 2 rounds"):
         start(drop_in_of(fa.FedADMM(rho=1.0)), tmp_path, lambda model, lr: None)
     assert "made no step of a torch optimiser" in caplog.text
 
@@ -151,13 +151,13 @@ def test_an_optimiser_over_something_else_is_refused(tmp_path, caplog):
     def other(model, lr):
         return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=lr)
 
-    with pytest.raises(fa.EngineError):
+    with pytest.raises(fa.errors.EngineError):
         start(drop_in_of(fa.FedADMM(rho=1.0)), tmp_path, other)
     assert "steps other parameters" in caplog.text
 
 
 def test_methods_that_need_full_gradients_are_refused():
-    with pytest.raises(PairingError, match="Scaffold needs full gradients"):
+    with pytest.raises(CompatibilityError, match="Scaffold needs full gradients"):
         drop_in_of(fa.Scaffold(option=1))
 
 
@@ -170,11 +170,11 @@ def test_a_plain_flower_message_does_not_pass_by_the_sites_policy(kind, tmp_path
     arrays, called = ArrayRecord(Net().state_dict()), []
     records = {"arrays": arrays, "config": ConfigRecord({"lr": LR, "server-round": 1})}
     message = Message(RecordDict(records), 1000, kind)
-    with pytest.raises(fa.StateError, match=r"got a message without a task.*others=True"):
+    with pytest.raises(fa.errors.StateError, match=r"got a message without a task.*others=True"):
         drop_in.mod(message, grid.context(0), lambda *given: called.append(given))
     assert called == []
     if kind != "query":
-        with pytest.raises(fa.StateError, match="got a message without a task"):
+        with pytest.raises(fa.errors.StateError, match="got a message without a task"):
             grid._app(Message(RecordDict(records), 1000, kind), grid.context(0))
 
 
@@ -247,9 +247,13 @@ def test_a_run_is_resumed_by_its_own_app_and_by_no_other(tmp_path):
     begin(drop_in, grid_of(drop_in, tmp_path), tmp_path, rounds=2)
     other = grid_of(drop_in, tmp_path)
     other.run = other.run._replace(fab_id="somebody/else")
-    with pytest.raises(fa.StateError, match=r"holds another run, .*app \(.*quickstart.*else"):
+    with pytest.raises(
+        fa.errors.StateError, match=r"holds another run, .*app \(.*quickstart.*else"
+    ):
         begin(drop_in, other, tmp_path)
-    with pytest.raises(fa.StateError, match=r"holds another run, which differs in train_config"):
+    with pytest.raises(
+        fa.errors.StateError, match=r"holds another run, which differs in train_config"
+    ):
         begin(drop_in, grid_of(drop_in, tmp_path), tmp_path, lr=0.1)
     same = grid_of(drop_in, tmp_path)
     same.run = same.run._replace(run_id=8)
@@ -305,7 +309,9 @@ def test_a_simulation_has_a_node_for_every_client(simulation, tmp_path, nodes, a
     if nodes == CLIENTS:
         begin(drop_in, grid, tmp_path, rounds=1)
         return
-    with pytest.raises(fa.EngineError, match=r'^2 nodes .* 4 clients; .*"num-supernodes=4", or'):
+    with pytest.raises(
+        fa.errors.EngineError, match=r'^2 nodes .* 4 clients; .*"num-supernodes=4", or'
+    ):
         begin(drop_in, grid, tmp_path, rounds=1)
 
 
@@ -314,7 +320,7 @@ def test_simulated_nodes_need_no_folder_and_deployed_ones_do(simulation, tmp_pat
     drop_in = drop_in_of(fa.FedADMM(rho=1.0), evaluate_every=0)
     grid = Bare(drop_in.federation, tmp_path)
     grid._app = app_of(drop_in, plain_sgd)
-    with pytest.raises(fa.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
         begin(drop_in, grid, tmp_path, run_dir=tmp_path / "deployed")
     assert "state-dir is None, but must be a folder of this site" in caplog.text
     simulation()
@@ -328,7 +334,9 @@ def test_simulated_nodes_need_no_folder_and_deployed_ones_do(simulation, tmp_pat
 
 @pytest.mark.parametrize("name", ["solver", "stop", "local"])
 def test_the_apps_own_loop_is_the_only_solver(name):
-    with pytest.raises(fa.ParameterError, match=f"^DropIn: {name} is given, but must not be"):
+    with pytest.raises(
+        fa.errors.ParameterError, match=f"^DropIn: {name} is given, but must not be"
+    ):
         drop_in_of(fa.FedADMM(rho=1.0), **{name: fa.Epochs(1)})
 
 

@@ -521,7 +521,7 @@ def test_a_round_ends_when_enough_have_answered(tmp_path):
 def test_a_method_that_needs_all_clients_waits_for_them(tmp_path):
     patience = Patience(start=60.0, round=60.0, enough=0.5, resend=150.0, poll=1.0)
     settings = federation(fa.FedSplit(eta=1.0), rounds=ROUNDS, patience=patience)
-    with pytest.raises(fa.EngineError, match=r"needs all clients, but 2 did not bring"):
+    with pytest.raises(fa.errors.EngineError, match=r"needs all clients, but 2 did not bring"):
         run_through(settings, FakeGrid(settings, tmp_path, _slow({1, 2})), tmp_path)
 
 

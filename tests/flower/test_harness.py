@@ -59,13 +59,13 @@ ALGORITHMS = {
     "pfedme": fa.PFedMe(rho=1.0),
     "fedpd": fa.FedPD(eta=1.0, skip_probability=0.3),
     "fedadmm": fa.FedADMM(rho=1.0),
-    "fedadmm-released": fa.FedADMMReleased(rho=1.0),
-    "fedadmm-printed": fa.FedADMMPrinted(rho=fa.Piecewise({0: 1.0, 4: 2.0})),
-    "fedadmm-wang-released": fa.FedADMMWangReleased(rho=1.0),
+    "fedadmm-released": fa.algorithms.FedADMMReleased(rho=1.0),
+    "fedadmm-printed": fa.algorithms.FedADMMPrinted(rho=fa.schedules.Piecewise({0: 1.0, 4: 2.0})),
+    "fedadmm-wang-released": fa.algorithms.FedADMMWangReleased(rho=1.0),
     "fedadmm-in": fa.FedADMMIn(beta=1.0),
-    "fedadmm-in-released": fa.FedADMMInReleased(beta=1.0),
+    "fedadmm-in-released": fa.algorithms.FedADMMInReleased(beta=1.0),
     "fedadmm-insa": fa.FedADMMInSa(beta=1.0),
-    "fedadmm-insa-released": fa.FedADMMInSaReleased(beta=1.0, mu=1.2),
+    "fedadmm-insa-released": fa.algorithms.FedADMMInSaReleased(beta=1.0, mu=1.2),
     "feddr": fa.FedDR(eta=1.0, init="prox"),
     "feddr-ii": fa.FedDRII(eta=1.0),
     "fedsplit": fa.FedSplit(eta=1.0),
@@ -145,7 +145,7 @@ def networks(clients=4):
     ]
 
 
-PERSONAL = {"ditto": fa.Ditto(0.3), "layers": fa.OwnLayers(["bias"])}
+PERSONAL = {"ditto": fa.Ditto(0.3), "layers": fa.PersonalLayers(["bias"])}
 
 
 @pytest.mark.parametrize("name", PERSONAL)
@@ -172,7 +172,12 @@ def test_what_a_client_trains_for_itself_is_in_the_sites_record(name, tmp_path, 
         assert bool(kept.any())
 
 
-OUTPUTS = [fa.Averaged(), fa.ParticipantsMean(), fa.RandomIterate(), fa.TwoOutputs()]
+OUTPUTS = [
+    fa.outputs.Averaged(),
+    fa.outputs.ParticipantsMean(),
+    fa.outputs.RandomIterate(),
+    fa.outputs.TwoOutputs(),
+]
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
@@ -199,8 +204,8 @@ def test_the_sites_and_the_operator_get_what_a_simulation_hands_out(output, tmp_
     assert history.crashes == 1
     assert torch.equal(history.outcome.params, wanted.params)
     theta = settings.experiment.algorithm.global_params(wanted.server)
-    assert torch.equal(wanted.params, theta) == isinstance(output, fa.TwoOutputs)
-    assert torch.equal(seen[-2 if isinstance(output, fa.TwoOutputs) else -1], wanted.params)
+    assert torch.equal(wanted.params, theta) == isinstance(output, fa.outputs.TwoOutputs)
+    assert torch.equal(seen[-2 if isinstance(output, fa.outputs.TwoOutputs) else -1], wanted.params)
     problem = fa.Problem(objectives())
     at_sites = history.records[-1]["network"]["sites"]["metrics"]["loss"]
     assert at_sites == pytest.approx(float(problem.value(wanted.params)), abs=1e-6)
@@ -274,7 +279,7 @@ def test_a_federation_takes_an_experiment_with_its_data_and_uses_none_of_them(tm
     described = federation(fa.FedADMM(rho=1.0), ledger="disk")
     problem = described.problem.with_clients(objectives())
     settings = replace(described, experiment=replace(described.experiment, problem=problem))
-    with pytest.raises(fa.StateError, match="the data are at the sites"):
+    with pytest.raises(fa.errors.StateError, match="the data are at the sites"):
         settings.server_job().problem.clients[0].value(problem.initial)
     found = [
         run_through(one, FakeGrid(one, tmp_path / name), tmp_path / name).outcome.params
@@ -285,9 +290,11 @@ def test_a_federation_takes_an_experiment_with_its_data_and_uses_none_of_them(tm
 
 def test_an_experiment_has_all_its_fields_already():
     made = federation(fa.FedADMM(rho=1.0))
-    with pytest.raises(fa.ParameterError, match="Federation: an experiment has all its fields"):
+    with pytest.raises(
+        fa.errors.ParameterError, match="Federation: an experiment has all its fields"
+    ):
         Federation(made.experiment, rounds=3)
-    with pytest.raises(fa.ConfigError, match=r"tolerance is 0\.1, but must be 'none'"):
+    with pytest.raises(fa.errors.ConfigError, match=r"tolerance is 0\.1, but must be 'none'"):
         Federation(replace(made.experiment, tolerance=0.1))
 
 
@@ -345,7 +352,7 @@ def test_a_site_that_approves_runs_says_nothing_of_its_work_before(tmp_path):
     settings = federation(PER_WORK)
     grid = FakeGrid(settings, tmp_path)
     grid.policy["approval"] = True
-    with pytest.raises(fa.EngineError, match=r"^no site says how long its local work is"):
+    with pytest.raises(fa.errors.EngineError, match=r"^no site says how long its local work is"):
         run_through(settings, grid, tmp_path)
     assert not (tmp_path / "server" / "checkpoint" / "server.safetensors").exists()
 

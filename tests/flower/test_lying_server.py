@@ -121,17 +121,17 @@ def test_an_error_of_the_local_work_is_answered_like_a_result(tmp_path, monkeypa
         assert ours.solve[:3] == theirs.solve[:3]
         assert ours.weight == pytest.approx(theirs.weight)
     # a run without masks goes on to report the failure
-    plain = settings(rounds=1, aggregate=fa.Sum())
+    plain = settings(rounds=1, aggregator=fa.Sum())
     (tmp_path / "plain").mkdir()
     grid = MaskedGrid(plain, tmp_path / "plain")
-    with pytest.raises(fa.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
         run_through(plain, grid, tmp_path / "plain")
     assert any("the site's app failed; its own log says why" in error for error in grid.errors)
 
 
 def test_a_site_whose_upload_exceeds_the_bound_takes_part_and_stays_where_it_is(tmp_path, caplog):
     """The server's mean remains the mean of what is on the sites' disks."""
-    made = settings(fa.FedADMM(0.5), rounds=4, aggregate=fa.MaskedSum(bound=0.4))
+    made = settings(fa.FedADMM(0.5), rounds=4, aggregator=fa.MaskedSum(bound=0.4))
     history = run_through(made, MaskedGrid(made, tmp_path), tmp_path)
     assert "but an upload has a larger entry" in caplog.text
     assert history.trace == [[0, 1, 2, 3]] * 4
@@ -146,7 +146,7 @@ def test_sites_of_one_sum_must_have_got_the_same_model(tmp_path):
     server = LyingServer(settings(fa.FedAvg()), tmp_path)
     tasks = {c: server.task(c, crafted(3e38)) for c in (1, 2, 3)}
     tasks[0] = server.task(0, torch.zeros(DIMENSION))
-    with pytest.raises(fa.StateError, match="not signed by the identity"):
+    with pytest.raises(fa.errors.StateError, match="not signed by the identity"):
         server.sum(tasks)
 
 
@@ -164,7 +164,7 @@ def test_sites_of_one_sum_must_have_the_same_round_and_the_same_fitted_penalty(t
         {c: task(c, 1.0 if c == 0 else 1e-9, 0, 1) for c in range(4)},
         {c: task(c, 1.0, c % 2 + 1, 2) for c in range(4)},
     ):
-        with pytest.raises(fa.StateError, match="not signed by the identity"):
+        with pytest.raises(fa.errors.StateError, match="not signed by the identity"):
             server.sum(tasks)
 
 
@@ -172,7 +172,7 @@ def test_sites_of_one_sum_of_metrics_must_have_measured_the_same_model(tmp_path)
     """The loss of a logistic regression at zero is log 2, whatever the data are."""
     server = LyingServer(settings(), tmp_path)
     models = {c: torch.zeros(DIMENSION) if c else torch.ones(DIMENSION) for c in range(4)}
-    with pytest.raises(fa.StateError, match="not signed by the identity"):
+    with pytest.raises(fa.errors.StateError, match="not signed by the identity"):
         server.metrics(models)
     assert len(server.metrics(dict.fromkeys(range(4), torch.ones(DIMENSION)))) == 4
 
@@ -184,7 +184,7 @@ def test_sites_of_one_sum_of_metrics_must_have_measured_the_same_model(tmp_path)
 def noised():
     pytest.importorskip("dp_accounting")
     upload = [fa.Clip(0.5), fa.GaussianNoise(4.0, 1e-2)]
-    return settings(fa.FedAvg(), upload=upload, aggregate=fa.MaskedSum(), rounds=2)
+    return settings(fa.FedAvg(), pipeline=upload, aggregator=fa.MaskedSum(), rounds=2)
 
 
 def test_only_noised_words_leave_where_noise_is_added_in_shares(noised, tmp_path, monkeypatch):
@@ -258,7 +258,9 @@ def test_uploads_of_one_round_are_never_summed_over_two_sets(method, how, strict
     total, _ = server.sum({c: server.task(c, MODEL) for c in range(4)})
     assert any(leaf is not None and leaf.any() for leaf in total.message)
     tasks = repeated(server, how, range(1, 4))
-    with pytest.raises(fa.StateError, match=r"of this round left under clients \[0, 1, 2, 3\]"):
+    with pytest.raises(
+        fa.errors.StateError, match=r"of this round left under clients \[0, 1, 2, 3\]"
+    ):
         server.sum(tasks)
 
 
@@ -272,7 +274,7 @@ def test_a_third_set_in_between_does_not_make_a_site_forget_the_first(tmp_path):
 
     server.sum(tasks([0, 1, 2, 3], 0))
     server.sum(tasks([1, 2, 3, 4, 5, 6, 7], 1))  # differs from the first by five
-    with pytest.raises(fa.StateError, match=r"left under clients \[0, 1, 2, 3\]"):
+    with pytest.raises(fa.errors.StateError, match=r"left under clients \[0, 1, 2, 3\]"):
         server.sum(tasks([1, 2, 3, 8], 2))
 
 
@@ -285,7 +287,7 @@ def test_a_strict_site_sends_uploads_of_one_model_under_one_set_although_they_co
     known = digests(server, first)
     given = {"round_index": 1, "sequence": 1, "folded": 1}
     tasks = {c: server.task(c, MODEL, folded_digest=known[c], **given) for c in (1, 2, 3)}
-    with pytest.raises(fa.StateError, match=r"left under clients \[0, 1, 2, 3\]"):
+    with pytest.raises(fa.errors.StateError, match=r"left under clients \[0, 1, 2, 3\]"):
         server.sum(tasks)
     # another model is another upload, and what was acknowledged demands nothing of it
     others = {c: server.task(c, 0 * MODEL, folded_digest=known[c], **given) for c in (1, 2, 3)}
@@ -296,7 +298,9 @@ def test_metrics_of_one_model_are_never_summed_over_two_sets(tmp_path):
     """They are exact: two sums would show the loss of one site."""
     server = LyingServer(settings(), tmp_path)
     server.metrics(dict.fromkeys(range(4), MODEL))
-    with pytest.raises(fa.StateError, match=r"of this model left under clients \[0, 1, 2, 3\]"):
+    with pytest.raises(
+        fa.errors.StateError, match=r"of this model left under clients \[0, 1, 2, 3\]"
+    ):
         server.metrics(dict.fromkeys(range(1, 4), MODEL), number=2)
     assert server.metrics(dict.fromkeys(range(1, 4), 2 * MODEL), number=3)
 
@@ -326,7 +330,7 @@ def test_a_damaged_memory_of_sets_ends_a_sites_part_in_the_run(tmp_path):
     server = LyingServer(settings(), tmp_path)
     server.sum({c: server.task(c, MODEL) for c in range(4)})
     (tmp_path / "site-1" / RUN / "client-1" / "sets-update.json").write_text("{}")
-    with pytest.raises(fa.StateError, match=r"sets-update.json is damaged.*begin a new run"):
+    with pytest.raises(fa.errors.StateError, match=r"sets-update.json is damaged.*begin a new run"):
         server.ask(1, server.task(1, 0 * MODEL, round_index=1, sequence=1))
 
 
@@ -336,7 +340,9 @@ def test_no_words_leave_in_a_round_with_everybody_that_cannot_be_used(tmp_path):
     grid = MaskedGrid(made, tmp_path)
     grid.policy |= {"approval": True}
     approve(tmp_path, grid, made, range(3))
-    with pytest.raises(fa.EngineError, match=r"FedDR needs all clients, but 1 did not bring"):
+    with pytest.raises(
+        fa.errors.EngineError, match=r"FedDR needs all clients, but 1 did not bring"
+    ):
         run_through(made, grid, tmp_path)
     assert not any(wire.BODY in content for content in grid.seen)
     approve(tmp_path, grid, made, range(3, 4))
@@ -345,7 +351,7 @@ def test_no_words_leave_in_a_round_with_everybody_that_cannot_be_used(tmp_path):
 
 def approve(folder: Any, grid: MaskedGrid, made: Any, clients: range) -> None:
     """Somebody at these sites allows the run that asked for it."""
-    with contextlib.suppress(fa.EngineError):
+    with contextlib.suppress(fa.errors.EngineError):
         run_through(made, grid, folder)
     for client in clients:
         for run in gate.waiting(folder / f"site-{client}"):

@@ -70,7 +70,7 @@ METHODS = {
 def test_a_deployed_run_is_the_plain_one_to_the_step(name, tmp_path):
     made = settings(METHODS[name])
     history, grid = serve(made, tmp_path)
-    plain = simulated(settings(METHODS[name], aggregate=fa.Sum()))
+    plain = simulated(settings(METHODS[name], aggregator=fa.Sum()))
     np.testing.assert_allclose(history.outcome.params, plain.params, atol=2e-6)
     check_versions(made, tmp_path, history.trace)
     check_invariant(made, tmp_path, 5e-6)
@@ -93,7 +93,7 @@ def test_twenty_three_sites_are_summed_in_two_groups(tmp_path):
     grid.lie = look
     history = run_through(made, grid, tmp_path)
     assert sorted(map(len, sizes)) == [11, 12]
-    plain = simulated(settings(fa.FedADMM(0.5), rounds=2, clients=23, aggregate=fa.Sum()))
+    plain = simulated(settings(fa.FedADMM(0.5), rounds=2, clients=23, aggregator=fa.Sum()))
     np.testing.assert_allclose(history.outcome.params, plain.params, atol=2e-6)
 
 
@@ -136,7 +136,7 @@ def test_a_site_that_dies_costs_at_most_the_round(kind, method, tmp_path):
     check_versions(made, tmp_path, history.trace)
     check_invariant(made, tmp_path, 5e-6)
     # A client that did not take part has not moved: the run is that of this participation.
-    plain = simulated(settings(method, aggregate=fa.Sum(), rounds=len(expected)), history.trace)
+    plain = simulated(settings(method, aggregator=fa.Sum(), rounds=len(expected)), history.trace)
     np.testing.assert_allclose(history.outcome.params, plain.params, atol=2e-6)
 
 
@@ -188,7 +188,9 @@ def test_fewer_than_the_minimum_are_never_summed(tmp_path):
     made = settings()
     grid = MaskedGrid(made, tmp_path)
     grid.offline = {1, 3}
-    with pytest.raises(fa.EngineError, match="no client brought an update in 4 rounds in a row"):
+    with pytest.raises(
+        fa.errors.EngineError, match="no client brought an update in 4 rounds in a row"
+    ):
         run_through(made, grid, tmp_path)
     assert not any(wire.BODY in content for content in grid.seen)
     assert server_on_disk(made, tmp_path).ledger.entries == {}
@@ -282,7 +284,7 @@ def test_a_site_answers_no_set_that_is_not_right(name, tmp_path):
     grid.lie = lambda content, client: (
         change(content) if client == 0 and wire.SET in content else content
     )
-    with pytest.raises(fa.EngineError, match="no client brought an update in 4 rounds"):
+    with pytest.raises(fa.errors.EngineError, match="no client brought an update in 4 rounds"):
         run_through(made, grid, tmp_path)
     assert any(words in error for error in grid.errors), grid.errors
     masked = [c for c in grid.seen if c.get(wire.HEAD) and c[wire.HEAD]["kind"] == Kind.MASKED]
@@ -309,10 +311,12 @@ def test_an_upload_leaves_under_one_set_for_ever(tmp_path):
 
     words = wire.read_body(ask(first).content)
     assert wire.read_body(ask(first).content) == words
-    with pytest.raises(fa.StateError, match="left under another set, and leaves under no second"):
+    with pytest.raises(
+        fa.errors.StateError, match="left under another set, and leaves under no second"
+    ):
         ask(without(first, 3))
     # also from another process, which knows nothing but the disk, and after a third was asked for
-    with pytest.raises(fa.StateError, match="left under another set"):
+    with pytest.raises(fa.errors.StateError, match="left under another set"):
         ask(without(first, 1))
     assert wire.read_body(ask(first).content) == words
 
@@ -380,7 +384,7 @@ def test_an_upload_that_was_computed_twice_is_never_taken_for_the_other(when, tm
     pytest.importorskip("dp_accounting")
     solver = fa.DPSGD(lr=0.1, batch_size=10, clip=1.0, multiplier=2.0, delta=1e-3)
     made = settings(
-        fa.FedADMM(0.5), 3, solver=solver, upload=[fa.Clip(5.0)], aggregate=fa.MaskedSum()
+        fa.FedADMM(0.5), 3, solver=solver, pipeline=[fa.Clip(5.0)], aggregator=fa.MaskedSum()
     )
     grid = MaskedGrid(made, tmp_path)
     grid.fault = computed_again(grid, tmp_path, when)
@@ -464,11 +468,13 @@ def test_a_site_has_a_minimum_of_its_own(tmp_path, request):
     grid = MaskedGrid(made, tmp_path)
     grid.policy |= {"minimum-sites": 5}
     why = r"in a row \(4 clients are ready, but its sum needs 5\)"
-    with pytest.raises(fa.EngineError, match=f"no client brought an update in 4 rounds {why}"):
+    with pytest.raises(
+        fa.errors.EngineError, match=f"no client brought an update in 4 rounds {why}"
+    ):
         run_through(made, grid, tmp_path)
     assert grid.errors == []
     request.getfixturevalue("insistent")
-    with pytest.raises(fa.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
         run_through(made, grid, tmp_path)
     assert any("at least 4 others" in error for error in grid.errors)
 
@@ -521,7 +527,7 @@ def test_groups_are_of_those_who_agree_to_them():
 
 def test_a_member_that_sends_rubbish_makes_its_sum_void(tmp_path):
     """Nobody can see whose it is, but the sum is longer than all clips together."""
-    made = settings(fa.FedAvg(), upload=[fa.Clip(0.5)], aggregate=fa.MaskedSum())
+    made = settings(fa.FedAvg(), pipeline=[fa.Clip(0.5)], aggregator=fa.MaskedSum())
     grid = MaskedGrid(made, tmp_path)
     deliver = grid._app
 
@@ -538,7 +544,7 @@ def test_a_member_that_sends_rubbish_makes_its_sum_void(tmp_path):
         return Message(wire.write(seal(head, to_body(words)), to_body(words)), reply_to=message)
 
     grid._app = lying
-    with pytest.raises(fa.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
         run_through(made, grid, tmp_path)
 
 
@@ -602,7 +608,7 @@ def test_of_one_client_the_server_has_only_masked_bytes(tmp_path):
 def test_metrics_travel_as_masked_sums_and_only_from_those_who_agree(tmp_path):
     made = settings(rounds=2, evaluate_every=1)
     history, grid = serve(made, tmp_path)
-    plain = settings(rounds=2, evaluate_every=1, aggregate=fa.Sum())
+    plain = settings(rounds=2, evaluate_every=1, aggregator=fa.Sum())
     (tmp_path / "plain").mkdir()
     other = run_through(plain, MaskedGrid(plain, tmp_path / "plain"), tmp_path / "plain")
     for ours, theirs in zip(history.records, other.records, strict=True):
@@ -685,7 +691,7 @@ def test_a_question_leaves_under_one_set_and_two_who_agree_are_too_few(tmp_path)
         return wire.read_body(reply.content)
 
     assert ask(kept[0]) == ask(kept[0])
-    with pytest.raises(fa.StateError, match="left under another set"):
+    with pytest.raises(fa.errors.StateError, match="left under another set"):
         ask(without(kept[0], 3))
     (tmp_path / "few").mkdir()
     few = MaskedGrid(made, tmp_path / "few")
@@ -711,7 +717,9 @@ def test_a_question_leaves_under_one_set_and_two_who_agree_are_too_few(tmp_path)
 def test_noise_is_added_at_the_sites_and_counted_there(tmp_path, monkeypatch):
     pytest.importorskip("dp_accounting")
     noise = fa.GaussianNoise(4.0, 1e-2)
-    made = settings(fa.FedAvg(), rounds=3, upload=[fa.Clip(0.5), noise], aggregate=fa.MaskedSum())
+    made = settings(
+        fa.FedAvg(), rounds=3, pipeline=[fa.Clip(0.5), noise], aggregator=fa.MaskedSum()
+    )
     encode, spreads = masking.FixedPoint.encode, set()
 
     def listening(self, tree, share, noise=0.0):
@@ -739,12 +747,12 @@ def test_a_sites_own_budget_ends_what_it_sends(tmp_path):
     made = settings(
         fa.FedAvg(),
         rounds=9,
-        upload=[fa.Clip(0.5), fa.GaussianNoise(4.0, 1e-2)],
-        aggregate=fa.MaskedSum(),
+        pipeline=[fa.Clip(0.5), fa.GaussianNoise(4.0, 1e-2)],
+        aggregator=fa.MaskedSum(),
     )
     grid = MaskedGrid(made, tmp_path)
     grid.policy |= {"epsilon": 1.01 * Accountant(4.0, 1e-2).epsilon(2)}
-    with pytest.raises(fa.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
         run_through(made, grid, tmp_path)
     assert server_on_disk(made, tmp_path).ledger.entry(0).version == 2
     heads = [content[wire.HEAD] for content in grid.seen if wire.HEAD in content]
@@ -754,36 +762,38 @@ def test_a_sites_own_budget_ends_what_it_sends(tmp_path):
 def test_rows_hidden_by_dp_sgd_are_accounted_as_ever(tmp_path):
     pytest.importorskip("dp_accounting")
     solver = fa.DPSGD(lr=0.1, batch_size=10, clip=1.0, multiplier=2.0, delta=1e-3)
-    given = {"solver": solver, "rounds": 2, "upload": [fa.Clip(5.0)]}
-    made = settings(fa.FedADMM(0.5), aggregate=fa.MaskedSum(), **given)
+    given = {"solver": solver, "rounds": 2, "pipeline": [fa.Clip(5.0)]}
+    made = settings(fa.FedADMM(0.5), aggregator=fa.MaskedSum(), **given)
     history, _ = serve(made, tmp_path)
-    plain = settings(fa.FedADMM(0.5), aggregate=fa.Sum(), **given)
+    plain = settings(fa.FedADMM(0.5), aggregator=fa.Sum(), **given)
     (tmp_path / "plain").mkdir()
     other = run_through(plain, MaskedGrid(plain, tmp_path / "plain"), tmp_path / "plain")
     spent = [one.records[-1]["privacy"]["epsilon"] for one in (history, other)]
     assert spent[0] == spent[1] > 0
-    with pytest.raises(fa.PairingError, match="put Clip into the upload"):
-        settings(fa.FedADMM(0.5), aggregate=fa.MaskedSum(bound=9.0), solver=solver).server_job()
+    with pytest.raises(fa.errors.CompatibilityError, match="put Clip into the upload"):
+        settings(fa.FedADMM(0.5), aggregator=fa.MaskedSum(bound=9.0), solver=solver).server_job()
 
 
 # what is refused --------------------------------------------------------------------------------
 
 
 def test_what_does_not_go_with_masks_is_refused(tmp_path):
-    with pytest.raises(fa.ParameterError, match="ledger is 'disk', but must be 'none'"):
+    with pytest.raises(fa.errors.ParameterError, match="ledger is 'disk', but must be 'none'"):
         settings(ledger="disk")
-    with pytest.raises(fa.PairingError, match="each is folded as it arrives"):
+    with pytest.raises(fa.errors.CompatibilityError, match="each is folded as it arrives"):
         settings(fa.FedDR(0.5), mode="asynchronous").server_job()
-    with pytest.raises(fa.ParameterError, match="at least the clip's norm, 100"):
-        settings(upload=[fa.Clip(100.0)]).server_job()
+    with pytest.raises(fa.errors.ParameterError, match="at least the clip's norm, 100"):
+        settings(pipeline=[fa.Clip(100.0)]).server_job()
     from fedadmm.flower import DropIn
 
-    with pytest.raises(fa.PairingError, match="metrics of a train function travel beside"):
+    with pytest.raises(
+        fa.errors.CompatibilityError, match="metrics of a train function travel beside"
+    ):
         DropIn(
             fa.FedAvg(),
             4,
             model=lambda: torch.nn.Linear(2, 1),
-            aggregate=fa.MaskedSum(bound=1.0),
+            aggregator=fa.MaskedSum(bound=1.0),
         )
 
 
@@ -798,7 +808,7 @@ def test_a_site_without_an_identity_says_so(tmp_path):
         return found  # beside the state folder there is none either
 
     grid.context = context
-    with pytest.raises(fa.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
         run_through(made, grid, tmp_path)
     assert any(
         "identity is not there, but only masked sums may leave" in error for error in grid.errors

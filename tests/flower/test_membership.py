@@ -162,9 +162,11 @@ def test_the_operator_names_them_in_the_run_configuration():
     settings = made(METHODS["fedadmm"])
     found = configured(settings, {"take-out": "2, 3", "accept-sites": True})
     assert (found.take_out, found.accept_sites) == ([2, 3], True)
-    with pytest.raises(fa.ConfigError, match=r"^run-config: take-out is '9', but must be client"):
+    with pytest.raises(
+        fa.errors.ConfigError, match=r"^run-config: take-out is '9', but must be client"
+    ):
         configured(settings, {"take-out": "9"})
-    with pytest.raises(fa.ParameterError, match="take_out names all clients"):
+    with pytest.raises(fa.errors.ParameterError, match="take_out names all clients"):
         replace(settings, take_out=[0, 1, 2, 3])
 
 

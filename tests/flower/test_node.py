@@ -78,7 +78,7 @@ def test_pauses_grow_up_to_flowers_and_are_short_again_after_a_task():
 
 @pytest.mark.parametrize("option", ["--isolation", "--host=0.0.0.0"])
 def test_what_the_node_decides_is_refused(option):
-    with pytest.raises(fa.ConfigError, match=rf"^{option} is given, but must not be"):
+    with pytest.raises(fa.errors.ConfigError, match=rf"^{option} is given, but must not be"):
         run_node(["--superlink", "localhost:1", option])
 
 

@@ -45,7 +45,7 @@ def agree(grid, text, client=2):
 @pytest.mark.parametrize("what", POLICIES)
 def test_what_a_site_refuses_is_a_sentence_here_and_there(what, tmp_path, caplog):
     text, sentence = POLICIES[what]
-    settings = federation(fa.FedADMM(rho=1.0), rounds=2, upload=[fa.Clip(50.0)])
+    settings = federation(fa.FedADMM(rho=1.0), rounds=2, pipeline=[fa.Clip(50.0)])
     grid = FakeGrid(settings, tmp_path)
     folder = agree(grid, text)
     history = run_through(settings, grid, tmp_path)
@@ -63,7 +63,7 @@ def test_what_a_site_refuses_is_a_sentence_here_and_there(what, tmp_path, caplog
 
 
 def test_what_a_site_agrees_to_is_done(tmp_path):
-    settings = federation(fa.FedADMM(rho=1.0), rounds=2, upload=[fa.Clip(50.0)])
+    settings = federation(fa.FedADMM(rho=1.0), rounds=2, pipeline=[fa.Clip(50.0)])
     grid = FakeGrid(settings, tmp_path)
     agree(
         grid,
@@ -79,7 +79,7 @@ def test_a_run_that_all_sites_decline_says_why(tmp_path):
     for client in range(4):
         agree(grid, "other_sites = 9", client)
     with pytest.raises(
-        fa.EngineError, match=r"in a row \(declined: other_sites is 9 in this site's"
+        fa.errors.EngineError, match=r"in a row \(declined: other_sites is 9 in this site's"
     ):
         run_through(settings, grid, tmp_path)
 
@@ -97,7 +97,7 @@ def test_a_policy_that_cannot_be_understood_lets_nothing_leave(text, sentence, t
     settings = federation(fa.FedADMM(rho=1.0), rounds=1)
     grid = FakeGrid(settings, tmp_path)
     path = agree(grid, text) / POLICY
-    with pytest.raises(fa.ConfigError, match=sentence):
+    with pytest.raises(fa.errors.ConfigError, match=sentence):
         read_policy(path)
     history = run_through(settings, grid, tmp_path)
     assert history.trace == [[0, 1, 3]]
@@ -120,7 +120,7 @@ def test_the_file_comes_before_the_app_and_the_node_before_the_file(tmp_path):
     grid.policy = {"policy": str(other)}
     assert made() == SitePolicy(approval=True)
     grid.policy = {"policy": str(tmp_path / "nowhere.toml")}
-    with pytest.raises(fa.ConfigError, match="but there is no such file"):
+    with pytest.raises(fa.errors.ConfigError, match="but there is no such file"):
         made()
 
 

@@ -137,7 +137,7 @@ def test_a_storm_of_faults_loses_nothing(tmp_path):
 def test_masked_hospitals_leave_the_server_nothing_but_sums(tmp_path):
     """Real sites with keys and noise: what waits on their disks is in no file of the server."""
     out = tmp_path / "run"
-    given = {"aggregate.name": "masked-sum", "upload": '[{name="clip", norm=1.0}]'}
+    given = {"aggregator.name": "masked-sum", "pipeline": '[{name="clip", norm=1.0}]'}
     given |= {"local.solver.name": "dp-sgd", "local.solver.lr": 0.1, "local.solver.batch_size": 20}
     given |= {"local.solver.clip": 1, "local.solver.multiplier": 1.5, "local.solver.delta": 1e-4}
     sets = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]

@@ -8,13 +8,13 @@ import torch
 import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core import trees
+from fedadmm.core.contracts import Algorithm, Cohort, Round
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.messages import Download
-from fedadmm.core.protocols import Algorithm, Received, Round
 from fedadmm.core.regularizers import L1, Zero
 from fedadmm.core.rng import derive
 from fedadmm.run.client import run_client
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.run.stores import MemoryStore
 
 from .harness import CLIENTS, contribution, objectives, tracked
@@ -29,7 +29,7 @@ CASES = {
     "fedadmm, prox": fa.FedADMM(rho=1.0),
     "fedadmm-in": fa.FedADMMIn(beta=1.0),
     "fedadmm-insa": fa.FedADMMInSa(beta=1.0),
-    "fedadmm-insa-released": fa.FedADMMInSaReleased(beta=1.0, mu=1.2),
+    "fedadmm-insa-released": fa.algorithms.FedADMMInSaReleased(beta=1.0, mu=1.2),
     "feddr": fa.FedDR(eta=1.0, alpha=1.5),
     "feddr-ii": fa.FedDRII(eta=1.0),
     "scaffold": fa.Scaffold(),
@@ -67,7 +67,7 @@ def play(algorithm, regularizer, cohorts):
                 else share
             )
             total = trees.add_scaled_(total, share, 1.0) if total else trees.clone(share)
-        received = Received(len(cohort), len(cohort) / CLIENTS, CLIENTS, number)
+        received = Cohort(len(cohort), len(cohort) / CLIENTS, CLIENTS, number)
         server = algorithm.server_update(server, total, received, regularizer)
     states = {c: store.get(c).state for c in store.clients()}
     return server, states, past, algorithm.init_client(initial)

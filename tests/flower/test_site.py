@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedadmm as fa
 from fedadmm.core.codec import digest, encode, pack
+from fedadmm.core.config_tree import to_config
+from fedadmm.core.contracts import Round
 from fedadmm.core.errors import StateError
 from fedadmm.core.messages import Download
-from fedadmm.core.protocols import Round
-from fedadmm.core.tables import to_table
 from fedadmm.flower import configured
 from fedadmm.flower.protocol import admission, wire
 from fedadmm.flower.protocol.ledger import ServerLedger, issue
@@ -118,7 +118,7 @@ def test_a_configured_site_loads_its_problem_once_per_process(tmp_path, counted)
     config = resolve({"rounds": 2, "problem": {"name": "digits", "clients": 5}})
     deployment = configured.Deployment(5)
     (tmp_path / configured.CONFIG).write_text(configs.write(config.tree))
-    (tmp_path / configured.DEPLOYMENT).write_text(configs.write(to_table(deployment)))
+    (tmp_path / configured.DEPLOYMENT).write_text(configs.write(to_config(deployment)))
     content = a_task(configured.federation(config, deployment), client=1)
     counted.clear()
     apps = configured.apps(tmp_path)

@@ -11,10 +11,10 @@ from flwr.app import Message
 
 import fedadmm as fa
 from fedadmm.core.codec import encode, pack
+from fedadmm.core.contracts import Round
 from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.core.messages import Download
 from fedadmm.core.privacy import Accountant, composed_epsilon
-from fedadmm.core.protocols import Round
 from fedadmm.flower import SitePolicy
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import ServerLedger
@@ -173,7 +173,7 @@ def test_a_site_answers_as_many_questions_a_day_as_it_says(tmp_path, monkeypatch
 def test_with_noise_a_site_evaluates_only_if_it_says_that_too(hidden, tmp_path):
     upload = [fa.Clip(0.2), fa.GaussianNoise(1.0, 0.1)] if hidden == "sites" else []
     solver = noised() if hidden == "rows" else fa.SGD(lr=0.1, batch_size=10)
-    grid = FakeGrid(federation(fa.FedAvg(), solver=solver, upload=upload), tmp_path)
+    grid = FakeGrid(federation(fa.FedAvg(), solver=solver, pipeline=upload), tmp_path)
     grid.policy = {"evaluations": 100}
     assert answers(grid, 3) == 0
     grid.policy = {"evaluations": 100, "evaluations-with-noise": True}

@@ -32,7 +32,7 @@ STAGES = {
 @pytest.mark.parametrize("name", METHODS)
 def test_equal_to_simulate_although_the_server_dies(name, stages, tmp_path):
     settings = federation(
-        METHODS[name], rounds=8, sampler=fa.UniformSampling(2), upload=STAGES[stages]
+        METHODS[name], rounds=8, sampler=fa.UniformSampling(2), pipeline=STAGES[stages]
     )
     left = [3]
 
@@ -52,7 +52,7 @@ def test_equal_to_simulate_although_the_server_dies(name, stages, tmp_path):
 def test_fewer_bytes_travel(tmp_path):
     sizes = {}
     for stages in ((), (fa.TopK(1), fa.BFloat16())):
-        settings = federation(fa.FedAvg(), rounds=1, upload=stages)
+        settings = federation(fa.FedAvg(), rounds=1, pipeline=stages)
         grid = FakeGrid(settings, tmp_path / str(len(stages)))
         seen: list[dict[str, torch.Tensor]] = []
 
@@ -67,7 +67,7 @@ def test_fewer_bytes_travel(tmp_path):
 
 
 def test_indices_that_cannot_be_are_refused(tmp_path):
-    settings = federation(fa.FedAvg(), rounds=2, upload=[fa.TopK(0.5), fa.BFloat16()])
+    settings = federation(fa.FedAvg(), rounds=2, pipeline=[fa.TopK(0.5), fa.BFloat16()])
     grid = FakeGrid(settings, tmp_path)
     lie = retensored(lambda t: torch.full_like(t, 255) if t.dtype == torch.uint8 else t)
     grid.spoil = lambda content, client: lie(content) if client == 2 else content
@@ -82,7 +82,7 @@ def test_noise_is_accounted_for_and_never_drawn_again(tmp_path):
     upload = [fa.Clip(0.2), fa.GaussianNoise(1.0, 0.1, budget=9.0)]
     ends = []
     for folder in ("first", "second"):
-        settings = federation(fa.FedAvg(), rounds=20, upload=upload, ledger="disk")
+        settings = federation(fa.FedAvg(), rounds=20, pipeline=upload, ledger="disk")
         history = run_through(settings, FakeGrid(settings, tmp_path / folder), tmp_path / folder)
         ends.append(history.outcome)
         account = Accountant(1.0, 0.1)
@@ -176,7 +176,7 @@ def test_a_site_that_does_not_clip_is_refused(stages, tmp_path):
     """Two per cent too much already: the noise is made for the clip, and for nothing longer."""
     clip = fa.AdaptiveClip(0.2) if stages == "adaptive" else fa.Clip(0.2)
     more = {"coded": [fa.Quantise(8, block=2)], "noised": [fa.GaussianNoise(1.0, 0.1)]}
-    settings = federation(fa.FedADMM(rho=1.0), rounds=3, upload=[clip, *more.get(stages, [])])
+    settings = federation(fa.FedADMM(rho=1.0), rounds=3, pipeline=[clip, *more.get(stages, [])])
     grid = FakeGrid(settings, tmp_path)
     grid.spoil = lambda content, client: longer(1.02)(content) if client == 2 else content
     history = run_through(settings, grid, tmp_path)
@@ -190,13 +190,13 @@ def test_a_site_that_does_not_clip_is_refused(stages, tmp_path):
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16", "float16"])
 def test_honest_sites_are_within_the_clip_in_every_precision(precision, tmp_path):
     initial = torch.linspace(-1, 1, 6, dtype=getattr(torch, precision))
-    settings = federation(fa.FedADMM(rho=1.0), initial=initial, upload=[fa.Clip(0.01)])
+    settings = federation(fa.FedADMM(rho=1.0), initial=initial, pipeline=[fa.Clip(0.01)])
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
     assert history.outcome.counts == {}
 
 
 def test_a_site_cannot_move_an_adaptive_clip_by_a_count(tmp_path):
-    settings = federation(fa.FedAvg(), rounds=2, upload=[fa.AdaptiveClip(0.2)])
+    settings = federation(fa.FedAvg(), rounds=2, pipeline=[fa.AdaptiveClip(0.2)])
     grid = FakeGrid(settings, tmp_path)
     lie = retensored(lambda t: -1.0 + 0 * t if t.numel() == 1 else t)
     grid.spoil = lambda content, client: lie(content) if client == 2 else content

@@ -26,10 +26,10 @@ import torch
 import fedadmm as fa
 from data.data_files import heart_bytes, idx_bytes, leaf_bytes
 from fedadmm.core import codec
+from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError, DataError, EngineError, FedADMMError, StateError
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import LastIterate
-from fedadmm.core.tables import to_table
 from fedadmm.data import tabular
 from fedadmm.data.loaders.heart import read_hospital
 from fedadmm.data.loaders.leaf import read_leaf
@@ -38,7 +38,7 @@ from fedadmm.data.partitions import Partition
 from fedadmm.run import resuming
 from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job, record_layout
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.study import config as configs
 from fedadmm.study import sweeping
 from fedadmm.study.config import resolve
@@ -219,7 +219,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
     state = ServerState(server, True, fingerprint(settings, job))
     saved = Saved(
         initial_state(job), ServerLedger("run", {1: Entry(0, 2, "d")}), {7: 1}, 1, 0,
-        {1: Brought(2, [{"upload.message.increment": 2.0}], {"upload.message.increment": 2.0})},
+        {1: Brought(2, [{"pipeline.message.increment": 2.0}], {"pipeline.message.increment": 2.0})},
     )  # fmt: skip
     state.save(saved, {})
     path = server / "server.safetensors"
@@ -306,7 +306,7 @@ def _settings(folder: Path) -> Iterator[Parser]:
     yield Parser("set", [*sets, b"target={metric='a',value=1}"], _set, (ConfigError,))
     grids = [b"algorithm.rho=0.1,1", b"seed=1,2,3", b"local.stop.epochs=[1,2],3"]
     yield Parser("grid", grids, lambda data: sweeping.axis(_text(data), "--grid"), (ConfigError,))
-    deployment = configs.write(to_table(Deployment(3))).encode()
+    deployment = configs.write(to_config(Deployment(3))).encode()
     path = folder / "bundle" / "deployment.toml"
     yield Parser("bundle", [deployment], _file(path, read_deployment), (ConfigError,))
 

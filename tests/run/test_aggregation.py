@@ -26,12 +26,14 @@ def problem() -> fa.Problem:
     return fa.Problem(clients, weights=WEIGHTS, initial=torch.zeros(2, dtype=torch.float64))
 
 
-def run(aggregate: fa.Aggregation, method: fa.Algorithm | None = None, **options) -> fa.Result:
+def run(aggregate: fa.Aggregator, method: fa.Algorithm | None = None, **options) -> fa.Result:
     chosen = {"solver": fa.GradientDescent(1.0), "stop": fa.Steps(1)} | options
-    return fa.simulate(method or fa.FedAvg(), problem(), 2, aggregate=aggregate, **chosen)
+    return fa.simulate(method or fa.FedAvg(), problem(), 2, aggregator=aggregate, **chosen)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", fa.Workers(workers=1), "auto"])
+@pytest.mark.parametrize(
+    "engine", ["sequential", "vectorised", fa.engines.Workers(workers=1), "auto"]
+)
 def test_single_replies_reach_the_part_on_every_engine_in_this_machine(engine):
     """One gradient step of length 1 leads to a client's centre; a worker has memory for four."""
     result = run(Median(), engine=engine)
@@ -58,31 +60,31 @@ REJECTED = {
     "client state": ({"method": fa.FedADMM(1.0)}, "algorithm FedADMM Median Sum"),
     "client state without increments": ({"method": fa.FedPD(1.0)}, "algorithm FedPD Median Sum"),
     "no rounds": (
-        {"method": fa.FedAsync(), "engine": fa.VirtualTime(mode="async")},
+        {"method": fa.FedAsync(), "engine": fa.engines.VirtualTime(mode="async")},
         "engine Median",
     ),
-    "noise": ({"upload": [fa.Clip(1.0), fa.GaussianNoise(1.0)]}, "upload GaussianNoise Median"),
-    "Ray": ({"engine": fa.Ray()}, "aggregate Median Ray Sequential"),
+    "noise": ({"pipeline": [fa.Clip(1.0), fa.GaussianNoise(1.0)]}, "upload GaussianNoise Median"),
+    "Ray": ({"engine": fa.engines.Ray()}, "aggregate Median Ray Sequential"),
 }
 
 
 @pytest.mark.parametrize("case", REJECTED)
 def test_an_aggregator_of_single_updates_is_rejected_where_only_sums_are_right(case):
     options, names = REJECTED[case]
-    with pytest.raises(fa.PairingError, match=naming(names)):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming(names)):
         run(Median(), **options)
 
 
 def test_a_deployment_aggregates_with_the_same_component():
-    options = {"solver": fa.SGD(0.1), "initial": torch.zeros(2), "aggregate": Median()}
+    options = {"solver": fa.SGD(0.1), "initial": torch.zeros(2), "aggregator": Median()}
     assert Federation(fa.FedAvg(), 3, 2, **options).server_job().aggregate == Median()
-    with pytest.raises(fa.PairingError, match=naming("algorithm FedADMM Median")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("algorithm FedADMM Median")):
         Federation(fa.FedADMM(1.0), 3, 2, **options).server_job()
 
 
 def test_a_configuration_names_it():
-    assert resolve({}).tree["aggregate"] == {"name": "sum"}
-    external = {"aggregate": {"name": "support.strangers:Median"}}
+    assert resolve({}).tree["aggregator"] == {"name": "sum"}
+    external = {"aggregator": {"name": "support.strangers:Median"}}
     assert resolve(external).aggregate == Median()
-    with pytest.raises(fa.ConfigError, match=naming("aggregate.name 'mean'")):
-        resolve({"aggregate": {"name": "mean"}})
+    with pytest.raises(fa.errors.ConfigError, match=naming("aggregator.name 'mean'")):
+        resolve({"aggregator": {"name": "mean"}})

@@ -16,7 +16,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.outputs import Iterate
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.experiment import Experiment
-from fedadmm.run.metrics import Judge
+from fedadmm.run.metrics import ModelSelector
 from fedadmm.run.stores import params_sha256
 from fedadmm.study.config import resolve
 from fedadmm.study.rundir import RunDir
@@ -75,7 +75,7 @@ def test_the_best_round_is_kept_with_its_model(name: str, values: list[float], b
 def test_equals_are_told_apart_by_their_loss_and_then_the_later_counts(
     accuracies: list[float], losses: list[float], best: int
 ) -> None:
-    judge, found = Judge(), None
+    judge, found = ModelSelector(), None
     for number, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True), 1):
         record: Any = made(number, test_accuracy=accuracy, test_loss=loss)
         found = judge.after(found, record, Iterate(torch.tensor([float(number)])))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 import fedadmm as fa
-from fedadmm.core.tables import to_table
+from fedadmm.core.config_tree import to_config
 from fedadmm.run.experiment import described, resolved
 from support.federations import federation, run
 from support.rejections import naming
@@ -81,7 +81,7 @@ def test_one_that_only_looks_may_come_later_and_one_that_measures_may_not(tmp_pa
     saved = fa.Checkpoints(tmp_path, every=2)
     small(2, checkpoints=saved)
     small(3, Quiet(), checkpoints=saved, resume=True)
-    with pytest.raises(fa.StateError, match=naming("callback Diary")):
+    with pytest.raises(fa.errors.StateError, match=naming("callback Diary")):
         small(4, Diary(), checkpoints=saved, resume=True)
 
 
@@ -129,7 +129,7 @@ def test_only_those_that_measure_affect_the_records() -> None:
     plain = resolved(described(fa.FedADMM(1.0), federation(3).problem, 1))
     assert replace(plain, callbacks=[Quiet()]).affecting() == plain.affecting()
     measured = replace(plain, callbacks=[fa.Diagnostics(3)])
-    assert measured.affecting()["callbacks"] == [to_table(fa.Diagnostics(3))]
+    assert measured.affecting()["callbacks"] == [to_config(fa.Diagnostics(3))]
 
 
 @pytest.mark.parametrize(
@@ -141,5 +141,5 @@ def test_only_those_that_measure_affect_the_records() -> None:
     ],
 )
 def test_invalid_callbacks_are_rejected(wrong: list[Any], names: str) -> None:
-    with pytest.raises(fa.ParameterError, match=naming(names)):
+    with pytest.raises(fa.errors.ParameterError, match=naming(names)):
         small(1, *wrong)

@@ -268,7 +268,7 @@ def test_a_complete_run_that_has_spent_its_budget_is_over_but_may_not_go_on(tmp_
     first = run(3, checkpoints=Checkpoints(tmp_path, 1), **options)
     again = run(3, checkpoints=Checkpoints(tmp_path, 1), resume=True, **options)
     assert (again.history, again.code, again.status) == ([], "completed", first.status)
-    with pytest.raises(fa.StateError, match=naming("budget")):
+    with pytest.raises(fa.errors.StateError, match=naming("budget")):
         run(4, checkpoints=Checkpoints(tmp_path, 1), resume=True, **options)
 
 
@@ -322,7 +322,7 @@ def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None
     run(3, checkpoints=Checkpoints(tmp_path), fingerprint=old)
     new = {"algorithm.rho": 0.25, "seed": 3, "layers": (1, 2), "new": "x"}
     before = contents(tmp_path)
-    with pytest.raises(fa.StateError) as refused:
+    with pytest.raises(fa.errors.StateError) as refused:
         run(6, checkpoints=Checkpoints(tmp_path), fingerprint=new, resume=True)
     message = str(refused.value)
     for names in ("algorithm.rho 0.5 0.25", "gone true", 'new "x"'):
@@ -335,24 +335,24 @@ def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None
 
 def test_without_a_fingerprint_the_run_describes_itself(tmp_path: Path) -> None:
     run(3, checkpoints=Checkpoints(tmp_path))
-    with pytest.raises(fa.StateError, match=naming('algorithm "fedadmm" "fedavg"')):
+    with pytest.raises(fa.errors.StateError, match=naming('algorithm "fedadmm" "fedavg"')):
         run(3, algorithm=fa.FedAvg(), checkpoints=Checkpoints(tmp_path), resume=True)
-    with pytest.raises(fa.StateError, match=naming("seed 3 4")):
+    with pytest.raises(fa.errors.StateError, match=naming("seed 3 4")):
         run(3, seed=4, checkpoints=Checkpoints(tmp_path), resume=True)
 
 
 def test_a_checkpoint_needs_the_kind_of_store_it_was_written_with(tmp_path: Path) -> None:
     run(3, checkpoints=Checkpoints(tmp_path))
-    with pytest.raises(fa.StateError, match=naming("memory clients disk")):
+    with pytest.raises(fa.errors.StateError, match=naming("memory clients disk")):
         run(
             3, checkpoints=Checkpoints(tmp_path), store=DiskStore(tmp_path / "clients"), resume=True
         )
 
 
 def test_resuming_needs_checkpoints() -> None:
-    with pytest.raises(fa.ParameterError, match=naming("resume True checkpoints None")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("resume True checkpoints None")):
         run(3, resume=True)
-    with pytest.raises(fa.ParameterError, match=naming("every -1")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("every -1")):
         Checkpoints("somewhere", -1)
 
 
@@ -360,7 +360,7 @@ def test_a_store_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     class Plain:
         bind = get = commit = clients = prefetch = mark = undo = lambda *arguments: ()
 
-    with pytest.raises(fa.PairingError, match=naming("Plain MemoryStore DiskStore")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("Plain MemoryStore DiskStore")):
         run(3, store=Plain(), checkpoints=Checkpoints(tmp_path))
 
 
@@ -419,7 +419,7 @@ def test_a_folder_that_cannot_be_written_is_reported_before_round_0(tmp_path: Pa
     blocked = tmp_path / "file"
     blocked.write_text("")
     seen: list[int] = []
-    with pytest.raises(fa.StateError, match=naming(str(blocked))):
+    with pytest.raises(fa.errors.StateError, match=naming(str(blocked))):
         run(3, checkpoints=Checkpoints(blocked), callbacks=[lambda report: seen.append(1)])
     assert seen == []
 

@@ -72,17 +72,19 @@ PAIRINGS: Cases = {
         "problem Untouchable ExactSolver SGD",
     ),
     "certified accuracy without a penalty": (
-        lambda: simulate(fa.FedAvg(), solver=SGD, stop=fa.ProxAccuracy(1.0)),
+        lambda: simulate(fa.FedAvg(), solver=SGD, stop=fa.stopping.ProxAccuracy(1.0)),
         "ProxAccuracy weak_convexity",
     ),
     "certified accuracy with too small a penalty": (
         lambda: simulate(
-            fa.FedADMM(1.0), solver=SGD, stop=fa.RelativeAccuracy(0.1, weak_convexity=3)
+            fa.FedADMM(1.0), solver=SGD, stop=fa.stopping.RelativeAccuracy(0.1, weak_convexity=3)
         ),
         "RelativeAccuracy weak_convexity",
     ),
     "a global reference that is not always sent": (
-        lambda: simulate(fa.FedPD(1.0, 0.5), solver=SGD, stop=fa.InSaCriterion(reference="global")),
+        lambda: simulate(
+            fa.FedPD(1.0, 0.5), solver=SGD, stop=fa.stopping.InSaCriterion(reference="global")
+        ),
         "algorithm FedPD InSaCriterion",
     ),
     "BatchNorm without a policy": (
@@ -143,7 +145,7 @@ PARAMETERS: Cases = {
 
 @pytest.mark.parametrize("case", PAIRINGS)
 def test_incompatible_components_are_rejected(case: str) -> None:
-    assert_rejected(fa.PairingError, PAIRINGS[case])
+    assert_rejected(fa.errors.CompatibilityError, PAIRINGS[case])
 
 
 KINDS: dict[str, Any] = {
@@ -151,9 +153,9 @@ KINDS: dict[str, Any] = {
     "algorithm": fa.FedAvg(),
     "solver": SGD,
     "stop": fa.Epochs(1),
-    "engine": fa.Sequential(),
-    "upload": fa.Clip(1.0),
-    "aggregate": fa.Sum(),
+    "engine": fa.engines.Sequential(),
+    "pipeline": fa.Clip(1.0),
+    "aggregator": fa.Sum(),
 }
 
 
@@ -171,7 +173,7 @@ def test_every_kind_of_component_is_asked_for_incompatibilities(kind: str) -> No
             yield from super().check_run(run)
             yield f"{run.problem.num_clients} clients are too many for {kind}"
 
-    with pytest.raises(fa.PairingError, match=f"^4 clients are too many for {kind}$"):
+    with pytest.raises(fa.errors.CompatibilityError, match=f"^4 clients are too many for {kind}$"):
         simulate(**chosen(kind, Shy(**vars(KINDS[kind]))))
 
 
@@ -183,23 +185,25 @@ def test_every_kind_of_component_may_declare_a_requirement(kind: str) -> None:
         def requires(self, run: Any) -> tuple[Feature, ...]:
             return (*super().requires(run), Feature.LOCAL_MODELS)
 
-    with pytest.raises(fa.PairingError, match=naming("algorithm FedAvg Demanding")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("algorithm FedAvg Demanding")):
         simulate(**chosen(kind, Demanding(**vars(KINDS[kind]))))
 
 
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_an_invalid_argument_is_rejected(case: str) -> None:
-    assert_rejected(fa.ParameterError, PARAMETERS[case])
+    assert_rejected(fa.errors.ParameterError, PARAMETERS[case])
 
 
 def test_an_unknown_engine_is_rejected_with_the_list_of_known_ones():
-    with pytest.raises(fa.ParameterError, match=naming("engine 'magic' 'sequential' 'workers'")):
+    with pytest.raises(
+        fa.errors.ParameterError, match=naming("engine 'magic' 'sequential' 'workers'")
+    ):
         simulate(engine="magic")
 
 
 def test_a_schedule_that_leaves_its_range_is_named():
     problem = fa.Problem([fa.Quadratic(EYE, START)])
-    with pytest.raises(fa.ParameterError, match=naming("round 2 0.0")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("round 2 0.0")):
         fa.simulate(
             fa.FedADMM(lambda t: 2.0 - t), problem, 5, solver=fa.ExactSolver(), initial=START
         )
@@ -207,7 +211,7 @@ def test_a_schedule_that_leaves_its_range_is_named():
 
 def test_an_exact_solver_rejects_a_problem_without_a_unique_solution():
     problem = fa.Problem([fa.Quadratic(torch.zeros(3, 3, dtype=torch.float64), START)])
-    with pytest.raises(fa.PairingError, match=naming("ExactSolver")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("ExactSolver")):
         fa.simulate(fa.FedAvg(), problem, 1, solver=fa.ExactSolver(), initial=START)
 
 

@@ -92,7 +92,7 @@ def test_gongs_measure_is_left_out_where_it_is_not_defined(changed):
     assert "lagrangian" in looked.history[0]["callbacks"]
 
 
-@pytest.mark.parametrize("step", [0.9, fa.Piecewise({0: 0.9})])
+@pytest.mark.parametrize("step", [0.9, fa.schedules.Piecewise({0: 0.9})])
 def test_a_lost_mean_shows_as_drift(step):
     given = federation(62)
     options = {"sampler": fa.UniformSampling(2), "seed": 1}
@@ -149,7 +149,7 @@ def test_a_penalty_that_is_too_small_is_named_before_the_loss_explodes():
 def test_a_learning_rate_that_is_too_large_is_named():
     """GD on f_i + rho/2: stable below 2/(L + rho); the steepest client has a curvature near 3."""
     given = federation(64)
-    for lr in (0.25, [0.25] * given.clients, fa.Piecewise({0: 0.25})):
+    for lr in (0.25, [0.25] * given.clients, fa.schedules.Piecewise({0: 0.25})):
         options = {"solver": fa.GradientDescent(lr), "stop": fa.Steps(5)}
         result = run(fa.FedADMM(9.0), given, 8, **EVERYBODY, **options)
         assert any(
@@ -189,7 +189,7 @@ def test_a_resumed_run_compares_with_what_it_saw_before(tmp_path):
 def test_clients_that_move_while_they_are_absent_are_refused(method):
     name = type(method).__name__
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=naming(f"{name} FedADMM"),
     ):
         run(method, federation(65), 1, **EVERYBODY)
@@ -197,7 +197,7 @@ def test_clients_that_move_while_they_are_absent_are_refused(method):
 
 def test_methods_without_duals_are_refused():
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=naming("FedAvg FedADMM FedADMMIn"),
     ):
         run(fa.FedAvg(), federation(65), 1, **EVERYBODY)

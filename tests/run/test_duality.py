@@ -24,15 +24,19 @@ METHODS = {
 }
 # g with the projected gradient step that minimises F, written out again.
 REGULARIZERS = {
-    "none": (fa.Zero(), lambda v, t: v, lambda x: 0.0),
+    "none": (fa.regularizers.Zero(), lambda v, t: v, lambda x: 0.0),
     "l1": (
         fa.L1(0.4),
         lambda v, t: np.sign(v) * np.maximum(np.abs(v) - 0.4 * t, 0),
         lambda x: 0.4 * np.abs(x).sum(),
     ),
-    "l2": (fa.SquaredL2(0.7), lambda v, t: v / (1 + 0.7 * t), lambda x: 0.35 * x @ x),
-    "box": (fa.Box(-0.2, 0.3), lambda v, t: np.clip(v, -0.2, 0.3), lambda x: 0.0),
-    "ball": (fa.L2Ball(0.5), lambda v, t: v / max(1, np.linalg.norm(v) / 0.5), lambda x: 0.0),
+    "l2": (fa.regularizers.SquaredL2(0.7), lambda v, t: v / (1 + 0.7 * t), lambda x: 0.35 * x @ x),
+    "box": (fa.regularizers.Box(-0.2, 0.3), lambda v, t: np.clip(v, -0.2, 0.3), lambda x: 0.0),
+    "ball": (
+        fa.regularizers.L2Ball(0.5),
+        lambda v, t: v / max(1, np.linalg.norm(v) / 0.5),
+        lambda x: 0.0,
+    ),
 }
 
 
@@ -155,7 +159,7 @@ def test_it_is_recorded_from_a_configuration():
 def test_a_duality_gap_needs_all_clients_and_known_conjugates():
     given = federation(35)
     with pytest.raises(
-        fa.ParameterError,
+        fa.errors.ParameterError,
         match=naming("Diagnostics duality True clients 5 0"),
     ):
         fa.Diagnostics(duality=True)
@@ -163,7 +167,7 @@ def test_a_duality_gap_needs_all_clients_and_known_conjugates():
     logistic = fa.LogisticRegression(rows, torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
     problem = fa.Problem([logistic], initial=given.initial)
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=naming("duality LogisticRegression Quadratic LeastSquares"),
     ):
         fa.simulate(fa.FedADMM(1.0), problem, 1, solver=fa.GradientDescent(0.1), **LOOK)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core.errors import PairingError
+from fedadmm.core.errors import CompatibilityError
 from fedadmm.run import evaluation as evaluating
 from fedadmm.run.metrics import metric
 from fedadmm.study.comparing import compare, plan
@@ -88,7 +88,7 @@ def test_a_target_may_be_that_of_the_worst_client() -> None:
 
 
 def test_nothing_to_measure_by_client_is_refused() -> None:
-    with pytest.raises(PairingError, match=naming("clients")):
+    with pytest.raises(CompatibilityError, match=naming("clients")):
         simulated(1, evaluate=fa.Evaluation(objective=False, clients=True))
 
 
@@ -132,7 +132,7 @@ def test_one_method_has_bars_and_the_terminal_has_columns(comparison: Path) -> N
 def test_the_spread_of_a_second_output_is_good_when_small_too() -> None:
     """`two-outputs` puts the output's name behind every metric."""
     look = fa.Evaluation(clients=True, train=True)
-    result = simulated(1, evaluate=look, output=fa.TwoOutputs())
+    result = simulated(1, evaluate=look, output=fa.outputs.TwoOutputs())
     name = "train_accuracy_spread_averaged"
     assert name in result.history[0]["metrics"]
     assert not metric(name).up

@@ -14,7 +14,7 @@ import fedadmm as fa
 from fedadmm.core.local_work import LocalWork
 from fedadmm.data import problems
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.theory import async_feddr_bound
 from fedadmm.theory.certificates import certify
 from support.certified import assert_holds, certified, curves
@@ -65,7 +65,7 @@ def test_each_client_may_have_a_law_of_its_own():
 
 
 def test_a_law_for_other_clients_is_refused():
-    with pytest.raises(fa.ParameterError, match=naming("GivenDelays max_delay 2 5")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("GivenDelays max_delay 2 5")):
         run(fa.AsyncFedDR(0.4), federation(82), 1, engine=GivenDelays([0, 3]), sampler=ONE)
 
 
@@ -176,13 +176,13 @@ def test_several_clients_in_a_step_are_not_certified(sampler):
     job = make_job(
         fa.AsyncFedDR(0.2, 0.4), problem, LocalWork(fa.ExactSolver()), 0, problem.start(0)
     )
-    with pytest.raises(fa.PairingError, match=naming("certificate")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("certificate")):
         certify("auto", job, sampler, GivenDelays(1))
 
 
 def test_delays_beyond_the_theorem_are_refused_before_the_first_step():
     problem = problems.load("quadratics", clients=6, dimension=4)
-    with pytest.raises(fa.ParameterError, match=naming("async_certificate alpha 0.9")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("async_certificate alpha 0.9")):
         certified(
             fa.AsyncFedDR(0.1, 0.9),
             problem,
@@ -194,10 +194,10 @@ def test_delays_beyond_the_theorem_are_refused_before_the_first_step():
 
 
 def test_invalid_delays_and_synchronous_methods_are_rejected():
-    with pytest.raises(fa.ParameterError, match=naming("GivenDelays max_delay -1")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("GivenDelays max_delay -1")):
         GivenDelays(-1)
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=naming("sampler FedPD"),
     ):
         run(fa.FedPD(1.0), federation(86), 1, engine=GivenDelays())

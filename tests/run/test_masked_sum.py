@@ -19,7 +19,7 @@ METHODS = {
     "fedavg": fa.FedAvg(),
     "fedadmm": fa.FedADMM(1.0),
     "members": fa.FedADMM(1.0, members="seen"),
-    "schedule": fa.FedADMM(fa.Piecewise({0: 1.0, 4: 0.5})),
+    "schedule": fa.FedADMM(fa.schedules.Piecewise({0: 1.0, 4: 0.5})),
     "feddr": fa.FedDR(1.0),
     "insa": fa.FedADMMInSa(),
     "scaffold": fa.Scaffold(),
@@ -40,11 +40,11 @@ def problem(clients: int = 25, weights=None) -> fa.Problem:
     return fa.Problem(sites, weights=weights, initial=torch.zeros(4, dtype=torch.float64))
 
 
-def run(method=None, aggregate=None, rounds=8, **options) -> fa.Result:
+def run(method=None, aggregator=None, rounds=8, **options) -> fa.Result:
     settings = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(3)} | options
     clients = settings.pop("problem", None) or problem()
-    if aggregate is not None:
-        settings["aggregate"] = aggregate
+    if aggregator is not None:
+        settings["aggregator"] = aggregator
     return fa.simulate(method or fa.FedAvg(), clients, rounds, **settings)
 
 
@@ -68,10 +68,10 @@ def test_a_run_is_the_plain_one_to_the_step(name):
     assert float((plain.params - finer.params).abs().max()) < off / 2**8
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", fa.Workers(workers=1)])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", fa.engines.Workers(workers=1)])
 @pytest.mark.parametrize("cohort", [3, 25])
 def test_every_engine_that_brings_single_replies_gives_the_same_run(engine, cohort):
-    settings = {"sampler": fa.UniformSampling(cohort), "upload": [fa.Clip(0.5)]}
+    settings = {"sampler": fa.UniformSampling(cohort), "pipeline": [fa.Clip(0.5)]}
     first = run(fa.FedADMM(1.0), MaskedSum(), engine="sequential", **settings)
     other = run(fa.FedADMM(1.0), MaskedSum(), engine=engine, **settings)
     np.testing.assert_allclose(other.params, first.params, atol=1e-8)
@@ -98,56 +98,59 @@ def test_the_sum_of_many_is_made_in_groups_and_is_the_sum(monkeypatch):
 
 def test_a_round_with_too_few_replies_ends_the_run_with_the_reason():
     sampler = fa.BernoulliSampling(0.2)
-    with pytest.raises(fa.EngineError, match=naming("clients MaskedSum")):
+    with pytest.raises(fa.errors.EngineError, match=naming("clients MaskedSum")):
         run(fa.FedADMM(1.0), MaskedSum(bound=50.0), rounds=60, sampler=sampler)
 
 
 def test_an_entry_above_the_bound_is_named():
-    with pytest.raises(fa.ParameterError, match=naming("bound 0.001")):
-        run(aggregate=MaskedSum(bound=0.001))
+    with pytest.raises(fa.errors.ParameterError, match=naming("bound 0.001")):
+        run(aggregator=MaskedSum(bound=0.001))
 
 
 REFUSED = {
     "no bound": ({}, "MaskedSum.bound None Clip"),
-    "adaptive": ({"upload": [fa.AdaptiveClip()]}, "MaskedSum.bound None"),
+    "adaptive": ({"pipeline": [fa.AdaptiveClip()]}, "MaskedSum.bound None"),
     "few": (
-        {"sampler": fa.UniformSampling(2), "upload": [fa.Clip(1.0)]},
+        {"sampler": fa.UniformSampling(2), "pipeline": [fa.Clip(1.0)]},
         "sampler UniformSampling 2 MaskedSum.minimum 3",
     ),
     "clients": (
-        {"problem": problem(2), "upload": [fa.Clip(1.0)]},
+        {"problem": problem(2), "pipeline": [fa.Clip(1.0)]},
         "sampler FullParticipation 2 MaskedSum.minimum 3",
     ),
-    "compressed": ({"upload": [fa.Clip(1.0), fa.TopK(2)]}, "upload MaskedSum TopK"),
+    "compressed": ({"pipeline": [fa.Clip(1.0), fa.TopK(2)]}, "upload MaskedSum TopK"),
     "asynchronous": (
         {
             "method": fa.FedDR(1.0),
-            "upload": [fa.Clip(1.0)],
+            "pipeline": [fa.Clip(1.0)],
             "engine": GivenDelays(0),
         },
         "engine MaskedSum",
     ),
     "as it is": (
-        {"method": fa.AlignedADMM(1.0, members="seen"), "upload": [fa.Clip(1.0)]},
+        {"method": fa.AlignedADMM(1.0, members="seen"), "pipeline": [fa.Clip(1.0)]},
         "MaskedSum.bound AlignedADMM joined",
     ),
-    "ray": ({"upload": [fa.Clip(1.0)], "engine": fa.Ray()}, "aggregate MaskedSum Ray Sequential"),
+    "ray": (
+        {"pipeline": [fa.Clip(1.0)], "engine": fa.engines.Ray()},
+        "aggregate MaskedSum Ray Sequential",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_masked_sums_exclude_is_refused_before_round_0(name):
     options, names = REFUSED[name]
-    with pytest.raises(fa.PairingError, match=naming(names)):
-        run(aggregate=MaskedSum(), **options)
+    with pytest.raises(fa.errors.CompatibilityError, match=naming(names)):
+        run(aggregator=MaskedSum(), **options)
 
 
 def test_a_step_without_headroom_is_refused_before_round_0():
-    with pytest.raises(fa.ParameterError, match=naming("step 64")):
-        run(aggregate=MaskedSum(bound=50.0, step=1e-19))
-    with pytest.raises(fa.ParameterError, match=naming("group 4 minimum 5")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("step 64")):
+        run(aggregator=MaskedSum(bound=50.0, step=1e-19))
+    with pytest.raises(fa.errors.ParameterError, match=naming("group 4 minimum 5")):
         MaskedSum(minimum=5, group=4)
-    with pytest.raises(fa.ParameterError, match=naming("MaskedSum minimum 2")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("MaskedSum minimum 2")):
         MaskedSum(minimum=2)
 
 
@@ -160,19 +163,19 @@ def test_noise_in_shares_is_at_least_what_is_accounted_and_coins_amplify_nothing
     )
     noise = fa.GaussianNoise(2.0, 1e-3)
     result = run(
-        aggregate=MaskedSum(minimum=5),
+        aggregator=MaskedSum(minimum=5),
         rounds=1,
         problem=still,
         solver=fa.GradientDescent(0.1),
         stop=fa.Steps(1),
-        upload=[fa.Clip(0.5), noise],
+        pipeline=[fa.Clip(0.5), noise],
         evaluate=fa.Evaluation(objective=False),
     )
     expected = 2.0 * 0.5 * math.sqrt(8 / 4)  # the mean over all eight divides by a weight of one
     assert abs(float(result.params.std()) / (expected / 8) - 1) < 0.09
-    coins = {"sampler": fa.BernoulliSampling(0.5), "upload": [fa.Clip(0.5), noise]}
+    coins = {"sampler": fa.BernoulliSampling(0.5), "pipeline": [fa.Clip(0.5), noise]}
     spent = [
-        run(aggregate=one, rounds=1, **coins).history[-1]["privacy"]["epsilon"]
+        run(aggregator=one, rounds=1, **coins).history[-1]["privacy"]["epsilon"]
         for one in (Sum(), MaskedSum())
     ]
     assert spent[0] < 0.7 * spent[1]

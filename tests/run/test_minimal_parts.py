@@ -35,12 +35,12 @@ def test_minimal_parts_run_without_rounds():
 
     Only its author knows that a method is up to it, and must say so.
     """
-    with pytest.raises(fa.PairingError, match=naming("engine Accepting")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("engine Accepting")):
         run(VirtualTime(mode="async"), rounds=30)
     result = run(VirtualTime(mode="async"), rounds=30, stale_updates=True)
     assert 1.0 < float(result.params) < 8.0
 
 
 def test_clients_that_cannot_be_stacked_are_rejected():
-    with pytest.raises(fa.PairingError, match=naming("Vectorised")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("Vectorised")):
         run("vectorised")

@@ -11,7 +11,7 @@ from support.federations import federation, run, snapshots
 
 ROUNDS, CHANGE, SEED = 30, 10, 4
 BEFORE, AFTER = 0.2, 0.05
-SWITCH = fa.Piecewise({0: BEFORE, CHANGE: AFTER})
+SWITCH = fa.schedules.Piecewise({0: BEFORE, CHANGE: AFTER})
 SAMPLER = fa.BernoulliSampling(0.1)
 ENGINES = {
     "sequential": "sequential",
@@ -63,7 +63,7 @@ def test_the_learning_rate(engine):
 def test_an_accuracy_that_tightens(engine):
     """FedProx with ProxAccuracy: the steps that numpy needs for the accuracy of that round."""
     given, infos, rho, lr = federation(2), [], 0.5, 0.1
-    rule = fa.ProxAccuracy(0.5, max_epochs=1000)
+    rule = fa.stopping.ProxAccuracy(0.5, max_epochs=1000)
     result = run(
         fa.FedProx(rho),
         given,
@@ -95,7 +95,7 @@ def test_an_initial_round_counts_as_the_first():
         options = {"solver": fa.GradientDescent(lr), "stop": fa.Steps(2)}
         return run(fa.FedDR(0.5, init="prox"), federation(3), rounds, **options).params.tolist()
 
-    later = fa.Piecewise({0: 0.1, 1: 0.2})
+    later = fa.schedules.Piecewise({0: 0.1, 1: 0.2})
     assert parameters(later, 1) == parameters(0.1, 1)
     assert parameters(later, 2) != parameters(0.1, 2)
 

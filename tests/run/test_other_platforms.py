@@ -64,7 +64,7 @@ def test_a_problem_that_cannot_be_copied_is_refused_where_nothing_forks() -> Non
 
     clients = [Own(torch.eye(2), torch.ones(2)) for _ in range(2)]
     problem = fa.Problem(clients, initial=torch.zeros(2))
-    with pytest.raises(fa.PairingError, match=naming("Workers pickled Sequential")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("Workers pickled Sequential")):
         run(Workers(1), problem)
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.contracts import LocalProblem
+from fedadmm.core.errors import CompatibilityError, ParameterError
 from fedadmm.core.problem import LazyClients
-from fedadmm.core.protocols import LocalProblem
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.federation import Federation
-from fedadmm.run.simulation import local_length
+from fedadmm.run.simulate import local_length
 from fedadmm.study.config import resolve
 from fedadmm.study.running import run
 from support.rejections import naming
@@ -57,7 +57,7 @@ def test_rates_epochs_and_rules_of_each_client_count():
     assert local_length(problem(5, 10), solver, fa.Epochs([4, 1])) == pytest.approx(
         (0.1 * 4 + 0.3 * 2) / 2
     )
-    descent = fa.GradientDescent(lr=fa.Geometric(0.4, 0.5))
+    descent = fa.GradientDescent(lr=fa.schedules.Geometric(0.4, 0.5))
     assert local_length(problem(5, 10), descent, fa.Steps(6)) == pytest.approx(0.4 * 6)
     drawn = fa.UniformEpochs(5)
     assert local_length(problem(10, 10), fa.SGD(0.1, 10), drawn) == pytest.approx(0.5)
@@ -164,13 +164,13 @@ def test_a_deployment_whose_server_can_load_the_rows_fits_it_too():
 
 def test_what_cannot_be_fitted_is_refused():
     method = fa.FedADMM(fa.PerWork())
-    with pytest.raises(PairingError, match=naming("PerWork solver LBFGS SGD")):
+    with pytest.raises(CompatibilityError, match=naming("PerWork solver LBFGS SGD")):
         fa.simulate(method, problem(5, 5), 1, solver=fa.LBFGS())
-    with pytest.raises(PairingError, match=naming("solver None SGD")):
+    with pytest.raises(CompatibilityError, match=naming("solver None SGD")):
         fa.simulate(method, problem(5, 5), 1)
     with pytest.raises(ParameterError, match=naming("lr 3 2")):
         fa.simulate(method, problem(5, 5), 1, solver=fa.SGD([0.1, 0.1, 0.1]))
     with pytest.raises(ParameterError, match=naming("PerWork pull=0.25")):
         _ = method.prox_step
-    with pytest.raises(PairingError, match=naming("solver LBFGS SGD")):
+    with pytest.raises(CompatibilityError, match=naming("solver LBFGS SGD")):
         Federation(method, 2, 3, initial=torch.zeros(DIMENSION), solver=fa.LBFGS())

@@ -47,5 +47,5 @@ def test_a_gpu(engine: str, problem: str) -> None:
 @NEEDS_GPU
 def test_workers_refuse_a_gpu() -> None:
     task = PROBLEMS["perceptron"]()
-    with pytest.raises(fa.PairingError, match=naming("CPU")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("CPU")):
         run("workers", fa.FedADMM(rho=0.5), task, initial=task.initial.cuda())

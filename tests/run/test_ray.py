@@ -97,13 +97,13 @@ def test_what_leaves_a_client_is_the_same() -> None:
     options: Any = {
         "algorithm": fa.AlignedADMM(rho=0.5),
         "solver": fa.DPSGD(0.1, clip=0.5, multiplier=1.0, batch_size=4, delta=0.01),
-        "upload": [fa.AdaptiveClip(0.1), fa.TopK(3), fa.Quantise(4)],
+        "pipeline": [fa.AdaptiveClip(0.1), fa.TopK(3), fa.Quantise(4)],
     }
     assert_close(run(5, engine=ENGINE, **options), run(5, **options))
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("personal", [fa.Ditto(0.3), fa.OwnLayers(["2.*"])], ids=str)
+@pytest.mark.parametrize("personal", [fa.Ditto(0.3), fa.PersonalLayers(["2.*"])], ids=str)
 def test_what_clients_keep_for_themselves_equals_sequential(personal: Any) -> None:
     options: Any = {"algorithm": fa.FedAvg(), "problem": PROBLEMS["tanh"](), "personal": personal}
     found, wanted = run(5, engine=ENGINE, **options), run(5, **options)
@@ -219,13 +219,15 @@ def test_an_actor_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> N
         (tmp_path / f"kill-{number}").touch()
     federation = federation_with(2, Deadly, folder=tmp_path)
     options: Any = {"sampler": fa.FullParticipation(), "evaluate": False}
-    with pytest.raises(fa.EngineError, match=naming("8 clients 3 round 1")):
+    with pytest.raises(fa.errors.EngineError, match=naming("8 clients 3 round 1")):
         run(2, problem=federation, engine=ENGINE, **options)
 
 
 def test_a_client_that_raises_is_named() -> None:
     options: Any = {"sampler": fa.FullParticipation(), "evaluate": False}
-    with pytest.raises(fa.EngineError, match=naming("client 3 round 1 ValueError no such row")):
+    with pytest.raises(
+        fa.errors.EngineError, match=naming("client 3 round 1 ValueError no such row")
+    ):
         run(2, problem=federation_with(3, Broken), engine=ENGINE, **options)
 
 
@@ -245,16 +247,16 @@ def test_a_run_on_ray_is_resumed_from_its_own_files(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(fa.PairingError, match=naming("store MemoryStore DiskStore")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("store MemoryStore DiskStore")):
         run(2, engine=ENGINE, store=MemoryStore())
-    with pytest.raises(fa.ParameterError, match=naming("actors 0")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("actors 0")):
         Ray(actors=0)
-    with pytest.raises(fa.ParameterError, match=naming("timeout 0.0")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("timeout 0.0")):
         Ray(timeout=0.0)
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for_for_ever() -> None:
-    with pytest.raises(fa.EngineError, match=naming("actor 0 1e-06 seconds")):
+    with pytest.raises(fa.errors.EngineError, match=naming("actor 0 1e-06 seconds")):
         run(2, engine=Ray(actors=1, timeout=1e-6))
 
 

@@ -21,7 +21,7 @@ from fedadmm.run.callbacks import Attached
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.choice import SequentialEngine
 from fedadmm.run.record import Record
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.run.state import Schedule
 from fedadmm.run.stores import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
@@ -169,7 +169,7 @@ def test_a_target_may_be_a_metric_of_ones_own():
 )
 def test_a_target_that_is_not_measured_is_rejected(options: Any, names: str) -> None:
     settings = {"evaluate": True} | options
-    with pytest.raises(fa.ParameterError, match=naming(names)):
+    with pytest.raises(fa.errors.ParameterError, match=naming(names)):
         run(fa.FedADMM(1.0), federation(2), 3, **settings)
 
 
@@ -393,7 +393,7 @@ def test_two_callbacks_must_not_report_one_name():
     found = look(One("x"), Two("y"))
     assert found["callbacks"] == {"x": 1.0, "y": 1.0}
     assert {"One_seconds", "Two_seconds"} <= found["clock"].keys()
-    with pytest.raises(fa.ParameterError, match=naming("callback Two 'x'")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("callback Two 'x'")):
         look(One("x"), Two("x"))
 
 
@@ -408,7 +408,7 @@ def test_a_metric_cannot_take_the_name_of_another_metric(where):
     options = {"initial": given.initial, **EXACT}
     for name in ("loss", "score"):
         evaluation = fa.Evaluation(extra=lambda x, name=name: {name: 1.0}, target=where)
-        with pytest.raises(fa.ParameterError, match=naming(f"Evaluation '{name}'")):
+        with pytest.raises(fa.errors.ParameterError, match=naming(f"Evaluation '{name}'")):
             fa.simulate(fa.FedADMM(1.0), problem, 2, evaluate=evaluation, **options)
 
 
@@ -491,13 +491,15 @@ def test_training_accuracy_of_a_model_is_that_of_its_largest_score():
 
 def test_training_accuracy_is_refused_where_there_are_no_classes():
     evaluation = fa.Evaluation(train=True)
-    with pytest.raises(fa.PairingError, match=naming("Evaluation train True LeastSquares")):
+    with pytest.raises(
+        fa.errors.CompatibilityError, match=naming("Evaluation train True LeastSquares")
+    ):
         fa.simulate(
             fa.FedAvg(), classified(regression=True), 1, solver=fa.SGD(0.1), evaluate=evaluation
         )
     mixed = fa.Problem([*classified().clients[:1], *classified(regression=True).clients[1:]])
     options = {"initial": torch.ones(4, dtype=torch.float64), "evaluate": evaluation}
-    with pytest.raises(fa.DataError, match=naming("LeastSquares")):
+    with pytest.raises(fa.errors.DataError, match=naming("LeastSquares")):
         fa.simulate(fa.FedAvg(), mixed, 1, solver=fa.SGD(0.1), **options)
 
 
@@ -582,6 +584,6 @@ def test_batches_differ_between_clients_and_rounds():
 
 def test_a_schedule_of_learning_rates_also_serves_an_initial_round():
     given = federation(16)
-    solver = fa.GradientDescent(fa.Piecewise({0: 0.1, 2: 0.05}))
+    solver = fa.GradientDescent(fa.schedules.Piecewise({0: 0.1, 2: 0.05}))
     result = run(fa.FedDR(1.0, init="prox"), given, 3, solver=solver, stop=fa.Steps(2))
     assert result.code == "completed"

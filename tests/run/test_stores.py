@@ -16,7 +16,7 @@ import fedadmm as fa
 from fedadmm.core import codec, files
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.messages import ClientRecord
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.run.stores import DiskStore, MemoryStore, disk, records, segments
 from support.rejections import naming
 from support.resumable import fingerprints, run
@@ -108,7 +108,7 @@ def test_cleared_stores_are_empty(store: Any) -> None:
 
 def test_a_run_from_round_0_refuses_a_store_that_is_not_empty(store: Any) -> None:
     store.commit(1, record(1), 0)
-    with pytest.raises(fa.StateError, match=naming("records 1")):
+    with pytest.raises(fa.errors.StateError, match=naming("records 1")):
         run(2, store=store)
 
 
@@ -215,7 +215,7 @@ def test_checkpoints_and_undo_find_records_that_moved(
 def test_a_record_of_another_method_is_refused(tmp_path: Path) -> None:
     bound(DiskStore(tmp_path)).commit(5, record(1), 0)
     other = bound(DiskStore(tmp_path), fa.FedDR(eta=1.0))
-    with pytest.raises(fa.StateError, match=naming("state.rho")):
+    with pytest.raises(fa.errors.StateError, match=naming("state.rho")):
         other.get(5)
 
 
@@ -242,7 +242,7 @@ def test_prefetched_records_need_no_file_any_more(tmp_path: Path) -> None:
         path.unlink()
     assert same(fresh.get(1), record(1))
     assert same(fresh.get(2), record(2))
-    with pytest.raises(fa.StateError, match="cannot read"):
+    with pytest.raises(fa.errors.StateError, match="cannot read"):
         fresh.get(3)
 
 
@@ -306,7 +306,9 @@ def test_a_full_disk_is_a_state_error_that_names_the_file(tmp_path: Path) -> Non
             super().append(path, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    told = pytest.raises(fa.StateError, match=r"segment-0+1\.records: No space left on device")
+    told = pytest.raises(
+        fa.errors.StateError, match=r"segment-0+1\.records: No space left on device"
+    )
     with files.using(Full()), told:
         store.commit(5, record(2), 1)
     assert same(store.get(5), record(1))
@@ -315,14 +317,14 @@ def test_a_full_disk_is_a_state_error_that_names_the_file(tmp_path: Path) -> Non
 
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(fa.ParameterError, match=naming("cache_bytes -1")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("cache_bytes -1")):
         DiskStore(tmp_path, cache_bytes=-1)
-    with pytest.raises(fa.ParameterError, match=naming("primal_dtype torch.int8")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("primal_dtype torch.int8")):
         DiskStore(tmp_path, primal_dtype=torch.int8)
-    with pytest.raises(fa.StateError, match=naming("bind")):
+    with pytest.raises(fa.errors.StateError, match=naming("bind")):
         DiskStore(tmp_path).commit(0, record(0), 0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(fa.StateError, match="cannot create the folder"):
+    with pytest.raises(fa.errors.StateError, match="cannot create the folder"):
         DiskStore(tmp_path / "file" / "clients")
 
 

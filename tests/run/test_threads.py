@@ -146,5 +146,5 @@ def test_a_recurrent_layer_counts_every_step_and_an_embedding_none():
     ],
 )
 def test_an_invalid_number_of_threads_is_rejected(threads: Any, names: str) -> None:
-    with pytest.raises(fa.ParameterError, match=naming(names)):
+    with pytest.raises(fa.errors.ParameterError, match=naming(names)):
         run(fa.FedADMM(1.0), federation(1), 1, threads=threads)

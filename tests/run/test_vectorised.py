@@ -47,12 +47,12 @@ RULES = {
     "epochs": fa.Epochs(3),
     "steps": fa.Steps(8),
     "uniform": fa.UniformEpochs(4),
-    "gradient": fa.GradientTolerance(0.02, max_epochs=6),
-    "prox": fa.ProxAccuracy(0.05, max_epochs=6),
-    "relative": fa.RelativeAccuracy(0.5, max_epochs=6),
-    "relative, squared": fa.RelativeAccuracy(0.2, squared=True, max_epochs=6),
-    "insa": fa.InSaCriterion(sigma=0.6, max_epochs=6),
-    "insa-global": fa.InSaCriterion(reference="global", max_epochs=6),
+    "gradient": fa.stopping.GradientTolerance(0.02, max_epochs=6),
+    "prox": fa.stopping.ProxAccuracy(0.05, max_epochs=6),
+    "relative": fa.stopping.RelativeAccuracy(0.5, max_epochs=6),
+    "relative, squared": fa.stopping.RelativeAccuracy(0.2, squared=True, max_epochs=6),
+    "insa": fa.stopping.InSaCriterion(sigma=0.6, max_epochs=6),
+    "insa-global": fa.stopping.InSaCriterion(reference="global", max_epochs=6),
 }
 
 
@@ -86,8 +86,8 @@ def test_momentum(name: str, problem: str) -> None:
 
 REGULARIZERS = {
     "l1": fa.L1(0.05),
-    "groups": fa.GroupLasso(0.05, (1, 2, 1)),
-    "ball": fa.L2Ball(0.8),
+    "groups": fa.regularizers.GroupLasso(0.05, (1, 2, 1)),
+    "ball": fa.regularizers.L2Ball(0.8),
 }
 RATES = (0.1, 0.05, 0.2, 0.08, 0.15, 0.12)
 
@@ -131,7 +131,7 @@ def test_clients_with_more_rows_than_one_pass_takes() -> None:
         return model_federation(lambda: models.mlp(4, 6, 3), sizes=(300, 700, 5, 256))
 
     for solver in (fa.GradientDescent(0.1), fa.SGD(0.1, batch_size=100)):
-        options = {"solver": solver, "stop": fa.InSaCriterion(sigma=0.7), "rounds": 2}
+        options = {"solver": solver, "stop": fa.stopping.InSaCriterion(sigma=0.7), "rounds": 2}
         expected = run("sequential", fa.FedADMM(rho=0.5), problem(), **options)
         assert_same_run(run("vectorised", fa.FedADMM(rho=0.5), problem(), **options), expected)
 
@@ -187,7 +187,7 @@ def test_states_do_not_keep_their_stack_alive() -> None:
 
 
 def _rejection(problem: fa.Problem, **options: object) -> str:
-    with pytest.raises(fa.PairingError) as caught:
+    with pytest.raises(fa.errors.CompatibilityError) as caught:
         run("vectorised", fa.FedAvg(), problem, **options)
     return str(caught.value)
 
@@ -227,5 +227,5 @@ def test_a_client_of_another_kind_is_named() -> None:
         [*PROBLEMS["least squares"]().clients, *PROBLEMS["logistic"]().clients],
         initial=torch.ones(4, dtype=torch.float64),
     )
-    with pytest.raises(fa.PairingError, match=naming("client 6")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("client 6")):
         run("vectorised", fa.FedAvg(), mixed, sampler=fa.FullParticipation())

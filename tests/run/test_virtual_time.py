@@ -205,7 +205,7 @@ def test_a_deadline_that_nobody_can_meet_ends_in_empty_steps_not_in_a_loop():
 def test_a_run_is_taken_up_in_the_middle_of_work_in_flight(method, upload, tmp_path):
     given = federation(10, weights=WEIGHTS)
     engine = VirtualTime(compute="log-normal", redraw=True, dropout=0.1, buffer=2)
-    settings = {"engine": engine, "seed": 5, "upload": upload}
+    settings = {"engine": engine, "seed": 5, "pipeline": upload}
     whole = run(method, given, 40, **settings)
     saved = Checkpoints(tmp_path, every=3)
     run(method, given, 17, checkpoints=saved, **settings)
@@ -217,7 +217,7 @@ def test_a_run_is_taken_up_in_the_middle_of_work_in_flight(method, upload, tmp_p
 def test_work_in_flight_is_not_left_behind_by_an_engine_without_a_clock(tmp_path):
     given, saved = federation(10), Checkpoints(tmp_path, every=3)
     run(fa.FedADMM(1.1), given, 6, checkpoints=saved, engine=VirtualTime())
-    with pytest.raises(fa.StateError, match=naming("SequentialEngine")):
+    with pytest.raises(fa.errors.StateError, match=naming("SequentialEngine")):
         run(fa.FedADMM(1.1), given, 9, checkpoints=saved, resume=True)
     run(fa.FedADMM(1.1), given, 6, checkpoints=saved, engine=VirtualTime("sync"))
     assert len(run(fa.FedADMM(1.1), given, 9, checkpoints=saved, resume=True).history) == 3
@@ -267,21 +267,21 @@ REJECTED = [
 
 @pytest.mark.parametrize(("options", "names"), REJECTED)
 def test_invalid_options_are_rejected(options, names):
-    with pytest.raises(fa.ParameterError, match=naming(names)):
+    with pytest.raises(fa.errors.ParameterError, match=naming(names)):
         VirtualTime(**options)
 
 
 def test_asynchronous_engines_and_synchronous_methods_are_incompatible():
     given = federation(13)
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=naming("engine AsyncFedDR VirtualTime"),
     ):
         run(ASYNC, given, 1, engine="sequential")
-    with pytest.raises(fa.PairingError, match=naming("engine AsyncFedDR")):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("engine AsyncFedDR")):
         run(ASYNC, given, 1, engine=VirtualTime("sync"))
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=naming("sampler FedPD FullParticipation"),
     ):
         run(fa.FedPD(1.0), given, 1, engine=VirtualTime())
@@ -300,5 +300,5 @@ def test_an_invalid_trace_is_rejected(text, names, tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(text)
     engine = VirtualTime(compute="trace", trace=str(path))
-    with pytest.raises(fa.DataError, match=naming(names)):
+    with pytest.raises(fa.errors.DataError, match=naming(names)):
         run(ASYNC, federation(14, clients=3), 2, engine=engine)

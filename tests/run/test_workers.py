@@ -106,7 +106,7 @@ def test_an_evaluation_that_raises_is_named() -> None:
     # One alone, because either worker may be the first to answer.
     tests = [broken if client == 1 else partial(_squared, 1) for client in range(given.num_clients)]
     problem = replace(given, client_tests=tests)
-    with pytest.raises(fa.EngineError, match=naming("client 1 ValueError")):
+    with pytest.raises(fa.errors.EngineError, match=naming("client 1 ValueError")):
         run(TWO, fa.FedADMM(rho=0.5), problem, evaluate=fa.Evaluation(clients=True))
 
 
@@ -167,7 +167,7 @@ def test_a_client_that_raises_is_named_with_its_traceback() -> None:
     def disaster() -> None:
         raise ZeroDivisionError("the client's own mistake")
 
-    with pytest.raises(fa.EngineError) as caught:
+    with pytest.raises(fa.errors.EngineError) as caught:
         _run_all(_with(disaster))
     message = str(caught.value)
     assert re.match(naming("client 2 round 0 ZeroDivisionError"), message)
@@ -176,9 +176,9 @@ def test_a_client_that_raises_is_named_with_its_traceback() -> None:
 
 def test_a_mistake_in_the_set_up_is_raised_as_it_is() -> None:
     def disaster() -> None:
-        raise fa.PairingError("these two do not fit")
+        raise fa.errors.CompatibilityError("these two do not fit")
 
-    with pytest.raises(fa.PairingError, match=r"^these two do not fit$"):
+    with pytest.raises(fa.errors.CompatibilityError, match=r"^these two do not fit$"):
         _run_all(_with(disaster))
 
 
@@ -202,7 +202,7 @@ def test_a_killed_worker_is_replaced_and_its_client_run_again(tmp_path: Path) ->
 
 
 def test_a_client_that_kills_every_worker_is_named() -> None:
-    with pytest.raises(fa.EngineError, match=naming("client 2 round 0 signal 9")):
+    with pytest.raises(fa.errors.EngineError, match=naming("client 2 round 0 signal 9")):
         _run_all(_with(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
@@ -222,7 +222,7 @@ def test_a_stuck_client_is_named_after_the_timeout() -> None:
     def disaster() -> None:
         signal.pause()
 
-    with pytest.raises(fa.EngineError, match=naming("client 2 3 seconds")):
+    with pytest.raises(fa.errors.EngineError, match=naming("client 2 3 seconds")):
         _run_all(_with(disaster), Workers(workers=2, timeout=3.0))
 
 
@@ -248,9 +248,9 @@ def test_messages_that_grow_get_more_memory() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(fa.ParameterError, match=naming("workers 0")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("workers 0")):
         Workers(workers=0)
-    with pytest.raises(fa.ParameterError, match=naming("timeout -1")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("timeout -1")):
         Workers(timeout=-1)
 
 

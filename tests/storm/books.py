@@ -61,7 +61,7 @@ def is_aligned(algorithm: Any) -> bool:
 
 def sums_of(algorithm: Any, length: int) -> Sums | None:
     """None for a method that sums nothing."""
-    name, up = algorithm.name, "upload.message."
+    name, up = algorithm.name, "pipeline.message."
     if is_aligned(algorithm):
         return Sums(("h",), lambda m: (_vector(m, up + "step", length),), lambda s: (s["state.y"],))
     if name == "fedadmm" and algorithm.members == "all":
@@ -187,8 +187,8 @@ class Upload(NamedTuple):
 def _layout(settings: Federation) -> list[tuple[str, int]]:
     """The names of what an upload holds, and how many numbers each."""
     job = settings.server_job()
-    message = message_template(job, parcel_template(job).download.cast)
-    named = trees.named_tensors(message, "upload.message")
+    message = message_template(job, parcel_template(job).download.broadcast)
+    named = trees.named_tensors(message, "pipeline.message")
     return [(name, leaf.numel()) for name, leaf in named]
 
 
@@ -222,7 +222,7 @@ class Books:
         self._round_sets: dict[tuple[str, str, int], tuple[int, ...]] = {}
         """By machine, run and round: the set under which uploads of that round left."""
         self._step, self._layout = 0.0, list[tuple[str, int]]()
-        if settings.experiment.aggregate.hides:
+        if settings.experiment.aggregator.is_secure:
             self._step, self._layout = 2.0**-50, _layout(settings)
         self._peak = 1.0
         self._largest_truth = 0.0

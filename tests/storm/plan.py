@@ -59,7 +59,7 @@ class Plan:
     @property
     def masked(self) -> bool:
         """Whether only masked sums leave the sites."""
-        return self.federation.experiment.aggregate.hides
+        return self.federation.experiment.aggregator.is_secure
 
     def has(self, kind: str) -> bool:
         """Whether this fault may come."""
@@ -104,11 +104,11 @@ def make(seed: int) -> Plan:
     if mode == "rounds" and chance.random() < 0.3:
         settings["sampler"] = fa.UniformSampling(clients - 1)
     if _may_be_cut(algorithm) and newer.random() < 0.25:
-        settings["upload"] = [fa.TopK(keep=1)]
+        settings["pipeline"] = [fa.TopK(keep=1)]
     hides = Random(f"masked {seed}")
     if mode == "rounds" and "upload" not in settings and hides.random() < 0.3:
         # As fine as the doubles themselves, so that all books stay as exact as they are.
-        settings["aggregate"] = fa.MaskedSum(bound=2048.0, step=2.0**-50)
+        settings["aggregator"] = fa.MaskedSum(bound=2048.0, step=2.0**-50)
         settings["ledger"] = "none"
         if clients == 3:
             settings.pop("sampler", None)
@@ -200,8 +200,8 @@ def start(settings: Federation) -> torch.Tensor:
 
 
 def _otherwise_kept(settings: Federation) -> Federation:
-    if settings.experiment.aggregate.hides:
-        return with_run(settings, aggregate=fa.Sum())
+    if settings.experiment.aggregator.is_secure:
+        return with_run(settings, aggregator=fa.Sum())
     return replace(settings, ledger="none" if settings.ledger == "disk" else "disk")
 
 

@@ -350,7 +350,7 @@ class Story:
                 sampler=fa.TraceSampling(trace),
                 local=run.local,
                 seed=run.seed,
-                upload=run.upload,
+                pipeline=run.pipeline,
                 engine="sequential",  # as sites are
                 evaluate=False,
             )

@@ -144,7 +144,7 @@ def test_clipping_and_compression_do_not_protect_but_noise_does() -> None:
     for row in (found(), found(clip=True)):
         assert (row.recovered, row.labels) == (1, 1.0)
         assert row.psnr > 60
-    assert found(upload=(fa.Quantise(8),)).recovered == 1
+    assert found(pipeline=(fa.Quantise(8),)).recovered == 1
     assert found(clip=True, noise=1.0).recovered == 0
     assert found(private=1.0).recovered == 0
 
@@ -189,5 +189,5 @@ def test_model_without_a_linear_layer_is_rejected() -> None:
     client = fa.ModelObjective(
         module, nn.functional.cross_entropy, torch.rand(2, 1, 6, 6), torch.tensor([0, 1])
     )
-    with pytest.raises(fa.PairingError, match=r"^model: "):
+    with pytest.raises(fa.errors.CompatibilityError, match=r"^model: "):
         expose(client)

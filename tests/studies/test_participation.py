@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedadmm.algorithms import REGISTRY
-from fedadmm.core.tables import from_table, to_table
+from fedadmm.core.config_tree import from_config, to_config
 from fedadmm.study import config
 from fedadmm.study.recipe import SCALES, Recipe, study_of
 from studies.participation import cnn
@@ -201,12 +201,12 @@ def test_every_method_has_a_row_or_a_reason() -> None:
 @pytest.mark.parametrize("name", [STUDY, FINAL])
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_configuration_is_complete(name: str, scale: str) -> None:
-    for cell in study_of(from_table(Recipe, recipe(name)), scale).cells:
+    for cell in study_of(from_config(Recipe, recipe(name)), scale).cells:
         assert cell.run.rounds >= 1
 
 
 def test_a_problem_has_a_setting_for_each_percentage_and_a_method_two_rows() -> None:
-    study = study_of(from_table(Recipe, recipe(STUDY)), "full")
+    study = study_of(from_config(Recipe, recipe(STUDY)), "full")
     found = {cell.name: cell for cell in study.cells}
     printed, averaged = (found[f"mnist-shards-2/adabest{end}"] for end in ("", "+averaged"))
     for cell in (printed, averaged):
@@ -220,19 +220,19 @@ def test_a_problem_has_a_setting_for_each_percentage_and_a_method_two_rows() -> 
     assert averaged.target is not None
     assert (printed.target.metric, printed.target.value) == ("test_accuracy", 0.88)
     assert (averaged.target.metric, averaged.target.value) == ("test_accuracy_averaged", 0.88)
-    quick = {cell.setting for cell in study_of(from_table(Recipe, recipe(STUDY)), "quick").cells}
+    quick = {cell.setting for cell in study_of(from_config(Recipe, recipe(STUDY)), "quick").cells}
     assert {name.rpartition("-")[2] for name in quick} == {"2", "10"}
     assert places(read(STUDY))["femnist-5"] == ("femnist", 5, "confirmation")
 
 
 def test_the_verdict_names_rows_of_the_recipe() -> None:
-    verdict = from_table(Verdict, read(STUDY)["verdict"])
+    verdict = from_config(Verdict, read(STUDY)["verdict"])
     rows = {row["name"] for row in recipe(STUDY)["methods"]}
     assert rows >= {*verdict.candidates, *verdict.baselines}
 
 
 def test_the_fixed_horizon_has_the_studys_problems_and_search_but_no_targets() -> None:
-    study, horizon = read(STUDY), from_table(Recipe, recipe(FINAL))
+    study, horizon = read(STUDY), from_config(Recipe, recipe(FINAL))
     assert [(one.name, one.config) for one in horizon.settings] == [
         (one["name"], one["config"]) for one in study["settings"]
     ]
@@ -241,7 +241,7 @@ def test_the_fixed_horizon_has_the_studys_problems_and_search_but_no_targets() -
     rows = {method["name"]: method for method in study["methods"]}
     for method in horizon.methods:
         own = rows[method.name]
-        assert (method.config, to_table(method.search)) == (own["config"], own["search"])
+        assert (method.config, to_config(method.search)) == (own["config"], own["search"])
     assert [method.name for method in horizon.methods] == read(FINAL)["methods"]
     for cell in study_of(horizon, "full").cells:
         assert (cell.run.target, cell.run.rounds) == (None, 80)

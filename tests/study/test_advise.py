@@ -72,7 +72,7 @@ def test_flat_problem_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = fa.Problem([fa.Quadratic(torch.zeros(2, 2), torch.zeros(2))], initial=torch.zeros(2))
     chosen = resolve({"problem": {"name": "quadratics"}})
     monkeypatch.setattr(type(chosen), "load_problem", lambda self: flat)
-    with pytest.raises(fa.PairingError, match=r"^problem: "):
+    with pytest.raises(fa.errors.CompatibilityError, match=r"^problem: "):
         advise(chosen)
 
 

@@ -9,10 +9,10 @@ import tomllib
 import pytest
 
 import fedadmm as fa
+from fedadmm.core.config_tree import part_from, to_config
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.schedules import Geometric, Piecewise
-from fedadmm.core.tables import part_from, to_table
 from fedadmm.study import config as configs
 from fedadmm.study.comparing import schema
 from fedadmm.study.config import resolve
@@ -35,9 +35,9 @@ def test_a_part_comes_back_from_its_table(family: str, name: str) -> None:
     }
     try:
         made = kind(**needed)
-    except fa.ParameterError:
+    except fa.errors.ParameterError:
         pytest.skip("its rules between fields need more than one value")
-    table = to_table(made)
+    table = to_config(made)
     in_tables = {field.name for field in own if field.metadata.get("in_tables", True)}
     assert set(table) == in_tables | {"name"}
     assert part_from(family, tomllib.loads(configs.write(table)), family) == made
@@ -67,11 +67,11 @@ def test_a_table_is_a_constructor_call() -> None:
         },
     }
     built = resolve(tree)
-    assert built.algorithm == fa.FedADMMPrinted(
+    assert built.algorithm == fa.algorithms.FedADMMPrinted(
         Piecewise({0: 0.5, 10: 1.0}), Geometric(factor=0.8, floor=0.1)
     )
     assert built.local.personal == fa.Ditto(0.3)
-    assert built.regularizer == fa.ElasticNet(0.1, 0.2)
+    assert built.regularizer == fa.regularizers.ElasticNet(0.1, 0.2)
     assert built.sampler == fa.TraceSampling(((0, 1), (2, 3)), repeat=True)
     assert built.local.solver == fa.SGD(Geometric(factor=0.9))
     assert resolve(tomllib.loads(configs.write(built.tree))) == built
@@ -96,7 +96,7 @@ def test_a_list_is_one_value_per_client() -> None:
 def test_the_stopping_rule_is_the_methods_own_unless_the_file_says() -> None:
     tree = {key: value for key, value in SMALL.items() if key != "local"}
     insa = resolve(tree | {"algorithm": {"name": "fedadmm-insa"}})
-    assert insa.local.stop == fa.InSaCriterion()
+    assert insa.local.stop == fa.stopping.InSaCriterion()
     assert resolve(tree).local.stop == fa.Epochs(1)
 
 

@@ -213,7 +213,7 @@ def test_the_report_is_written_and_written_again_but_over_no_other_run(tmp_path:
     assert shown["labels"] == ["down", "up"]
     assert len((tmp_path / "report" / "metrics.jsonl").read_text().splitlines()) == 2
     other = write_small(tmp_path / "config.toml")
-    with pytest.raises(fa.ParameterError, match="holds a run of another kind"):
+    with pytest.raises(fa.errors.ParameterError, match="holds a run of another kind"):
         model.report(other.parent)
 
 
@@ -270,7 +270,9 @@ def test_rows_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="groups has a gap"):
         model.fit(x, y > 0, groups=np.where(site == "site 1", None, site))
     mixed = np.where(site == "site 1", 1, site.astype(object))
-    with pytest.raises(fa.ParameterError, match="groups holds int and str, but must hold values"):
+    with pytest.raises(
+        fa.errors.ParameterError, match="groups holds int and str, but must hold values"
+    ):
         model.fit(x, y > 0, groups=mixed)
     many = len(x)
     wide = np.stack([site, site], axis=1)
@@ -279,11 +281,13 @@ def test_rows_that_cannot_be_are_refused() -> None:
         ("site", "()"),
         (wide, f"({many}, 2)"),
     ):
-        with pytest.raises(fa.ParameterError) as caught:
+        with pytest.raises(fa.errors.ParameterError) as caught:
             model.fit(x, y > 0, groups=short)
         said = f"groups has shape {shape}, but must hold one value for each of {many} rows"
         assert str(caught.value) == f"FederatedClassifier: {said}"
-    with pytest.raises(fa.ParameterError, match="y has a gap, but must hold a class for every row"):
+    with pytest.raises(
+        fa.errors.ParameterError, match="y has a gap, but must hold a class for every row"
+    ):
         model.fit(x, np.where(y > 0, "sick", None), groups=site)
     with pytest.raises(
         ValueError, match="sample_weight lies in -1 … 1, but each weight must be at least zero"
@@ -313,7 +317,7 @@ def test_options_that_change_between_two_calls_count_from_then_on() -> None:
     rate = found.lr_
     assert found.partial_fit(x, y, groups=site).lr_ == rate
     with pytest.raises(
-        fa.ParameterError,
+        fa.errors.ParameterError,
         match=r'the run so far belongs .*algorithm is "aligned-admm" there and "fedavg"',
     ):
         found.set_params(method="fedavg").partial_fit(x, y, groups=site)

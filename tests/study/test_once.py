@@ -29,13 +29,13 @@ METHODS = [{"algorithm": {"name": name}} for name in ("fedavg", "fedadmm", "scaf
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The configurations that were checked, as they come."""
     found: list[str] = []
-    real = config.from_table
+    real = config.from_config
 
     def counted(kind: Any, tree: Any) -> Any:
         found.append(kind.__name__)
         return real(kind, tree)
 
-    monkeypatch.setattr(config, "from_table", counted)
+    monkeypatch.setattr(config, "from_config", counted)
     return found
 
 

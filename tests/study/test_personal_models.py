@@ -86,7 +86,9 @@ def test_held_out_rows_are_those_of_the_client() -> None:
 
 def test_what_nobody_measures_of_a_client_is_refused() -> None:
     evaluation = fa.Evaluation(target="both", objective=False)
-    with pytest.raises(fa.PairingError, match=r"^Evaluation: target is 'both', but nothing is"):
+    with pytest.raises(
+        fa.errors.CompatibilityError, match=r"^Evaluation: target is 'both', but nothing is"
+    ):
         run(fa.FedADMM(RHO), federation(34), 1, evaluate=evaluation)
 
 
@@ -177,7 +179,7 @@ def test_rows_of_a_site_are_predicted_by_its_own_model() -> None:
     classes = fa.FederatedClassifier(fa.FedADMM(0.01), **options).fit(x, y > 0, groups=site)
     assert (classes.predict(x, groups=site) == (y > 0)).mean() > 0.95
     assert (classes.predict(x) == (y > 0)).mean() < 0.8
-    for personal in (fa.Ditto(0.01), fa.OwnLayers(["*.weight"])):
+    for personal in (fa.Ditto(0.01), fa.PersonalLayers(["*.weight"])):
         line = fa.FederatedRegressor("fedavg", personal=personal, **options)
         line.fit(x, y, groups=site).partial_fit(x, y, groups=site, rounds=2)
         assert abs(np.corrcoef(line.predict(x), y)[0, 1]) < 0.5

@@ -88,7 +88,9 @@ def test_a_number_comes_back_in_its_own_unit(tmp_path: Path) -> None:
     expected = (one @ params[:3] + params[3]) * ages.std(unbiased=False) + ages.mean()
     model = fa.Predictor(place)
     assert model.predict({"smoker": ["no"]}) == pytest.approx([float(expected)], rel=1e-5)
-    with pytest.raises(fa.DataError, match="'age' is a number, but probabilities are asked for"):
+    with pytest.raises(
+        fa.errors.DataError, match="'age' is a number, but probabilities are asked for"
+    ):
         model.predict_proba({"smoker": ["no"]})
 
 
@@ -104,15 +106,17 @@ def test_what_it_cannot_read_is_named(case: str, tmp_path: Path) -> None:
     text, message = REFUSED[case]
     model = fa.Predictor(run(tmp_path))
     (tmp_path / "bad.csv").write_text(text)
-    with pytest.raises(fa.DataError, match=message):
+    with pytest.raises(fa.errors.DataError, match=message):
         model.predict(tmp_path / "bad.csv")
 
 
 def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
     place = run(tmp_path)
-    with pytest.raises(fa.DataError, match=f"must be the folder of one run, such as {place}"):
+    with pytest.raises(
+        fa.errors.DataError, match=f"must be the folder of one run, such as {place}"
+    ):
         fa.Predictor(tmp_path)
-    with pytest.raises(fa.DataError, match=r"nowhere: no such folder"):
+    with pytest.raises(fa.errors.DataError, match=r"nowhere: no such folder"):
         fa.Predictor(tmp_path / "nowhere")
 
 
@@ -120,14 +124,14 @@ def test_an_exported_file_that_names_code_is_not_trusted_by_itself(tmp_path: Pat
     about = {"problem": "table", "model": "evil:Net", "preparation": None}
     path = tmp_path / "given.safetensors"
     path.write_bytes(save({"w": torch.zeros(1)}, {"fedadmm": json.dumps(about)}))
-    with pytest.raises(fa.ConfigError, match="names 'evil:Net', which is code"):
+    with pytest.raises(fa.errors.ConfigError, match="names 'evil:Net', which is code"):
         fa.Predictor(path)
 
 
 def test_a_run_on_rows_as_they_are_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "run"
     assert call("run", "quickstart", "--set", "rounds=1", "--out", place).exit_code == 0
-    with pytest.raises(fa.DataError, match="its rows were taken as they are"):
+    with pytest.raises(fa.errors.DataError, match="its rows were taken as they are"):
         fa.Predictor(place)
 
 
@@ -146,7 +150,7 @@ def test_an_exported_file_predicts_without_its_run(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout.startswith("state,p(ill),p(well)\n")
     (tmp_path / "other").write_bytes(b"something else")
-    with pytest.raises(fa.DataError, match="is neither the folder of a run nor a file that"):
+    with pytest.raises(fa.errors.DataError, match="is neither the folder of a run nor a file that"):
         fa.Predictor(tmp_path / "other")
 
 

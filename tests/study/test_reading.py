@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedadmm.core.config_tree import Tree
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.tables import Tree
 from fedadmm.study import config
 from fedadmm.study.config import resolve, toml_tables
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fedadmm.core.config_tree import from_config, to_config
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.tables import from_table, to_table
 from fedadmm.study.recipe import Recipe, identifiers, load, plan, study_of
 from fedadmm.study.reproducing import reproduce
 from fedadmm.study.runner import Began, Event
@@ -171,18 +171,18 @@ def test_larger_populations_keep_what_a_hundred_clients_chose(
 
 
 def test_names_that_a_recipe_does_not_hold_are_refused() -> None:
-    tree = to_table(load("gong-fig3"))
+    tree = to_config(load("gong-fig3"))
     tree["settings"][1]["tuned_at"] = ["fmnist-iid-50"]
     with pytest.raises(ConfigError, match="fmnist-iid-200: tuned_at is 'fmnist-iid-50'"):
-        from_table(Recipe, tree)
-    tree = to_table(load("gong-fig3"))
+        from_config(Recipe, tree)
+    tree = to_config(load("gong-fig3"))
     tree["methods"][0]["search"] = ["algorithm.rho"]
     with pytest.raises(ConfigError, match=r"'algorithm\.rho', which has no values"):
-        from_table(Recipe, tree)
-    tree = to_table(load("gong-fig3"))
+        from_config(Recipe, tree)
+    tree = to_config(load("gong-fig3"))
     tree["search"]["budget"] = 3
     with pytest.raises(ConfigError, match=r"search tries \d points, but must try 3"):
-        from_table(Recipe, tree)
+        from_config(Recipe, tree)
 
 
 @pytest.mark.parametrize("scale", ["quick", "full"])

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedadmm.cli import app
+from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.tables import to_table
 from fedadmm.study import config, runner
 from fedadmm.study.recipe import SCALES, identifiers, load, plan, study_of
 from fedadmm.study.report import write_report
@@ -288,7 +288,7 @@ def test_a_choice_at_an_end_of_what_was_tried_is_named() -> None:
 
 def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(config.write(to_table(load("note-identity"))))
+    path.write_text(config.write(to_config(load("note-identity"))))
     todo = plan(str(path), "smoke", patterns=["*/fedpd"])
     assert todo.about["id"] == "mine"
     (row,) = reproduce(todo, tmp_path / "out").document["table"]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 import fedadmm as fa
-from fedadmm.core.errors import ConfigError, PairingError, StateError
+from fedadmm.core.errors import CompatibilityError, ConfigError, StateError
 from fedadmm.core.files import locked
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.stores import params_sha256
@@ -302,7 +302,7 @@ def test_a_refused_run_leaves_its_folder_as_it_was(case: str, done: int, tmp_pat
     names = ("config.toml", "metrics.jsonl", "summary.json", "model.safetensors")
     before = {name: (tmp_path / name).read_bytes() for name in names if done}
     Follower.told.clear()
-    with pytest.raises(ConfigError if case == "a callback" else PairingError):
+    with pytest.raises(ConfigError if case == "a callback" else CompatibilityError):
         run(small(rounds=6, **solver, **REFUSED[case]), tmp_path, resume=True)
     assert Follower.told == [f"from {done + 1}", "failed"]
     found = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in names}
@@ -320,7 +320,7 @@ def test_a_resumed_run_that_is_interrupted_at_once_still_knows_its_best(
     def press(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedadmm.run.simulation.make_job", press)
+    monkeypatch.setattr("fedadmm.run.simulate.make_job", press)
     with pytest.raises(KeyboardInterrupt):
         run(small(rounds=6), tmp_path, resume=True)
     summary = RunDir(tmp_path).summary()

@@ -79,7 +79,7 @@ def test_a_model_may_be_a_stranger_too() -> None:
     with pytest.raises(ConfigError, match=r"^model: name is 'nowhere:Net', which cannot be import"):
         start("nowhere:Net")
     with pytest.raises(
-        fa.ParameterError, match=r"'support.commands:SMALL' is no function or class"
+        fa.errors.ParameterError, match=r"'support.commands:SMALL' is no function or class"
     ):
         start("support.commands:SMALL")
 
@@ -110,7 +110,7 @@ def test_a_mistake_in_a_strangers_table_is_named() -> None:
         (
             "algorithm",
             "support.strangers:Empty",
-            "not a subclass of fedadmm.core.protocols.Algorithm",
+            "not a subclass of fedadmm.core.contracts.Algorithm",
         ),
         (
             "engine",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import fedadmm as fa
+from fedadmm.core.config_tree import flattened
 from fedadmm.core.errors import ConfigError, DataError
-from fedadmm.core.tables import flattened
 from fedadmm.study.config import resolve
 from fedadmm.study.export import export
 from fedadmm.study.rundir import RunDir
@@ -97,7 +97,9 @@ def test_what_is_no_callback_is_refused(callbacks: list[Any], message: str) -> N
         resolve(SMALL | {"callbacks": callbacks})
 
 
-@pytest.mark.parametrize("tracker", [fa.TensorBoard(), fa.MLflow(), fa.WeightsAndBiases()])
+@pytest.mark.parametrize(
+    "tracker", [fa.trackers.TensorBoard(), fa.trackers.MLflow(), fa.trackers.WeightsAndBiases()]
+)
 def test_a_tracker_needs_a_run_directory(tracker: fa.Callback) -> None:
     problem = resolve(SMALL).load_problem()
     with pytest.raises(ConfigError, match=r"writes into a run directory, but this run has none"):

@@ -29,7 +29,7 @@ def certified(method: Any, problem: fa.Problem, rounds: int = 15, **options: Any
 
 def accurate(M: float, L: float, weight: float) -> dict[str, Any]:
     """Gradient steps until the distance to the exact solution is certified."""
-    rule = fa.ProxAccuracy(M, weak_convexity=L, max_epochs=2000)
+    rule = fa.stopping.ProxAccuracy(M, weak_convexity=L, max_epochs=2000)
     return {"solver": fa.GradientDescent(lr=1 / (L + weight)), "stop": rule}
 
 

@@ -80,7 +80,7 @@ def federation(
     a = np.ones(clients) if weights is None else np.asarray(weights, dtype=np.float64)
     problem = fa.Problem(
         [fa.Quadratic(torch.from_numpy(A[i]), torch.from_numpy(b[i])) for i in range(clients)],
-        regularizer if regularizer is not None else fa.Zero(),
+        regularizer if regularizer is not None else fa.regularizers.Zero(),
         weights,
     )
     return Federation(A, b, a / a.sum(), draws.normal(size=dimension), problem)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 import fedadmm as fa
-from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveInfo
-from fedadmm.core.objectives import Objective
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
     LocalProblem,
     LocalResult,
     Regularizer,
     Requirements,
 )
+from fedadmm.core.local_work import OUTSIDE_RUN, LocalSolver, SolveInfo
+from fedadmm.core.objectives import Objective
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.stopping import StoppingRule
 
@@ -105,7 +105,7 @@ class Accepting(Plain):
 class HalfWay(LocalSolver):
     """Goes half of the way to the minimiser, which the gradient tells."""
 
-    def solve(self, objective, problem, stop, key, context=IN_NO_ROUND):
+    def solve(self, objective, problem, stop, key, context=OUTSIDE_RUN):
         params = problem.start - objective.gradient(problem.start) / 2
         return LocalResult(params), SolveInfo(1, 1.0, 1.0, stop.sentence(False), float("nan"))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fedadmm.run.record import Cohort, Traffic, Work
+from fedadmm.run.record import CohortRecord, TrafficRecord, WorkRecord
 
-_GROUPS = {"cohort": Cohort, "work": Work, "traffic": Traffic}
+_GROUPS = {"cohort": CohortRecord, "work": WorkRecord, "traffic": TrafficRecord}
 
 
 def made(number: int, **entries: Any) -> dict[str, Any]:

@@ -60,7 +60,9 @@ def simulate(
 ) -> Any:
     """Simulate a run of four untouchable clients, which must be rejected before its first round."""
     made = Quadratic() if client is None else client
-    problem = fa.Problem([made] * 4, regularizer if regularizer is not None else fa.Zero())
+    problem = fa.Problem(
+        [made] * 4, regularizer if regularizer is not None else fa.regularizers.Zero()
+    )
     settings = {"rounds": 3, "solver": fa.ExactSolver(), "initial": START}
     return fa.simulate(
         algorithm if algorithm is not None else fa.FedADMM(1.0), problem, **(settings | options)

@@ -10,9 +10,9 @@ from typing import Any
 import tomli_w
 
 import fedadmm
+from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import AnyAlgorithm
-from fedadmm.run.simulation import Result
+from fedadmm.run.simulate import Result
 
 TARGET = {"metric": "test_accuracy", "value": 0.4}
 SOLVER = fedadmm.SGD(lr=0.1, batch_size=16)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import fedadmm as fa
 from fedadmm.core import trees
+from fedadmm.core.contracts import Regularizer
 from fedadmm.core.messages import ClientStateStore, Engine, Upload
 from fedadmm.core.parts import Positive
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import Regularizer
 from fedadmm.core.sampling import Sampler
 from fedadmm.data import models
 from fedadmm.run.client import Job
@@ -79,7 +79,7 @@ class Ridge(Regularizer):
 
 
 @dataclass(frozen=True)
-class Median(fa.Aggregation):
+class Median(fa.Aggregator):
     """The median of every entry, which needs each reply by itself."""
 
     def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:

@@ -14,7 +14,7 @@ from fedadmm.core.local_work import LocalWork
 from fedadmm.data import problems
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import VirtualTime
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.theory.assumptions import local_errors
 from support.certified import CLASSES, METHODS, SAMPLERS, accurate, assert_holds, certified, curves
 from support.federations import run, snapshots
@@ -189,7 +189,7 @@ def test_a_numeric_step_under_partial_participation_violates_the_bound():
 
 def test_no_bound_once_a_client_missed_its_accuracy():
     problem = problems.load("saturating", **CLASSES["saturating"])
-    rule = fa.ProxAccuracy(1e-12, weak_convexity=problem.facts.smoothness, max_epochs=1)
+    rule = fa.stopping.ProxAccuracy(1e-12, weak_convexity=problem.facts.smoothness, max_epochs=1)
     result = certified(fa.FedDR(0.1), problem, 3, solver=fa.GradientDescent(0.01), stop=rule)
     assert all(math.isnan(bound) for bound in curves(result)[1])
     assert all(math.isfinite(value) for value in curves(result)[0])
@@ -209,7 +209,7 @@ def test_no_bound_when_a_client_missed_its_accuracy_in_the_initial_round():
     problem = fa.Problem(clients, initial=start, facts=fa.Facts(1.0, -1.0, weak_convexity=0.0))
     options = {
         "solver": fa.GradientDescent(1 / (1.0 + 4.0)),
-        "stop": fa.ProxAccuracy(1e-6, max_epochs=1),
+        "stop": fa.stopping.ProxAccuracy(1e-6, max_epochs=1),
         "sampler": fa.UniformSampling(1),
     }
     seed = next(s for s in range(9) if fa.UniformSampling(1).sample(s, 0, 2) == [0])
@@ -251,15 +251,19 @@ def test_an_accuracy_that_is_no_accuracy_is_refused_on_a_problem_that_is_not_con
     problem = problems.load("saturating", **CLASSES["saturating"])
     options = {"solver": fa.GradientDescent(0.1)}
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=r"^certificate: ProxAccuracy has weak_convexity 0, but the problem saturating needs "
         r"at least 1: below it a small gradient does not tell how far the solution is$",
     ):
-        certified(fa.FedDR(0.1), problem, 1, stop=fa.ProxAccuracy(1.0), **options)
+        certified(fa.FedDR(0.1), problem, 1, stop=fa.stopping.ProxAccuracy(1.0), **options)
     unknown = fa.Problem(problem.clients, initial=problem.initial, facts=fa.Facts(2.5, 0.0))
-    with pytest.raises(fa.PairingError, match=r"weak_convexity 1, but the problem problem needs "):
-        certified(fa.FedDR(0.1), unknown, 1, stop=fa.ProxAccuracy(1.0, 1.0), **options)
-    assert_holds(certified(fa.FedDR(0.1), problem, 2, stop=fa.ProxAccuracy(1.0, 1.0), **options))
+    with pytest.raises(
+        fa.errors.CompatibilityError, match=r"weak_convexity 1, but the problem problem needs "
+    ):
+        certified(fa.FedDR(0.1), unknown, 1, stop=fa.stopping.ProxAccuracy(1.0, 1.0), **options)
+    assert_holds(
+        certified(fa.FedDR(0.1), problem, 2, stop=fa.stopping.ProxAccuracy(1.0, 1.0), **options)
+    )
 
 
 @pytest.mark.parametrize("init", ["start", "prox"])
@@ -268,7 +272,7 @@ def test_the_sum_of_the_errors_is_what_clients_carry(init):
 
     k = 0 belongs to the initial round; without one the start's own term of the bound stands there.
     """
-    p, rule = 0.3, fa.ProxAccuracy(2.0)
+    p, rule = 0.3, fa.stopping.ProxAccuracy(2.0)
     carried = 1.0 if init == "prox" else 0.0  # M/2
     total, sums = carried, []
     for k in range(4000):
@@ -324,7 +328,8 @@ def test_a_run_that_was_not_certified_from_the_start_cannot_be_later(tmp_path):
     run_options = {"solver": fa.ExactSolver(), "checkpoints": saved}
     fa.simulate(fa.FedDR(0.3), problem, 5, evaluate=False, **run_options)
     with pytest.raises(
-        fa.StateError, match=r"^the checkpoint of round 5 knows nothing of the callback certif"
+        fa.errors.StateError,
+        match=r"^the checkpoint of round 5 knows nothing of the callback certif",
     ):
         certified(fa.FedDR(0.3), problem, 9, resume=True, **run_options)
 
@@ -354,7 +359,7 @@ REFUSED = [
     (fa.FedDR(0.3), {"sampler": fa.CyclicSampling(2)}, r"^certificate: CyclicSampling is not rand"),
     (
         fa.FedDR(0.3),
-        {"sampler": fa.BernoulliSampling(fa.Geometric(0.9, 0.9, 0.1))},
+        {"sampler": fa.BernoulliSampling(fa.schedules.Geometric(0.9, 0.9, 0.1))},
         r"^certificate: BernoulliSampling has no probabilities that stay",
     ),
     (
@@ -389,7 +394,7 @@ def test_a_problem_that_nothing_is_known_of_is_refused():
 
     given = federation(1)
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=r"^certificate: needs a problem whose smoothness L is known, but problem has none$",
     ):
         run(fa.FedDR(0.1), given, 1, callbacks=[fa.Certificate()])

@@ -15,7 +15,11 @@ from fedadmm.theory import feddr_bound
 from support.certified import CLASSES, METHODS, SAMPLERS, accurate, assert_holds, certified, curves
 from support.federations import federation, snapshots, stacked
 
-REGULARIZERS = {"l1": fa.L1(0.3), "l2": fa.SquaredL2(0.5), "box": fa.Box(-0.4, 0.6)}
+REGULARIZERS = {
+    "l1": fa.L1(0.3),
+    "l2": fa.regularizers.SquaredL2(0.5),
+    "box": fa.regularizers.Box(-0.4, 0.6),
+}
 COMPOSITE = [name for name in METHODS if not name.startswith("gong")]
 
 
@@ -93,18 +97,22 @@ def test_the_first_model_is_no_prox_and_is_counted_by_itself():
 
 
 def test_refused():
-    box = problems.load("quadratics", **CLASSES["quadratics"], regularizer=fa.Box(-0.4, 0.6))
+    box = problems.load(
+        "quadratics", **CLASSES["quadratics"], regularizer=fa.regularizers.Box(-0.4, 0.6)
+    )
     outside = torch.full((4,), 2.0, dtype=torch.float64)
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=r"^certificate: needs a start in the domain of g, but F is infinite there$",
     ):
         certified(fa.FedDR(0.3), box, 1, solver=fa.ExactSolver(), initial=outside)
     lasso = problems.load("quadratics", **CLASSES["quadratics"], regularizer=fa.L1(0.1))
     with pytest.raises(
-        fa.PairingError,
+        fa.errors.CompatibilityError,
         match=r"^certificate: the asynchronous theorem with a regularizer needs init='prox': ",
     ):
         certified(fa.AsyncFedDR(0.2, 0.4), lasso, 1, solver=fa.ExactSolver())
-    with pytest.raises(fa.PairingError, match=r"^certificate: Gong's theorem is about g = 0, but"):
+    with pytest.raises(
+        fa.errors.CompatibilityError, match=r"^certificate: Gong's theorem is about g = 0, but"
+    ):
         certified(fa.FedADMM(4.0), lasso, 1, theorem="gong", solver=fa.ExactSolver())

@@ -136,7 +136,10 @@ def modelled(module, loss, targets) -> fa.ModelObjective:
 
 LABELS = torch.arange(5) % 2
 CONVEXITIES = {
-    "least squares": (lambda: fa.LeastSquares(torch.ones(3, 2), torch.ones(3), 0.25), 0.25),
+    "least squares": (
+        lambda: fa.LeastSquares(torch.ones(3, 2), torch.ones(3), 0.25),
+        0.25,
+    ),
     "logistic": (lambda: modelled(models.logistic(3, 4), losses.cross_entropy, LABELS), 0.0),
     "a loss of its own": (
         lambda: modelled(nn.Linear(3, 1), nn.functional.l1_loss, torch.ones(5, 1)),

@@ -62,7 +62,10 @@ def moments(
         options["sampler"] = sampler
     if epsilon > 0:
         rate = 1 / (1.0 + rho)
-        options |= {"solver": fa.GradientDescent(rate), "stop": fa.GradientTolerance(epsilon)}
+        options |= {
+            "solver": fa.GradientDescent(rate),
+            "stop": fa.stopping.GradientTolerance(epsilon),
+        }
     shots = snapshots(fa.FedADMM(rho), given, ROUNDS, **options)
     start = np.tile(given.start, (6, 1))
     found = [Moment(given.start, start, np.zeros_like(start))]

@@ -36,8 +36,8 @@ from fedadmm.algorithms.fed_split import FedSplit as FedSplit
 from fedadmm.algorithms.p_fed_me import PFedMe as PFedMe
 from fedadmm.algorithms.scaffnew import Scaffnew as Scaffnew
 from fedadmm.algorithms.scaffold import Scaffold as Scaffold
+from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.parts import FAMILIES
-from fedadmm.core.protocols import AnyAlgorithm
 
 REGISTRY: dict[str, type[AnyAlgorithm]] = FAMILIES["algorithm"]
 """Name on the command line and in configurations -> class."""

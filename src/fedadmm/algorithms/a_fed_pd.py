@@ -17,8 +17,8 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Le
 
 from fedadmm.algorithms.aligned_admm import AlignedADMM
+from fedadmm.core.contracts import Requirements
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import Requirements
 from fedadmm.core.schedules import PerWork, Schedule
 
 

@@ -30,15 +30,15 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import Delta
 from fedadmm.core.capabilities import ParticipantsMeanModel
-from fedadmm.core.parts import NotNegative, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Round,
 )
+from fedadmm.core.parts import NotNegative, part
 
 
 class Server(NamedTuple):
@@ -90,22 +90,22 @@ class AdaBest(ParticipantsMeanModel[Server], Algorithm[Server, Client, Broadcast
     def broadcast(self, server: Server, round: Round) -> Broadcast:
         return Broadcast(server.theta, server.steps + 1)
 
-    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        return LocalProblem(start=cast.theta, linear=-client.h)
+    def local_problem(self, broadcast: Broadcast, client: Client) -> LocalProblem:
+        return LocalProblem(start=broadcast.theta, linear=-client.h)
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, broadcast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Delta]:
-        delta = result.params - cast.theta
+        delta = result.params - broadcast.theta
         # Replies to one and the same step, as where they arrive late, are no time apart.
-        absence = (cast.step - client.last).clamp(min=1)
+        absence = (broadcast.step - client.last).clamp(min=1)
         h = client.h / absence - self.mu * delta
-        return Client(h, cast.step.expand_as(client.last).clone()), Delta(delta)
+        return Client(h, broadcast.step.expand_as(client.last).clone()), Delta(delta)
 
     def server_update(
-        self, server: Server, total: Delta, received: Received, regularizer: Regularizer
+        self, server: Server, total: Delta, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
-        m = server.theta + total.delta / received.weight
+        m = server.theta + total.delta / cohort.weight
         return Server(m + self.beta * (m - server.m), m, server.steps + 1)
 
     def participants_mean(self, server: Server) -> Tensor:

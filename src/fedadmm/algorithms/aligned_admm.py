@@ -37,16 +37,16 @@ from fedadmm.core.capabilities import (
     ParticipantsMeanModel,
     ProximalServer,
 )
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Requirements,
     Round,
 )
+from fedadmm.core.parts import Positive, part
 from fedadmm.core.schedules import PerWork, Schedule, at
 
 
@@ -110,24 +110,24 @@ class AlignedADMM(
     def broadcast(self, server: Server, round: Round) -> Broadcast:
         return Broadcast(server.theta, server.theta.new_full((1,), at(self.rho, round.round_index)))
 
-    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        return LocalProblem(cast.theta, client.y, cast.rho, cast.theta)
+    def local_problem(self, broadcast: Broadcast, client: Client) -> LocalProblem:
+        return LocalProblem(broadcast.theta, client.y, broadcast.rho, broadcast.theta)
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, broadcast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        step = cast.rho * (result.params - cast.theta)
+        step = broadcast.rho * (result.params - broadcast.theta)
         joined = None if self.members == "all" else 1 - client.joined
         return Client(client.y + step, torch.ones_like(client.joined)), Message(step, joined)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
-        rho, share = at(self.rho, received.round_index), received.weight
+        rho, share = at(self.rho, cohort.round_index), cohort.weight
         members, h = server.members, server.h
         if total.joined is not None:  # who joins brings the virtual steps of its absence along
             members, h = members + total.joined, h + total.joined * server.virtual
-        auto = min(1.0, received.replies / 10) * (1 - server.unseen)
+        auto = min(1.0, cohort.size / 10) * (1 - server.unseen)
         sigma = auto if isinstance(self.sigma, str) else self.sigma
         h = h + (1 + sigma * (members / share - 1)) * total.step
         mean = server.theta + total.step / (rho * share)

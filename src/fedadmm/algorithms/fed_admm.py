@@ -33,18 +33,18 @@ from fedadmm.core.capabilities import (
     ProximalServer,
     TrackedMean,
 )
-from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalProblem,
     LocalResult,
     PrimalDual,
-    Received,
     Regularizer,
     Requirements,
     Round,
 )
+from fedadmm.core.errors import ParameterError
+from fedadmm.core.parts import Positive, part
 from fedadmm.core.schedules import PerWork, Schedule, at
 
 
@@ -123,30 +123,30 @@ class FedADMM(
     def broadcast(self, server: Server, round: Round) -> Broadcast:
         return Broadcast(server.theta, server.theta.new_full((1,), at(self.rho, round.round_index)))
 
-    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        return LocalProblem(cast.theta, client.y, cast.rho, cast.theta)
+    def local_problem(self, broadcast: Broadcast, client: Client) -> LocalProblem:
+        return LocalProblem(broadcast.theta, client.y, broadcast.rho, broadcast.theta)
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, broadcast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        w, rho = result.params, cast.rho.expand_as(client.rho).clone()
-        y = self.dual_after(client.y + cast.rho * (w - cast.theta), result)
-        before, after = client.w + client.y / client.rho, w + y / cast.rho
+        w, rho = result.params, broadcast.rho.expand_as(client.rho).clone()
+        y = self.dual_after(client.y + broadcast.rho * (w - broadcast.theta), result)
+        before, after = client.w + client.y / client.rho, w + y / broadcast.rho
         new = Client(w, y, rho, torch.ones_like(client.joined))
         if not self.weighted:
             return new, Message(after - before)
         joined = None if self.members == "all" else client.joined
-        had, weight = client.rho / at(self.rho, 0), cast.rho / at(self.rho, 0)
+        had, weight = client.rho / at(self.rho, 0), broadcast.rho / at(self.rho, 0)
         message = change(before, after, had, weight, joined)
         return new, message if callable(self.rho) else message._replace(weight=None)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
-        rho = at(self.rho, 0 if self.weighted else received.round_index)
+        rho = at(self.rho, 0 if self.weighted else cohort.round_index)
         if isinstance(self.step, str):  # the sum of a_i Delta_i is |S|/n times their mean over S
             return fold(server, total, rho, regularizer)
-        factor = at(self.step, received.round_index) / received.weight
+        factor = at(self.step, cohort.round_index) / cohort.weight
         return fold(server, Message(factor * total.increment), rho, regularizer)
 
     def remove_client(

@@ -22,18 +22,18 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.capabilities import ClientRemoval, PrimalDualStates, ProximalServer
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalProblem,
     LocalResult,
     PrimalDual,
-    Received,
     Regularizer,
     Requirements,
     Theta,
     norm,
 )
+from fedadmm.core.parts import Positive, part
 from fedadmm.core.stopping import InSaCriterion
 
 
@@ -107,20 +107,20 @@ class FedADMMIn(
         sent = beta if self.members == "all" else torch.zeros_like(beta)
         return Client(params, torch.zeros_like(params), beta, sent)
 
-    def local_problem(self, cast: Theta, client: Client) -> LocalProblem:
-        return LocalProblem(cast.theta, client.y, client.beta, cast.theta)
+    def local_problem(self, broadcast: Theta, client: Client) -> LocalProblem:
+        return LocalProblem(broadcast.theta, client.y, client.beta, broadcast.theta)
 
     def client_update(
-        self, cast: Theta, client: Client, result: LocalResult
+        self, broadcast: Theta, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         w = result.params
-        y = client.y + client.beta * (w - cast.theta)
+        y = client.y + client.beta * (w - broadcast.theta)
         numerator = client.beta * w + y - (client.sent * client.w + client.y)
-        beta = self.next_penalty(client.beta, norm(w - client.w), norm(w - cast.theta))
+        beta = self.next_penalty(client.beta, norm(w - client.w), norm(w - broadcast.theta))
         return Client(w, y, beta, client.beta), Message(numerator, client.beta - client.sent)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         numerator = server.numerator + total.numerator
         denominator = server.denominator + total.denominator

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_admm_in import Client, FedADMMIn, Message, Server
 from fedadmm.algorithms.fed_admm_insa import FedADMMInSa
+from fedadmm.core.contracts import Cohort, LocalResult, Regularizer, Theta
 from fedadmm.core.parts import NotNegative, part
-from fedadmm.core.protocols import LocalResult, Received, Regularizer, Theta
 
 
 @part("algorithm", "fedadmm-in-released")
@@ -32,9 +32,9 @@ class FedADMMInReleased(FedADMMIn):
     memory: NotNegative = 0.01
 
     def server_update(
-        self, server: Server, total: Any, received: Received, regularizer: Regularizer
+        self, server: Server, total: Any, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
-        new = super().server_update(server, total, received, regularizer)
+        new = super().server_update(server, total, cohort, regularizer)
         return mixed(new, server, self.memory)
 
 
@@ -56,15 +56,17 @@ class FedADMMInSaReleased(FedADMMInSa):
 
     memory: NotNegative = 0.01
 
-    def client_update(self, cast: Theta, client: Client, result: LocalResult) -> tuple[Client, Any]:
-        new, sent = super().client_update(cast, client, result)
+    def client_update(
+        self, broadcast: Theta, client: Client, result: LocalResult
+    ) -> tuple[Client, Any]:
+        new, sent = super().client_update(broadcast, client, result)
         change = new.beta - client.beta
         return new._replace(sent=new.beta), LongMessage(*sent, change * new.w, change)
 
     def server_update(
-        self, server: Server, total: Any, received: Received, regularizer: Regularizer
+        self, server: Server, total: Any, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
-        new = super().server_update(server, total, received, regularizer)
+        new = super().server_update(server, total, cohort, regularizer)
         new = mixed(new, server, self.memory)
         return new._replace(
             numerator=new.numerator + total.next_numerator,

@@ -26,8 +26,8 @@ from typing import ClassVar, Literal
 
 from fedadmm.algorithms.fed_admm import FedADMM
 from fedadmm.algorithms.fed_admm_state import Broadcast, Client, Message, Server
+from fedadmm.core.contracts import Cohort, LocalResult, Regularizer, Requirements
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import LocalResult, Received, Regularizer, Requirements
 from fedadmm.core.schedules import PerWork, Piecewise, Schedule
 
 
@@ -57,11 +57,11 @@ class FedADMMPrinted(FedADMM):
         return "one rho in both u_i leaves an offset when rho changes"
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, broadcast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        new, _ = super().client_update(cast, client, result)
-        before = client.w + client.y / cast.rho
-        return new, Message(new.w + new.y / cast.rho - before)
+        new, _ = super().client_update(broadcast, client, result)
+        before = client.w + client.y / broadcast.rho
+        return new, Message(new.w + new.y / broadcast.rho - before)
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> None:
         """The server holds no mean of the u_i."""
@@ -89,10 +89,10 @@ class FedADMMReleased(FedADMM):
         return "2 (w - theta) pulls by (|S|/(n step)) (rho/2) (theta - theta^0) towards theta^0"
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, broadcast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        new, _ = super().client_update(cast, client, result)
-        return new, Message(2 * (result.params - cast.theta))
+        new, _ = super().client_update(broadcast, client, result)
+        return new, Message(2 * (result.params - broadcast.theta))
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> None:
         """The server holds no mean of the u_i."""
@@ -115,9 +115,9 @@ class FedADMMWangReleased(FedADMM):
     dual: Literal["zero"] = "zero"
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
-        new = super().server_update(server, total, received, regularizer)
+        new = super().server_update(server, total, cohort, regularizer)
         return self._mixed(server, new, regularizer)
 
     def remove_client(

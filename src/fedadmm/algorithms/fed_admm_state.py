@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core.protocols import Regularizer
+from fedadmm.core.contracts import Regularizer
 
 ROUNDING = 1e-6
 """A weight of the members this small is rounding: the last one has left."""

@@ -26,15 +26,15 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import KeepsNothing, Sent, State, Stateless
 from fedadmm.core.capabilities import StalenessWeighting
-from fedadmm.core.parts import NotNegative, Positive, Share, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
+    Cohort,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Requirements,
     Round,
 )
+from fedadmm.core.parts import NotNegative, Positive, Share, part
 
 
 class Versioned(NamedTuple):
@@ -104,21 +104,21 @@ class FedAsync(AsTheyArrive[Versioned, Message]):
     def broadcast(self, server: Versioned, round: Round) -> Versioned:
         return server
 
-    def local_problem(self, cast: Versioned, client: Stateless) -> LocalProblem:
-        return LocalProblem(start=cast.theta, weight=self.rho, centre=cast.theta)
+    def local_problem(self, broadcast: Versioned, client: Stateless) -> LocalProblem:
+        return LocalProblem(start=broadcast.theta, weight=self.rho, centre=broadcast.theta)
 
     def client_update(
-        self, cast: Versioned, client: Stateless, result: LocalResult
+        self, broadcast: Versioned, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        return client, Message(result.params, cast.version)
+        return client, Message(result.params, broadcast.version)
 
     def weight_update(self, server: Versioned, message: Message) -> Message:
         share = self.discount(server.version - message.version)
         return Message(share * message.model, message.version, share)
 
     def server_update(
-        self, server: Versioned, total: Message, received: Received, regularizer: Regularizer
+        self, server: Versioned, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Versioned:
-        share = received.weight if total.share is None else total.share
-        move = (total.model - share * server.theta) / received.weight
+        share = cohort.weight if total.share is None else total.share
+        move = (total.model - share * server.theta) / cohort.weight
         return Versioned(server.theta + self.alpha * move, server.version + 1)

@@ -15,17 +15,17 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalNeeds,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Requirements,
     Theta,
 )
+from fedadmm.core.parts import Positive, part
 
 
 class Stateless(NamedTuple):
@@ -45,11 +45,11 @@ class Delta(NamedTuple):
 
 
 State = TypeVar("State")
-Cast = TypeVar("Cast")
+BroadcastType = TypeVar("BroadcastType")
 Sent = TypeVar("Sent")
 
 
-class KeepsNothing(Algorithm[State, Stateless, Cast, Sent]):
+class KeepsNothing(Algorithm[State, Stateless, BroadcastType, Sent]):
     """Clients without a state: what methods without duals and memories share."""
 
     baseline: ClassVar[bool] = True
@@ -76,26 +76,26 @@ class FedSGD(KeepsNothing[Theta, Theta, Gradient]):
 
     lr: Positive = 0.1
 
-    def local_problem(self, cast: Theta, client: Stateless) -> LocalProblem:
-        return LocalProblem(start=cast.theta)
+    def local_problem(self, broadcast: Theta, client: Stateless) -> LocalProblem:
+        return LocalProblem(start=broadcast.theta)
 
     def client_update(
-        self, cast: Theta, client: Stateless, result: LocalResult
+        self, broadcast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Gradient]:
         assert result.start_gradient is not None
         return client, Gradient(result.start_gradient)
 
     def server_update(
-        self, server: Theta, total: Gradient, received: Received, regularizer: Regularizer
+        self, server: Theta, total: Gradient, cohort: Cohort, regularizer: Regularizer
     ) -> Theta:
-        return Theta(server.theta - self.lr * total.gradient / received.weight)
+        return Theta(server.theta - self.lr * total.gradient / cohort.weight)
 
 
 class LocalSteps(KeepsNothing[State, Theta, Sent]):
     """Clients that make local steps on f_i from theta."""
 
-    def local_problem(self, cast: Theta, client: Stateless) -> LocalProblem:
-        return LocalProblem(start=cast.theta)
+    def local_problem(self, broadcast: Theta, client: Stateless) -> LocalProblem:
+        return LocalProblem(start=broadcast.theta)
 
 
 class SendsMove(LocalSteps[State, Delta]):
@@ -104,9 +104,9 @@ class SendsMove(LocalSteps[State, Delta]):
     deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
     def client_update(
-        self, cast: Theta, client: Stateless, result: LocalResult
+        self, broadcast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Delta]:
-        return client, Delta(result.params - cast.theta)
+        return client, Delta(result.params - broadcast.theta)
 
 
 @part("algorithm", "fedavg")
@@ -116,6 +116,6 @@ class FedAvg(SendsMove[Theta]):
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
 
     def server_update(
-        self, server: Theta, total: Delta, received: Received, regularizer: Regularizer
+        self, server: Theta, total: Delta, cohort: Cohort, regularizer: Regularizer
     ) -> Theta:
-        return Theta(server.theta + total.delta / received.weight)
+        return Theta(server.theta + total.delta / cohort.weight)

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_async import AsTheyArrive, Versioned
 from fedadmm.algorithms.fed_avg import Stateless
+from fedadmm.core.contracts import Cohort, LocalProblem, LocalResult, Regularizer, Round
 from fedadmm.core.parts import Count, Positive, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, Received, Regularizer, Round
 
 
 class Server(NamedTuple):
@@ -68,27 +68,27 @@ class FedBuff(AsTheyArrive[Server, Message]):
     def broadcast(self, server: Server, round: Round) -> Versioned:
         return Versioned(server.theta, server.version)
 
-    def local_problem(self, cast: Versioned, client: Stateless) -> LocalProblem:
-        return LocalProblem(start=cast.theta)
+    def local_problem(self, broadcast: Versioned, client: Stateless) -> LocalProblem:
+        return LocalProblem(start=broadcast.theta)
 
     def client_update(
-        self, cast: Versioned, client: Stateless, result: LocalResult
+        self, broadcast: Versioned, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        return client, Message(result.params - cast.theta, cast.version)
+        return client, Message(result.params - broadcast.theta, broadcast.version)
 
     def weight_update(self, server: Server, message: Message) -> Message:
         count = self.discount(server.version - message.version)
         return Message(count * message.delta, message.version)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         filled = Server(
             server.theta,
             server.version,
             server.buffered + total.delta,
-            server.weight + received.weight,
-            server.replies + received.replies,
+            server.weight + cohort.weight,
+            server.replies + cohort.size,
         )
         if float(filled.replies) < self.size:
             return filled

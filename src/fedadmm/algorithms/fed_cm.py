@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import KeepsNothing, Stateless
-from fedadmm.core.parts import Positive, Share, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
+    Cohort,
     LocalNeeds,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Requirements,
     Round,
 )
+from fedadmm.core.parts import Positive, Share, part
 
 
 class Server(NamedTuple):
@@ -72,18 +72,18 @@ class FedCM(KeepsNothing[Server, Server, Message]):
     def broadcast(self, server: Server, round: Round) -> Server:
         return server
 
-    def local_problem(self, cast: Server, client: Stateless) -> LocalProblem:
-        return LocalProblem(cast.theta, (1 / self.alpha - 1) * cast.direction)
+    def local_problem(self, broadcast: Server, client: Stateless) -> LocalProblem:
+        return LocalProblem(broadcast.theta, (1 / self.alpha - 1) * broadcast.direction)
 
     def client_update(
-        self, cast: Server, client: Stateless, result: LocalResult
+        self, broadcast: Server, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
         assert result.step_sum is not None
-        return client, Message(result.params - cast.theta, result.step_sum / self.alpha)
+        return client, Message(result.params - broadcast.theta, result.step_sum / self.alpha)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         made = bool(total.work > 0)
         direction = -total.delta / total.work if made else server.direction
-        return Server(server.theta + self.step * total.delta / received.weight, direction)
+        return Server(server.theta + self.step * total.delta / cohort.weight, direction)

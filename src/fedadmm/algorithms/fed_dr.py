@@ -27,18 +27,18 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from fedadmm.core.capabilities import ClientRemoval, PrimalDualStates, ProximalServer, TrackedMean
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalNeeds,
     LocalProblem,
     LocalResult,
     PrimalDual,
-    Received,
     Regularizer,
     Requirements,
     Theta,
 )
+from fedadmm.core.parts import Positive, part
 
 State = TypeVar("State")
 
@@ -88,7 +88,7 @@ class DouglasRachford(
         return Server(params, params)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         xtilde = server.xtilde + total.increment
         return Server(xtilde, regularizer.prox(xtilde, self.eta))
@@ -130,16 +130,16 @@ class FedDR(DouglasRachford[Client]):
     def init_client(self, params: Tensor) -> Client:
         return Client(params, params)
 
-    def _governing(self, cast: Theta, client: Client) -> Tensor:
-        return client.v + self.alpha * (cast.theta - client.x)
+    def _governing(self, broadcast: Theta, client: Client) -> Tensor:
+        return client.v + self.alpha * (broadcast.theta - client.x)
 
-    def local_problem(self, cast: Theta, client: Client) -> LocalProblem:
-        return LocalProblem(cast.theta, None, 1 / self.eta, self._governing(cast, client))
+    def local_problem(self, broadcast: Theta, client: Client) -> LocalProblem:
+        return LocalProblem(broadcast.theta, None, 1 / self.eta, self._governing(broadcast, client))
 
     def client_update(
-        self, cast: Theta, client: Client, result: LocalResult
+        self, broadcast: Theta, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        new = Client(self._governing(cast, client), result.params)
+        new = Client(self._governing(broadcast, client), result.params)
         return new, Message((2 * new.x - new.v) - (2 * client.x - client.v))
 
     def local_params(self, client: Client) -> Tensor:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms.fed_dr import DouglasRachford, Message
+from fedadmm.core.contracts import LocalProblem, LocalResult, PrimalDual, Theta
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, PrimalDual, Theta
 
 
 class Client(NamedTuple):
@@ -40,13 +40,13 @@ class FedDRII(DouglasRachford[Client]):
     def init_client(self, params: Tensor) -> Client:
         return Client(torch.zeros_like(params), params)
 
-    def local_problem(self, cast: Theta, client: Client) -> LocalProblem:
-        return LocalProblem(cast.theta, None, 1 / self.eta, cast.theta - client.w)
+    def local_problem(self, broadcast: Theta, client: Client) -> LocalProblem:
+        return LocalProblem(broadcast.theta, None, 1 / self.eta, broadcast.theta - client.w)
 
     def client_update(
-        self, cast: Theta, client: Client, result: LocalResult
+        self, broadcast: Theta, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        new = Client(client.w + result.params - cast.theta, result.params)
+        new = Client(client.w + result.params - broadcast.theta, result.params)
         return new, Message((new.x + new.w) - (client.x + client.w))
 
     def local_params(self, client: Client) -> Tensor:

@@ -26,16 +26,16 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import KeepsNothing, Stateless
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
+    Cohort,
     LocalNeeds,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Requirements,
     Round,
 )
+from fedadmm.core.parts import Positive, part
 
 
 class Server(NamedTuple):
@@ -85,19 +85,19 @@ class FedDualAvg(KeepsNothing[Server, Broadcast, Message]):
     def broadcast(self, server: Server, round: Round) -> Broadcast:
         return Broadcast(server.z, server.reach)
 
-    def local_problem(self, cast: Broadcast, client: Stateless) -> LocalProblem:
-        return LocalProblem(cast.z, prox_step=cast.reach)
+    def local_problem(self, broadcast: Broadcast, client: Stateless) -> LocalProblem:
+        return LocalProblem(broadcast.z, prox_step=broadcast.reach)
 
     def client_update(
-        self, cast: Broadcast, client: Stateless, result: LocalResult
+        self, broadcast: Broadcast, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
         assert result.step_sum is not None
-        return client, Message(result.params - cast.z, result.step_sum)
+        return client, Message(result.params - broadcast.z, result.step_sum)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
-        z = server.z + self.step * total.delta / received.weight
-        reach = server.reach + self.step * total.work / received.weight
+        z = server.z + self.step * total.delta / cohort.weight
+        reach = server.reach + self.step * total.work / cohort.weight
         number = float(reach)
         return Server(z, reach, regularizer.prox(z, number) if number else z)

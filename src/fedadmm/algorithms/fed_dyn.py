@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.capabilities import ClientRemoval, ParticipantsMeanModel
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Theta,
 )
+from fedadmm.core.parts import Positive, part
 
 
 class Server(NamedTuple):
@@ -87,22 +87,22 @@ class FedDyn(
     def init_client(self, params: Tensor) -> Client:
         return Client(torch.zeros_like(params), params.new_zeros(1))
 
-    def local_problem(self, cast: Theta, client: Client) -> LocalProblem:
-        return LocalProblem(cast.theta, client.y, 1 / self.eta, cast.theta)
+    def local_problem(self, broadcast: Theta, client: Client) -> LocalProblem:
+        return LocalProblem(broadcast.theta, client.y, 1 / self.eta, broadcast.theta)
 
     def client_update(
-        self, cast: Theta, client: Client, result: LocalResult
+        self, broadcast: Theta, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        delta = result.params - cast.theta
+        delta = result.params - broadcast.theta
         new = Client(client.y + delta / self.eta, torch.ones_like(client.joined))
         return new, Message(delta, None if self.members == "all" else 1 - client.joined)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         h = server.h + total.delta / self.eta
         members = server.members if total.joined is None else server.members + total.joined
-        theta = server.theta + total.delta / received.weight + self.eta * h / members
+        theta = server.theta + total.delta / cohort.weight + self.eta * h / members
         return server._replace(theta=theta, h=h, members=members)
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:

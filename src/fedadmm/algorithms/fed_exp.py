@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import LocalSteps, Stateless
 from fedadmm.core.capabilities import ParticipantsMeanModel
+from fedadmm.core.contracts import Cohort, LocalResult, Regularizer, Theta
 from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import LocalResult, Received, Regularizer, Theta
 
 
 class Server(NamedTuple):
@@ -58,16 +58,16 @@ class FedExP(ParticipantsMeanModel[Server], LocalSteps[Server, Message]):
         return Server(params, params)
 
     def client_update(
-        self, cast: Theta, client: Stateless, result: LocalResult
+        self, broadcast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
-        delta = result.params - cast.theta
+        delta = result.params - broadcast.theta
         return client, Message(delta, delta.square().sum(-1, keepdim=True))
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
-        delta = total.delta / received.weight
-        spread = total.square / received.weight / (2 * (delta.square().sum() + self.epsilon))
+        delta = total.delta / cohort.weight
+        spread = total.square / cohort.weight / (2 * (delta.square().sum() + self.epsilon))
         return Server(server.theta + spread.clamp(min=1) * delta, server.theta + delta)
 
     def participants_mean(self, server: Server) -> Tensor:

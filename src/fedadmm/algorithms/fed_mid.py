@@ -22,15 +22,15 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import LocalSteps, Stateless
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
+    Cohort,
     LocalNeeds,
     LocalResult,
-    Received,
     Regularizer,
     Requirements,
     Theta,
 )
+from fedadmm.core.parts import Positive, part
 
 
 class Message(NamedTuple):
@@ -59,15 +59,15 @@ class FedMid(LocalSteps[Theta, Message]):
     server_prox: Literal["printed", "none"] = "printed"
 
     def client_update(
-        self, cast: Theta, client: Stateless, result: LocalResult
+        self, broadcast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
         assert result.step_sum is not None
-        return client, Message(result.params - cast.theta, result.step_sum)
+        return client, Message(result.params - broadcast.theta, result.step_sum)
 
     def server_update(
-        self, server: Theta, total: Message, received: Received, regularizer: Regularizer
+        self, server: Theta, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Theta:
-        theta = server.theta + self.step * total.delta / received.weight
-        reach = self.step * float(total.work) / received.weight
+        theta = server.theta + self.step * total.delta / cohort.weight
+        reach = self.step * float(total.work) / cohort.weight
         printed = self.server_prox == "printed" and reach > 0
         return Theta(regularizer.prox(theta, reach) if printed else theta)

@@ -27,15 +27,15 @@ import torch
 from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import LocalSteps, Stateless
-from fedadmm.core.parts import part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
+    Cohort,
     LocalNeeds,
     LocalResult,
-    Received,
     Regularizer,
     Requirements,
     Theta,
 )
+from fedadmm.core.parts import part
 
 
 class Message(NamedTuple):
@@ -54,15 +54,15 @@ class FedNova(LocalSteps[Theta, Message]):
     deltas: ClassVar[tuple[str, ...]] = ("direction",)
 
     def client_update(
-        self, cast: Theta, client: Stateless, result: LocalResult
+        self, broadcast: Theta, client: Stateless, result: LocalResult
     ) -> tuple[Stateless, Message]:
         work = result.step_sum
         assert work is not None
         unit = torch.where(work > 0, work, torch.ones_like(work))
-        return client, Message((result.params - cast.theta) / unit, work)
+        return client, Message((result.params - broadcast.theta) / unit, work)
 
     def server_update(
-        self, server: Theta, total: Message, received: Received, regularizer: Regularizer
+        self, server: Theta, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Theta:
-        work, direction = total.work / received.weight, total.direction / received.weight
+        work, direction = total.work / cohort.weight, total.direction / cohort.weight
         return Theta(server.theta + work * direction)

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import Delta, SendsMove, State
 from fedadmm.core.capabilities import ParticipantsMeanModel
+from fedadmm.core.contracts import Cohort, Regularizer, Requirements
 from fedadmm.core.parts import Positive, Probability, part
-from fedadmm.core.protocols import Received, Regularizer, Requirements
 
 
 class FedOpt(SendsMove[State]):
@@ -40,9 +40,9 @@ class FedOpt(SendsMove[State]):
         """One step of the optimiser with the mean move."""
 
     def server_update(
-        self, server: State, total: Delta, received: Received, regularizer: Regularizer
+        self, server: State, total: Delta, cohort: Cohort, regularizer: Regularizer
     ) -> State:
-        return self.step(server, total.delta / received.weight)
+        return self.step(server, total.delta / cohort.weight)
 
 
 class AdaptiveServer(NamedTuple):

@@ -8,7 +8,7 @@ Data, IEEE TSP 2021; Algorithm 1 in Zhang and Hong, On the connection between Fe
     with probability 1 - p   send w_i + eta y_i;  server: theta <- mean;  theta_i <- theta
     with probability p       nothing is sent;     theta_i <- w_i + eta y_i
 
-theta_i need not be stored: it is either the theta just received or w_i + eta y_i.
+theta_i need not be stored: it is either the theta just cohort or w_i + eta y_i.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.capabilities import InitialDuals, PrimalDualStates
-from fedadmm.core.parts import Positive, Probability, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalProblem,
     LocalResult,
     PrimalDual,
-    Received,
     Regularizer,
     Requirements,
     Round,
 )
+from fedadmm.core.parts import Positive, Probability, part
 from fedadmm.core.rng import uniform
 
 
@@ -99,23 +99,23 @@ class FedPD(InitialDuals, PrimalDualStates[Client], Algorithm[Server, Client, Br
         silent = round.round_index >= 0 and uniform(round.key) < self.skip_probability
         return Broadcast(server.theta if bool(server.news) else None, silent)
 
-    def _centre(self, cast: Broadcast, client: Client) -> Tensor:
-        return client.w + self.eta * client.y if cast.theta is None else cast.theta
+    def _centre(self, broadcast: Broadcast, client: Client) -> Tensor:
+        return client.w + self.eta * client.y if broadcast.theta is None else broadcast.theta
 
-    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        centre = self._centre(cast, client)
+    def local_problem(self, broadcast: Broadcast, client: Client) -> LocalProblem:
+        centre = self._centre(broadcast, client)
         return LocalProblem(centre, client.y, 1 / self.eta, centre)
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, broadcast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
-        moved = (result.params - self._centre(cast, client)) / self.eta
+        moved = (result.params - self._centre(broadcast, client)) / self.eta
         y = self.dual_after(client.y + moved, result)
-        augmented = None if cast.silent else result.params + self.eta * y
+        augmented = None if broadcast.silent else result.params + self.eta * y
         return Client(result.params, y), Message(augmented)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         if total.augmented is None:
             return Server(server.theta, torch.zeros_like(server.news))

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedadmm.algorithms.fed_avg import FedAvg, Stateless
+from fedadmm.core.contracts import LocalProblem, Theta
 from fedadmm.core.parts import NotNegative, part
-from fedadmm.core.protocols import LocalProblem, Theta
 
 
 @part("algorithm", "fedprox")
@@ -24,5 +24,5 @@ class FedProx(FedAvg):
 
     rho: NotNegative = 0.1
 
-    def local_problem(self, cast: Theta, client: Stateless) -> LocalProblem:
-        return LocalProblem(start=cast.theta, weight=self.rho, centre=cast.theta)
+    def local_problem(self, broadcast: Theta, client: Stateless) -> LocalProblem:
+        return LocalProblem(start=broadcast.theta, weight=self.rho, centre=broadcast.theta)

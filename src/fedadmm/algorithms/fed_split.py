@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedadmm.algorithms.fed_dr import FedDR
+from fedadmm.core.contracts import Requirements
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import Requirements
 
 
 @part("algorithm", "fedsplit")

@@ -23,15 +23,15 @@ from torch import Tensor
 
 from fedadmm.algorithms.fed_avg import Delta
 from fedadmm.core.capabilities import LocalModels
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Theta,
 )
+from fedadmm.core.parts import Positive, part
 
 
 class Client(NamedTuple):
@@ -60,18 +60,18 @@ class PFedMe(LocalModels[Client], Algorithm[Theta, Client, Theta, Delta]):
     def init_client(self, params: Tensor) -> Client:
         return Client(params)
 
-    def local_problem(self, cast: Theta, client: Client) -> LocalProblem:
-        return LocalProblem(start=cast.theta, weight=self.rho, centre=cast.theta)
+    def local_problem(self, broadcast: Theta, client: Client) -> LocalProblem:
+        return LocalProblem(start=broadcast.theta, weight=self.rho, centre=broadcast.theta)
 
     def client_update(
-        self, cast: Theta, client: Client, result: LocalResult
+        self, broadcast: Theta, client: Client, result: LocalResult
     ) -> tuple[Client, Delta]:
-        return Client(result.params), Delta(result.params - cast.theta)
+        return Client(result.params), Delta(result.params - broadcast.theta)
 
     def server_update(
-        self, server: Theta, total: Delta, received: Received, regularizer: Regularizer
+        self, server: Theta, total: Delta, cohort: Cohort, regularizer: Regularizer
     ) -> Theta:
-        return Theta(server.theta + self.step * total.delta / received.weight)
+        return Theta(server.theta + self.step * total.delta / cohort.weight)
 
     def local_params(self, client: Client) -> Tensor:
         return client.v

@@ -28,18 +28,18 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core.parts import Share, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalNeeds,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Requirements,
     Round,
     Theta,
 )
+from fedadmm.core.parts import Share, part
 from fedadmm.core.rng import uniform
 
 
@@ -90,22 +90,24 @@ class Scaffnew(Algorithm[Theta, Client, Broadcast, Message]):
             steps += math.floor(math.log1p(-uniform(round.key)) / math.log1p(-self.p))
         return Broadcast(server.theta, steps)
 
-    def _control(self, cast: Broadcast, client: Client) -> Tensor:
-        return client.z + client.ratio * cast.theta
+    def _control(self, broadcast: Broadcast, client: Client) -> Tensor:
+        return client.z + client.ratio * broadcast.theta
 
-    def local_problem(self, cast: Broadcast, client: Client) -> LocalProblem:
-        return LocalProblem(cast.theta, -self._control(cast, client), steps=cast.steps)
+    def local_problem(self, broadcast: Broadcast, client: Client) -> LocalProblem:
+        return LocalProblem(
+            broadcast.theta, -self._control(broadcast, client), steps=broadcast.steps
+        )
 
     def client_update(
-        self, cast: Broadcast, client: Client, result: LocalResult
+        self, broadcast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         assert result.step_sum is not None
-        ratio = self.p * cast.steps / result.step_sum
-        h = self._control(cast, client)
-        sent = Message(ratio * (result.params - cast.theta) - h, ratio)
+        ratio = self.p * broadcast.steps / result.step_sum
+        h = self._control(broadcast, client)
+        sent = Message(ratio * (result.params - broadcast.theta) - h, ratio)
         return Client(h - ratio * result.params, ratio), sent
 
     def server_update(
-        self, server: Theta, total: Message, received: Received, regularizer: Regularizer
+        self, server: Theta, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Theta:
         return Theta(server.theta + total.move / total.ratio)

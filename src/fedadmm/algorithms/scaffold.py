@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.capabilities import ClientRemoval
-from fedadmm.core.parts import Positive, part
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     Algorithm,
+    Cohort,
     LocalNeeds,
     LocalProblem,
     LocalResult,
-    Received,
     Regularizer,
     Requirements,
     Round,
 )
+from fedadmm.core.parts import Positive, part
 
 
 class Server(NamedTuple):
@@ -83,21 +83,21 @@ class Scaffold(ClientRemoval[Server, Message], Algorithm[Server, Client, Server,
     def broadcast(self, server: Server, round: Round) -> Server:
         return server
 
-    def local_problem(self, cast: Server, client: Client) -> LocalProblem:
-        return LocalProblem(start=cast.theta, linear=cast.c - client.c_i)
+    def local_problem(self, broadcast: Server, client: Client) -> LocalProblem:
+        return LocalProblem(start=broadcast.theta, linear=broadcast.c - client.c_i)
 
     def client_update(
-        self, cast: Server, client: Client, result: LocalResult
+        self, broadcast: Server, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         c_i = result.start_gradient if self.option == 1 else result.mean_gradient
         assert c_i is not None
-        return Client(c_i), Message(result.params - cast.theta, c_i - client.c_i)
+        return Client(c_i), Message(result.params - broadcast.theta, c_i - client.c_i)
 
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         return Server(
-            server.theta + self.step * total.delta / received.weight, server.c + total.control
+            server.theta + self.step * total.delta / cohort.weight, server.c + total.control
         )
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:

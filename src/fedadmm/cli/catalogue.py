@@ -223,8 +223,8 @@ def presets(as_json: options.AsJson = False) -> None:
 @config_commands.command("show", epilog="Example: fedadmm config show quickstart > mine.toml")
 def show_preset(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
     """Print a preset as it was written, to start your own file from."""
+    from fedadmm.core.config_tree import suggestion
     from fedadmm.core.errors import ConfigError
-    from fedadmm.core.tables import suggestion
 
     known = config.presets()
     if name not in known:

@@ -15,7 +15,7 @@ from fedadmm.cli.group import again, only_one_document
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedadmm.core.tables import Tree
+    from fedadmm.core.config_tree import Tree
     from fedadmm.study.study import Setting, Study
 
 Item = TypeVar("Item")
@@ -188,7 +188,7 @@ def processes(jobs: int | None, study: Study) -> int:
     if jobs is not None:
         return jobs
     runs = [cell.run for cell in study.cells]
-    alone = all(run.resolve().engine.keeps_to_one_core(run.threads) for run in runs)
+    alone = all(run.resolve().engine.uses_one_core(run.threads) for run in runs)
     return usable_cores() if alone else 1
 
 

@@ -14,24 +14,24 @@ from fedadmm.core import masking, trees
 from fedadmm.core.compatibility import Feature
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.messages import Upload
-from fedadmm.core.parts import NOT_IN_TABLES, NotNegative, Part, Positive, part, role
+from fedadmm.core.parts import PYTHON_ONLY, NotNegative, Part, Positive, part, role
 
 if TYPE_CHECKING:
     from fedadmm.core.pipeline import UpdatePipeline
     from fedadmm.core.setup import Setup
 
 
-@role("aggregate")
-class Aggregation(Part, ABC):
+@role("aggregator")
+class Aggregator(Part, ABC):
     """Folds the replies of a round into the one upload that the method's server step gets."""
 
-    needs: ClassVar[Literal["sum", "replies"]] = "replies"
+    needs: ClassVar[Literal["sum", "updates"]] = "updates"
     """"sum": weighted sums of replies are enough, so that whoever runs clients may add up theirs.
     "replies": each reply by itself; all of a round are then in memory at once."""
-    hides: ClassVar[bool] = False
+    is_secure: ClassVar[bool] = False
     """Whether nothing but the sum of a whole round's replies may be seen."""
 
-    def fitted(self, pipeline: UpdatePipeline) -> Aggregation:
+    def fitted(self, pipeline: UpdatePipeline) -> Aggregator:
         """Return the aggregator with what it takes from the update pipeline."""
         return self
 
@@ -40,7 +40,7 @@ class Aggregation(Part, ABC):
         return upload.num_bytes
 
     @abstractmethod
-    def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:
+    def aggregate(self, updates: Iterator[tuple[float, Upload]]) -> Upload | None:
         """sum a_i * upload_i over all replies (a_i, upload_i), or what takes its place.
 
         It must take every reply, because asking for the next one runs its client; None without
@@ -55,15 +55,15 @@ class Aggregation(Part, ABC):
         return (Feature.STATELESS_CLIENTS, Feature.ROUNDS, Feature.NO_NOISE)
 
 
-@part("aggregate", "sum")
-class Sum(Aggregation):
+@part("aggregator", "sum")
+class Sum(Aggregator):
     """The weighted sum, streamed: its memory does not grow with the replies."""
 
     needs = "sum"
 
-    def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:
+    def aggregate(self, updates: Iterator[tuple[float, Upload]]) -> Upload | None:
         total: Upload | None = None
-        for share, upload in replies:
+        for share, upload in updates:
             if total is None:
                 total = trees.scaled(upload, share)
             else:
@@ -71,8 +71,8 @@ class Sum(Aggregation):
         return total
 
 
-@part("aggregate", "masked-sum")
-class MaskedSum(Aggregation):
+@part("aggregator", "masked-sum")
+class MaskedSum(Aggregator):
     """The weighted sum of uploads under pairwise masks: whoever adds them up sees nothing else.
 
     Args:
@@ -85,12 +85,12 @@ class MaskedSum(Aggregation):
     """
 
     needs = "sum"
-    hides = True
+    is_secure = True
     minimum: Annotated[int, Ge(3)] = 3
     bound: Positive | None = None
     step: Positive | None = None
     group: Annotated[int, Ge(3), Le(masking.MOST // 2)] = 10
-    noise: NotNegative = field(default=0.0, metadata=NOT_IN_TABLES)
+    noise: NotNegative = field(default=0.0, metadata=PYTHON_ONLY)
     """The largest standard deviation of a client's share of the noise, from the upload."""
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class MaskedSum(Aggregation):
                 f"MaskedSum: group is {self.group}, but must be at least minimum, {self.minimum}"
             )
 
-    def fitted(self, pipeline: UpdatePipeline) -> Aggregation:
+    def fitted(self, pipeline: UpdatePipeline) -> Aggregator:
         """With the clip's norm as the bound, where no bound is given and the clip stays."""
         if pipeline.clip is None or pipeline.adapts_clip:
             return self
@@ -152,12 +152,12 @@ class MaskedSum(Aggregation):
         solver = run.local.solver
         if solver is not None and solver.noise is not None and (clip is None or adaptive):
             yield (
-                f"upload: got no fixed clip, expected Clip for MaskedSum with "
+                f"pipeline: got no fixed clip, expected Clip for MaskedSum with "
                 f"{type(solver).__name__}: an update beyond the bound would reveal its samples."
             )
         if run.pipeline.noise is not None and adaptive:
             yield (
-                "upload: got AdaptiveClip, expected Clip for MaskedSum with noise: the clients' "
+                "pipeline: got AdaptiveClip, expected Clip for MaskedSum with noise: the clients' "
                 "noise shares do not cover the count of an adaptive clip."
             )
 
@@ -173,11 +173,11 @@ class MaskedSum(Aggregation):
         words = sum(leaf.numel() for leaf in trees.tensors(upload))
         return words * self.fixed_point.bits // 8
 
-    def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:
+    def aggregate(self, updates: Iterator[tuple[float, Upload]]) -> Upload | None:
         """Sum up in one process, group by group; None where too few came."""
         words: list[Any] = []
         template, total, point = None, None, None
-        for share, upload in replies:
+        for share, upload in updates:
             if point is None:
                 point, template = self.fixed_point, trees.clone(upload)
             words.append(point.encode(upload, share))
@@ -191,11 +191,11 @@ class MaskedSum(Aggregation):
         return point.decode(made if total is None else total + made, template)
 
 
-class ByEntry(Aggregation):
+class ByEntry(Aggregator):
     """Each entry of the upload from the replies' sorted values of it, with their weights."""
 
-    def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:
-        taken = list(replies)
+    def aggregate(self, updates: Iterator[tuple[float, Upload]]) -> Upload | None:
+        taken = list(updates)
         if not taken:
             return None
         total = sum(share for share, _ in taken)
@@ -213,7 +213,7 @@ class ByEntry(Aggregation):
         """What takes the place of the mean of rising values (K, ...), whose weights sum to 1."""
 
 
-@part("aggregate", "trimmed-mean")
+@part("aggregator", "trimmed-mean")
 class TrimmedMean(ByEntry):
     """The mean of each entry without its smallest and largest values (Yin et al., ICML 2018).
 
@@ -230,7 +230,7 @@ class TrimmedMean(ByEntry):
         return (values * kept.clamp(min=0)).sum(0) / (1 - 2 * self.share)
 
 
-@part("aggregate", "median")
+@part("aggregator", "median")
 class Median(ByEntry):
     """The weighted median of each entry; half of the weight lies on either side of it."""
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     AnyAlgorithm,
     LocalNeeds,
     LocalResult,

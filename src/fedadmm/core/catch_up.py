@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedadmm.core.capabilities import AbsentClientAlignment
-from fedadmm.core.protocols import AnyAlgorithm
+from fedadmm.core.contracts import AnyAlgorithm
 
 
 class CatchUp(NamedTuple):

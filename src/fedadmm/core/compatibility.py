@@ -17,7 +17,7 @@ from fedadmm.core.errors import FedADMMError, ParameterError
 from fedadmm.core.parts import Part, names_of
 
 if TYPE_CHECKING:
-    from fedadmm.core.protocols import Requirements
+    from fedadmm.core.contracts import Requirements
     from fedadmm.core.setup import Setup
 
 
@@ -48,7 +48,7 @@ def default_requirements(kind: Any) -> Requirements:
     try:
         declared: Requirements = kind().requirements
     except (TypeError, FedADMMError):  # it has no defaults, so that no message suggests it
-        from fedadmm.core.protocols import Requirements
+        from fedadmm.core.contracts import Requirements
 
         return Requirements()
     return declared
@@ -74,7 +74,7 @@ class Feature(Enum):
     FULL_PARTICIPATION = _Feature(
         "sampler",
         "all clients in every round",
-        lambda run: run.sampler.takes_everybody and not run.asynchronous,
+        lambda run: run.sampler.full_participation and not run.asynchronous,
         lambda run: _kind(run.sampler) if not run.asynchronous else "an asynchronous engine",
         lambda: "use FullParticipation and an engine with rounds",
     )
@@ -160,20 +160,20 @@ class Feature(Enum):
         lambda: "use a method, or options of it, that sends only vectors",
     )
     NO_NOISE = _Feature(
-        "upload",
+        "pipeline",
         "an aggregate without noise",
         lambda run: run.pipeline.noise is None,
         lambda run: "GaussianNoise",
     )
     NO_COMPRESSION = _Feature(
-        "upload",
+        "pipeline",
         "uncompressed vectors",
         lambda run: not run.pipeline.compresses,
         lambda run: "a pipeline that compresses",
         lambda: "leave out TopK, RandomK, Quantise and BFloat16",
     )
     CLIPPING = _Feature(
-        "upload",
+        "pipeline",
         "a bound on the norm of every update",
         lambda run: run.pipeline.clip is not None,
         lambda run: "a pipeline without clipping",
@@ -207,10 +207,10 @@ class Feature(Enum):
         lambda: f"use {names_of('stop', lambda kind: not kind.needs_gradient)}",
     )
     SUMMABLE_UPDATES = _Feature(
-        "aggregate",
+        "aggregator",
         "an aggregator for which partial sums are enough",
-        lambda run: run.aggregate.needs == "sum" and not run.aggregate.hides,
-        lambda run: _kind(run.aggregate),
+        lambda run: run.aggregator.needs == "sum" and not run.aggregator.is_secure,
+        lambda run: _kind(run.aggregator),
         lambda: "use the engine Sequential, Vectorised or Workers",
     )
 

@@ -2,7 +2,7 @@
 
     FedADMMError
     ├── ParameterError       a hyper-parameter or an argument is out of its range
-    ├── PairingError         two parts were combined that do not fit each other
+    ├── CompatibilityError         two parts were combined that do not fit each other
     ├── DataError            a file or a data set is missing, damaged or unusable
     ├── ConfigError          a configuration cannot be understood
     ├── StateError           stored client or server state is missing or damaged
@@ -22,7 +22,7 @@ class ParameterError(FedADMMError, ValueError):
     """A hyper-parameter or an argument is out of its range."""
 
 
-class PairingError(FedADMMError, ValueError):
+class CompatibilityError(FedADMMError, ValueError):
     """Two parts were combined that do not fit each other; says what is missing."""
 
 

@@ -16,10 +16,7 @@ from torch import Tensor
 
 from fedadmm.core.capabilities import local_model
 from fedadmm.core.compatibility import Feature
-from fedadmm.core.objectives import Objective
-from fedadmm.core.parts import Part, checked, role
-from fedadmm.core.personal import Personal
-from fedadmm.core.protocols import (
+from fedadmm.core.contracts import (
     AnyAlgorithm,
     LocalNeeds,
     LocalProblem,
@@ -27,6 +24,9 @@ from fedadmm.core.protocols import (
     Regularizer,
     Start,
 )
+from fedadmm.core.objectives import Objective
+from fedadmm.core.parts import Part, checked, role
+from fedadmm.core.personalisation import Personalisation
 from fedadmm.core.rng import Key
 from fedadmm.core.stopping import StoppingRule
 
@@ -71,7 +71,7 @@ class SolveContext(NamedTuple):
     """What the solver kept of the client's last round; None in a solve on its own."""
 
 
-IN_NO_ROUND = SolveContext()
+OUTSIDE_RUN = SolveContext()
 """The context of a solve on its own, outside any run."""
 
 
@@ -128,7 +128,7 @@ class LocalSolver(Part, ABC):
         problem: LocalProblem,
         stop: StoppingRule,
         key: Key,
-        context: SolveContext = IN_NO_ROUND,
+        context: SolveContext = OUTSIDE_RUN,
     ) -> tuple[LocalResult, SolveInfo]:
         """Minimise the local problem."""
 
@@ -147,13 +147,13 @@ class LocalWork(Part):
             except in its first round ("current"); None takes the method's own, which is "global"
             unless a paper's algorithm says otherwise.
         personal: what each client trains and keeps for itself: a second model (`Ditto`) or some
-            layers (`OwnLayers`).
+            layers (`PersonalLayers`).
     """
 
     solver: LocalSolver | None = None
     stop: StoppingRule | None = None
     start: Start | None = None
-    personal: Personal | None = None
+    personal: Personalisation | None = None
 
     @property
     def components(self) -> list[Part]:
@@ -164,13 +164,13 @@ class LocalWork(Part):
         return () if self.start == "global" else (Feature.LOCAL_MODELS,)
 
     def problem(
-        self, algorithm: AnyAlgorithm, cast: Any, state: Any, first: Tensor
+        self, algorithm: AnyAlgorithm, broadcast: Any, state: Any, first: Tensor
     ) -> LocalProblem:
         """A client's local problem (or that of a stack) with its start.
 
         `first`, (1,) or (K, 1), is whether it is the client's first round.
         """
-        problem = algorithm.local_problem(cast, state)
+        problem = algorithm.local_problem(broadcast, state)
         if self.start == "global":
             return problem
         start = local_model(algorithm, state)

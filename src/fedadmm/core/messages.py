@@ -17,7 +17,7 @@ from fedadmm.core.local_work import SolveInfo
 class Download(NamedTuple):
     """What a participant receives: the algorithm's broadcast, the model's buffers, and more."""
 
-    cast: Any
+    broadcast: Any
     buffers: Tensor | None = None
     missed: CatchUp | None = None
     """Virtual steps that returning clients have missed, for methods that align absent clients."""
@@ -72,7 +72,7 @@ class ClientInfo(NamedTuple):
     replies may get lost; 0 where the loop does."""
 
 
-class Partial(NamedTuple):
+class PartialSum(NamedTuple):
     """The replies of several clients, summed where the clients are."""
 
     total: Upload
@@ -126,7 +126,7 @@ class Engine(ABC):
     @abstractmethod
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
-    ) -> Iterator[tuple[int, Upload, ClientInfo] | Partial]:
+    ) -> Iterator[tuple[int, Upload, ClientInfo] | PartialSum]:
         """Each client's upload in the order of `ids`, or sums over some of them.
 
         The order of what is yielded is the same in every run, so that sums are reproducible.

@@ -36,11 +36,11 @@ class Output(ABC, Generic[Note]):
     resumed run goes on with it.  No function changes what it is given.
     """
 
-    def begin(self, offered: Iterate) -> Note:
+    def init_state(self, offered: Iterate) -> Note:
         """The note before the first round; None for an output that remembers nothing."""
         return cast(Note, None)
 
-    def look(self, note: Note, offered: Iterate, round_number: int, seed: Key) -> Note:
+    def update(self, note: Note, offered: Iterate, round_number: int, seed: Key) -> Note:
         """The note after round `round_number`, counted from 1; `seed` is the run's."""
         return note
 
@@ -48,7 +48,7 @@ class Output(ABC, Generic[Note]):
     def model(self, note: Note, offered: Iterate) -> Iterate:
         """The output model after the round of this note, which offered this iterate."""
 
-    def beside(self, note: Note, offered: Iterate) -> dict[str, Iterate]:
+    def extra_models(self, note: Note, offered: Iterate) -> dict[str, Iterate]:
         """Models that are measured too, by the ending of their metrics' names; usually none."""
         return {}
 
@@ -73,10 +73,10 @@ class RandomIterate(Output[Iterate]):
     1/(k+1), which keeps every iterate so far with probability 1/(k+1) and needs the memory of one.
     """
 
-    def begin(self, offered: Iterate) -> Iterate:
+    def init_state(self, offered: Iterate) -> Iterate:
         return offered._replace(mean=None)
 
-    def look(self, note: Iterate, offered: Iterate, round_number: int, seed: Key) -> Iterate:
+    def update(self, note: Iterate, offered: Iterate, round_number: int, seed: Key) -> Iterate:
         draw = uniform(derive(seed, "output", round_number))
         return offered._replace(mean=None) if draw * (round_number + 1) < 1.0 else note
 
@@ -110,10 +110,10 @@ class Averaged(Output[Iterate]):
     start.  With few participants m swings from round to round, and the average does not.
     """
 
-    def begin(self, offered: Iterate) -> Iterate:
+    def init_state(self, offered: Iterate) -> Iterate:
         return _mean(offered)
 
-    def look(self, note: Iterate, offered: Iterate, round_number: int, seed: Key) -> Iterate:
+    def update(self, note: Iterate, offered: Iterate, round_number: int, seed: Key) -> Iterate:
         now, share = _mean(offered), min(1.0, 9.0 / (round_number + 8.0))
         buffers = now.buffers
         if note.buffers is not None and buffers is not None:
@@ -156,16 +156,16 @@ class TwoOutputs(Output[Notes]):
         handed, measured = FAMILIES["output"][self.handed], FAMILIES["output"][self.measured]
         return handed(), measured()
 
-    def begin(self, offered: Iterate) -> Notes:
-        return Notes(*(one.begin(offered) for one in self._outputs))
+    def init_state(self, offered: Iterate) -> Notes:
+        return Notes(*(one.init_state(offered) for one in self._outputs))
 
-    def look(self, note: Notes, offered: Iterate, round_number: int, seed: Key) -> Notes:
+    def update(self, note: Notes, offered: Iterate, round_number: int, seed: Key) -> Notes:
         pairs = zip(self._outputs, note, strict=True)
-        return Notes(*(one.look(own, offered, round_number, seed) for one, own in pairs))
+        return Notes(*(one.update(own, offered, round_number, seed) for one, own in pairs))
 
     def model(self, note: Notes, offered: Iterate) -> Iterate:
         return self._outputs[0].model(note.handed, offered)
 
-    def beside(self, note: Notes, offered: Iterate) -> dict[str, Iterate]:
+    def extra_models(self, note: Notes, offered: Iterate) -> dict[str, Iterate]:
         other = self._outputs[1].model(note.beside, offered)
         return {self.measured.replace("-", "_"): other}

@@ -41,7 +41,7 @@ Made = TypeVar("Made")
 
 TRUSTS_CODE: ContextVar[bool] = ContextVar("trusts_code", default=False)
 """Whether parts that a run's folder names may be imported: they are code."""
-NOT_IN_TABLES = {"in_tables": False}
+PYTHON_ONLY = {"in_tables": False}
 """Metadata of a field that only Python can set, such as a function."""
 
 
@@ -137,7 +137,7 @@ def annotations_of(kind: Any) -> dict[str, Any]:
     return {field.name: known[field.name] for field in fields(kind) if field.init}
 
 
-def table_fields(kind: Any) -> list[Field[Any]]:
+def config_fields(kind: Any) -> list[Field[Any]]:
     """The fields of a class that a table can set."""
     return [one for one in fields(kind) if one.init and one.metadata.get("in_tables", True)]
 

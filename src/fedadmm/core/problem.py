@@ -20,10 +20,10 @@ from typing import (
 import torch
 from torch import Tensor
 
+from fedadmm.core.contracts import Regularizer
 from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import Part, role
-from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.validation import check
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedadmm.core.contracts import Regularizer
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Count, NotNegative, Positive, part
-from fedadmm.core.protocols import Regularizer
 
 
 def _indicator(inside: Tensor, like: Tensor) -> Tensor:

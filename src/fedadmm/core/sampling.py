@@ -32,7 +32,7 @@ class Sampler(Part, ABC):
 
     is_random: ClassVar[bool] = True
     """Whether rounds are drawn, as the theorems want it, and not planned."""
-    takes_everybody: ClassVar[bool] = False
+    full_participation: ClassVar[bool] = False
     """Whether every client takes part in every round, as some methods need it."""
 
     def check_run(self, run: Setup) -> Iterator[str]:
@@ -93,7 +93,7 @@ def count_of(owner: object, size: int | float, clients: int) -> int:
 class FullParticipation(Sampler):
     """All clients in every round."""
 
-    takes_everybody = True
+    full_participation = True
 
     def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         return range(clients)

@@ -19,7 +19,7 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from fedadmm.core.compatibility import Feature
-from fedadmm.core.errors import PairingError
+from fedadmm.core.errors import CompatibilityError
 from fedadmm.core.parts import Count, NotNegative, Part, Positive, part, role
 from fedadmm.core.rng import Key, generator
 from fedadmm.core.schedules import of_client, of_clients
@@ -196,7 +196,7 @@ def _modulus(owner: object, progress: Progress, weak_convexity: float) -> Tensor
     smallest = float(modulus.min()) if isinstance(modulus, Tensor) else modulus
     if smallest <= 0:
         name = type(owner).__name__
-        raise PairingError(
+        raise CompatibilityError(
             f"{name}: the local problem's weight must exceed weak_convexity={weak_convexity:g} to "
             f"certify an accuracy, but exceeds it by {smallest:g}"
         )

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from fedadmm.core.capabilities import fit_penalties
+from fedadmm.core.config_tree import from_config
+from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import Count, checked
 from fedadmm.core.problem import LazyClients, Problem
-from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.core.regularizers import Zero
-from fedadmm.core.tables import from_table
 from fedadmm.data import models
 from fedadmm.data.problems import NamedProblem, Sites
 from fedadmm.flower.federation import (
@@ -33,7 +33,7 @@ from fedadmm.flower.federation import (
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
 from fedadmm.run.experiment import Experiment
-from fedadmm.run.simulation import local_length
+from fedadmm.run.simulate import local_length
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 
@@ -63,7 +63,7 @@ class Deployment:
 
     def federation(self, experiment: Experiment, evaluate_every: int) -> Federation:
         """An experiment on this network."""
-        usual: Literal["none", "disk"] = "none" if experiment.aggregate.hides else "disk"
+        usual: Literal["none", "disk"] = "none" if experiment.aggregator.is_secure else "disk"
         return Federation(
             experiment,
             evaluate_every=evaluate_every,
@@ -95,7 +95,7 @@ def apps(folder: Path) -> Apps:
 
 def read_deployment(path: Path) -> Deployment:
     """What deployment.toml says."""
-    return from_table(Deployment, configs.table(path), title=str(path))
+    return from_config(Deployment, configs.table(path), title=str(path))
 
 
 def federation(

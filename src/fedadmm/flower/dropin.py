@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import PairingError, ParameterError
-from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveContext, SolveInfo
+from fedadmm.core.contracts import AnyAlgorithm, LocalProblem, LocalResult
+from fedadmm.core.errors import CompatibilityError, ParameterError
+from fedadmm.core.local_work import OUTSIDE_RUN, LocalSolver, SolveContext, SolveInfo
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult
 from fedadmm.core.rng import Key
 from fedadmm.core.stopping import StoppingRule
 from fedadmm.core.validation import check
@@ -101,18 +101,18 @@ class DropIn:
         check("DropIn", "others", others, bool)
         needs = algorithm.requirements.local_in(-1)
         if needs.start_gradient or not needs.local_solve:
-            raise PairingError(
+            raise CompatibilityError(
                 f"DropIn: {type(algorithm).__name__} needs full gradients, which a train "
                 "function does not give; use another method or option, or fedadmm.flower.client_app"
             )
         if needs.step_sum:
-            raise PairingError(
+            raise CompatibilityError(
                 f"DropIn: {type(algorithm).__name__} must know the size of every local step, "
                 "which a train function does not tell; use another method, or "
                 "fedadmm.flower.client_app"
             )
-        if self.federation.experiment.aggregate.hides:
-            raise PairingError(
+        if self.federation.experiment.aggregator.is_secure:
+            raise CompatibilityError(
                 "DropIn: aggregate is MaskedSum, but the metrics of a train function travel beside "
                 "its update; use Sum, or fedadmm.flower.client_app"
             )
@@ -240,7 +240,7 @@ class DropIn:
             reply = call_next(message, context)
             records = [r for r in reply.content.values() if isinstance(r, ArrayRecord)]
             if len(records) != 1:
-                raise PairingError(
+                raise CompatibilityError(
                     f"the train function returned {len(records)} array records, but must return "
                     "one, the model's state_dict"
                 )
@@ -311,7 +311,7 @@ def _numbers(function: str, content: RecordDict) -> dict[str, float]:
         if isinstance(value, int | float) and math.isfinite(value)
     }
     if len(found) > wire.MOST_METRICS:
-        raise PairingError(
+        raise CompatibilityError(
             f"the {function} function returned {len(found)} metrics, but may return "
             f"{wire.MOST_METRICS}"
         )
@@ -333,7 +333,7 @@ class Correction:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         shapes = [parameter.shape for parameter in trained]
         if shapes != [slot.shape for slot in self._slots]:
-            raise PairingError(
+            raise CompatibilityError(
                 "the optimiser steps other parameters than the model's, in their order; make it "
                 "with model.parameters() of the model that DropIn was given"
             )
@@ -388,7 +388,7 @@ class OwnLoop(LocalSolver):
         problem: LocalProblem,
         stop: StoppingRule,
         key: Key,
-        context: SolveContext = IN_NO_ROUND,
+        context: SolveContext = OUTSIDE_RUN,
     ) -> tuple[LocalResult, SolveInfo]:
         flat = objective.flat
         assert flat is not None
@@ -410,7 +410,7 @@ class OwnLoop(LocalSolver):
         with torch.enable_grad(), correction.active():
             returned = self.train(state, number)
         if correction.steps == 0:
-            raise PairingError(
+            raise CompatibilityError(
                 "the train function made no step of a torch optimiser, but must, because the "
                 "method's terms are added to the gradients there"
             )

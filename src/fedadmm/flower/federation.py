@@ -12,6 +12,7 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from fedadmm.core.capabilities import fit_penalties
+from fedadmm.core.contracts import AnyAlgorithm, Regularizer
 from fedadmm.core.errors import ConfigError, ParameterError, StateError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
@@ -19,7 +20,6 @@ from fedadmm.core.objectives.model import rows_are_mixed
 from fedadmm.core.parts import Count, Natural, Positive, checked
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.problem import Buffers, Evaluator, LazyClients, Problem
-from fedadmm.core.protocols import AnyAlgorithm, Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.schedules import PerWork
 from fedadmm.core.validation import check
@@ -27,7 +27,7 @@ from fedadmm.data import models
 from fedadmm.flower.protocol.admission import Admission
 from fedadmm.run.client import Job
 from fedadmm.run.experiment import Experiment, ResolvedExperiment, described
-from fedadmm.run.simulation import check_pairing, client_length, first_vector, make_job
+from fedadmm.run.simulate import check_pairing, client_length, first_vector, make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 
@@ -159,12 +159,12 @@ class Federation:
                 f"Federation: names holds {len(set(self.names))} names, but must hold one for "
                 f"each of the {self.clients} clients"
             )
-        if self.experiment.aggregate.hides and self.ledger == "disk":
+        if self.experiment.aggregator.is_secure and self.ledger == "disk":
             raise ParameterError(
                 "Federation: ledger is 'disk', but must be 'none' with MaskedSum, which shows no "
                 "single client's uploads, so that none can be taken out"
             )
-        if self.take_out and self.experiment.aggregate.hides:
+        if self.take_out and self.experiment.aggregator.is_secure:
             raise ParameterError(
                 "Federation: take_out must be empty with MaskedSum, which shows no single client's "
                 "uploads, so that none can be taken out"
@@ -213,7 +213,7 @@ class Federation:
         """Whether noise is to hide the sites' rows, or the sites."""
         solver = self.experiment.local.solver
         hides_rows = solver is not None and solver.noise is not None
-        return hides_rows or UpdatePipeline.of(self.experiment.upload).noise is not None
+        return hides_rows or UpdatePipeline.of(self.experiment.pipeline).noise is not None
 
     @property
     def per_work(self) -> bool:

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple
 
+from fedadmm.core.config_tree import Tree
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.messages import ClientInfo, ClientStateStore
 from fedadmm.core.parts import name_of, role
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.signals import interrupts_deferred
-from fedadmm.core.tables import Tree
 from fedadmm.core.validation import check
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
-from fedadmm.core.aggregation import Aggregation, Sum
+from fedadmm.core.aggregation import Aggregator, Sum
 from fedadmm.core.capabilities import AbsentClientAlignment, local_model
+from fedadmm.core.contracts import AnyAlgorithm, LocalProblem, LocalResult, Round, norm, theta_of
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import LocalSolver, LocalWork, SolveContext, SolveInfo
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Upload
 from fedadmm.core.objectives import Objective
-from fedadmm.core.personal import Personal
+from fedadmm.core.personalisation import Personalisation
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.pipeline.postprocessors import ExpectedCohort
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import AnyAlgorithm, LocalProblem, LocalResult, Round, norm, theta_of
 from fedadmm.core.rng import Key, derive
 from fedadmm.core.stopping import StoppingRule
 
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     initial_buffers: Tensor | None = None
     pipeline: UpdatePipeline = UpdatePipeline()
     """What happens to an update before the server update."""
-    aggregate: Aggregation = Sum()
+    aggregator: Aggregator = Sum()
     """How the server combines the updates."""
     expected: ExpectedCohort | None = None
     """The expected cohort, in place of the actual one, if the server adds noise."""
@@ -44,9 +44,9 @@ class Job(NamedTuple):
     """Whether noise must come from the machine's entropy, and not from the seed."""
 
     @property
-    def own_models(self) -> OwnModels:
+    def own_models(self) -> LocalModelReader:
         """Whatever keeps a model of each client."""
-        return OwnModels(self.algorithm, self.local.personal)
+        return LocalModelReader(self.algorithm, self.local.personal)
 
     @property
     def solver(self) -> LocalSolver | None:
@@ -109,11 +109,11 @@ def first_record(job: Job) -> ClientRecord:
     return ClientRecord(state, job.initial_buffers, memory=job.local.first_memory(job.initial))
 
 
-class OwnModels(NamedTuple):
+class LocalModelReader(NamedTuple):
     """Reads a client's own model from its record."""
 
     algorithm: AnyAlgorithm
-    personal: Personal | None
+    personal: Personalisation | None
 
     def find(self, record: ClientRecord, theta: Tensor) -> Tensor | None:
         """The own model beside the global one; None where neither method nor work keeps one."""
@@ -166,7 +166,10 @@ def client_round(
     record = caught_up(job, client, record, download)
     objective = job.problem.clients[client]
     problem = job.local.problem(
-        job.algorithm, download.cast, record.state, torch.tensor([first], device=job.initial.device)
+        job.algorithm,
+        download.broadcast,
+        record.state,
+        torch.tensor([first], device=job.initial.device),
     )
     key = client_key(job, round_index, client)
     _load_buffers(job, objective, download, record)
@@ -179,7 +182,7 @@ def client_round(
             round_index, needs, theta, own, (client,), g, job.deployed, record.memory
         )
         result, solve = _solve(job, objective, problem, key, context)
-    state, message = job.algorithm.client_update(download.cast, record.state, result)
+    state, message = job.algorithm.client_update(download.broadcast, record.state, result)
     buffers = _buffers(job, objective)
     finite = trees.all_finite(result)
     info = describe(client, problem, result, solve, global_vector(job, download), finite)
@@ -213,11 +216,11 @@ def record_layout(job: Job) -> ClientRecord:
     return trees.clone(first_record(job))._replace(error_feedback=rest)
 
 
-def message_template(job: Job, cast: Any) -> Any:
+def message_template(job: Job, broadcast: Any) -> Any:
     """How a message looks that answers this broadcast; its numbers mean nothing."""
     client = job.algorithm.init_client(job.initial)
     zero = torch.zeros_like(job.initial)
-    return job.algorithm.client_update(cast, client, LocalResult.like(zero))[1]
+    return job.algorithm.client_update(broadcast, client, LocalResult.like(zero))[1]
 
 
 def describe(
@@ -237,7 +240,7 @@ def describe(
 
 def global_vector(job: Job, download: Download) -> Tensor | None:
     """Theta in the broadcast, or None when it is not sent (FedPD after a silent round)."""
-    return theta_of(download.cast)
+    return theta_of(download.broadcast)
 
 
 def _solve(

@@ -24,12 +24,12 @@ from fedadmm.run.state import RunState
 CATCH_UP, PIPELINE, PRIVACY = "catch_up", "pipeline", "privacy"
 
 
-class Aggregation(NamedTuple):
+class RoundContext(NamedTuple):
     """A round between aggregation and server update."""
 
     round_index: int
     infos: Sequence[ClientInfo]
-    cast: Any
+    broadcast: Any
     """The broadcast of the round."""
 
 
@@ -51,12 +51,12 @@ class RoundComponent:
         return download
 
     def on_aggregate(
-        self, aggregate: Aggregate, own: Any, round: Aggregation
+        self, aggregate: Aggregate, own: Any, round: RoundContext
     ) -> tuple[Aggregate, Any]:
         """Transform the aggregate of a round, and return its own next state."""
         return aggregate, own
 
-    def after_server_update(self, own: Any, server: Any, round: Aggregation) -> Any:
+    def after_server_update(self, own: Any, server: Any, round: RoundContext) -> Any:
         """Return its own state after the server update."""
         return own
 
@@ -83,14 +83,14 @@ class PipelineComponent(RoundComponent):
         return download._replace(pipeline=self._job.pipeline.broadcast(own))
 
     def on_aggregate(
-        self, aggregate: Aggregate, own: PipelineState, round: Aggregation
+        self, aggregate: Aggregate, own: PipelineState, round: RoundContext
     ) -> tuple[Aggregate, PipelineState]:
         job, cohort = self._job, self._job.expected
         if cohort is not None and round.round_index < 0:
             cohort = ExpectedCohort(job.problem.num_clients, 1.0)
         scale = 1.0
-        if isinstance(job.aggregate, MaskedSum):  # every client of the sum adds its share
-            scale = job.aggregate.noise_share * math.sqrt(len(round.infos))
+        if isinstance(job.aggregator, MaskedSum):  # every client of the sum adds its share
+            scale = job.aggregator.noise_share * math.sqrt(len(round.infos))
         clients = [info.client for info in round.infos]
         context = AggregateContext(
             job.algorithm,
@@ -100,7 +100,7 @@ class PipelineComponent(RoundComponent):
             job.pipeline.adapts_clip,
             scale,
             round_rng(job.seed, round.round_index, clients, job.deployed),
-            partial(message_template, job, round.cast),
+            partial(message_template, job, round.broadcast),
         )
         return job.pipeline.on_aggregate(aggregate, own, context)
 
@@ -116,7 +116,7 @@ class CatchUpComponent(RoundComponent):
     def extend_download(self, download: Download, own: CatchUp) -> Download:
         return download._replace(missed=own)
 
-    def after_server_update(self, own: CatchUp, server: Any, round: Aggregation) -> CatchUp:
+    def after_server_update(self, own: CatchUp, server: Any, round: RoundContext) -> CatchUp:
         method = self._job.algorithm
         assert isinstance(method, AbsentClientAlignment)
         clients = [info.client for info in round.infos]
@@ -136,7 +136,7 @@ class PrivacyComponent(RoundComponent):
         return {}
 
     def after_server_update(
-        self, own: NoisedClients, server: Any, round: Aggregation
+        self, own: NoisedClients, server: Any, round: RoundContext
     ) -> NoisedClients:
         return self._privacy.count(own, round.infos)
 

@@ -35,13 +35,13 @@ from fedadmm.core.capabilities import (
     TrackedMean,
     prox_step,
 )
-from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.contracts import PrimalDual
+from fedadmm.core.errors import CompatibilityError, ParameterError
 from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.closed_form import QuadraticObjective
 from fedadmm.core.parts import Count, Natural, part
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import PrimalDual
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.run.callbacks import Callback, Run
@@ -149,13 +149,13 @@ class _Examiner:
             check_conjugate(self.job.problem.clients[0])
         method = self.job.algorithm
         if isinstance(method, AbsentClientAlignment):
-            raise PairingError(
+            raise CompatibilityError(
                 "diagnostics are about the models and duals that clients keep, but those of this "
                 f"{type(method).__name__} move along while they are absent, which only its server "
                 "knows; use FedADMM, FedADMMInSa or FedDR"
             )
         if not isinstance(method, PrimalDualStates):
-            raise PairingError(
+            raise CompatibilityError(
                 f"diagnostics are about duals, but {type(method).__name__} keeps none; "
                 "use FedADMM, FedADMMIn, FedADMMInSa, FedDR, FedDRII or FedPD"
             )
@@ -325,7 +325,7 @@ class Duality(NamedTuple):
 def check_conjugate(objective: Objective) -> None:
     """Refuse an objective whose conjugate has no closed form here."""
     if not isinstance(objective, QuadraticObjective):
-        raise PairingError(
+        raise CompatibilityError(
             "duality: the dual value needs losses with a known conjugate, but the clients' are "
             f"{type(objective).__name__}; use Quadratic or LeastSquares"
         )

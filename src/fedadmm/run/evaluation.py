@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.capabilities import prox_step
-from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.errors import CompatibilityError, ParameterError
 from fedadmm.core.messages import ClientRecord, ClientStateStore, Engine
-from fedadmm.core.parts import NOT_IN_TABLES, Count, checked
+from fedadmm.core.parts import PYTHON_ONLY, Count, checked
 from fedadmm.core.problem import Evaluator, EvaluatorInParts, Metrics
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import Job, first_record
@@ -62,7 +62,7 @@ class Evaluation:
     test: bool = True
     train: bool = False
     clients: bool = False
-    extra: Evaluator | None = field(default=None, metadata=NOT_IN_TABLES)
+    extra: Evaluator | None = field(default=None, metadata=PYTHON_ONLY)
 
     def due(self, round_number: int, rounds: int) -> bool:
         """Whether round `round_number` is measured; the initial one, 0, never is."""
@@ -72,7 +72,7 @@ class Evaluation:
         """Refuse to count classes where there are none, or statistics that clients keep."""
         first = job.problem.clients[0]
         if self.train and not first.has_classes:
-            raise PairingError(
+            raise CompatibilityError(
                 f"Evaluation: train is True, but the rows of the clients ({type(first).__name__}) "
                 "have no classes to get right; leave it False"
             )
@@ -81,14 +81,14 @@ class Evaluation:
         train = self.train and not both
         if (self.clients or both) and not (self.objective or train or tested):
             asked = "target is 'both'" if both else "clients is True"
-            raise PairingError(
+            raise CompatibilityError(
                 f"Evaluation: {asked}, but nothing is measured client by client: the problem "
                 f"{job.problem.name!r} holds no rows out by client; set objective"
                 f"{'' if both else ' or train'}, too"
             )
         measures = self.objective or self.test or self.train or self.extra is not None
         if measures and job.problem.buffers == "keep-local" and self.target != "local":
-            raise PairingError(
+            raise CompatibilityError(
                 "buffers='keep-local' leaves BatchNorm statistics on the clients, but the global "
                 "model is to be evaluated; use Evaluation(target='local')"
             )

@@ -12,18 +12,18 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self, cast
 
-from fedadmm.core.aggregation import Aggregation, Sum
+from fedadmm.core.aggregation import Aggregator, Sum
+from fedadmm.core.config_tree import Tree, to_config
+from fedadmm.core.contracts import AnyAlgorithm, Regularizer
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.outputs import AnyOutput, LastIterate
 from fedadmm.core.parts import Count, Natural, Positive, checked, name_of
 from fedadmm.core.pipeline.postprocessors import Postprocessor
 from fedadmm.core.problem import Evaluator, Problem, ProblemSource
-from fedadmm.core.protocols import AnyAlgorithm, Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.sampling import FullParticipation, Sampler
 from fedadmm.core.stopping import Epochs
-from fedadmm.core.tables import Tree, to_table
 from fedadmm.core.validation import allowed, shown
 from fedadmm.run.callbacks import Callback, as_callbacks
 from fedadmm.run.engines import ENGINES, EngineChoice, Sequential, default_engine
@@ -76,10 +76,9 @@ class Experiment:
         local: the clients' local work: solver, stopping rule, where it starts.
         sampler: who participates; everybody by default.
         regularizer: g; None takes the problem's own.
-        upload: what happens to a client's message before the sum, in this order: clip, compress
-            (select, then code), noise.
-        aggregate: what the server makes of the replies: their weighted sum, unless the part asks
-            for more.
+        pipeline: postprocessors of the clients' updates, in this order: clipping, compression
+            (selection, then coding), noise.
+        aggregator: how the server combines the updates: their weighted sum by default.
         output: which model is evaluated, recorded and returned.
         evaluate: what is measured between rounds.
         target: the value of a metric that rounds are counted to.
@@ -104,8 +103,8 @@ class Experiment:
     local: LocalWork = LocalWork()
     sampler: Sampler = FullParticipation()
     regularizer: Regularizer | None = None
-    upload: Sequence[Postprocessor] = ()
-    aggregate: Aggregation = Sum()
+    pipeline: Sequence[Postprocessor] = ()
+    aggregator: Aggregator = Sum()
     output: AnyOutput = LastIterate()
     evaluate: Evaluation = Evaluation()
     target: Target | None = None
@@ -137,7 +136,7 @@ class Experiment:
         if self.target is None:
             del own["target"]
         own["callbacks"] = [one for one in self.callbacks if is_dataclass(one)]
-        return {key: to_table(value) for key, value in own.items()}
+        return {key: to_config(value) for key, value in own.items()}
 
     def name(self, field: str) -> str:
         """What configurations call the part in a field."""
@@ -151,7 +150,7 @@ class Experiment:
     def affecting(self, *ignored: str) -> Tree:
         """The tables without these and without what never affects the records."""
         skipped = {*ignored} - ({"engine"} if self.resolve().engine.affects_result else set())
-        measuring = [to_table(one) for one in self.callbacks if one.measures]
+        measuring = [to_config(one) for one in self.callbacks if one.measures]
         tree = self.tree | {"callbacks": measuring}
         return {key: value for key, value in tree.items() if key not in skipped}
 

@@ -20,22 +20,22 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.aggregation import Sum
 from fedadmm.core.capabilities import ParticipantsMeanModel, StalenessWeighting
+from fedadmm.core.contracts import AnyAlgorithm, Cohort
 from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.core.messages import (
     ClientInfo,
     ClientStateStore,
     Download,
     Engine,
-    Partial,
+    PartialSum,
     Upload,
 )
 from fedadmm.core.outputs import AnyOutput, Iterate
 from fedadmm.core.pipeline.postprocessors import Aggregate
-from fedadmm.core.protocols import AnyAlgorithm, Received
 from fedadmm.core.sampling import Sampler
 from fedadmm.run.client import Job, this_round
-from fedadmm.run.components import Aggregation, RoundComponent, round_components
-from fedadmm.run.record import Record, Stopwatch, cohort, work
+from fedadmm.run.components import RoundComponent, RoundContext, round_components
+from fedadmm.run.record import Record, Stopwatch, cohort_record, work_record
 from fedadmm.run.round_callbacks import (
     CompletedRound,
     RoundCallback,
@@ -69,7 +69,7 @@ def initial_state(job: Job, plan: RunPlan) -> RunState:
     first = 0 if job.algorithm.requirements.initial_round is None else -1
     state = RunState(first, server, buffers)
     components = {one.key: one.initial(server) for one in round_components(job, plan.privacy)}
-    components[OUTPUT] = plan.output.begin(offered_models(job.algorithm, state))
+    components[OUTPUT] = plan.output.init_state(offered_models(job.algorithm, state))
     return state._replace(components=components)
 
 
@@ -126,8 +126,8 @@ def _update_output(job: Job, output: AnyOutput, before: RunState, after: RunStat
     """Return the state after a round with the output's next state."""
     iterate = offered_models(job.algorithm, after)
     if after.round == 0:  # an initial round produces the starting point of the others
-        return after.with_component(OUTPUT, output.begin(iterate))
-    own = output.look(before.components.get(OUTPUT), iterate, after.round, job.seed)
+        return after.with_component(OUTPUT, output.init_state(iterate))
+    own = output.update(before.components.get(OUTPUT), iterate, after.round, job.seed)
     return after.with_component(OUTPUT, own)
 
 
@@ -145,7 +145,7 @@ def _call_back(
     """Return the state after all callbacks of a round, and the first ending among theirs."""
     ending: Ending | None = None
     iterate, own = offered_models(job.algorithm, after), after.components.get(OUTPUT)
-    model, extra = output.model(own, iterate), output.beside(own, iterate)
+    model, extra = output.model(own, iterate), output.extra_models(own, iterate)
     for callback in callbacks:
         if not callback.is_due(after.round):
             continue
@@ -203,18 +203,18 @@ def run_round(
     algorithm, problem, index = job.algorithm, job.problem, state.round
     own = dict(state.components)
     # 1. Broadcast.
-    cast = algorithm.broadcast(state.server, this_round(job, index))
-    download = Download(cast, state.buffers)
+    broadcast = algorithm.broadcast(state.server, this_round(job, index))
+    download = Download(broadcast, state.buffers)
     for component in components:
         download = component.extend_download(download, own[component.key])
     # 2. Run the clients, and 3. aggregate their updates as they arrive.
     results = iter(engine.run_clients(ids, download, index))
-    watch.switch("fold")
+    watch.switch("aggregation")
     next_result = watch.around("local", partial(next, results, None))
     updates = ClientUpdates(job, iter(next_result, None), _weighting(engine, algorithm, state))
     infos = sorted(updates.infos, key=lambda info: info.client)
-    received = Received(len(infos), updates.weight, problem.num_clients, index)
-    aggregate, round = Aggregate(updates.total, received), Aggregation(index, infos, cast)
+    cohort = Cohort(len(infos), updates.weight, problem.num_clients, index)
+    aggregate, round = Aggregate(updates.total, cohort), RoundContext(index, infos, broadcast)
     server, buffers = state.server, state.buffers
     if updates.finite:
         # 4. Post-process the aggregate.
@@ -224,8 +224,8 @@ def run_round(
             )
         # 5. Update the server.
         if aggregate.total is not None:
-            message, received = aggregate.total.message, aggregate.received
-            server = algorithm.server_update(server, message, received, problem.regularizer)
+            message, cohort = aggregate.total.message, aggregate.cohort
+            server = algorithm.server_update(server, message, cohort, problem.regularizer)
             buffers = updates.averaged_buffers(buffers, engine.is_asynchronous)
     seconds = time.perf_counter() - began
     watch.switch(outside)
@@ -238,8 +238,8 @@ def run_round(
     sent = trees.num_bytes(download) * engine.broadcasts(ids)
     record: Record = {
         "round": following.round,
-        "cohort": cohort(infos),
-        "work": work(infos, job, updates.weight, move),
+        "cohort": cohort_record(infos),
+        "work": work_record(infos, job, updates.weight, move),
         "traffic": {"bytes_up": updates.bytes_up, "bytes_down": sent},
         "clock": {"seconds": seconds} | engine.extras(),
         "metrics": {},
@@ -264,7 +264,7 @@ class ClientUpdates:
     def __init__(
         self,
         job: Job,
-        updates: Iterable[tuple[int, Upload, ClientInfo] | Partial],
+        updates: Iterable[tuple[int, Upload, ClientInfo] | PartialSum],
         weighting: Callable[[Any], Any] | None,
     ) -> None:
         """Aggregate updates as they arrive; `weighting` transforms each message on arrival."""
@@ -275,35 +275,35 @@ class ClientUpdates:
         self.infos: list[ClientInfo] = []
         self.finite = True
         # In a deployment the masked sum is complete when it arrives.
-        summed = job.deployed and job.aggregate.hides
-        aggregate = Sum().fold if summed else job.aggregate.fold
-        self.total = aggregate(self._received(updates))
+        summed = job.deployed and job.aggregator.is_secure
+        combine = Sum().aggregate if summed else job.aggregator.aggregate
+        self.total = combine(self._received(updates))
         if self.total is None and self.infos and self.finite:
             raise EngineError(
-                f"{type(job.aggregate).__name__}.minimum: got {len(self.infos)} participants in a "
+                f"{type(job.aggregator).__name__}.minimum: got {len(self.infos)} participants in a "
                 "round, expected more. Use a sampler that draws more, or a smaller minimum."
             )
 
     def _received(
-        self, updates: Iterable[tuple[int, Upload, ClientInfo] | Partial]
+        self, updates: Iterable[tuple[int, Upload, ClientInfo] | PartialSum]
     ) -> Iterator[tuple[float, Upload]]:
         """Yield each update, or partial sum, with its factor until one is not finite."""
         for update in updates:
-            if isinstance(update, Partial):
+            if isinstance(update, PartialSum):
                 share, weight, upload, infos = 1.0, update.weight, update.total, update.infos
                 sent = update.bytes_up
             else:
                 client, upload, info = update
                 share = weight = self._job.problem.weight(client)
                 infos = (info,)
-                sent = self._job.aggregate.sent_bytes(upload) if info.finite else 0
+                sent = self._job.aggregator.sent_bytes(upload) if info.finite else 0
             self.infos.extend(infos)
             self.finite = all(info.finite for info in infos)
             if not self.finite:
                 return
             if self._weighting is not None:
                 upload = upload._replace(message=self._weighting(upload.message))
-            if self._job.aggregate.needs == "replies":
+            if self._job.aggregator.needs == "updates":
                 upload = trees.clone(upload)  # engines may reuse its memory for the next one
             self.weight += weight
             self.bytes_up += sent

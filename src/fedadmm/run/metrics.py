@@ -146,7 +146,7 @@ _LOSSES = ("test_loss", "loss", "objective")
 """The first that is measured besides the metric decides between equals."""
 
 
-class Judge(NamedTuple):
+class ModelSelector(NamedTuple):
     """Judges by the target's metric and direction, or else by the first usual metric measured.
 
     Of equals the one with the lower loss is better, else the later one: where accuracy stays the
@@ -157,7 +157,7 @@ class Judge(NamedTuple):
     patience: int | None = None
     """This many measurements in a row without a better one end the run; None waits for ever."""
 
-    def after(self, best: Best | None, record: Record, model: Iterate) -> Best | None:
+    def update(self, best: Best | None, record: Record, model: Iterate) -> Best | None:
         """The best after a round with this output model; one not measured changes nothing."""
         if self.target is not None and best is not None and best.metric != self.target.metric:
             best = None  # resumed with another target: the earlier models are gone
@@ -176,7 +176,7 @@ class Judge(NamedTuple):
             return Best(name, found, record["round"], since, loss, model._replace(mean=None))
         return best and best._replace(since=since)
 
-    def gives_up(self, best: Best | None) -> bool:
+    def is_exhausted(self, best: Best | None) -> bool:
         """Whether the last better model is too long ago."""
         return self.patience is not None and best is not None and best.since >= self.patience
 

@@ -175,7 +175,7 @@ def attach_privacy(job: Job, sampler: Sampler) -> tuple[Job, Privacy | None]:
     weight = sum(p * a for p, a in zip(chances.tolist(), weights, strict=True))
     # Poisson sampling amplifies privacy, but not against a party that sums masked updates and
     # therefore knows the participants.
-    poisson = isinstance(sampler, BernoulliSampling) and not job.aggregate.hides
+    poisson = isinstance(sampler, BernoulliSampling) and not job.aggregator.is_secure
     accountant = Accountant(
         noise.multiplier,
         noise.delta,
@@ -185,7 +185,7 @@ def attach_privacy(job: Job, sampler: Sampler) -> tuple[Job, Privacy | None]:
     )
     accountant.check()
     privacy = ClientLevelDP(accountant)
-    if job.deployed and job.aggregate.hides:
+    if job.deployed and job.aggregator.is_secure:
         return job, privacy  # the sites add the noise
     return job._replace(expected=ExpectedCohort(float(chances.sum()), weight)), privacy
 

@@ -20,14 +20,14 @@ from fedadmm.core.messages import ClientInfo
 from fedadmm.run.client import Job
 
 
-class Cohort(TypedDict):
+class CohortRecord(TypedDict):
     """Who took part."""
 
     participants: int
     clients: list[int]
 
 
-class Work(TypedDict):
+class WorkRecord(TypedDict):
     """What the participants did, and how far they and the global model moved."""
 
     primal_residual: float
@@ -41,7 +41,7 @@ class Work(TypedDict):
     penalty_quartiles: list[float]
 
 
-class Traffic(TypedDict):
+class TrafficRecord(TypedDict):
     """The bytes that were sent."""
 
     bytes_up: int
@@ -52,9 +52,9 @@ class Record(TypedDict):
     """One round, as JSON can hold it; an initial round with everybody has the number 0."""
 
     round: int
-    cohort: Cohort
-    work: Work
-    traffic: Traffic
+    cohort: CohortRecord
+    work: WorkRecord
+    traffic: TrafficRecord
     clock: dict[str, Any]
     """The seconds of training and of each of `PHASES`, and what the engine's clock says."""
     metrics: dict[str, Any]
@@ -113,7 +113,7 @@ class Stopwatch:
 
 OTHER = "other"
 PHASES = (
-    *("sampling", "broadcast", "local", "state", "fold"),
+    *("sampling", "broadcast", "local", "state", "aggregation"),
     *("evaluation", "callbacks", "checkpoint", OTHER),
 )
 """What a round's time is spent on.  State is reading and writing the clients' records; fold is the
@@ -146,12 +146,12 @@ _LISTS: tuple[tuple[str, str, Any, str], ...] = (
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
-def cohort(infos: Sequence[ClientInfo]) -> Cohort:
+def cohort_record(infos: Sequence[ClientInfo]) -> CohortRecord:
     """Who took part."""
     return {"participants": len(infos), "clients": [info.client for info in infos]}
 
 
-def work(infos: Sequence[ClientInfo], job: Job, weight: float, move: float) -> Work:
+def work_record(infos: Sequence[ClientInfo], job: Job, weight: float, move: float) -> WorkRecord:
     """What participants of this total weight did, while the global model moved so far."""
     penalties = torch.tensor([info.weight for info in infos] or [0.0], dtype=torch.float64)
     mean, low, high = float(penalties.mean()), float(penalties.min()), float(penalties.max())

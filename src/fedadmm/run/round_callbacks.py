@@ -24,7 +24,7 @@ from fedadmm.run.callbacks import Attached
 from fedadmm.run.client import Job
 from fedadmm.run.components import noised_steps
 from fedadmm.run.evaluation import Evaluation, Target
-from fedadmm.run.metrics import Best, Judge
+from fedadmm.run.metrics import Best, ModelSelector
 from fedadmm.run.privacy import Privacy
 from fedadmm.run.record import Record, Stopwatch, numbers, value
 from fedadmm.run.state import Ending, RunState
@@ -48,7 +48,7 @@ class RunPlan(NamedTuple):
     callbacks: Sequence[Attached] = ()
     output: AnyOutput = LastIterate()
     privacy: Privacy | None = None
-    judge: Judge | None = None
+    selector: ModelSelector | None = None
     """Selects the best model; None if the caller does."""
     watch: Stopwatch | None = None
     """Measures the time of the phases of a round."""
@@ -276,20 +276,20 @@ class BestModel(RoundCallback):
     key = BEST
 
     def after_round(self, done: CompletedRound, own: Any) -> tuple[Any, Ending | None]:
-        judge = self.plan.judge
-        assert judge is not None
-        best: Best | None = judge.after(own, done.record, done.model)
-        if done.state.round == 0 or best is None or not judge.gives_up(best):
+        selector = self.plan.selector
+        assert selector is not None
+        best: Best | None = selector.update(own, done.record, done.model)
+        if done.state.round == 0 or best is None or not selector.is_exhausted(best):
             return best, None
-        return best, Ending("patience", judge.sentence(best))
+        return best, Ending("patience", selector.sentence(best))
 
     def check_measured(self, record: Record, state: RunState) -> None:
-        judge = self.plan.judge
-        assert judge is not None
-        if judge.patience is not None and state.components.get(BEST) is None:
+        selector = self.plan.selector
+        assert selector is not None
+        if selector.patience is not None and state.components.get(BEST) is None:
             raise ParameterError(
-                f"patience: got {judge.patience}, expected None while no metric is measured that "
-                "models can be compared by."
+                f"patience: got {selector.patience}, expected None while no metric is measured by "
+                "which models can be compared."
             )
 
 
@@ -298,7 +298,7 @@ def round_callbacks(plan: RunPlan) -> list[RoundCallback]:
     kinds: list[type[RoundCallback]] = [Evaluate, UserCallbacks, Divergence, TargetReached]
     kinds += [] if plan.privacy is None else [PrivacyBudget]
     kinds += [RoundLimit]
-    kinds += [] if plan.judge is None else [BestModel]
+    kinds += [] if plan.selector is None else [BestModel]
     return [kind(plan) for kind in kinds]
 
 
@@ -318,9 +318,9 @@ def resumed_ending(ending: Ending | None, state: RunState, plan: RunPlan) -> End
         met = ending if found is None else reached(found.get, state.round, plan)
         if met is not None:
             return met
-    judge, best = plan.judge, state.components.get(BEST)
-    if state.round < plan.rounds and best is not None and judge is not None:
-        return Ending("patience", judge.sentence(best)) if judge.gives_up(best) else None
+    selector, best = plan.selector, state.components.get(BEST)
+    if state.round < plan.rounds and best is not None and selector is not None:
+        return Ending("patience", selector.sentence(best)) if selector.is_exhausted(best) else None
     return None
 
 

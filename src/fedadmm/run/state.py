@@ -61,13 +61,13 @@ def pack_state(state: RunState) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpack_state(
-    template: RunState, cast: Any, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+    template: RunState, broadcast: Any, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> RunState:
     """Return the state that `pack_state` has packed.
 
     Args:
         template: initial state of the run, whose components name the expected types.
-        cast: a broadcast of the method, for the downloads of an engine with work in flight.
+        broadcast: a broadcast of the method, for the downloads of an engine with work in flight.
         tensors: first result of `pack_state`.
         values: second result of `pack_state`.
 
@@ -84,7 +84,7 @@ def unpack_state(
                 f"the checkpoint of round {number} holds {', '.join(sorted(tensors))}, but this "
                 f"method needs {name}; {ANOTHER_VERSION}"
             )
-    downloads = (Download(cast),) * len(steps)
+    downloads = (Download(broadcast),) * len(steps)
     tree: Any = template._replace(engine=downloads, components=())  # type: ignore[arg-type]
     state: Any = unpack(tree, packed)
     types = {kind.__name__: kind for kind in (*_TYPES, *_types_in(template.components))}

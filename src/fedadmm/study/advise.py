@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedadmm.core.errors import PairingError
+from fedadmm.core.config_tree import Tree, flattened
+from fedadmm.core.errors import CompatibilityError
 from fedadmm.core.schedules import PerWork
-from fedadmm.core.tables import Tree, flattened
 from fedadmm.run.experiment import Experiment
-from fedadmm.run.simulation import first_vector
+from fedadmm.run.simulate import first_vector
 from fedadmm.study.config import merged, resolve
 from fedadmm.study.formatting import OnProgress, ignore_progress
 from fedadmm.theory.constants import Constants, estimate_constants
@@ -60,7 +60,7 @@ def advise(
         The recommended keys, the complete configuration and the estimates.
 
     Raises:
-        PairingError: The estimated smoothness is zero or not finite.
+        CompatibilityError: The estimated smoothness is zero or not finite.
 
     Example:
         >>> from fedadmm.study.config import resolve
@@ -79,7 +79,7 @@ def advise(
     )
     L = found.smoothness + found.smoothness_spread
     if not 0.0 < L < math.inf:
-        raise PairingError(
+        raise CompatibilityError(
             f"problem: got an estimated smoothness of {L:g}, expected a finite number above 0. "
             "Every gradient may vanish at the initial point."
         )

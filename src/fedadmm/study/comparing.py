@@ -18,9 +18,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from fedadmm.core.config_tree import Tree, from_config, json_schema, suggestion, to_config
 from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import FAMILIES, Count, Natural, checked, is_external
-from fedadmm.core.tables import Tree, from_table, json_schema, suggestion, to_table
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import config
 from fedadmm.study.config import USUAL, resolve
@@ -132,7 +132,7 @@ def plan(
             config.assign(written, key, value)
     base = config.run_only(written)
     tables = {key: written[key] for key in config.COMPARISON_KEYS if key in written}
-    keys = from_table(ComparisonKeys, tables, title="a comparison")
+    keys = from_config(ComparisonKeys, tables, title="a comparison")
     check_distinct("seeds", keys.seeds)
     chosen = (_picked(keys.methods, algorithms) if algorithms else keys.methods) or [MethodTable()]
     for key, value in settings:
@@ -166,7 +166,7 @@ def _complete(cells: Sequence[Cell], keys: ComparisonKeys) -> Tree:
     own = ["algorithm", "local", *differing]
     methods = [{"label": cell.label} | {key: cell.run.tree[key] for key in own} for cell in cells]
     shared = {key: value for key, value in trees[0].items() if key not in own}
-    search = {} if keys.search is None else {"search": to_table(keys.search)}
+    search = {} if keys.search is None else {"search": to_config(keys.search)}
     return shared | {"seeds": list(keys.seeds), "methods": methods} | search
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedadmm.core.compatibility import default_requirements
+from fedadmm.core.config_tree import Tree, flattened, from_config, suggestion
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import FAMILIES, TRUSTS_CODE, is_external, part_of
-from fedadmm.core.tables import Tree, flattened, from_table, suggestion
 from fedadmm.core.validation import shown
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ USUAL: dict[str, Any] = {
 _NAMES = {
     "regularizer": "zero",
     "sampler": "full",
-    "aggregate": "sum",
+    "aggregator": "sum",
     "output": "last-iterate",
 }
 """The parts that tables without a name describe."""
 TABLES = {
     key: key
-    for key in ("problem", "regularizer", "algorithm", "sampler", "engine", "aggregate", "output")
+    for key in ("problem", "regularizer", "algorithm", "sampler", "engine", "aggregator", "output")
 }
 TABLES |= {"local.solver": "solver", "local.stop": "stop"}
 """The tables that name a part -> its family."""
@@ -255,8 +255,8 @@ def resolve(tree: Mapping[str, Any], where: str = "") -> Experiment:
     from fedadmm.run.experiment import Experiment
 
     try:
-        made = from_table(Experiment, completed(tree))
-        UpdatePipeline.of(made.upload)
+        made = from_config(Experiment, completed(tree))
+        UpdatePipeline.of(made.pipeline)
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from None
     made = made.resolve()

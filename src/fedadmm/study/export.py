@@ -15,16 +15,16 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedadmm.core import files
+from fedadmm.core.config_tree import flattened
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
-from fedadmm.core.tables import flattened
 from fedadmm.data.preparation import Column, OneHot, Standardised
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import flat
-from fedadmm.run.simulation import first_vector, make_job
+from fedadmm.run.simulate import first_vector, make_job
 from fedadmm.run.stores.records import layout, rebuild, separate
 from fedadmm.study import config
 from fedadmm.study.config import resolve

@@ -13,10 +13,10 @@ import torch
 from fedadmm.core import trees
 from fedadmm.core.capabilities import fit_penalties
 from fedadmm.core.compatibility import default_requirements
+from fedadmm.core.config_tree import suggestion
+from fedadmm.core.contracts import AnyAlgorithm, LocalNeeds, LocalResult, Round
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.parts import FAMILIES, annotations_of, is_external, part_of, table_fields
-from fedadmm.core.protocols import AnyAlgorithm, LocalNeeds, LocalResult, Round
-from fedadmm.core.tables import suggestion
+from fedadmm.core.parts import FAMILIES, annotations_of, config_fields, is_external, part_of
 from fedadmm.core.validation import allowed
 from fedadmm.run.engines import VirtualTime
 
@@ -82,7 +82,7 @@ def named_method(name: str) -> AnyAlgorithm:
 def _required(kind: type[Any]) -> list[str]:
     return [
         field.name
-        for field in table_fields(kind)
+        for field in config_fields(kind)
         if field.default is MISSING and field.default_factory is MISSING
     ]
 
@@ -103,9 +103,9 @@ def card(name: str) -> Card:
     method: AnyAlgorithm = _tried(name)
     vector = torch.zeros(_LENGTH)
     client = method.init_client(vector)
-    cast = method.broadcast(method.init_server(vector), Round(0, 0))
+    broadcast = method.broadcast(method.init_server(vector), Round(0, 0))
     result = LocalResult.like(vector)
-    _, message = method.client_update(cast, client, result)
+    _, message = method.client_update(broadcast, client, result)
     summary, _, details = inspect.cleandoc(type(method).__doc__ or "").partition("\n")
     return Card(
         name=name,
@@ -115,7 +115,7 @@ def card(name: str) -> Card:
         meanings=_meanings(details),
         state=_state(client),
         up=_vectors(message),
-        down=_vectors(cast),
+        down=_vectors(broadcast),
         accepts=_accepts(method),
         keys=_keys(name),
     )
@@ -170,7 +170,7 @@ def _keys(name: str) -> list[str]:
     kind: Any = _known()[name]
     known, required = annotations_of(kind), _required(kind)
     keys = []
-    for field in table_fields(kind):
+    for field in config_fields(kind):
         default = "required" if field.name in required else f"default {field.default!r}"
         keys.append(f"{field.name}: {allowed(known[field.name])}; {default}")
     return keys

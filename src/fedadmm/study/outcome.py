@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedadmm.core.config_tree import flattened, to_config
 from fedadmm.core.errors import DataError
-from fedadmm.core.tables import flattened, to_table
 from fedadmm.run.evaluation import Target
 from fedadmm.study import records
 from fedadmm.study.formatting import Table, number_cell
@@ -169,7 +169,7 @@ def _run_document(cell: Cell, run: RecordedRun, out: Path) -> dict[str, Any]:
         "seed": run.seed,
         "status": run.status,
         "code": run.code,
-        "target": None if cell.target is None else to_table(cell.target),
+        "target": None if cell.target is None else to_config(cell.target),
         **{key: run.tally[key] for key in (*tallied, "seconds", "final")},
         "params_sha256": run.summary.get("params_sha256"),
         "directory": os.path.relpath(run.directory, out),

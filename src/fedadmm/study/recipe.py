@@ -16,9 +16,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from fedadmm.core.config_tree import Tree, from_config, suggestion
 from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import Count, Natural, checked
-from fedadmm.core.tables import Tree, from_table, suggestion
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 from fedadmm.study.study import Cell, Search, Study, Try
@@ -200,7 +200,7 @@ def load(identifier: str) -> Recipe:
     else:
         raise ConfigError(f"there is no recipe {identifier!r}; {suggestion(identifier, known)}")
     try:
-        return from_table(Recipe, tree, title="a recipe")
+        return from_config(Recipe, tree, title="a recipe")
     except ConfigError as error:
         raise ConfigError(f"recipe {identifier}: {error}") from None
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 import fedadmm
 from fedadmm.core import clock
+from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.parts import is_external, name_of
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.run.evaluation import Target
 from fedadmm.run.metrics import Best
 from fedadmm.run.metrics import Metric as Metric

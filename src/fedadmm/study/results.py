@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from fedadmm.core.tables import flattened
+from fedadmm.core.config_tree import flattened
 from fedadmm.run.evaluation import Target
 from fedadmm.run.record import as_number
 from fedadmm.study import formatting, records

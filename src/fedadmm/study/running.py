@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from fedadmm.core import files
+from fedadmm.core.config_tree import flattened, suggestion
 from fedadmm.core.errors import ConfigError, FedADMMError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
-from fedadmm.core.tables import flattened, suggestion
 from fedadmm.run.callbacks import Callback, Given, as_callbacks
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.experiment import MAY_CHANGE, Experiment
@@ -25,7 +25,7 @@ from fedadmm.run.loop import output_model
 from fedadmm.run.metrics import Best
 from fedadmm.run.record import flat
 from fedadmm.run.round_callbacks import BEST
-from fedadmm.run.simulation import Result, simulate
+from fedadmm.run.simulate import Result, simulate
 from fedadmm.run.state import Ending, RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore, params_sha256
 from fedadmm.study import config as configs

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedadmm.algorithms import REGISTRY
+from fedadmm.core.config_tree import Tree, UnknownKeyError, from_config, suggestion
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.parts import FAMILIES, table_fields
-from fedadmm.core.tables import Tree, UnknownKeyError, from_table, suggestion
+from fedadmm.core.parts import FAMILIES, config_fields
 from fedadmm.core.validation import shown
 from fedadmm.run.evaluation import Target
 from fedadmm.run.experiment import Experiment
@@ -271,7 +271,7 @@ def _unknown(tree: Tree, key: str, value: Any) -> UnknownKeyError | None:
     asked = deepcopy(tree)
     config.assign(asked, key, deepcopy(value))
     try:
-        from_table(Experiment, completed(asked))
+        from_config(Experiment, completed(asked))
     except UnknownKeyError as error:
         return error if f"{key}.".startswith(f"{error.key}.") else None
     except ConfigError:
@@ -287,7 +287,7 @@ def _refused(key: str, value: Any, trees: Sequence[Tree]) -> ConfigError:
     owners = ", ".join(dict.fromkeys(error.owner for error in refusals))
     known = dict.fromkeys(word for error in refusals for word in error.known)
     parts = FAMILIES[TABLES[table]]
-    named = [name for name in parts if field in [one.name for one in table_fields(parts[name])]]
+    named = [name for name in parts if field in [one.name for one in config_fields(parts[name])]]
     others = [f"{other}.{field}" for other in TABLES if other != table]
     elsewhere = named + [one for one in others if _unknown(trees[0], one, value) is None]
     hint = f"; found in {', '.join(elsewhere)}" if elsewhere else ""

@@ -8,8 +8,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedadmm.core.config_tree import Tree
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.tables import Tree
 from fedadmm.study import config, formatting
 from fedadmm.study.config import resolve, toml_tables
 from fedadmm.study.outcome import Outcome, runs_table, write_results

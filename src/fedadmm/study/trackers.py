@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.core import clock
+from fedadmm.core.config_tree import flattened
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import part
-from fedadmm.core.tables import flattened
 from fedadmm.run.callbacks import Callback, Run
 from fedadmm.run.record import numbers
 from fedadmm.run.state import RoundReport

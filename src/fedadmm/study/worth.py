@@ -18,7 +18,7 @@ from fedadmm.algorithms import FedAvg
 from fedadmm.core.problem import Problem
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.run.experiment import Experiment
-from fedadmm.run.simulation import first_vector, simulate
+from fedadmm.run.simulate import first_vector, simulate
 from fedadmm.study import formatting
 from fedadmm.study.formatting import Table
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedadmm.core.errors import PairingError
+from fedadmm.core.errors import CompatibilityError
 from fedadmm.core.sampling import (
     CyclicSampling,
     NonOverlappingSampling,
@@ -44,7 +44,7 @@ EXACT = LocalErrors(lambda rounds: 0.0, 0.0, 0.0)
 
 
 def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
-    """What the solver or the stopping rule guarantees; a PairingError when that is nothing.
+    """What the solver or the stopping rule guarantees; a CompatibilityError when that is nothing.
 
     A client that sits a round out keeps its error.  It solves in round k with probability p_i and
     keeps that error for an expected 1/p_i rounds, so that the rounds add eps_k² each; what it has
@@ -58,7 +58,7 @@ def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
     assert modulus is not None
     if isinstance(stop, ProxAccuracy):
         if stop.weak_convexity < modulus:
-            raise PairingError(
+            raise CompatibilityError(
                 f"certificate: ProxAccuracy has weak_convexity {stop.weak_convexity:g}, but the "
                 f"problem {job.problem.name} needs at least {modulus:g}: below it a small gradient "
                 "does not tell how far the solution is"
@@ -80,7 +80,7 @@ def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
             distance if everyone else 0.0,
             stop.largest_epsilon,
         )
-    raise PairingError(
+    raise CompatibilityError(
         f"certificate: needs local solves of known accuracy, but stop is {type(stop).__name__}; "
         "use ExactSolver, ProxAccuracy or GradientTolerance"
     )
@@ -101,7 +101,7 @@ def arrival_law(job: Job, sampler: Sampler, engine: EngineChoice) -> Law:
         assert delay is not None, "an engine without rounds knows its delays"
         return lambda record: (delay, *turns)
     if engine.buffer != 1 or engine.policy == "wait":
-        raise PairingError(
+        raise CompatibilityError(
             "certificate: the asynchronous theorem needs one reply a step: buffer=1, no "
             "policy='wait'"
         )
@@ -132,7 +132,7 @@ def _turns(job: Job, sampler: Sampler) -> tuple[int, float]:
     elif isinstance(sampler, UniformSampling | WeightedSampling | NonOverlappingSampling):
         single = probabilities is not None and math.isclose(sum(probabilities), 1.0)
     if not single:
-        raise PairingError(
+        raise CompatibilityError(
             "certificate: the asynchronous theorem needs one client a step, but the sampler is "
             f"{sampler}; use UniformSampling(1), WeightedSampling with size=1, CyclicSampling(1) "
             "or a trace"

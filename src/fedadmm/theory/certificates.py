@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 from fedadmm.algorithms import FedADMM, FedDR, FedDRII
 from fedadmm.core.capabilities import AbsentClientAlignment, prox_step
-from fedadmm.core.errors import PairingError, ParameterError
+from fedadmm.core.contracts import AnyAlgorithm
+from fedadmm.core.errors import CompatibilityError, ParameterError
 from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.parts import part
-from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.solvers import ExactSolver
 from fedadmm.run.callbacks import Callback, Run
@@ -138,7 +138,7 @@ class _Watched(NamedTuple):
 
 
 def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: EngineChoice) -> Covered:
-    """What a theorem says about a run; a PairingError says which condition it does not meet."""
+    """Return the bound of a theorem for a run; a CompatibilityError names an unmet condition."""
     start = _start(job)
     chosen = _choose(theorem, job, engine, start.L)
     if chosen == "async-feddr":
@@ -147,8 +147,8 @@ def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: EngineChoice) 
     return _gong(job, start, p_hat) if chosen == "gong" else _feddr(job, start, p_hat, chosen)
 
 
-def _refuse(reason: str) -> PairingError:
-    return PairingError(f"certificate: {reason}")
+def _refuse(reason: str) -> CompatibilityError:
+    return CompatibilityError(f"certificate: {reason}")
 
 
 def _start(job: Job) -> Start:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.pipeline.postprocessors import (
     Aggregate,
@@ -36,7 +37,6 @@ from fedadmm.core.pipeline.postprocessors import (
     Update,
     vectors_of,
 )
-from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.core.rng import Key, KeyedGenerator, derive
 
 PLACES = ("clip", "select", "code", "noise")
@@ -73,7 +73,7 @@ class UpdatePipeline(NamedTuple):
         if places != [place for place in PLACES if place in places]:
             names = ", ".join(stage.name for stage in stages)
             raise ParameterError(
-                f"upload: got {names}, expected at most one postprocessor that clips, one that "
+                f"pipeline: got {names}, expected at most one postprocessor that clips, one that "
                 "selects entries (top-k, random-k), one that encodes them (quantise, bfloat16) and "
                 "one that adds noise, in this order."
             )

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.compatibility import Feature
+from fedadmm.core.contracts import AnyAlgorithm, Cohort
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.messages import Upload
 from fedadmm.core.parts import Count, Fraction, Part, Positive, Share, part, role
-from fedadmm.core.protocols import AnyAlgorithm, Received
 from fedadmm.core.rng import Key, KeyedGenerator, derive, generator
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Aggregate(NamedTuple):
 
     total: Upload | None
     """None if no update arrived."""
-    received: Received
+    cohort: Cohort
 
 
 class ExpectedCohort(NamedTuple):
@@ -91,7 +91,7 @@ class AggregateContext(NamedTuple):
     """Returns a message of zeros, for a round without participants."""
 
 
-@role("upload")
+@role("pipeline")
 class Postprocessor(Part, ABC):
     """One step of the update pipeline, with a client side and a server side.
 
@@ -170,7 +170,7 @@ def joint_norm(vectors: dict[str, Tensor]) -> float:
     return float(torch.stack([torch.linalg.vector_norm(v) for v in vectors.values()]).norm())
 
 
-@part("upload", "clip")
+@part("pipeline", "clip")
 class Clip(Clipping):
     """Clip updates to a fixed norm.
 
@@ -186,7 +186,7 @@ class Clip(Clipping):
     norm: Positive
 
 
-@part("upload", "adaptive-clip")
+@part("pipeline", "adaptive-clip")
 class AdaptiveClip(Clipping):
     """Clip updates to a quantile of the clients' norms that is estimated during the run.
 
@@ -221,10 +221,10 @@ class AdaptiveClip(Clipping):
     def on_aggregate(
         self, aggregate: Aggregate, state: float | None, context: AggregateContext
     ) -> tuple[Aggregate, float | None]:
-        total, received = aggregate
+        total, cohort = aggregate
         if state is None or total is None or total.statistics is None:
             return aggregate, state
-        share = float(total.statistics) / received.weight + 0.5
+        share = float(total.statistics) / cohort.weight + 0.5
         within = min(1.0, max(0.0, share))
         return aggregate, state * math.exp(-self.lr * (within - self.quantile))
 
@@ -285,7 +285,7 @@ def _vector_key(key: Key, name: str) -> Key:
     return derive(key, f"upload {name}")
 
 
-@part("upload", "top-k")
+@part("pipeline", "top-k")
 class TopK(Selection):
     """Send the entries of largest magnitude, with four bytes per index or one bit per entry.
 
@@ -325,7 +325,7 @@ class TopK(Selection):
         return found
 
 
-@part("upload", "random-k")
+@part("pipeline", "random-k")
 class RandomK(Selection):
     """Send a random subset of the entries; of the subset only its eight-byte seed is sent.
 
@@ -378,7 +378,7 @@ class Coding(Postprocessor):
         """Return the numbers on the server; `like` has their shape and type."""
 
 
-@part("upload", "quantise")
+@part("pipeline", "quantise")
 class Quantise(Coding):
     """Stochastic rounding of every entry to 2^bits equidistant levels in [-M, M].
 
@@ -427,7 +427,7 @@ class Quantise(Coding):
         return unit
 
 
-@part("upload", "bfloat16")
+@part("pipeline", "bfloat16")
 class BFloat16(Coding):
     """Truncate every entry to bfloat16, towards zero: half the bytes of float32.
 
@@ -445,7 +445,7 @@ class BFloat16(Coding):
         return coded.codes.to(like.dtype)
 
 
-@part("upload", "gaussian")
+@part("pipeline", "gaussian")
 class GaussianNoise(Postprocessor):
     """Gaussian mechanism on the aggregate: client-level differential privacy.
 
@@ -491,10 +491,8 @@ class GaussianNoise(Postprocessor):
         if total.statistics is not None:
             spread = count * context.largest_weight * context.rng.normal(total.statistics, "count")
             total = total._replace(statistics=total.statistics + spread)
-        received = aggregate.received._replace(
-            replies=max(1, round(cohort.size)), weight=cohort.weight
-        )
-        return Aggregate(total, received), state
+        actual = aggregate.cohort._replace(size=max(1, round(cohort.size)), weight=cohort.weight)
+        return Aggregate(total, actual), state
 
     def vector_multiplier(self, count_noise: float) -> float:
         """Return the multiplier of the vectors' noise when a count has noise of its own.

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.contracts import LocalProblem, LocalResult, norm
 from fedadmm.core.local_work import SolveContext, SolveInfo
-from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Key, derive
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, Stepper
 from fedadmm.core.stopping import Progress, StoppingRule

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedadmm.core.errors import PairingError, ParameterError
-from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveContext, SolveInfo
+from fedadmm.core.contracts import LocalProblem, LocalResult, norm
+from fedadmm.core.errors import CompatibilityError, ParameterError
+from fedadmm.core.local_work import OUTSIDE_RUN, LocalSolver, SolveContext, SolveInfo
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.closed_form import QuadraticObjective
 from fedadmm.core.parts import Count, Positive, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Key
 from fedadmm.core.schedules import at
 from fedadmm.core.solvers.local_loss import LocalLoss, OneObjective, Stepper
@@ -155,10 +155,10 @@ class ExactSolver(LocalSolver):
         problem: LocalProblem,
         stop: StoppingRule,
         key: Key,
-        context: SolveContext = IN_NO_ROUND,
+        context: SolveContext = OUTSIDE_RUN,
     ) -> tuple[LocalResult, SolveInfo]:
         if not isinstance(objective, QuadraticObjective):
-            raise PairingError(
+            raise CompatibilityError(
                 f"ExactSolver: the objective is a {type(objective).__name__}, but a quadratic one "
                 "is needed (Quadratic, LeastSquares)"
             )
@@ -168,7 +168,7 @@ class ExactSolver(LocalSolver):
         right = objective.offset() if loss.offset is None else objective.offset() - loss.offset
         params, info = torch.linalg.solve_ex(matrix, right)
         if int(info) != 0:
-            raise PairingError(
+            raise CompatibilityError(
                 "ExactSolver: the local problem has no unique solution (singular matrix), but a "
                 "penalty or a strongly convex objective is needed"
             )

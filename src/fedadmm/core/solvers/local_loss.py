@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from fedadmm.core.contracts import LocalProblem
 from fedadmm.core.objectives import Objective
-from fedadmm.core.protocols import LocalProblem
 from fedadmm.core.rng import Key
 
 

@@ -21,10 +21,10 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from fedadmm.core.compatibility import Feature
+from fedadmm.core.contracts import LocalProblem, LocalResult, norm
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import SolveContext, SolveInfo
 from fedadmm.core.parts import Count, Positive, Probability, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Key, KeyedGenerator, derive
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, Stepper
 from fedadmm.core.solvers.sgd import SGD, RatedSolver

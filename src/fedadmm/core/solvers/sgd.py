@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.contracts import LocalProblem, LocalResult, Regularizer
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.local_work import IN_NO_ROUND, LocalSolver, SolveContext, SolveInfo
+from fedadmm.core.local_work import OUTSIDE_RUN, LocalSolver, SolveContext, SolveInfo
 from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import Count, Positive, Probability, part
-from fedadmm.core.protocols import LocalProblem, LocalResult, Regularizer
 from fedadmm.core.rng import Key
 from fedadmm.core.schedules import Schedule, at, of_clients
 from fedadmm.core.solvers.descent import Descent
@@ -190,7 +190,7 @@ class IterativeSolver(LocalSolver):
         problem: LocalProblem,
         stop: StoppingRule,
         key: Key,
-        context: SolveContext = IN_NO_ROUND,
+        context: SolveContext = OUTSIDE_RUN,
     ) -> tuple[LocalResult, SolveInfo]:
         result, (info,) = self.descend(OneObjective(objective), problem, stop, [key], context)
         return result, info

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fedadmm.core.contracts import Regularizer
 from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.losses import (
@@ -26,7 +27,6 @@ from fedadmm.core.objectives.losses import (
 from fedadmm.core.objectives.model import Loss, ModelObjective, evaluation_parts, prepared
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, Probability, checked
 from fedadmm.core.problem import Buffers, Evaluator, EvaluatorInParts, Lazy, Metrics, Problem
-from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.validation import check
 from fedadmm.data import models, partitions

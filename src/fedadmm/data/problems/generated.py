@@ -10,6 +10,7 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
+from fedadmm.core.contracts import Regularizer
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.closed_form import LeastSquares
@@ -17,7 +18,6 @@ from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import Loss, ModelObjective
 from fedadmm.core.parts import Count, Natural, NotNegative, part
 from fedadmm.core.problem import LazyClients, Problem
-from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data import models

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from fedadmm.core.contracts import Regularizer
 from fedadmm.core.errors import DataError
 from fedadmm.core.parts import Count, Fraction, Natural, Probability, part
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import Regularizer
 from fedadmm.data.dataset import TrainTest, hold_out
 from fedadmm.data.loaders.heart import (
     COLUMNS,

@@ -24,12 +24,12 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from fedadmm.core.contracts import Regularizer
 from fedadmm.core.errors import DataError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.closed_form import FeatureRows, Quadratic
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, checked, part
 from fedadmm.core.problem import Facts, LazyClients, Problem
-from fedadmm.core.protocols import Regularizer
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, generator
 from fedadmm.data.problems.federation import NamedProblem

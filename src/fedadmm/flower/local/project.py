@@ -11,8 +11,8 @@ from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Le
 
+from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.tables import to_table
 from fedadmm.core.validation import Count, check
 from fedadmm.flower.configured import CONFIG, DEPLOYMENT, Deployment
 from fedadmm.flower.local import network
@@ -186,7 +186,7 @@ END
 ## Each site
 
 `identity` is a site's own, and `peers.json` lists whom it may be summed with under masks, for an
-app with `aggregate=fa.MaskedSum()` and `ledger="none"`.  Sites that do not trust whoever ran
+app with `aggregator=fa.MaskedSum()` and `ledger="none"`.  Sites that do not trust whoever ran
 `deploy init` make an identity themselves (`fedadmm deploy identity .`) and exchange the lines that
 it prints without the server.
 
@@ -288,7 +288,7 @@ SOLVER = fa.SGD(lr=0.1, batch_size=20)
 # SOLVER = fa.DPSGD(lr=0.1, clip=1.0, multiplier=1.0, batch_size=20, budget=8.0)
 NETWORK = dict(ledger="disk")
 # The server sees only sums of three sites or more (docs: Secure sums):
-# NETWORK = dict(ledger="none", aggregate=fa.MaskedSum(), upload=[fa.Clip(10.0)])
+# NETWORK = dict(ledger="none", aggregator=fa.MaskedSum(), pipeline=[fa.Clip(10.0)])
 
 # Where sites often sit out, take fa.AlignedADMM instead of fa.FedADMM.
 federation = Federation(
@@ -308,7 +308,7 @@ def write_configured(folder: Path, config: Experiment, deployment: Deployment, r
         target.write_bytes(source.read_bytes())
     (package / "app.py").write_text(_CONFIGURED)
     (package / CONFIG).write_text(configs.write(config.tree))
-    (package / DEPLOYMENT).write_text(configs.write(to_table(deployment)))
+    (package / DEPLOYMENT).write_text(configs.write(to_config(deployment)))
     return folder
 
 

@@ -113,7 +113,7 @@ def _sites(
         if own:
             node["data"] = str(shutil.copy(own[client], folder))
         nodes.append(node)
-    if config.aggregate.hides:
+    if config.aggregator.is_secure:
         make_identities([Path(node["state-dir"]).parent for node in nodes])
     return nodes, problem
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
-from fedadmm.core.aggregation import Aggregation, MaskedSum
+from fedadmm.core.aggregation import Aggregator, MaskedSum
 from fedadmm.core.codec import digest, encode, pack, unpack
 from fedadmm.core.local_work import SolveInfo
 from fedadmm.core.masking import FixedPoint, Share, Words
@@ -70,7 +70,7 @@ class Demand(NamedTuple):
         return (self.same,) if self.same else self.others
 
 
-def hiding(aggregate: Aggregation) -> MaskedSum | None:
+def hiding(aggregate: Aggregator) -> MaskedSum | None:
     """The part that lets sums alone be seen, if the aggregation is one."""
     return aggregate if isinstance(aggregate, MaskedSum) else None
 
@@ -112,7 +112,7 @@ def upload_template(job: Job, download: Download) -> Upload:
     """How an upload looks before it becomes words."""
     buffers = job.initial_buffers if job.problem.buffers == "average" else None
     within = None if not job.pipeline.adapts_clip else job.initial.new_zeros(1)
-    return Upload(message_template(job, download.cast), buffers, within)
+    return Upload(message_template(job, download.broadcast), buffers, within)
 
 
 def length_of(job: Job, template: Upload) -> int:

@@ -78,7 +78,7 @@ def parcel_template(job: Job) -> Parcel:
 
 def answer_template(job: Job, download: Download) -> Answer:
     """How every answer to this broadcast must look: names, shapes, types."""
-    message = message_template(job, download.cast)
+    message = message_template(job, download.broadcast)
     averaged = job.problem.buffers == "average"
     info = ClientInfo(0, SolveInfo(0, 0.0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)
     buffers = job.initial_buffers if averaged else None

@@ -25,7 +25,7 @@ import torch
 from annotated_types import Ge, Le
 
 from fedadmm.core import clock, files
-from fedadmm.core.errors import ConfigError, PairingError, StateError
+from fedadmm.core.errors import CompatibilityError, ConfigError, StateError
 from fedadmm.core.parts import name_of
 from fedadmm.core.validation import check
 from fedadmm.flower.federation import Federation
@@ -130,7 +130,7 @@ def serve(
     chosen = as_callbacks(callbacks)
     for one in chosen:
         if one.measures:
-            raise PairingError(
+            raise CompatibilityError(
                 f"callbacks has {name_of(type(one))!r}, which measures on the clients' states, but "
                 "a deployment keeps them at the sites; leave it out"
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.errors import EngineError
-from fedadmm.core.messages import ClientInfo, Download, Engine, Partial, Upload
+from fedadmm.core.messages import ClientInfo, Download, Engine, PartialSum, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Brought, Sizes, vectors
@@ -25,7 +25,7 @@ from fedadmm.flower.protocol.masking import hiding
 from fedadmm.flower.server.exchange import Exchange, Roster, Seat
 from fedadmm.flower.server.masking import Readiness
 from fedadmm.flower.server.rundir import Journal
-from fedadmm.flower.server.tasks import Accepted, Broadcast, Cast, Tasks
+from fedadmm.flower.server.tasks import Accepted, Broadcast, BroadcastType, Tasks
 from fedadmm.run.client import Job, aligned
 
 _ALONE = 8
@@ -109,7 +109,7 @@ class GridEngine(Engine):
         self._roster = roster
         self._journal = journal
         self._beside = beside
-        self._part = hiding(job.aggregate)
+        self._part = hiding(job.aggregator)
         resend, masks = federation.patience.resend, self._part is not None
         self._tasks = Tasks(exchange, roster, journal, resend, boots, afresh=masks)
         self._answers: dict[int, Accepted] = {}
@@ -131,15 +131,15 @@ class GridEngine(Engine):
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
-    ) -> Iterator[Reply | Partial]:
+    ) -> Iterator[Reply | PartialSum]:
         ids = [client for client in ids if client not in self._federation.take_out]
         admission = self._federation.admission
         kind = Broadcast if self._part is None else Readiness
-        cast = kind(self._job, download, admission, round_index, self._beside)
+        broadcast = kind(self._job, download, admission, round_index, self._beside)
         if self._federation.mode == "rounds" or round_index < 0:
-            yield from self._round(ids, cast, round_index)
+            yield from self._round(ids, broadcast, round_index)
         else:
-            yield from self._step(cast, round_index)
+            yield from self._step(broadcast, round_index)
 
     def told(self) -> dict[int, Mapping[str, float]]:
         """What the training loops of the last step's clients measured, where they measure."""
@@ -218,14 +218,16 @@ class GridEngine(Engine):
     def close(self) -> None:
         self._exchange.forget()
 
-    def _round(self, ids: Sequence[int], cast: Broadcast, index: int) -> Iterator[Reply | Partial]:
+    def _round(
+        self, ids: Sequence[int], broadcast: Broadcast, index: int
+    ) -> Iterator[Reply | PartialSum]:
         algorithm = self._job.algorithm
         with_all = algorithm.requirements.full_participation or index < 0
-        self._answers, why = self._collect(ids, cast, index, with_all)
+        self._answers, why = self._collect(ids, broadcast, index, with_all)
         sums = None
         # Words leave a site under one set in a round: never under one that cannot be used.
-        if isinstance(cast, Readiness) and not (with_all and len(self._answers) < len(ids)):
-            sums = self._sums(cast, index)
+        if isinstance(broadcast, Readiness) and not (with_all and len(self._answers) < len(ids)):
+            sums = self._sums(broadcast, index)
         missing = [client for client in ids if client not in self._answers]
         if with_all and missing and self.to_repair():
             self._answers = {}  # the round is made again after the repair
@@ -238,8 +240,8 @@ class GridEngine(Engine):
             )
         self._count_empty(ids, why)
         if self._gives_up:
-            yield self._diverged(cast, why)
-        if isinstance(cast, Readiness):
+            yield self._diverged(broadcast, why)
+        if isinstance(broadcast, Readiness):
             yield from sums or ()
             return
         for client in ids:
@@ -247,11 +249,11 @@ class GridEngine(Engine):
                 answer = self._answers[client].admitted.answer
                 yield client, answer.upload, answer.info
 
-    def _sums(self, cast: Readiness, index: int) -> list[Partial]:
+    def _sums(self, broadcast: Readiness, index: int) -> list[PartialSum]:
         """The masked sums of those who are ready; who is in none of them did not take part."""
         assert self._part is not None
-        sets = cast.sets(self._part, self._answers)
-        ready, made, folded = self._answers, list[Partial](), dict[int, Accepted]()
+        sets = broadcast.sets(self._part, self._answers)
+        ready, made, folded = self._answers, list[PartialSum](), dict[int, Accepted]()
         void = {client: sets.left_out(client) for client in ready if client not in sets.members}
         answers, _ = self._collect(sets.members, sets, index, with_all=True)
         for clients, partial, why in sets.sums(answers):
@@ -300,10 +302,10 @@ class GridEngine(Engine):
         several = len(self._in_vain) >= min(2, self._federation.clients)
         return self._fruitless >= (most if several else _ALONE * most)
 
-    def _diverged(self, cast: Broadcast, why: Mapping[int, RefusedError]) -> Any:
+    def _diverged(self, broadcast: Broadcast, why: Mapping[int, RefusedError]) -> Any:
         """What the loop takes for a client whose result is not finite, which ends the run."""
         client = next(client for client, refused in why.items() if refused.word is Word.FINITE)
-        return client, None, cast.failed(client)
+        return client, None, broadcast.failed(client)
 
     def _advice(self) -> str:
         """What the operator can do; a server that went back in time is named."""
@@ -325,7 +327,7 @@ class GridEngine(Engine):
         )
 
     def _collect(
-        self, ids: Sequence[int], cast: Cast, index: int, with_all: bool
+        self, ids: Sequence[int], broadcast: BroadcastType, index: int, with_all: bool
     ) -> tuple[dict[int, Accepted], dict[int, RefusedError]]:
         """Send and collect until everybody is done or the time is over."""
         exchange = self._exchange
@@ -351,7 +353,9 @@ class GridEngine(Engine):
                     del left[client]
                     why[client] = RefusedError(Word.MISSING, reason)
             waiting.look(list(left), exchange.now())
-            self._tasks.send(left, cast, self.ledger, index, deadline - exchange.now(), rounds=True)
+            self._tasks.send(
+                left, broadcast, self.ledger, index, deadline - exchange.now(), rounds=True
+            )
             until = min(deadline, exchange.now() + LOOK)
             for client, outcome in self._tasks.verdicts(self.ledger, until):
                 if client not in left:
@@ -374,7 +378,7 @@ class GridEngine(Engine):
             text = why[client].detail if client in why else "no answer in time"
             text = f"{len(answers)} others had answered, which is enough" if slow else text
             why[client] = RefusedError(Word.MISSING, text)
-        for client, outlier in self._outliers(answers, cast, index).items():
+        for client, outlier in self._outliers(answers, broadcast, index).items():
             del answers[client]
             why[client] = outlier
         for client, refused in why.items():
@@ -405,7 +409,7 @@ class GridEngine(Engine):
             elif client not in resting:
                 self._silent.pop(client, None)
 
-    def _step(self, cast: Broadcast, step: int) -> Iterator[Reply]:
+    def _step(self, broadcast: Broadcast, step: int) -> Iterator[Reply]:
         """The next reply that can be folded; nothing when somebody has to be repaired first."""
         exchange, patience = self._exchange, self._federation.patience
         deadline = exchange.now() + patience.round
@@ -413,10 +417,10 @@ class GridEngine(Engine):
         while True:
             self._roster.refresh()
             online = self._roster.online()
-            self._tasks.send(online, cast, self.ledger, step, patience.round, rounds=False)
+            self._tasks.send(online, broadcast, self.ledger, step, patience.round, rounds=False)
             for client, outcome in self._tasks.verdicts(self.ledger, exchange.now() + LOOK):
                 if isinstance(outcome, Accepted):
-                    outlier = self._outliers({client: outcome}, cast, step).get(client)
+                    outlier = self._outliers({client: outcome}, broadcast, step).get(client)
                     if outlier is None:
                         begun = self._tasks.out.pop(client).step
                         self.staleness = step - begun
@@ -447,10 +451,10 @@ class GridEngine(Engine):
         return found | dict.fromkeys(late, f"its node has been gone for {most:g} s")
 
     def _outliers(
-        self, answers: Mapping[int, Accepted], cast: Cast, step: int
+        self, answers: Mapping[int, Accepted], broadcast: BroadcastType, step: int
     ) -> dict[int, RefusedError]:
         arrived = {client: accepted.admitted.sizes for client, accepted in answers.items()}
-        return self._federation.admission.outliers(arrived, self.norms, step, cast.scale)
+        return self._federation.admission.outliers(arrived, self.norms, step, broadcast.scale)
 
     def _note(self, step: int, client: int, refused: RefusedError) -> None:
         self._journal.note(step, client, refused)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.masking import Share, Words, groups, summed
-from fedadmm.core.messages import ClientInfo, Download, Partial
+from fedadmm.core.messages import ClientInfo, Download, PartialSum
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admitted, check_answers
 from fedadmm.flower.protocol.ledger import Kind, RefusedError, ServerLedger, Task, Word
@@ -37,7 +37,7 @@ class Summed(NamedTuple):
     """What became of the set of some clients."""
 
     clients: Sequence[int]
-    partial: Partial | None
+    partial: PartialSum | None
     why: str = ""
     """Why there is no sum."""
 
@@ -163,7 +163,7 @@ class Sets:
                 ]
             weight = sum(self._job.problem.weight(client) for client in group)
             sent = len(group) * total.nbytes
-            yield Summed(group, Partial(upload, weight, sent, infos))
+            yield Summed(group, PartialSum(upload, weight, sent, infos))
 
 
 def _told(job: Job, info: ClientInfo, found: Mapping[str, object]) -> ClientInfo:

@@ -33,7 +33,7 @@ from fedadmm.run.client import Job, message_template
 from fedadmm.run.components import without_client
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import initial_state, output_model, run
-from fedadmm.run.metrics import Judge
+from fedadmm.run.metrics import ModelSelector
 from fedadmm.run.privacy import attach_privacy
 from fedadmm.run.record import Record, numbers, value
 from fedadmm.run.round_callbacks import (
@@ -416,9 +416,9 @@ class Service:
         )
         # By the server's own metrics: no single site can choose a model or end a run.
         experiment = self.federation.experiment
-        judge = Judge(experiment.target, experiment.patience)
+        selector = ModelSelector(experiment.target, experiment.patience)
         return RunPlan(
-            rounds, evaluation, output=experiment.output, privacy=self._privacy, judge=judge
+            rounds, evaluation, output=experiment.output, privacy=self._privacy, selector=selector
         )
 
     def _handed_out(self, state: RunState) -> tuple[Tensor, Tensor | None]:
@@ -475,7 +475,7 @@ def _length(federation: Federation, exchange: Exchange, beside: Beside) -> float
 
 
 def _message_template(job: Job) -> Any:
-    return message_template(job, parcel_template(job).download.cast)
+    return message_template(job, parcel_template(job).download.broadcast)
 
 
 def _remembers(job: Job) -> bool:

@@ -131,7 +131,7 @@ class SiteEvaluation:
         self._timeout = timeout
         self._beside = beside
         self._declined: dict[int, str] = {}
-        self._part = hiding(job.aggregate)
+        self._part = hiding(job.aggregator)
         self._run, self._boots = run, boots
 
     def __call__(self, params: Tensor, buffers: Tensor | None, step: int) -> Measured:

@@ -58,7 +58,7 @@ class Accepted(NamedTuple):
     """What the site demands of the set."""
 
 
-class Cast(Protocol):
+class BroadcastType(Protocol):
     """What is asked of clients: how a task looks, and what may come back."""
 
     scale: float
@@ -94,7 +94,7 @@ class Broadcast:
         self._beside = beside
         self._bodies: dict[tuple[int, bool, int | None], tuple[bytes, str]] = {}
         self._template = answer_template(job, download)
-        self._message = message_template(job, download.cast)
+        self._message = message_template(job, download.broadcast)
         self._most = len(encode(pack(self._template))) + _ROOM
         theta = global_vector(job, download)
         self.scale = 0.0 if theta is None else float(torch.linalg.vector_norm(theta.double()))
@@ -109,7 +109,7 @@ class Broadcast:
     def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
         content = arrival.read()
         reply, body = wire.read_reply(content, self._most)
-        if reply.kind is Kind.UPDATE and not self._job.aggregate.hides:
+        if reply.kind is Kind.UPDATE and not self._job.aggregator.is_secure:
             admit = self._admission.admit
             decoded = partial(arrived, self._job, self._message, self._download.pipeline)
             admitted = admit(ledger, task, reply, body, self._template, self.scale, decoded)
@@ -145,7 +145,7 @@ _WORDS = {
 class Flight(NamedTuple):
     """A task that is out."""
 
-    cast: Cast
+    broadcast: BroadcastType
     task: Task
     round_index: int
     step: int
@@ -201,7 +201,7 @@ class Tasks:
     def send(
         self,
         clients: Iterable[int],
-        cast: Cast,
+        broadcast: BroadcastType,
         ledger: ServerLedger,
         step: int,
         ttl: float,
@@ -217,22 +217,25 @@ class Tasks:
                 continue
             late = flight is not None and flight.late(now, self._resend)
             if flight is None or (flight.over and late):
-                flight = self._make_out(client, cast, ledger, step, seat, rounds)
+                flight = self._make_out(client, broadcast, ledger, step, seat, rounds)
             elif not flight.over and (flight.failed or late or flight.seat != seat):
                 times = flight.times + 1
                 flight = flight._replace(seat=seat, at=now, times=times, failed=False)
             else:
                 continue
             self.out[client] = flight
-            contents[client] = (seat.node, flight.cast.content(flight.task, flight.round_index))
-        if isinstance(cast, Broadcast):
+            contents[client] = (
+                seat.node,
+                flight.broadcast.content(flight.task, flight.round_index),
+            )
+        if isinstance(broadcast, Broadcast):
             self._sent += len(contents)
         self._exchange.send("train", str(step + 1), contents, max(ttl, 1.0))
 
     def _make_out(
         self,
         client: int,
-        cast: Cast,
+        broadcast: BroadcastType,
         ledger: ServerLedger,
         step: int,
         seat: Seat,
@@ -246,8 +249,8 @@ class Tasks:
         else:
             self._number += 1
             number, index = self._number, ledger.entry(client).version
-        task = cast.task(ledger, client, number, index)
-        return Flight(cast, task, index, step, seat, self._exchange.now())
+        task = broadcast.task(ledger, client, number, index)
+        return Flight(broadcast, task, index, step, seat, self._exchange.now())
 
     def verdicts(
         self, ledger: ServerLedger, until: float
@@ -260,7 +263,7 @@ class Tasks:
                 continue
             outcome: Accepted | RefusedError
             try:
-                outcome = flight.cast.judge(ledger, flight.task, arrival)
+                outcome = flight.broadcast.judge(ledger, flight.task, arrival)
             except RefusedError as refused:
                 outcome = refused
                 self.refuse(client, refused)

@@ -107,7 +107,7 @@ def client_app(federation: Federation, load: Load, policy: SitePolicy | None = N
         gate = gate_of(federation, context, content, policy)
 
         def reply() -> RecordDict:
-            if federation.experiment.aggregate.hides:
+            if federation.experiment.aggregator.is_secure:
                 site = partial(_site, load, context)
                 return _masked_metrics(federation, site, context, content, gate)
             declined = gate.declines()
@@ -291,7 +291,7 @@ def _local_round(job: Job, client: int, record: ClientRecord | None, parcel: Par
     try:
         return client_round(job, client, record, parcel.download, parcel.round_index)
     except Exception:
-        if not job.aggregate.hides:
+        if not job.aggregator.is_secure:
             raise
         _logger.exception("the local work failed; the server is not told")
         return failed_round(job, client, record, parcel.download)
@@ -299,7 +299,7 @@ def _local_round(job: Job, client: int, record: ClientRecord | None, parcel: Par
 
 def _spend(federation: Federation, account: SiteAccount, run: str, budget: float | None) -> None:
     """Count an upload whose noise is added in shares, before it leaves."""
-    noise = UpdatePipeline.of(federation.experiment.upload).noise
+    noise = UpdatePipeline.of(federation.experiment.pipeline).noise
     if noise is None:
         return
     kind = Steps(float(noise.multiplier), 1)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import clock, files
-from fedadmm.core.errors import ConfigError, EngineError, PairingError, StateError
+from fedadmm.core.errors import CompatibilityError, ConfigError, EngineError, StateError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import name_of
 from fedadmm.core.pipeline import UpdatePipeline
@@ -44,7 +44,7 @@ def errors_stay() -> Iterator[None]:
     """
     try:
         yield
-    except (StateError, ConfigError, PairingError, OverBudgetError):
+    except (StateError, ConfigError, CompatibilityError, OverBudgetError):
         raise
     except Exception:
         _logger.exception("the site's app failed; the server learns that it did, and not why")
@@ -67,14 +67,14 @@ class Terms(NamedTuple):
     def of(cls, federation: Federation) -> Terms:
         """Those of a federation."""
         run, client = federation.experiment, federation.problem.clients[0]
-        solver, stages = run.local.solver, UpdatePipeline.of(run.upload).stages
+        solver, stages = run.local.solver, UpdatePipeline.of(run.pipeline).stages
         module: Any = client if client.flat is None else client.flat.module
         noise = "" if solver is None or solver.noise is None else str(solver.noise)
         if (
-            getattr(run.aggregate, "hides", False)
-            and UpdatePipeline.of(run.upload).noise is not None
+            getattr(run.aggregator, "hides", False)
+            and UpdatePipeline.of(run.pipeline).noise is not None
         ):
-            noise = noise or str(UpdatePipeline.of(run.upload).noise)  # in shares, before the sum
+            noise = noise or str(UpdatePipeline.of(run.pipeline).noise)  # in shares, before the sum
         return cls(
             name_of(type(run.algorithm)),
             f"{type(module).__name__}-{client.num_parameters}",
@@ -259,7 +259,7 @@ def _steps(federation: Federation, objective: Objective, client: int) -> int:
 def _delta(federation: Federation) -> float | None:
     run = federation.experiment
     noise: Any = None if run.local.solver is None else run.local.solver.noise
-    noise = noise or UpdatePipeline.of(run.upload).noise
+    noise = noise or UpdatePipeline.of(run.pipeline).noise
     return None if noise is None else float(noise.delta)
 
 

@@ -337,7 +337,7 @@ class Masker(NamedTuple):
         answer that one site's result overflows could choose models until it knew a feature, so a
         site without a usable result takes part with an increment of zero and keeps its state.
         """
-        part = hiding(job.aggregate)
+        part = hiding(job.aggregator)
         assert part is not None
         try:
             if done.record is None:
@@ -421,10 +421,10 @@ def zero_round(
         buffers=before.buffers if keeps else None,
         error_feedback=before.error_feedback or layout.error_feedback,
     )
-    message = trees.map_tensors(torch.zeros_like, message_template(job, download.cast))
+    message = trees.map_tensors(torch.zeros_like, message_template(job, download.broadcast))
     buffers, within = None, None
     if job.problem.buffers == "average":
-        bound = job.aggregate.fixed_point.bound if isinstance(job.aggregate, MaskedSum) else 0.0
+        bound = job.aggregator.fixed_point.bound if isinstance(job.aggregator, MaskedSum) else 0.0
         sent = job.initial_buffers if download.buffers is None else download.buffers
         assert sent is not None
         buffers = torch.nan_to_num(sent).clamp(-bound, bound)  # as they came, within the range
@@ -439,7 +439,7 @@ def failed_round(
     """A round whose local work raised an error: no result, after the work of a whole round."""
     before = first_record(job) if record is None else record
     first = torch.tensor([is_first(record, download)], device=job.initial.device)
-    problem = job.local.problem(job.algorithm, download.cast, before.state, first)
+    problem = job.local.problem(job.algorithm, download.broadcast, before.state, first)
     per_epoch = steps_per_epoch(job, client)
     steps = job.stop.largest_budget(per_epoch, client)
     solve = SolveInfo(steps, steps / per_epoch, steps / per_epoch, "failed", math.nan)
@@ -462,5 +462,5 @@ def masker(
 ) -> Masker | None:
     """A site's half of masked sums; None for a federation without them."""
     run = federation.experiment
-    part = hiding(run.aggregate.fitted(UpdatePipeline.of(run.upload)))
+    part = hiding(run.aggregator.fitted(UpdatePipeline.of(run.pipeline)))
     return None if part is None else Masker(part, read_peers(node, policy), folder, length)

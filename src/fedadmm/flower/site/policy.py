@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge
 
 from fedadmm.core import files
+from fedadmm.core.config_tree import from_config
 from fedadmm.core.errors import ConfigError, ParameterError, StateError
 from fedadmm.core.parts import Count, Natural, Positive, checked
-from fedadmm.core.tables import from_table
 
 if TYPE_CHECKING:
     from fedadmm.flower.site.gate import Terms
@@ -154,7 +154,7 @@ def read_policy(path: Path) -> SitePolicy:
 def _parsed(text: str, title: str) -> SitePolicy:
     from fedadmm.study import config
 
-    return from_table(SitePolicy, config.parse(text, title), title=title)
+    return from_config(SitePolicy, config.parse(text, title), title=title)
 
 
 def written(given: Mapping[str, Any]) -> str:

@@ -5,8 +5,8 @@ An engine is chosen by a small frozen dataclass, its options, which starts it fo
 
 from __future__ import annotations
 
+from fedadmm.core.contracts import Requirements
 from fedadmm.core.parts import FAMILIES
-from fedadmm.core.protocols import Requirements
 from fedadmm.run.engines.auto import Auto as Auto
 from fedadmm.run.engines.choice import EngineChoice as EngineChoice
 from fedadmm.run.engines.choice import Sequential as Sequential

@@ -41,7 +41,7 @@ class EngineChoice(Part, ABC):
         """Whether replies are folded as they arrive, without rounds."""
         return False
 
-    def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
+    def uses_one_core(self, threads: int | Literal["auto"]) -> bool:
         """Whether a run with these threads leaves the other cores free, for others beside it."""
         return False
 
@@ -102,7 +102,7 @@ class Sequential(EngineChoice):
     def start(self, job: Job, store: ClientRecords) -> Engine:
         return SequentialEngine(job, store)
 
-    def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
+    def uses_one_core(self, threads: int | Literal["auto"]) -> bool:
         return threads == 1
 
 

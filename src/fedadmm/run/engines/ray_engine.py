@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.compatibility import Feature
-from fedadmm.core.errors import EngineError, FedADMMError, PairingError
+from fedadmm.core.errors import CompatibilityError, EngineError, FedADMMError
 from fedadmm.core.messages import (
     ClientInfo,
     ClientRecord,
     ClientRecords,
     Download,
     Engine,
-    Partial,
+    PartialSum,
     Upload,
 )
 from fedadmm.core.objectives import Objective
@@ -78,12 +78,12 @@ class Ray(EngineChoice):
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
         if not isinstance(store, DiskStore):
-            raise PairingError(
+            raise CompatibilityError(
                 f"the ray engine keeps client state in files that outlive its actors, but the "
                 f"store is a {type(store).__name__}; use DiskStore, or leave the store out"
             )
         if job.initial.device.type != "cpu":
-            raise PairingError(
+            raise CompatibilityError(
                 f"the ray engine runs clients on CPUs, but the initial vector is on "
                 f"{job.initial.device}"
             )
@@ -115,7 +115,7 @@ class Home(NamedTuple):
 class Reply(NamedTuple):
     """The sum over some clients, and where the records are that they committed."""
 
-    partial: Partial
+    partial: PartialSum
     places: dict[int, Place]
 
 
@@ -223,12 +223,12 @@ class ClientActor:
                 sent.append(upload.num_bytes)
                 yield task.share, upload
 
-        total = self._job.aggregate.fold(replies())
+        total = self._job.aggregator.aggregate(replies())
         assert total is not None
         weight = sum(task.share for task in tasks)
         finite = [info.client for info in infos if info.finite]
         places = {client: self._store.current[client] for client in finite}
-        return Reply(Partial(total, weight, sum(sent), infos), cast(dict[int, Place], places))
+        return Reply(PartialSum(total, weight, sum(sent), infos), cast(dict[int, Place], places))
 
     def _run(self, client: int, download: Download, round_index: int) -> tuple[Upload, ClientInfo]:
         try:
@@ -301,7 +301,7 @@ class RayEngine(Engine):
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
-    ) -> Iterator[Partial]:
+    ) -> Iterator[PartialSum]:
         if download.missed is not None:
             download = download._replace(missed=download.missed.restrict(ids))
         self._welcome()

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedadmm.core import trees
 from fedadmm.core.capabilities import local_model
-from fedadmm.core.errors import PairingError
+from fedadmm.core.contracts import LocalProblem, LocalResult, norm
+from fedadmm.core.errors import CompatibilityError
 from fedadmm.core.local_work import SolveContext, SolveInfo
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Engine, Upload
 from fedadmm.core.objectives.closed_form import LeastSquares, LogisticRegression, Quadratic
@@ -19,7 +20,6 @@ from fedadmm.core.objectives.losses import reason
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.parts import Count, names_of, part
 from fedadmm.core.problem import LazyClients
-from fedadmm.core.protocols import LocalProblem, LocalResult, norm
 from fedadmm.core.rng import Key, derive
 from fedadmm.core.solvers.sgd import IterativeSolver
 from fedadmm.run.client import (
@@ -66,10 +66,10 @@ class Vectorised(EngineChoice):
     def start(self, job: Job, store: ClientRecords) -> Engine:
         reason = refusal(job)
         if reason is not None:
-            raise PairingError(f"Vectorised: {reason}")
+            raise CompatibilityError(f"Vectorised: {reason}")
         return VectorisedEngine(job, store, self.stack)
 
-    def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
+    def uses_one_core(self, threads: int | Literal["auto"]) -> bool:
         return threads == 1
 
 
@@ -127,9 +127,9 @@ class VectorisedEngine(Engine):
         job, algorithm = self._job, self._job.algorithm
         stack = self._gather(ids, download)
         keys = [client_key(job, round_index, client) for client in stack.clients]
-        problem = job.local.problem(algorithm, download.cast, stack.state, stack.first)
+        problem = job.local.problem(algorithm, download.broadcast, stack.state, stack.first)
         result, solves = self._solve(stack, problem, download, round_index, keys)
-        state, message = algorithm.client_update(download.cast, stack.state, result)
+        state, message = algorithm.client_update(download.broadcast, stack.state, result)
         infos = _describe(stack.clients, problem, result, solves, global_vector(job, download))
         parts = (state, result.memory, message)
         states, memories, messages = (trees.unstack(part, len(ids)) for part in parts)
@@ -278,7 +278,7 @@ class Stacker:
         """The stack of these clients' objectives, in the given order."""
         for client, objective in zip(clients, objectives, strict=True):
             if not _alike(self._first, objective):
-                raise PairingError(f"Vectorised: {_UNLIKE.format(client)}")
+                raise CompatibilityError(f"Vectorised: {_UNLIKE.format(client)}")
         if isinstance(self._first, ModelObjective):
             pairs = [(o.inputs, o.targets) for o in objectives]
             rows = StackedRows.gather(pairs, self._dtype, self._first.prepared)

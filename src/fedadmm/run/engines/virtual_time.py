@@ -91,7 +91,7 @@ class VirtualTime(EngineChoice):
     def is_asynchronous(self) -> bool:
         return self.mode == "async"
 
-    def keeps_to_one_core(self, threads: int | Literal["auto"]) -> bool:
+    def uses_one_core(self, threads: int | Literal["auto"]) -> bool:
         return True
 
     def expected_delay(self, clients: int) -> int | None:

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from fedadmm.core import errors, trees
-from fedadmm.core.errors import EngineError, PairingError
+from fedadmm.core.contracts import LocalResult
+from fedadmm.core.errors import CompatibilityError, EngineError
 from fedadmm.core.messages import ClientInfo, ClientRecord, ClientRecords, Download, Engine, Upload
 from fedadmm.core.parts import Count, Positive, part
-from fedadmm.core.protocols import LocalResult
 from fedadmm.run.client import Job, caught_up, client_round, record_layout
 from fedadmm.run.engines.choice import EngineChoice, torch_threads
 from fedadmm.run.engines.worker_process import (
@@ -75,7 +75,7 @@ class Workers(EngineChoice):
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
         if job.initial.device.type != "cpu":
-            raise PairingError(
+            raise CompatibilityError(
                 f"Workers: the parameters are on {job.initial.device}, but must be on the CPU; "
                 "use Vectorised or Sequential"
             )
@@ -149,7 +149,7 @@ def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
     vector, buffers = job.initial, job.initial_buffers
     before = job.algorithm.init_client(vector)
     result = LocalResult.like(vector)
-    after, message = job.algorithm.client_update(download.cast, before, result)
+    after, message = job.algorithm.client_update(download.broadcast, before, result)
     layout = record_layout(job)
     records = [layout._replace(state=state, buffers=buffers) for state in (before, after)]
     kept = max(map(region_bytes, records))
@@ -244,7 +244,7 @@ def _copied(job: Job) -> bytes:
         torch.save(job, stream)
         return stream.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise PairingError(
+        raise CompatibilityError(
             "Workers: where processes cannot be forked a problem goes to them as a copy, but this "
             f"one cannot be pickled ({error}); use Sequential or Vectorised"
         ) from None

@@ -47,7 +47,7 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         preparation: "from-sums" imputes, one-hot encodes text and standardises numbers, from
             sums and lists that every client tells; "as-is" takes finite numbers as they are.
         regularizer: a g that is added to the loss, for methods that take one.
-        personal: what clients train for themselves, `fedadmm.Ditto` or `fedadmm.OwnLayers`.
+        personal: what clients train for themselves, `fedadmm.Ditto` or `fedadmm.PersonalLayers`.
         engine: how clients are run, as in `fedadmm.simulate`.
         random_state: the seed, or where one is drawn from, as in scikit-learn.
     """

@@ -19,13 +19,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from fedadmm.core.contracts import Algorithm, AnyAlgorithm, Regularizer
 from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import evaluation_parts
 from fedadmm.core.outputs import ParticipantsMean
-from fedadmm.core.personal import Personal
+from fedadmm.core.personalisation import Personalisation
 from fedadmm.core.problem import Problem
-from fedadmm.core.protocols import Algorithm, AnyAlgorithm, Regularizer
 from fedadmm.core.sampling import UniformSampling
 from fedadmm.core.solvers import SGD
 from fedadmm.core.stopping import Epochs
@@ -37,7 +37,7 @@ from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import EngineChoice
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.record import Record
-from fedadmm.run.simulation import Result, simulate
+from fedadmm.run.simulate import Result, simulate
 from fedadmm.study import records
 from fedadmm.study.estimator.rows import Rows, categories, cells_of, groups_of, rows_of
 from fedadmm.study.methods import named_method
@@ -71,7 +71,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         clients: int = 5,
         preparation: Literal["from-sums", "as-is"] = "from-sums",
         regularizer: Regularizer | None = None,
-        personal: Personal | None = None,
+        personal: Personalisation | None = None,
         engine: str | EngineChoice | None = None,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:

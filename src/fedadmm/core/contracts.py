@@ -15,7 +15,7 @@ vectors are (D,) or (K, D), scalars of a client are (1,) or (K, 1), norms keep t
 
 Weights.  The aggregate is `total = sum over participants of a_i * message_i`, where the a_i of all
 n clients sum to one.  The mean over all clients is therefore `total` itself, and the mean over the
-participants is `total / received.weight`.
+participants is `total / cohort.weight`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Start = Literal["own", "current", "global"]
 its first round ("current"), or the global model ("global")."""
 Server = TypeVar("Server")
 Client = TypeVar("Client")
-Cast = TypeVar("Cast")
+BroadcastType = TypeVar("BroadcastType")
 Message = TypeVar("Message")
 
 
@@ -142,10 +142,10 @@ class Round(NamedTuple):
     key: Key
 
 
-class Received(NamedTuple):
+class Cohort(NamedTuple):
     """Size of the cohort whose updates were aggregated."""
 
-    replies: int
+    size: int
     """Number of participants."""
     weight: float
     """Sum of the participants' weights a_i."""
@@ -178,7 +178,7 @@ class Regularizer(Part, ABC):
 
 
 @role("algorithm")
-class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
+class Algorithm(Part, ABC, Generic[Server, Client, BroadcastType, Message]):
     """A federated method: a frozen dataclass of hyper-parameters with pure functions.
 
     States, broadcasts and messages are NamedTuples of tensors.  No function modifies its arguments
@@ -245,23 +245,23 @@ class Algorithm(Part, ABC, Generic[Server, Client, Cast, Message]):
     def init_client(self, params: Tensor) -> Client:
         """Return a client's state before its first round from the initial model."""
 
-    def broadcast(self, server: Server, round: Round) -> Cast:
+    def broadcast(self, server: Server, round: Round) -> BroadcastType:
         """Return what every participant of the round receives; the global vector by default."""
-        return cast(Cast, Theta(self.global_params(server)))
+        return cast(BroadcastType, Theta(self.global_params(server)))
 
     @abstractmethod
-    def local_problem(self, cast: Cast, client: Client) -> LocalProblem:
+    def local_problem(self, broadcast: BroadcastType, client: Client) -> LocalProblem:
         """Return the local problem of one client, or of a stack of clients."""
 
     @abstractmethod
     def client_update(
-        self, cast: Cast, client: Client, result: LocalResult
+        self, broadcast: BroadcastType, client: Client, result: LocalResult
     ) -> tuple[Client, Message]:
         """Return the client's next state and its message."""
 
     @abstractmethod
     def server_update(
-        self, server: Server, total: Message, received: Received, regularizer: Regularizer
+        self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         """Return the server's next state from the weighted sum of at least one message."""
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedadmm.core.compatibility import Feature
+from fedadmm.core.contracts import LocalNeeds, LocalProblem, LocalResult
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import Part, Positive, part, role
-from fedadmm.core.protocols import LocalNeeds, LocalProblem, LocalResult
 
 if TYPE_CHECKING:
     from fedadmm.core.local_work import SolveContext, SolveInfo
@@ -42,7 +42,7 @@ class Work(NamedTuple):
 
 
 @role("personal")
-class Personal(Part, ABC):
+class Personalisation(Part, ABC):
     """What clients keep for themselves."""
 
     def requires(self, run: Setup) -> Iterable[Feature]:
@@ -72,7 +72,7 @@ class Personal(Part, ABC):
 
 
 @part("personal", "ditto")
-class Ditto(Personal):
+class Ditto(Personalisation):
     """A second model v_i for each client, near the global one.
 
     v_i ~ argmin f_i(v) + (weight/2) ||v - theta||^2, a solve of its own in every round of the
@@ -112,7 +112,7 @@ class Ditto(Personal):
 
 
 @part("personal", "layers")
-class OwnLayers(Personal):
+class PersonalLayers(Personalisation):
     """Layers that each client trains for itself; the others are the method's.
 
     With the last layer it is FedPer (Arivazhagan et al., 2019), with the normalising ones FedBN (Li
@@ -147,7 +147,8 @@ class OwnLayers(Personal):
             if not own:
                 names = ", ".join(slot.name for slot in slots) or "none: it is no network"
                 raise ParameterError(
-                    f"OwnLayers: stay holds {pattern!r}, but the model's parameters are {names}"
+                    f"PersonalLayers.stay: got {pattern!r}, expected a pattern of the model's "
+                    f"parameters: {names}."
                 )
         mask = torch.zeros(like.shape[-1], dtype=torch.bool, device=like.device)
         for slot in (slot for own in found.values() for slot in own):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedadmm.core.errors import ANOTHER_VERSION, PairingError, ParameterError, StateError
+from fedadmm.core.errors import ANOTHER_VERSION, CompatibilityError, ParameterError, StateError
 from fedadmm.core.messages import ClientStateStore
 from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job, this_round
@@ -93,7 +93,7 @@ class Journal:
 
     def _snapshots(self) -> SnapshotStore:
         if not isinstance(self._store, SnapshotStore):
-            raise PairingError(
+            raise CompatibilityError(
                 f"checkpoints need a store that can be saved, but {type(self._store).__name__} "
                 "cannot; use MemoryStore or DiskStore"
             )
@@ -119,9 +119,9 @@ def _pack(latest: Begun) -> Checkpoint:
 def restored(job: Job, found: Checkpoint, plan: RunPlan) -> Begun:
     """Where a checkpoint lets a run begin; one that says something else is refused."""
     template = initial_state(job, plan)
-    cast = job.algorithm.broadcast(template.server, this_round(job, 0))
+    broadcast = job.algorithm.broadcast(template.server, this_round(job, 0))
     try:
-        state = unpack_state(template, cast, found.tensors, found.values)
+        state = unpack_state(template, broadcast, found.tensors, found.values)
         ending = found.values["ending"]
         return Begun(state, None if ending is None else Ending(*ending))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -13,7 +13,14 @@ from dataclasses import MISSING, is_dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.core.parts import FAMILIES, annotations_of, is_external, name_of, part_of, table_fields
+from fedadmm.core.parts import (
+    FAMILIES,
+    annotations_of,
+    config_fields,
+    is_external,
+    name_of,
+    part_of,
+)
 from fedadmm.core.validation import BOUNDS, ROLES, allowed, kind_of, members, shown
 
 Made = TypeVar("Made")
@@ -31,7 +38,7 @@ class UnknownKeyError(ConfigError):
         self.key, self.owner, self.known = key, owner, known
 
 
-def from_table(kind: type[Made], table: object, where: str = "", title: str = "") -> Made:
+def from_config(kind: type[Made], table: object, where: str = "", title: str = "") -> Made:
     """The instance of a class that a table describes; a ConfigError names the key.
 
     `where` is the key of the table itself, `title` what messages call the class.
@@ -39,13 +46,13 @@ def from_table(kind: type[Made], table: object, where: str = "", title: str = ""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} is {_spelled(table)}, but must be a table")
     annotations = annotations_of(cast(Any, kind))
-    known = {field.name: annotations[field.name] for field in table_fields(kind)}
+    known = {field.name: annotations[field.name] for field in config_fields(kind)}
     for key in table:
         if key not in known:
             owner = title or where or "the configuration"
             raise UnknownKeyError(_join(where, key), owner, list(known))
     given = {key: _value(table[key], known[key], _join(where, key)) for key in table}
-    for field in table_fields(kind):
+    for field in config_fields(kind):
         required = field.default is MISSING and field.default_factory is MISSING
         if required and field.name not in given:
             wanted = allowed(known[field.name])
@@ -76,20 +83,20 @@ def part_from(family: str, table: object, where: str) -> Any:
             f"{where}.name is {_spelled(name)}, which is not known; {suggestion(str(name), known)}"
         )
     options = {key: value for key, value in table.items() if key != "name"}
-    return from_table(part_of(family, name), options, where, name)
+    return from_config(part_of(family, name), options, where, name)
 
 
-def to_table(value: Any) -> Any:
+def to_config(value: Any) -> Any:
     """The table that describes an instance, every default written out."""
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
-        own = {one.name: to_table(getattr(value, one.name)) for one in table_fields(kind)}
+        own = {one.name: to_config(getattr(value, one.name)) for one in config_fields(kind)}
         is_part = _family(kind) is not None or any(isinstance(value, role) for role in ROLES)
         return {"name": name_of(kind)} | own if is_part else own
     if isinstance(value, Mapping):
-        return {str(key): to_table(one) for key, one in value.items()}
+        return {str(key): to_config(one) for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [to_table(one) for one in value]
+        return [to_config(one) for one in value]
     if value is None:
         return NONE
     return value.item() if hasattr(value, "item") else value  # NumPy's numbers
@@ -120,7 +127,7 @@ def _value(value: Any, annotation: Any, where: str) -> Any:
     if len(only) == 1 and only[0] in ROLES:  # it can only be a table
         return part_from(ROLES[only[0]], value, where)
     if len(only) == 1 and isinstance(only[0], type) and is_dataclass(only[0]):
-        return from_table(only[0], value, where)
+        return from_config(only[0], value, where)
     whole = isinstance(value, int) and not isinstance(value, bool) and float in kinds
     return float(value) if whole and int not in kinds and abs(value) < 2**53 else value
 
@@ -132,7 +139,7 @@ def _from_mapping(value: Mapping[str, Any], choices: Sequence[Any], where: str) 
         if family is not None:
             return part_from(family, value, where)
         if isinstance(kind, type) and is_dataclass(kind):
-            return from_table(kind, value, where)
+            return from_config(kind, value, where)
         if isinstance(kind, type) and issubclass(kind, Mapping):
             item = (get_args(choice) or (Any, Any))[1]
             # TOML's keys are strings; those of a schedule are rounds.
@@ -180,14 +187,14 @@ def _object(kind: Any, found: Tree, defaults: Mapping[str, Any], name: str = "")
     known = annotations_of(kind)
     properties: Tree = {"name": {"const": name}} if name else {}
     required = ["name"] if name else []
-    for field in table_fields(kind):
+    for field in config_fields(kind):
         properties[field.name] = _schema(known[field.name], found)
         own = field.default if field.default_factory is MISSING else field.default_factory()
         default = defaults.get(field.name, own)
         if default is MISSING:
             required.append(field.name)
         else:
-            properties[field.name]["default"] = to_table(default)
+            properties[field.name]["default"] = to_config(default)
     about = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
     shape: Tree = {"type": "object", "description": about, "properties": properties}
     return shape | {"required": required, "additionalProperties": False}
@@ -231,4 +238,12 @@ def _reference(family: str, name: str, found: Tree) -> Tree:
     return {"$ref": f"#/$defs/{key}"}
 
 
-__all__ = ["Tree", "flattened", "from_table", "json_schema", "part_from", "suggestion", "to_table"]
+__all__ = [
+    "Tree",
+    "flattened",
+    "from_config",
+    "json_schema",
+    "part_from",
+    "suggestion",
+    "to_config",
+]

@@ -13,28 +13,28 @@ from torch import Tensor
 from fedadmm.core import trees
 from fedadmm.core.capabilities import fit_penalties, prox_step
 from fedadmm.core.compatibility import incompatibilities
-from fedadmm.core.errors import ConfigError, PairingError, ParameterError
+from fedadmm.core.contracts import AnyAlgorithm
+from fedadmm.core.errors import CompatibilityError, ConfigError, ParameterError
 from fedadmm.core.files import locked
 from fedadmm.core.local_work import LocalSolver
 from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.parts import Part
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.problem import Problem, ProblemSource
-from fedadmm.core.protocols import AnyAlgorithm
 from fedadmm.core.sampling import Sampler
 from fedadmm.core.setup import Setup
 from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.stopping import StoppingRule
 from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.client import Job, OwnModels
+from fedadmm.run.client import Job, LocalModelReader
 from fedadmm.run.engines.choice import EngineChoice, chosen_threads, torch_threads
 from fedadmm.run.experiment import Experiment, ResolvedExperiment, described
 from fedadmm.run.loop import output_model, run
-from fedadmm.run.metrics import Best, Judge
+from fedadmm.run.metrics import Best, ModelSelector
 from fedadmm.run.privacy import attach_privacy
 from fedadmm.run.record import Record, Stopwatch
-from fedadmm.run.resuming import Begun, Journal
+from fedadmm.run.resume import Begun, Journal
 from fedadmm.run.round_callbacks import BEST, RunPlan, resumed_ending
 from fedadmm.run.state import Code, Ending, RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore
@@ -72,7 +72,7 @@ class Result(NamedTuple):
     """How many threads torch used in this process."""
     algorithm: AnyAlgorithm
     """The method as it ran: with numbers for what depends on the clients' local work."""
-    own_models: OwnModels
+    own_models: LocalModelReader
     """What reads the own model of a client."""
     best: Best | None = None
     """The best model of any round, by the target's metric or else the first usual one measured."""
@@ -152,7 +152,7 @@ def simulate(
             callbacks.attached,
             chosen.output,
             privacy,
-            Judge(chosen.target, chosen.patience),
+            ModelSelector(chosen.target, chosen.patience),
             watch := Stopwatch(),
         )
         journal = Journal(job, kept, checkpoints, fingerprint, plan)
@@ -217,9 +217,9 @@ def make_job(run: ResolvedExperiment, problem: Problem, initial: Tensor) -> Job:
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
     method = fit_penalties(run.algorithm, lambda: local_length(converted, solver, rule))
-    pipeline = UpdatePipeline.of(run.upload)
-    aggregate = run.aggregate.fitted(pipeline)
-    return Job(method, converted, run.local, run.seed, start, buffers, pipeline, aggregate)
+    pipeline = UpdatePipeline.of(run.pipeline)
+    aggregator = run.aggregator.fitted(pipeline)
+    return Job(method, converted, run.local, run.seed, start, buffers, pipeline, aggregator)
 
 
 def _default_store(
@@ -273,7 +273,7 @@ def _collect(
         clients=StoredStates(store),
         threads=torch.get_num_threads(),
         algorithm=job.algorithm,
-        own_models=OwnModels(job.algorithm, job.local.personal),
+        own_models=LocalModelReader(job.algorithm, job.local.personal),
         best=trees.clone(state.components.get(BEST)),
     )
 
@@ -296,23 +296,23 @@ def check_pairing(
         asynchronous: in a deployment, whether updates are aggregated on arrival.
 
     Raises:
-        PairingError: two components do not fit each other.
+        CompatibilityError: two components do not fit each other.
     """
     stale = asynchronous
     if engine is not None:
         asynchronous = engine.is_asynchronous
         stale = asynchronous and engine.expected_delay(job.problem.num_clients) != 0
     setup = Setup(
-        *(job.algorithm, job.problem, job.local, sampler, job.pipeline, job.aggregate),
+        *(job.algorithm, job.problem, job.local, sampler, job.pipeline, job.aggregator),
         *(job.initial, job.seed, rounds, asynchronous, stale),
     )
     # A regularizer for vectors of another length raises here.
     job.problem.regularizer.prox(job.initial, prox_step(job.algorithm))
     components: list[Part] = [sampler, job.algorithm, job.local, *job.local.components]
     components += [job.problem, *([] if engine is None else [engine])]
-    components += [*job.pipeline.stages, job.aggregate]
+    components += [*job.pipeline.stages, job.aggregator]
     for message in incompatibilities(setup, components):
-        raise PairingError(message)
+        raise CompatibilityError(message)
 
 
 def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRule) -> float:
@@ -339,7 +339,7 @@ def client_length(
     steps = stop.largest_budget(1 if size is None else -(-samples // size), client)
     length = None if solver is None else solver.length(steps, client)
     if length is None:
-        raise PairingError(
+        raise CompatibilityError(
             "PerWork makes a penalty from the learning rate and the number of local steps, but "
             f"solver is {None if solver is None else type(solver).__name__}; use SGD, "
             "GradientDescent or AcceleratedGradient, or a number such as algorithm.rho=0.1 (a "
