@@ -16,7 +16,7 @@ import fedadmm as fa
 from fedadmm.core import clock, files, masking
 from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import Kind
+from fedadmm.flower.protocol.ledger import Kind, reply_to
 from fedadmm.flower.protocol.masking import Demand
 from fedadmm.flower.server import masking as server_masking
 from fedadmm.flower.site import app as site_app
@@ -138,6 +138,59 @@ def test_a_site_that_dies_costs_at_most_the_round(kind, method, tmp_path):
     # A client that did not take part has not moved: the run is that of this participation.
     plain = simulated(settings(method, aggregator=fa.Sum(), rounds=len(expected)), history.trace)
     np.testing.assert_allclose(history.outcome.params, plain.params, atol=2e-6)
+
+
+@pytest.mark.parametrize("how", ["silent", "an error", "declined"])
+def test_a_site_that_is_ready_and_sends_no_words_does_not_end_the_run(how, tmp_path):
+    """It makes the sum of everybody void, and is asked again after 1, 2, 4, 8 rounds."""
+    made = settings(fa.FedADMM(0.5), rounds=9)
+    grid = MaskedGrid(made, tmp_path)
+    if how == "silent":
+        grid.fault = lambda moment, message, client: (
+            "drop" if client == 3 and is_set(message) else None
+        )
+    deliver = grid._app
+
+    def refusing(message, context):
+        if is_set(message) and context.node_config["partition-id"] == 3 and how == "an error":
+            raise StateError("not now")
+        if is_set(message) and context.node_config["partition-id"] == 3 and how == "declined":
+            head = reply_to(wire.read_task(message.content)[0], Kind.DECLINED, "not now")
+            return Message(wire.write(head, b""), reply_to=message)
+        return deliver(message, context)
+
+    grid._app = refusing
+    history = run_through(made, grid, tmp_path)
+    void, others = [], [0, 1, 2]
+    expected = [void, void, others, void, *[others] * 3, void, *[others] * 5]
+    assert history.trace == expected
+    check_invariant(made, tmp_path, 5e-6)
+    details = [e["detail"] for e in history.records[4]["network"]["events"]]
+    assert "it was ready and sent no words 3 times, and is asked again in round 8" in details
+
+
+def test_a_site_that_sends_its_words_again_rests_no_more(tmp_path):
+    made = settings(fa.FedADMM(0.5), rounds=7)
+    rounds = {0, 1, 3}
+
+    def fault(moment, message, client):
+        number = wire.read_task(message.content)[0].sequence >> 32 if is_set(message) else -1
+        return "drop" if client == 3 and number in rounds else None
+
+    history, _ = serve(made, tmp_path, fault=fault)
+    everybody = [0, 1, 2, 3]
+    assert history.trace == [[], [], [0, 1, 2], [], *[[0, 1, 2]] * 3, *[everybody] * 3]
+
+
+def test_sites_that_refuse_a_set_do_not_rest_for_it(tmp_path):
+    """Client 3 signs no proper key: those who say so are not those who make the sum void."""
+    made = settings(fa.FedADMM(0.5), rounds=1)
+    grid = MaskedGrid(made, tmp_path)
+    (tmp_path / "identity-3").write_text(masking.new_identity().hex())
+    with pytest.raises(fa.EngineError, match="no client brought an update in 4 rounds in a row"):
+        run_through(made, grid, tmp_path)
+    assert not any("sent no words" in str(content) for content in grid.seen)
+    assert len([e for e in grid.errors if "the key of client 3 is not signed" in e]) >= 3 * 4
 
 
 def test_words_are_the_same_however_often_they_are_asked_for(tmp_path):
@@ -284,8 +337,8 @@ def test_a_site_answers_no_set_that_is_not_right(name, tmp_path):
     grid.lie = lambda content, client: (
         change(content) if client == 0 and wire.SET in content else content
     )
-    with pytest.raises(fa.errors.EngineError, match="no client brought an update in 4 rounds"):
-        run_through(made, grid, tmp_path)
+    history = run_through(made, grid, tmp_path)
+    assert history.trace == [[], [], [1, 2, 3]]  # the others go on without it
     assert any(words in error for error in grid.errors), grid.errors
     masked = [c for c in grid.seen if c.get(wire.HEAD) and c[wire.HEAD]["kind"] == Kind.MASKED]
     assert {content[wire.HEAD]["client"] for content in masked} == {1, 2, 3}

@@ -31,7 +31,8 @@ from fedadmm.run.client import Job, aligned
 _ALONE = 8
 """This many times as many rounds may fail while always the same client is asked alone."""
 _RAREST = 8
-"""A client that stays silent is asked again after 1, 2, 4 and then always this many rounds."""
+"""A client that stays silent, or is ready and sends no words, is asked again after 1, 2, 4 and then
+always this many rounds."""
 _WAITING = 10.0
 """Seconds after which it is said for whom a round waits."""
 LOOK = 5.0
@@ -42,7 +43,7 @@ Reply = tuple[int, Upload, ClientInfo]
 
 
 class Silence(NamedTuple):
-    """A client that was there and did not answer."""
+    """A client that was there and did not answer, or was ready and did not send its words."""
 
     rounds: int
     """How many times in a row."""
@@ -119,6 +120,8 @@ class GridEngine(Engine):
         self._in_vain: set[int] = set()
         """Who was asked in the last rounds that brought nothing."""
         self._silent: dict[int, Silence] = {}
+        self._wordless: dict[int, Silence] = {}
+        """Who was ready and sent no words, which made the sum of its set void."""
         self._behind: dict[int, RefusedError] = {}
         self._can_repair = can_repair
         self._beyond_repair: set[int] = set()
@@ -255,7 +258,9 @@ class GridEngine(Engine):
         sets = broadcast.sets(self._part, self._answers)
         ready, made, folded = self._answers, list[PartialSum](), dict[int, Accepted]()
         void = {client: sets.left_out(client) for client in ready if client not in sets.members}
-        answers, _ = self._collect(sets.members, sets, index, with_all=True)
+        answers, why_not = self._collect(sets.members, sets, index, with_all=True)
+        for group in sets.groups:
+            self._count_wordless(group, answers, why_not, index)
         for clients, partial, why in sets.sums(answers):
             if partial is None:
                 named = ", ".join(map(str, clients))
@@ -274,6 +279,26 @@ class GridEngine(Engine):
             self._journal.note(index, client, RefusedError(Word.VOID, detail))
         self._answers, self._void = folded, sorted(set(void.values()))
         return made
+
+    def _count_wordless(
+        self,
+        group: Sequence[int],
+        answers: Mapping[int, Accepted],
+        why: Mapping[int, RefusedError],
+        index: int,
+    ) -> None:
+        """Let whoever made the sum of its set void rest, so that no single site ends a run."""
+        missing = [client for client in group if client not in answers]
+        refusing = [client for client in missing if why[client].word is Word.ERROR]
+        if 2 * len(refusing) > len(group):
+            missing = []  # most refuse the set itself, as when one of its keys is not right
+        for client in group:
+            before, seat = self._wordless.get(client), self._roster.online().get(client)
+            if client in answers:
+                self._wordless.pop(client, None)
+            elif client in missing and seat is not None:
+                rounds = 1 if before is None else before.rounds + 1
+                self._wordless[client] = Silence(rounds, index, seat)
 
     def _count_empty(self, ids: Sequence[int], why: Mapping[int, RefusedError]) -> None:
         """A round that nobody answered is skipped; several in a row end the run."""
@@ -337,13 +362,9 @@ class GridEngine(Engine):
         self._tasks.clear()
         self._roster.refresh()
         resting = {} if with_all else self._resting(ids, index)
-        for client, rest in resting.items():
+        for client, sentence in resting.items():
             del left[client]
-            why[client] = RefusedError(
-                Word.MISSING,
-                f"it left {rest.rounds} tasks unanswered, and is asked again in round "
-                f"{rest.until + 1}",
-            )
+            why[client] = RefusedError(Word.MISSING, sentence)
         enough = len(ids) if with_all else math.ceil(self._federation.patience.enough * len(ids))
         waiting = Waiting(self._say_waiting, index, exchange.now())
         while left and len(answers) < enough and exchange.now() < deadline:
@@ -386,16 +407,24 @@ class GridEngine(Engine):
                 self._note(index, client, refused)
         return answers, why
 
-    def _resting(self, ids: Sequence[int], index: int) -> dict[int, Silence]:
-        """Who is not waited for, because it left the last tasks unanswered; never everybody."""
+    def _resting(self, ids: Sequence[int], index: int) -> dict[int, str]:
+        """Who is not asked, and why; never so many that nothing can come of the round."""
         online = self._roster.online()
         found = {
-            client: silence
+            client: f"it left {silence.rounds} tasks unanswered, and is asked again in round "
+            f"{silence.until + 1}"
             for client, silence in self._silent.items()
             if client in ids and index < silence.until and online.get(client) == silence.seat
         }
+        found |= {
+            client: f"it was ready and sent no words {silence.rounds} times, and is asked again in "
+            f"round {silence.until + 1}"
+            for client, silence in self._wordless.items()
+            if client in ids and index < silence.until  # also after a restart, which it can choose
+        }
         others = [client for client in ids if client in online and client not in found]
-        return found if others else {}
+        fewest = 1 if self._part is None else self._part.minimum
+        return found if len(others) >= fewest else {}
 
     def _hear_silence(
         self, ids: Sequence[int], left: Mapping[int, None], resting: Collection[int], index: int
