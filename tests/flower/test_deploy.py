@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 import fedadmm as fa
 from fedadmm.cli import app
-from fedadmm.core import codec
-from fedadmm.core.errors import ConfigError, EngineError
+from fedadmm.core import codec, files
+from fedadmm.core.errors import ConfigError, EngineError, StateError
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.local import processes
 from fedadmm.flower.local.keys import make_certificates, make_node_key
@@ -363,6 +363,109 @@ def test_the_printed_command_resumes_the_same_deployment(given, tmp_path, monkey
     assert before["config"].tree == after["config"].tree
     assert before["deployment"] == after["deployment"]
     assert {name for name, holds in OPTIONS.items() if holds(after)} == set(given)
+
+
+def begun(folder: Path, monkeypatch, deployment: Deployment, *, tls: bool = False) -> dict:
+    """A local deployment that was interrupted before its first round; its configuration."""
+
+    class Interrupted:
+        def __init__(self, *_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedadmm.flower.local.run.LocalNetwork", Interrupted)
+    tree = {"problem": {"name": "digits", "clients": 5}, "algorithm": {"name": "fedavg"}}
+    options = {"tls": tls, "resume": False, "watch": print}
+    with pytest.raises(KeyboardInterrupt):
+        run_locally(resolve(tree), folder, deployment, **options)
+    return tree
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("given", [[], ["--rounds", "7"]])
+def test_a_resumed_deployment_without_a_configuration_takes_that_of_its_folder(
+    given, tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    network = Deployment(5, mode="rounds", ledger="none")
+    begun(folder, monkeypatch, network, tls=True)
+    asked = []
+
+    def resumed(config, out, deployment, **options):
+        asked.append((config, deployment, options["tls"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedadmm.flower.local.run.run_locally", resumed)
+    done = CliRunner().invoke(app, ["deploy", "local", "--resume", "--out", str(folder), *given])
+    assert done.exit_code == 130, done.output
+    ((config, deployment, tls),) = asked
+    assert config.tree["problem"]["name"] == "digits"
+    assert config.tree["algorithm"]["name"] == "fedavg"
+    assert config.rounds == (7 if given else resolve({"problem": {"name": "digits"}}).rounds)
+    assert (deployment.clients, deployment.ledger, tls) == (5, "none", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "network", "words"),
+    [
+        ({"algorithm": {"name": "fedprox", "rho": 0.1}}, Deployment(5), "another configuration"),
+        ({"seed": 9}, Deployment(5), r"seed \(0 -> 9\)"),
+        ({}, Deployment(5, mode="asynchronous"), r"mode \('rounds' -> 'asynchronous'\)"),
+        ({}, Deployment(5, ledger="none"), r"ledger \('auto' -> 'none'\)"),
+    ],
+)
+def test_a_deployment_of_another_configuration_is_refused_before_anything_is_written(
+    changes, network, words, tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    tree = begun(folder, monkeypatch, Deployment(5))
+    before = contents(folder)
+    options = {"tls": False, "resume": True, "watch": print}
+    with pytest.raises(StateError, match=words):
+        run_locally(resolve(tree | changes), folder, network, **options)
+    assert contents(folder) == before
+    with pytest.raises(KeyboardInterrupt):  # with the same, or more rounds, it goes on
+        run_locally(resolve(tree | {"rounds": 3}), folder, Deployment(5), **options)
+
+
+def test_a_resumed_deployment_first_ends_what_the_last_one_left_running(tmp_path, monkeypatch):
+    """A second SuperLink on the same database would lose what the first one knows."""
+    folder = tmp_path / "run"
+    tree = begun(folder, monkeypatch, Deployment(5))
+    left = processes.Group(
+        "superlink", ["sleep", "600"], tmp_path / "log", dict(os.environ), tmp_path
+    )
+    processes.record(folder / "deployment", [left])
+    try:
+        options = {"tls": False, "resume": True, "watch": print}
+        with pytest.raises(KeyboardInterrupt):  # where the new network would start
+            run_locally(resolve(tree), folder, Deployment(5), **options)
+        assert not left.running()
+    finally:
+        left.kill()
+
+
+def test_a_deployment_that_is_still_watched_is_not_taken_over(tmp_path, monkeypatch):
+    """Its processes belong to the command that runs."""
+    folder = tmp_path / "run"
+    tree = begun(folder, monkeypatch, Deployment(5))
+    left = processes.Group(
+        "superlink", ["sleep", "600"], tmp_path / "log", dict(os.environ), tmp_path
+    )
+    processes.record(folder / "deployment", [left])
+    try:
+        options = {"tls": False, "resume": True, "watch": print}
+        monkeypatch.setattr("fedadmm.flower.local.run._PREDECESSOR", 0.2)
+        with (
+            files.locked(folder / "deployment", 1.0),
+            pytest.raises(StateError, match="is in use by process"),
+        ):
+            run_locally(resolve(tree), folder, Deployment(5), **options)
+        assert left.running()
+    finally:
+        left.kill()
 
 
 def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):

@@ -21,8 +21,11 @@ _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a de
 
 @commands.command(epilog="Example: fedadmm deploy local hospitals --clients 4 --tls")
 def local(
-    source: options.Source = "hospitals",
-    clients: Annotated[int, typer.Option("--clients", min=1, help="How many SuperNodes.")] = 4,
+    source: options.Source = None,
+    clients: Annotated[
+        int | None,
+        typer.Option("--clients", min=1, help="How many SuperNodes; by default 4."),
+    ] = None,
     rounds: options.Rounds = None,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, and authenticate nodes.")] = False,
     asynchronous: Annotated[
@@ -41,12 +44,20 @@ def local(
     report: options.Report = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down."""
+    """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down.
+
+    CONFIG is hospitals by default, and with --resume --out DIR that of DIR, with its network.
+    """
     from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
-    from fedadmm.flower.local.run import run_locally
+    from fedadmm.flower.local.run import run_locally, stored_deployment
     from fedadmm.study.formatting import Table
 
+    stored = None
+    if source is None and resume and out is not None:
+        source, stored = str(out), stored_deployment(out)
+    stored = stored or Deployment(4)
+    clients, tls = clients or stored.clients, tls or stored.named
     tree = config.run_only(config.read(source or "hospitals"))
     problem = tree.setdefault("problem", {})
     if isinstance(problem, dict):
@@ -55,14 +66,14 @@ def local(
             config.assign(tree, "problem.clients", clients)
     options.apply(tree)
     chosen = config.resolve(tree)
-    base = f"{Path(source or 'run').stem}-{chosen.label}-deployed"
+    base = f"{Path(source or 'hospitals').stem}-{chosen.label}-deployed"
     folder = options.output_folder(out, base, resume)
     deployment = Deployment(
         clients,
         mode="asynchronous"
         if asynchronous or chosen.algorithm.requirements.asynchronous
-        else "rounds",
-        ledger="auto" if ledger is None else "disk" if ledger else "none",
+        else stored.mode,
+        ledger=stored.ledger if ledger is None else "disk" if ledger else "none",
     )
     go_on = again(source=str(folder), out=folder, resume=True, rounds=None, sets=None)
     with resumable([*go_on, *["--trust-code"] * bool(config.code_in(tree))]):

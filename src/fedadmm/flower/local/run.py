@@ -13,30 +13,44 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedadmm.core import codec, signals
-from fedadmm.core.errors import ConfigError, EngineError
+from fedadmm.core import codec, files, signals
+from fedadmm.core.errors import ConfigError, EngineError, StateError
 from fedadmm.core.problem import Problem
+from fedadmm.core.tables import to_table
 from fedadmm.data import models
-from fedadmm.flower.configured import Deployment, as_it_runs, check, check_clients, sites
+from fedadmm.flower.configured import (
+    DEPLOYMENT,
+    Deployment,
+    as_it_runs,
+    check,
+    check_clients,
+    read_deployment,
+    sites,
+)
 from fedadmm.flower.federation import Patience
 from fedadmm.flower.local.keys import make_identities
 from fedadmm.flower.local.network import LocalNetwork
-from fedadmm.flower.local.processes import Group, end_group, recorded
-from fedadmm.flower.local.project import write_configured
+from fedadmm.flower.local.processes import PROCESSES, Group, end_group, recorded
+from fedadmm.flower.local.project import PACKAGE, write_configured
 from fedadmm.flower.server.rundir import WAITING, read_events
 from fedadmm.flower.server.state import read_known
 from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
 from fedadmm.run.state import Ending
+from fedadmm.study import config as configs
+from fedadmm.study.config import resolve
 from fedadmm.study.records import RUNNING, Summary, clients, partition_of, rounds, summarise
 from fedadmm.study.rundir import CHECKPOINT, RunDir, create
+from fedadmm.study.running import fingerprint
 from fedadmm.study.worth import pooled, trained
 
 FOLDER = "deployment"
 """Where a run directory keeps everything that only the deployment needs."""
 _LEAST = 300.0
 """Seconds that a run has at least."""
+_PREDECESSOR = 5.0
+"""Seconds to wait for another command on the same folder to end."""
 _ALL_OURS = {"evaluations": 10**6, "evaluations_with_noise": True}
 """The policy of sites whose rows are all on this machine: nothing is hidden from its owner."""
 
@@ -55,20 +69,32 @@ def run_locally(
 ) -> Summary:
     """Start SuperLink and SuperNodes, run the configuration, take everything down again."""
     check(config)
-    if RunDir(out).holds_run and not resume:
+    deployment = replace(deployment, named=tls)
+    held = RunDir(out).holds_run
+    if held and not resume:
         raise ConfigError(
             f"--out is '{out}', which already holds a run; add --resume to go on with it, or "
             "choose another folder"
         )
+    if held:
+        refuse_another_run(out, config, deployment)
     create(out)
     out = out.resolve()
-    folder = RunDir(out)
+    with files.locked(out / FOLDER, _PREDECESSOR):
+        if (out / FOLDER / PROCESSES).is_file():
+            take_down(out)  # a second SuperLink must not share the database of the first
+        return _run(config, out, deployment, watch, label)
+
+
+def _run(
+    config: Experiment, out: Path, deployment: Deployment, watch: Watch, label: str | None
+) -> Summary:
+    folder, tls = RunDir(out), deployment.named
     nodes, problem = _sites(config, out, deployment.clients)
     partition = None if problem is None else partition_of(problem)
     method = None if problem is None else as_it_runs(config, problem)
     summary = partial(summarise, config, label=label, method=method)
     folder.begin(config.tree, summary(folder.columns()), partition)
-    deployment = replace(deployment, named=tls)
     app = write_configured(out / FOLDER / "app", config, deployment, out)
     # Sites must do with their own file: no process below finds the others' by chance.
     hidden = {"FEDADMM_DATA": str(out / FOLDER / "no-data")}
@@ -83,6 +109,26 @@ def run_locally(
         network.wait(run, _LEAST + config.rounds * Patience().round, follower.look)
         follower.look()
         return _close(folder, summary, run)
+
+
+def stored_deployment(out: Path) -> Deployment | None:
+    """The network of the local deployment in a run directory; None where there is none."""
+    path = out / FOLDER / "app" / PACKAGE / DEPLOYMENT
+    return read_deployment(path) if path.is_file() else None
+
+
+def refuse_another_run(out: Path, config: Experiment, deployment: Deployment) -> None:
+    """Refuse to go on with a run whose configuration or network is another one."""
+    stored = stored_deployment(out) or deployment
+    old = fingerprint(resolve(configs.read(str(out)), f"{out}: ")) | to_table(stored)
+    new = fingerprint(config) | to_table(deployment)
+    may_change = {"named"}  # TLS can be switched on and off
+    differing = sorted(
+        k for k in (old.keys() | new.keys()) - may_change if old.get(k) != new.get(k)
+    )
+    if differing:
+        changes = ", ".join(f"{key} ({old.get(key)!r} -> {new.get(key)!r})" for key in differing)
+        raise StateError(f"{out}: holds a run of another configuration, which differs in {changes}")
 
 
 def _sites(
