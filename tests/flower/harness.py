@@ -27,7 +27,10 @@ from fedadmm.flower.server.state import Saved, ServerState, fingerprint
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
 from fedadmm.run.client import record_layout
-from fedadmm.run.loop import initial_state, offered
+from fedadmm.run.components import CATCH_UP
+from fedadmm.run.loop import initial_state
+from fedadmm.run.privacy import attach_privacy
+from fedadmm.run.round_callbacks import RunPlan
 from fedadmm.run.state import RoundReport
 
 CLIENTS = 4
@@ -243,9 +246,10 @@ def server_on_disk(settings: Federation, folder: Path) -> Saved:
     """What the server's checkpoint says."""
     job = settings.server_job()
     disk = ServerState(folder / "server" / "checkpoint", False, fingerprint(settings, job))
-    begun = initial_state(job)
-    note = settings.experiment.output.begin(offered(job.algorithm, begun))
-    saved = disk.load(begun._replace(output=note))
+    job, privacy = attach_privacy(job, settings.experiment.sampler)
+    nothing = fa.Evaluation(objective=False, test=False)
+    plan = RunPlan(1, nothing, output=settings.experiment.output, privacy=privacy)
+    saved = disk.load(initial_state(job, plan))
     assert saved is not None
     return saved
 
@@ -328,11 +332,11 @@ def check_invariant(settings: Federation, folder: Path, tolerance: float = 1e-6)
     """
     saved, algorithm = server_on_disk(settings, folder), settings.experiment.algorithm
     states = states_on_disk(settings, folder)
-    missed = saved.state.missed
+    missed = saved.state.components.get(CATCH_UP)
     assert (missed is not None) == is_aligned(algorithm)
     if missed is not None:
         states = {
-            client: algorithm.catch_up(state, missed.change(client))
+            client: algorithm.catch_up(state, missed.missed(client))
             for client, state in states.items()
         }
     sums: list[Tensor] = []

@@ -18,6 +18,7 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Task
 from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.site.app import answer
+from fedadmm.run.components import CATCH_UP
 
 from . import harness
 from .harness import (
@@ -229,8 +230,8 @@ def test_an_aligned_client_that_lost_its_state_stands_as_if_it_had_always_been_a
     assert history.outcome.counts["repaired"] == 1
     saved = server_on_disk(settings, tmp_path)
     states = states_on_disk(settings, tmp_path)
-    missed = saved.state.missed
-    duals = {c: states[c].y + missed.change(c) for c in range(4)}
+    missed = saved.state.components[CATCH_UP]
+    duals = {c: states[c].y + missed.missed(c) for c in range(4)}
     total = saved.state.server.virtual
     assert torch.equal(duals[1], total)
     assert torch.equal(duals[3], total)

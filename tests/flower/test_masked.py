@@ -823,8 +823,8 @@ def test_rows_hidden_by_dp_sgd_are_accounted_as_ever(tmp_path):
     other = run_through(plain, MaskedGrid(plain, tmp_path / "plain"), tmp_path / "plain")
     spent = [one.records[-1]["privacy"]["epsilon"] for one in (history, other)]
     assert spent[0] == spent[1] > 0
-    with pytest.raises(fa.errors.CompatibilityError, match="put Clip into the upload"):
-        settings(fa.FedADMM(0.5), aggregator=fa.MaskedSum(bound=9.0), solver=solver).server_job()
+    with pytest.raises(fa.PairingError, match="expected Clip for MaskedSum with DPSGD"):
+        settings(fa.FedADMM(0.5), aggregate=fa.MaskedSum(bound=9.0), solver=solver).server_job()
 
 
 # what is refused --------------------------------------------------------------------------------
@@ -833,7 +833,7 @@ def test_rows_hidden_by_dp_sgd_are_accounted_as_ever(tmp_path):
 def test_what_does_not_go_with_masks_is_refused(tmp_path):
     with pytest.raises(fa.errors.ParameterError, match="ledger is 'disk', but must be 'none'"):
         settings(ledger="disk")
-    with pytest.raises(fa.errors.CompatibilityError, match="each is folded as it arrives"):
+    with pytest.raises(fa.PairingError, match="expected synchronous rounds for MaskedSum"):
         settings(fa.FedDR(0.5), mode="asynchronous").server_job()
     with pytest.raises(fa.errors.ParameterError, match="at least the clip's norm, 100"):
         settings(pipeline=[fa.Clip(100.0)]).server_job()

@@ -11,6 +11,7 @@ import fedadmm as fa
 from fedadmm.core.errors import StateError
 from fedadmm.flower.server.app import configured
 from fedadmm.flower.server.state import ServerState, fingerprint
+from fedadmm.run.components import CATCH_UP
 
 from .harness import (
     Crash,
@@ -57,7 +58,7 @@ def sum_of(settings, folder, weights):
     for client, weight in enumerate(weights):
         state = states[client]
         if is_aligned(algorithm):
-            state = algorithm.catch_up(state, saved.state.missed.change(client))
+            state = algorithm.catch_up(state, saved.state.components[CATCH_UP].missed(client))
         parts.append([weight * part.double() for part in contribution(algorithm, state)])
     held = [leaf.double() for leaf in tracked(algorithm, saved.state.server)]
     return held, [sum(column) for column in zip(*parts, strict=True)]

@@ -339,8 +339,8 @@ def _masked_metrics(
                 return wire.write_declined(f"no metric may leave by this site's {POLICY}")
             words = metric_words(mask.part, federation.problem.weight(client), found)
             told = {"task": task, "names": sorted(found)}
-            about, model = subject("evaluate", run, number, task), digest(body)
-            waiting.hold(mask.peers, task, about, words, told, Origin(model, model))
+            named, model = subject("evaluate", run, number, task), digest(body)
+            waiting.hold(mask.peers, task, named, words, told, Origin(model, model))
         return wire.write_body(b"", mask.beside(task, "evaluate"))
 
 

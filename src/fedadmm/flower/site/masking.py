@@ -232,7 +232,9 @@ class Waiting:
                 f"{error}; only it says under which sets uploads left this site, so bring it back "
                 "from a backup, or begin a new run"
             ) from None
-        return [Left(*one[:3], Origin(*one[3])) for one in found]
+        return [
+            Left(task, chosen, clients, Origin(*origin)) for task, chosen, clients, origin in found
+        ]
 
     def demand(self, peers: Peers, held: Held, acknowledged: str) -> Demand:
         """Which set this upload must have, so that two sums do not show what one site sent.
