@@ -85,7 +85,7 @@ def raw(header, data=b""):
 
 def tensor_of(shape, size=0, dtype="F32"):
     entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}
-    return rewritten(lambda body: raw({"pipeline.message.increment": entry}, bytes(size)))
+    return rewritten(lambda body: raw({"upload.message.increment": entry}, bytes(size)))
 
 
 def forged(content):

@@ -219,7 +219,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
     state = ServerState(server, True, fingerprint(settings, job))
     saved = Saved(
         initial_state(job), ServerLedger("run", {1: Entry(0, 2, "d")}), {7: 1}, 1, 0,
-        {1: Brought(2, [{"pipeline.message.increment": 2.0}], {"pipeline.message.increment": 2.0})},
+        {1: Brought(2, [{"upload.message.increment": 2.0}], {"upload.message.increment": 2.0})},
     )  # fmt: skip
     state.save(saved, {})
     path = server / "server.safetensors"

@@ -61,7 +61,7 @@ def is_aligned(algorithm: Any) -> bool:
 
 def sums_of(algorithm: Any, length: int) -> Sums | None:
     """None for a method that sums nothing."""
-    name, up = algorithm.name, "pipeline.message."
+    name, up = algorithm.name, "upload.message."
     if is_aligned(algorithm):
         return Sums(("h",), lambda m: (_vector(m, up + "step", length),), lambda s: (s["state.y"],))
     if name == "fedadmm" and algorithm.members == "all":
@@ -188,7 +188,7 @@ def _layout(settings: Federation) -> list[tuple[str, int]]:
     """The names of what an upload holds, and how many numbers each."""
     job = settings.server_job()
     message = message_template(job, parcel_template(job).download.broadcast)
-    named = trees.named_tensors(message, "pipeline.message")
+    named = trees.named_tensors(message, "upload.message")
     return [(name, leaf.numel()) for name, leaf in named]
 
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedadmm.core import codec, files, signals
+from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError, EngineError, StateError
 from fedadmm.core.problem import Problem
-from fedadmm.core.tables import to_table
 from fedadmm.data import models
 from fedadmm.flower.configured import (
     DEPLOYMENT,
@@ -120,8 +120,8 @@ def stored_deployment(out: Path) -> Deployment | None:
 def refuse_another_run(out: Path, config: Experiment, deployment: Deployment) -> None:
     """Refuse to go on with a run whose configuration or network is another one."""
     stored = stored_deployment(out) or deployment
-    old = fingerprint(resolve(configs.read(str(out)), f"{out}: ")) | to_table(stored)
-    new = fingerprint(config) | to_table(deployment)
+    old = fingerprint(resolve(configs.read(str(out)), f"{out}: ")) | to_config(stored)
+    new = fingerprint(config) | to_config(deployment)
     may_change = {"named"}  # TLS can be switched on and off
     differing = sorted(
         k for k in (old.keys() | new.keys()) - may_change if old.get(k) != new.get(k)
