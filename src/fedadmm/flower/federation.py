@@ -26,7 +26,7 @@ from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.protocol.admission import Admission
 from fedadmm.run.client import Job
-from fedadmm.run.experiment import Experiment, ResolvedExperiment, described
+from fedadmm.run.experiment import Experiment, ResolvedExperiment, experiment_from_keywords
 from fedadmm.run.simulate import check_pairing, client_length, first_vector, make_job
 
 _PRECISIONS = ("float32", "float64", "bfloat16", "float16")
@@ -289,7 +289,7 @@ def _described(
         initial=initial if model is None or initial is not None else partial(_vector, model),
         buffers=buffers,
     )
-    return described(algorithm, problem, rounds, **given)  # type: ignore[arg-type]
+    return experiment_from_keywords(algorithm, problem, rounds, **given)  # type: ignore[arg-type]
 
 
 def _vector(model: models.Model, seed: int) -> Tensor:

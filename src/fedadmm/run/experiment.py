@@ -7,27 +7,31 @@ study overrides, and what `config.toml` holds.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, cast
 
 from fedadmm.core.aggregation import Aggregator, Sum
 from fedadmm.core.config_tree import Tree, to_config
-from fedadmm.core.contracts import AnyAlgorithm, Regularizer
+from fedadmm.core.contracts import AnyAlgorithm, Regularizer, Start
 from fedadmm.core.errors import ParameterError
-from fedadmm.core.local_work import LocalWork
+from fedadmm.core.local_work import LocalSolver, LocalWork
 from fedadmm.core.outputs import AnyOutput, LastIterate
 from fedadmm.core.parts import Count, Natural, Positive, checked, name_of
+from fedadmm.core.personalisation import Personalisation
 from fedadmm.core.pipeline.postprocessors import Postprocessor
 from fedadmm.core.problem import Evaluator, Problem, ProblemSource
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.sampling import FullParticipation, Sampler
-from fedadmm.core.stopping import Epochs
+from fedadmm.core.stopping import Epochs, StoppingRule
 from fedadmm.core.validation import allowed, shown
 from fedadmm.run.callbacks import Callback, as_callbacks
 from fedadmm.run.engines import ENGINES, EngineChoice, Sequential, default_engine
 from fedadmm.run.evaluation import Evaluation, Target
+
+if TYPE_CHECKING:
+    from fedadmm.run.state import RoundReport
 
 Precision = Literal["float32", "float64", "bfloat16"]
 MAY_CHANGE = (
@@ -208,7 +212,41 @@ class ResolvedExperiment(Experiment):
         return self
 
 
-def described(
+class ExperimentFields(TypedDict, total=False):
+    """Keywords of `simulate`: fields of `Experiment`, and those of its local work by themselves."""
+
+    algorithm: AnyAlgorithm
+    solver: LocalSolver | None
+    """Field of `LocalWork`."""
+    stop: StoppingRule | None
+    """Field of `LocalWork`."""
+    start: Start | None
+    """Field of `LocalWork`."""
+    personal: Personalisation | None
+    """Field of `LocalWork`."""
+    local: LocalWork
+    sampler: Sampler | None
+    regularizer: Regularizer | None
+    pipeline: Sequence[Postprocessor]
+    aggregator: Aggregator
+    output: AnyOutput | None
+    evaluate: Evaluation | Evaluator | bool
+    """True measures the usual metrics, False none; a function of the model returns metrics."""
+    target: Target | None
+    tolerance: float | None
+    patience: int | None
+    engine: EngineChoice | str | None
+    """An engine, or its name in configurations."""
+    seed: int
+    precision: Precision | None
+    device: str | None
+    threads: int | Literal["auto"]
+    checkpoint: Checkpointing
+    callbacks: Sequence[Callback | Callable[[RoundReport], Any]]
+    """Callbacks, or functions of the report of a round."""
+
+
+def experiment_from_keywords(
     algorithm: AnyAlgorithm,
     problem: ProblemSource | Problem,
     rounds: int,
@@ -217,20 +255,14 @@ def described(
     engine: str | EngineChoice | None = None,
     **given: Any,
 ) -> Experiment:
-    """The experiment that keyword arguments describe.
-
-    `solver`, `stop`, `start` and `personal` are those of `local`; `engine` may be a name;
-    `evaluate` may be True for the usual metrics, False for none, or a function of the model that
-    returns metrics; `callbacks` may hold functions of a `RoundReport`.
-    """
-    words = ("solver", "stop", "start", "personal")
-    work = {key: given.pop(key) for key in words if key in given}
+    """Return the experiment that the keywords of `simulate` describe."""
+    work = {key: given.pop(key) for key in ("solver", "stop", "start", "personal") if key in given}
     if work:
         given["local"] = replace(given.get("local", LocalWork()), **work)
     if isinstance(engine, str):
         if engine not in ENGINES:
             choices = allowed(Literal[tuple(ENGINES)])
-            raise ParameterError(f"Experiment: engine is {shown(engine)}, but must be {choices}")
+            raise ParameterError(f"Experiment.engine: got {shown(engine)}, expected {choices}.")
         engine = ENGINES[engine]()
     if isinstance(evaluate, bool):
         evaluate = Evaluation(objective=evaluate, test=evaluate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -29,7 +29,12 @@ from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.client import Job, LocalModelReader
 from fedadmm.run.engines.choice import EngineChoice, chosen_threads, torch_threads
-from fedadmm.run.experiment import Experiment, ResolvedExperiment, described
+from fedadmm.run.experiment import (
+    Experiment,
+    ExperimentFields,
+    ResolvedExperiment,
+    experiment_from_keywords,
+)
 from fedadmm.run.loop import output_model, run
 from fedadmm.run.metrics import Best, ModelSelector
 from fedadmm.run.privacy import attach_privacy
@@ -95,33 +100,50 @@ def simulate(
     fingerprint: Mapping[str, Any] | None = None,
     directory: Path | None = None,
     summarise: Summarise | None = None,
-    **fields: Any,
+    **fields: Unpack[ExperimentFields],
 ) -> Result:
     """Run an experiment in this process.
 
-    `simulate(method, problem, rounds, solver=…, stop=…, sampler=…)` describes one by keywords:
-    those of `fedadmm.Experiment`, and `solver`, `stop`, `start` and `personal` of its local work.
+    `simulate(method, problem, rounds, solver=…, stop=…, sampler=…)` describes the experiment by
+    keywords, which are listed in `ExperimentFields`.
 
     Args:
-        experiment: the experiment, or the method of one.
-        problem: with a method: the clients' objectives and what they share; with an experiment:
-            its problem, if it is loaded already.
-        rounds: with a method: the largest number of rounds.
-        initial: the start vector, which also fixes the precision; the problem's own by default.
-        keep_trajectory: keep the output model of every round.
-        store: where client state is kept between rounds, instead of what the experiment says.
-        checkpoints: where and how often to save the run, so that it can be resumed; while it goes
-            on, another run in that folder, or in that of the store, is refused.
-        resume: go on from the newest good checkpoint; from round 0 when there is none.
-        fingerprint: plain values that describe the run; a checkpoint with others is refused.
-        directory: the folder that trackers write to.
-        summarise: (ending, result or None) -> what callbacks learn at the end, instead of its
-            code and status.
-        fields: with a method: the other fields of the experiment.
+        experiment: an experiment, or the method of one.
+        problem: with a method, the clients' objectives and what they share; with an experiment,
+            its problem if it is already loaded.
+        rounds: with a method, the largest number of rounds.
+        initial: initial model, which also determines the precision; the problem's by default.
+        keep_trajectory: whether to keep the output model of every round.
+        store: store of the client states between rounds, in place of the experiment's.
+        checkpoints: where and how often to save the run, so that it can be resumed.  Another run
+            that uses the same folder at the same time is rejected.
+        resume: whether to continue from the newest valid checkpoint; without one the run starts at
+            round 0.
+        fingerprint: plain values that describe the run; a checkpoint with other values is rejected.
+        directory: folder that trackers write to.
+        summarise: function of the ending and the result (None after a failure) that returns the
+            summary for callbacks, in place of code and status.
+        fields: with a method, the other fields of the experiment.
+
+    Returns:
+        The output model, one record per round, and the final states.
+
+    Raises:
+        CompatibilityError: two components do not fit each other.
+        ParameterError: a value is not allowed.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> targets = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0])]
+        >>> clients = [fa.Quadratic(torch.eye(2), target) for target in targets]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(2))
+        >>> result = fa.simulate(fa.FedADMM(rho=1.0), problem, 20, solver=fa.ExactSolver())
+        >>> result.params
+        tensor([0.5000, 1.5000])
     """
     if not isinstance(experiment, Experiment):
         method = fields.pop("algorithm", experiment)
-        experiment = described(method, problem, rounds, **fields)  # type: ignore[arg-type]
+        experiment = experiment_from_keywords(method, problem, rounds, **fields)  # type: ignore[arg-type,misc]
     elif rounds is not None or fields or not isinstance(problem, Problem | None):
         raise ParameterError(
             "simulate: an experiment has all its fields already; change them by "
